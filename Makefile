@@ -1,0 +1,53 @@
+# Needs Python 3.11+, pip and make; the first target you run builds .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Idle OpenMP threads sleep instead of spinning: on few cores spinning steals the time of the worker.
+export OMP_WAIT_POLICY := PASSIVE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Two test processes with one thread each; more threads would only fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint bench docs clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## train a small network and show its uncertainty
+	$(BIN)/neuboots demo
+
+test: $(READY)  ## the quick tests and every doctest
+	$(PYTEST) -n 2
+
+# Exit code 5 is "no test selected": a tree without slow tests has not failed.
+test-slow: $(READY)  ## the slow tests
+	$(PYTEST) -n 2 -m slow || [ $$? -eq 5 ]
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## the benchmarks
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## run the examples of the documentation and check its links
+	$(PYTEST) src README.md docs
+	$(BIN)/python docs/check_links.py
+
+clean:  ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made again whenever the dependencies change; otherwise the set-up costs nothing.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "neuboots needs Python 3.11 or newer, but '$(PYTHON)' is older or missing: try make PYTHON=/path/to/python3.11." >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,88 @@
+"""neuboots: honest bootstrap uncertainty for any PyTorch network, from one training run.
+
+g(x, α) = M(F(x) ⊙ α): a bootstrap replicate of a net is a re-weighted last layer, so B replicates cost one
+pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2021).
+"""
+
+from neuboots.batches import Batch, Indexed
+from neuboots.generator import BootstrapGenerator
+from neuboots.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GaussianNLL,
+    SquaredError,
+    unmasked,
+    weighted_loss,
+)
+from neuboots.methods import NeuBoots, NeuBootsPredictor, Plain, PlainPredictor
+from neuboots.methods.neuboots import make_blocks
+from neuboots.prediction import (
+    Method,
+    Moments,
+    Prediction,
+    Predictor,
+    Summary,
+    residual_std,
+    split_gaussian,
+)
+from neuboots.saving import load, save
+from neuboots.surgery import Split, head_candidates, split_head
+from neuboots.training import EpochReport, Recipe, constant, cosine, train
+from neuboots.weights import (
+    BlockTable,
+    Constant,
+    Dirichlet,
+    Exponential,
+    HashedBlocks,
+    Multinomial,
+    WeightLaw,
+    WeightPlan,
+    assign_blocks,
+    strata_of,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "BinaryCrossEntropy",
+    "BlockTable",
+    "BootstrapGenerator",
+    "Constant",
+    "CrossEntropy",
+    "Dirichlet",
+    "EpochReport",
+    "Exponential",
+    "GaussianNLL",
+    "HashedBlocks",
+    "Indexed",
+    "Method",
+    "Moments",
+    "Multinomial",
+    "NeuBoots",
+    "NeuBootsPredictor",
+    "Plain",
+    "PlainPredictor",
+    "Prediction",
+    "Predictor",
+    "Recipe",
+    "Split",
+    "SquaredError",
+    "Summary",
+    "WeightLaw",
+    "WeightPlan",
+    "assign_blocks",
+    "constant",
+    "cosine",
+    "head_candidates",
+    "load",
+    "make_blocks",
+    "residual_std",
+    "save",
+    "split_gaussian",
+    "split_head",
+    "strata_of",
+    "train",
+    "unmasked",
+    "weighted_loss",
+]

@@ -1,0 +1,236 @@
+"""Rows of a data set with their numbers, in an order named by (seed, epoch).
+
+    batch k of epoch t = rows π_t[k·G … (k+1)·G),   π_t a permutation of [n]
+
+The number i of a row finds its block u(i), whatever the order it comes in. Under data parallelism every rank
+takes its share of the same global batch; a run may start at any batch of any epoch.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
+
+from neuboots.keys import stable_hash
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N rows: inputs, targets, their numbers in the data set, and the number of the step since the start."""
+
+    x: Any
+    y: Tensor
+    index: Tensor
+    step: int = 0
+
+
+class Indexed(Dataset[Any]):
+    """A data set of (x, y) that also gives the number of each row: (x, y, i). For a loop of your own.
+
+    >>> data = Indexed(TensorDataset(torch.zeros(5, 3), torch.arange(5)))
+    >>> x, y, i = data[4]
+    >>> int(y), i
+    (4, 4)
+    """
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.data))
+
+    def __getitem__(self, i: int) -> tuple[Any, Any, int]:
+        x, y = as_pair(self.data[i])
+        return x, y, i
+
+
+def as_pair(row: Any) -> tuple[Any, Any]:
+    """One row as (inputs, target), or a sentence."""
+    if isinstance(row, tuple | list) and len(row) == 2:
+        return row[0], row[1]
+    raise ValueError(
+        f"got a row of type {type(row).__name__}; expected (x, y), where x is a tensor, or a dict of tensors "
+        "for a net called with keywords: wrap the data set to give such pairs"
+    )
+
+
+def size_of(data: Dataset[Any]) -> int | None:
+    """n, or None for a stream."""
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        return None
+    n = len(cast(Sized, data))
+    if n < 1:
+        raise ValueError("got a data set with n = 0 rows; expected at least one training point")
+    return n
+
+
+def targets_of(data: Dataset[Any]) -> Tensor:
+    """All targets, (n, …): from the tensors or the `.targets` if the data set has them, else by reading it once."""
+    if isinstance(data, TensorDataset):
+        return data.tensors[-1]
+    if isinstance(data, Subset):
+        rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
+        if isinstance(data.dataset, TensorDataset) or hasattr(data.dataset, "targets"):
+            return targets_of(data.dataset)[rows]
+    elif (targets := getattr(data, "targets", None)) is not None:
+        return torch.as_tensor(targets)
+    rows_read = (as_pair(data[i])[1] for i in range(len(cast(Sized, data))))
+    return torch.stack([torch.as_tensor(y) for y in rows_read])
+
+
+def seed_everything(*name: int | str) -> None:
+    """Python, NumPy and torch, all from one name: whatever a net or an augmentation draws is governed by it."""
+    word = stable_hash(*name) & ((1 << 63) - 1)
+    torch.manual_seed(word)
+    random.seed(word)
+    np.random.seed(word & 0xFFFFFFFF)
+
+
+@dataclass
+class _Order:
+    """Batches of (epoch, row) for one rank; `epoch` and `start` are set before each pass."""
+
+    n: int
+    batch_size: int
+    seed: int
+    shuffle: bool = True
+    rank: int = 0
+    world: int = 1
+    epoch: int = 0
+    start: int = 0
+
+    def __len__(self) -> int:
+        return -(-self.n // self.batch_size)
+
+    def order(self) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(self.n)
+        rng = torch.Generator().manual_seed(stable_hash(self.seed, "order", self.epoch))
+        return torch.randperm(self.n, generator=rng)
+
+    def rows(self, k: int, order: Tensor) -> Tensor:
+        """This rank's rows of global batch k; one row, of no weight, where the batch has too few for all."""
+        whole = order[k * self.batch_size : (k + 1) * self.batch_size]
+        mine = whole[self.rank :: self.world]
+        return mine if len(mine) else whole[:1]
+
+    def share(self, k: int) -> float:
+        """What a mean over this rank's rows weighs in the mean over the global batch, times the number of ranks."""
+        whole = min(self.batch_size, self.n - k * self.batch_size)
+        mine = len(range(self.rank, whole, self.world))
+        return self.world * mine / whole
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order = self.order()
+        for k in range(self.start, len(self)):
+            yield [(self.epoch, i) for i in self.rows(k, order).tolist()]
+
+
+class _SeededRows(Dataset[Any]):
+    """Row i of epoch t, read with randomness named by (seed, t, i): augmentation does not depend on workers."""
+
+    def __init__(self, data: Dataset[Any], seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def __getitem__(self, named: tuple[int, int]) -> tuple[Any, Any, int]:
+        epoch, i = named
+        seed_everything(self.seed, "row", epoch, i)
+        x, y = as_pair(self.data[i])
+        return x, y, i
+
+
+class _NumberedStream(IterableDataset[Any]):
+    """A stream with a running number for each row, the same at each pass."""
+
+    def __init__(self, data: Dataset[Any], rank: int, world: int) -> None:
+        self.data, self.rank, self.world = data, rank, world
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
+        worker = get_worker_info()
+        lane, lanes = (worker.id, worker.num_workers) if worker else (0, 1)
+        lane, lanes = lane + self.rank * lanes, lanes * self.world
+        for count, row in enumerate(cast(Iterable[Any], self.data)):
+            x, y = as_pair(row)
+            yield x, y, count * lanes + lane
+
+
+class Loader:
+    """Passes over a data set: `epoch(t, start)` yields (k, batch, share) from batch k = start on.
+
+    Tensors in memory are sliced directly; other data go through torch's DataLoader; a stream gives
+    `steps_per_epoch` batches at each pass.
+    """
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        steps_per_epoch: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.data = data
+        n = size_of(data)
+        if batch_size < 1:
+            raise ValueError(f"got batch_size {batch_size}; expected at least 1")
+        if isinstance(data, TensorDataset) and len(data.tensors) < 2:
+            raise ValueError("got a TensorDataset with one tensor; expected inputs and targets")
+        if n is None:
+            if steps_per_epoch is None:
+                raise ValueError(
+                    "got a stream of unknown length; expected Recipe(steps_per_epoch=…) to say how many batches "
+                    "make an epoch"
+                )
+            self.steps = steps_per_epoch
+            rows: Any = _NumberedStream(data, rank, world)
+            size = max(1, batch_size // world)
+            self.loader: DataLoader[Any] = DataLoader(rows, batch_size=size, num_workers=num_workers)
+            return
+        self.order = _Order(n, batch_size, seed, shuffle, rank, world)
+        self.steps = len(self.order)
+        if not isinstance(data, TensorDataset):
+            self.loader = DataLoader(
+                _SeededRows(data, seed),
+                batch_sampler=cast(Any, self.order),
+                num_workers=num_workers,
+                persistent_workers=num_workers > 0,
+                collate_fn=default_collate,
+            )
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
+        if size_of(self.data) is None:
+            for k, (x, y, index) in zip(range(self.steps), self.loader, strict=False):
+                if k >= start:  # a stream cannot be entered in the middle
+                    yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
+            return
+        self.order.epoch, self.order.start = epoch, start
+        for k, (x, y, index) in enumerate(self._parts(), start):
+            yield k, Batch(x, y, index, epoch * self.steps + k), self.order.share(k)
+
+    def _parts(self) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        if not isinstance(self.data, TensorDataset):
+            yield from self.loader
+            return
+        *inputs, targets = self.data.tensors
+        order = self.order.order()
+        for k in range(self.order.start, self.steps):
+            rows = self.order.rows(k, order)
+            parts = tuple(tensor[rows] for tensor in inputs)
+            yield parts[0] if len(parts) == 1 else parts, targets[rows], rows

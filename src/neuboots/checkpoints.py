@@ -1,0 +1,91 @@
+"""Checkpoints of a training run, written aside and renamed: the last good one is never lost."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass
+class Progress:
+    """Where the run is: saved in every checkpoint."""
+
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    best_loss: float = float("inf")
+    waited: int = 0
+    best: dict[str, Tensor] | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Writes checkpoints aside and renames them, so that the last good one is never lost."""
+
+    fabric: "Fabric"
+    folder: Path | None
+    made_by: str  # what must not change between two runs that share a checkpoint
+    net: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.folder is None else Path(self.folder) / "checkpoint.ckpt"
+
+    @property
+    def advice(self) -> str:
+        if self.path is None:
+            return "training was interrupted; give a folder to be able to resume"
+        return f"training was interrupted; the checkpoint is in {self.path.parent}: run again to resume"
+
+    def save(self, at: Progress) -> None:
+        if self.path is None:
+            return
+        aside = self.path.with_name(self.path.name + ".part")
+        if self.fabric.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.fabric.barrier()
+        state = {
+            "net": self.net,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule.state_dict(),
+            "at": dict(vars(at)),
+            "made_by": self.made_by,
+        }
+        self.fabric.save(aside, state)
+        self.fabric.barrier()
+        if self.fabric.is_global_zero:
+            if self.path.is_dir():  # a sharded checkpoint is a folder
+                shutil.rmtree(self.path)
+            os.replace(aside, self.path)
+        self.fabric.barrier()
+
+    def restore(self) -> Progress:
+        if self.path is None or not self.path.exists():
+            return Progress()
+        state: dict[str, Any] = {"net": self.net, "optimizer": self.optimizer}
+        try:
+            rest = torch.load(self.path, map_location="cpu", weights_only=True) if self.path.is_file() else {}
+        except Exception as error:
+            raise ValueError(
+                f"cannot read the checkpoint {self.path} ({type(error).__name__}); delete it to start anew"
+            ) from error
+        if rest.get("made_by", self.made_by) != self.made_by:
+            raise ValueError(
+                f"the checkpoint {self.path} was made by another run: {rest['made_by'][:200]}; expected "
+                f"{self.made_by[:200]}: choose another folder, or delete it to start anew"
+            )
+        left = self.fabric.load(self.path, state, strict=False, weights_only=True)
+        self.schedule.load_state_dict(left["schedule"])
+        return Progress(**left["at"])

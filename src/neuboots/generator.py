@@ -1,0 +1,234 @@
+"""The bootstrap generator: one net, re-weighted at its last layer (paper, eq. 3.1 and Algorithm 2).
+
+    g(x, α) = M(F(x) ⊙ h(α)) = (W diag h(α)) F(x) + b
+
+h is the link: the identity in the paper. The features F(x) are computed once; the B heads are folded into
+one product. The output is linear in h(α), so its mean and variance over α are known in closed form.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from neuboots.prediction import Moments
+from neuboots.surgery import Head, Pass, main_output, split_head
+from neuboots.weights import Link, WeightLaw, apply_link, link_moments
+
+_AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
+
+
+class BootstrapGenerator(nn.Module):
+    """g(x, α) around any net that ends in a Linear or 1×1 convolution. It has no parameters of its own.
+
+    Outputs are (N, C, *). With S ≠ D blocks the D features are dealt to the S blocks in turn.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> g, x = BootstrapGenerator(net), torch.zeros(2, 4)
+    >>> bool((g(x, torch.ones(8)) == net(x)).all())
+    True
+    """
+
+    feature_blocks: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        head: str | None = None,
+        num_blocks: int | None = None,
+        link: Link = "identity",
+        example: Any = None,
+    ) -> None:
+        super().__init__()
+        self.split = split_head(net, head, example=example)
+        self.net = self.split.net
+        self.link = link
+        self.num_blocks = self.split.width if num_blocks is None else num_blocks
+        if self.num_blocks < 1:
+            raise ValueError(f"got S = {num_blocks} blocks; expected at least 1, or None for S = D")
+        if link not in ("identity", "exp"):
+            raise ValueError(f"got link {link!r}; expected 'identity' or 'exp'")
+        blocks = torch.arange(self.split.width) % self.num_blocks  # (D,)
+        self.register_buffer("feature_blocks", blocks, persistent=False)
+        self.features_frozen = False
+
+    def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
+        """g(x, α): (N, C, *). α is (S,), or (N, S) with a row for each input; None is the plain net."""
+        seen: list[Tensor] = []
+
+        def scaled(head: Head, phi: Tensor) -> Tensor:
+            seen.append(head(phi if alpha is None else phi * self._factor(alpha, phi)))
+            return seen[0]
+
+        output = main_output(self.split.run(x, scaled))
+        return self._channels_first(output) if output is seen[0] else output
+
+    def _factor(self, alpha: Tensor, phi: Tensor) -> Tensor:
+        """h(α) dealt to the features and shaped to multiply φ."""
+        if alpha.shape[-1:] != (self.num_blocks,) or alpha.ndim > 2:
+            raise ValueError(
+                f"got α of shape {tuple(alpha.shape)}; expected ({self.num_blocks},), or "
+                f"(N, {self.num_blocks}) with a row for each input"
+            )
+        if alpha.ndim == 2 and len(alpha) != len(phi):
+            raise ValueError(f"got {len(alpha)} rows of α for features of {len(phi)} inputs; expected one row for each")
+        factor = apply_link(alpha.to(phi), self.link)[..., self.feature_blocks]  # (D,) or (N, D)
+        if alpha.ndim == 1:
+            return factor if self.split.axis == -1 else factor.view(-1, *[1] * (phi.ndim - 2))
+        shape = [len(factor)] + [1] * (phi.ndim - 1)
+        shape[self.split.axis] = factor.shape[1]
+        return factor.view(shape)
+
+    def _channels_first(self, output: Tensor) -> Tensor:
+        """A Linear head applied to (N, T, D) gives (N, T, C): as everywhere, outputs go to axis 1."""
+        return output.movedim(-1, 1) if self.split.axis == -1 and output.ndim > 2 else output
+
+    def at(self, x: Any) -> "GeneratorAt":
+        """ĝ(x, ·), features computed a priori (Algorithm 2, line 1)."""
+        return GeneratorAt(self, self.split.trace(x))
+
+    def replicates(self, x: Any, alphas: Tensor) -> Tensor:
+        """g(x, α_b) for every row of alphas (B, S), from one pass through F: (B, N, C, *)."""
+        return self.at(x)(alphas)
+
+    def moments(self, x: Any, law: WeightLaw) -> Moments:
+        """Exact mean and standard deviation of g(x, α) over α: B = ∞ for the price of one pass."""
+        return self.at(x).moments(law)
+
+    def export(self, alpha: Tensor | None = None) -> nn.Module:
+        """The replicate g(·, α) as a plain net: a copy whose head has the weights W diag h(α)."""
+        net = copy.deepcopy(self.net)
+        if alpha is None:
+            return net
+        head = net.get_submodule(self.split.name)
+        if parametrize.is_parametrized(head, "weight"):
+            parametrize.remove_parametrizations(head, "weight", leave_parametrized=True)
+        weight = head.weight
+        assert isinstance(weight, Tensor)
+        with torch.no_grad():
+            factor = apply_link(alpha.to(weight), self.link)[self.feature_blocks]
+            weight.mul_(factor.view(-1, *[1] * (weight.ndim - 2)))
+        return net
+
+    def freeze_features(self) -> None:
+        """Train the head only: F keeps its parameters and its BatchNorm statistics."""
+        self.features_frozen = True
+        head = self.split.head
+        kept = set(head.parameters())
+        for parameter in self.parameters():
+            parameter.requires_grad_(parameter in kept)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "BootstrapGenerator":
+        super().train(mode)
+        if self.features_frozen:
+            self.net.eval()
+            self.split.head.train(mode)
+        return self
+
+
+@dataclass(frozen=True)
+class GeneratorAt:
+    """ĝ(x, ·) at a fixed x: a function of α alone."""
+
+    generator: BootstrapGenerator
+    passed: Pass
+
+    @property
+    def output(self) -> Tensor:
+        """The plain net's output: (N, C, *)."""
+        return self._finished(self.passed.output)
+
+    def _finished(self, output: Tensor) -> Tensor:
+        return self.generator._channels_first(output) if self.passed.ends_at_head else output
+
+    def __call__(self, alphas: Tensor) -> Tensor:
+        """(B, S) → (B, N, C, *)."""
+        generator, phi = self.generator, self.passed.phi
+        if alphas.ndim != 2 or alphas.shape[1] != generator.num_blocks or len(alphas) < 1:
+            raise ValueError(f"got alphas of shape {tuple(alphas.shape)}; expected (B, {generator.num_blocks}), B ≥ 1")
+        factors = apply_link(alphas.to(phi), generator.link)[:, generator.feature_blocks]  # (B, D)
+        weight, bias = self._weight_and_bias()
+        z = self._product(factors[:, None] * weight, bias)  # (B, N, …)
+        if self.passed.ends_at_head:
+            return z.movedim(-1, 2) if generator.split.axis == -1 and z.ndim > 3 else z
+        return torch.stack([self.passed.finish(one) for one in z])
+
+    def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        head = self.generator.split.head
+        return head.weight.flatten(1), head.bias  # (C, D), (C,)
+
+    def _product(self, weights: Tensor, bias: Tensor | None) -> Tensor:
+        """All heads in one product: weights (B, C, D) on φ, in the head's own layout with B in front."""
+        phi = self.passed.phi
+        num, outputs, width = weights.shape
+        wide = weights.reshape(num * outputs, width)
+        if self.generator.split.axis == -1:
+            rows = phi.reshape(-1, width)  # (M, D)
+            z = rows @ wide.T if bias is None else torch.addmm(bias.repeat(num), rows, wide.T)  # (M, B·C)
+            return z.view(*phi.shape[:-1], num, outputs).movedim(-2, 0)
+        z = wide @ phi.flatten(2)  # (N, B·C, P)
+        if bias is not None:
+            z += bias.repeat(num)[:, None]
+        return z.view(len(phi), num, outputs, *phi.shape[2:]).movedim(1, 0)
+
+    def moments(self, law: WeightLaw) -> Moments:
+        """Mean m Wφ + b; variance (v − c) Σ_s A_s² + c (Σ_s A_s)², where A_s is what block s adds to Wφ.
+
+        (m, v, c) are the moments of h(α). An affine finish (upsampling) is carried through block by block;
+        after any other one the moments are not known in closed form, and a sentence says so.
+        """
+        generator = self.generator
+        mean, v, c = link_moments(law, generator.link, generator.num_blocks)
+        weight, _ = self._weight_and_bias()
+        if self.passed.ends_at_head and generator.num_blocks >= generator.split.width:
+            whole = self._product(weight[None], None)[0]  # Wφ
+            squares = GeneratorAt(generator, self._squared())._product(weight.square()[None], None)[0]
+            whole, squares = self._finished(whole), self._finished(squares)
+            offset = self._offset(whole)
+        else:
+            offset, whole, squares = self._block_sums()
+        variance = (v - c) * squares + c * whole.square()
+        return Moments(offset + mean * whole, variance.clamp_min(0.0).sqrt())
+
+    def _squared(self) -> Pass:
+        passed = self.passed
+        return Pass(passed.phi.square(), passed.output, passed.tape, passed.slot)
+
+    def _offset(self, like: Tensor) -> Tensor:
+        """b, shaped for outputs (N, C, *)."""
+        bias = self.generator.split.head.bias
+        return torch.zeros_like(like) if bias is None else bias.view(-1, *[1] * (like.ndim - 2))
+
+    def _block_contributions(self) -> Iterator[Tensor]:
+        """finish(A_s + b) − finish(b) for each block s."""
+        generator = self.generator
+        weight, bias = self._weight_and_bias()
+        base = self._finish_all(self._product(torch.zeros_like(weight)[None], bias))
+        for block in range(min(generator.num_blocks, generator.split.width)):
+            part = weight * (generator.feature_blocks == block)
+            yield self._finish_all(self._product(part[None], bias)) - base
+
+    def _finish_all(self, z: Tensor) -> Tensor:
+        return self._finished(self.passed.finish(z[0]))
+
+    def _block_sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(finish(b), Σ_s A_s, Σ_s A_s²) after an affine finish."""
+        whole, squares = torch.zeros_like(self.output), torch.zeros_like(self.output)
+        for part in self._block_contributions():
+            whole += part
+            squares += part.square()
+        weight, bias = self._weight_and_bias()
+        offset = self._finish_all(self._product(torch.zeros_like(weight)[None], bias))
+        error = (offset + whole - self.output).abs().max()
+        if error > _AFFINE_TOLERANCE * (1.0 + self.output.abs().max()):
+            raise ValueError(
+                "exact moments need what follows the head to be affine (upsampling, scaling), and here it is "
+                "not: use the moments of samples instead (predict or summarize)"
+            )
+        return offset, whole, squares

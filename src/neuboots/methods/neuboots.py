@@ -1,0 +1,195 @@
+"""NeuBoots: one training run, B bootstrapped networks (paper, section 3; Algorithms 1 and 2).
+
+ĝ = argmin_g E_α [ 1/n Σᵢ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) ],   g(x, α) = M(F(x) ⊙ α)        (eqs. 2.6, 3.1)
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from neuboots.batches import Batch, as_pair, size_of, targets_of
+from neuboots.generator import BootstrapGenerator
+from neuboots.keys import draw_keys
+from neuboots.losses import CrossEntropy, Loss, unmasked, weighted_loss
+from neuboots.methods.plain import loss_figures, with_outputs
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of
+from neuboots.surgery import eval_mode, to_net
+from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.weights import (
+    LAWS,
+    Blocks,
+    BlockTable,
+    Dirichlet,
+    HashedBlocks,
+    Link,
+    Redraw,
+    WeightLaw,
+    WeightPlan,
+    assign_blocks,
+    link_moments,
+    strata_of,
+)
+
+
+def replicate_weights(law: WeightLaw, num_blocks: int, start: int, stop: int, seed: int) -> Tensor:
+    """α_b for b in start … stop−1: each a function of (seed, b) alone: (stop − start, S)."""
+    return law.sample(draw_keys(torch.arange(start, stop), seed, "replicate"), num_blocks)
+
+
+@dataclass(frozen=True)
+class NeuBootsPredictor(Predictor):
+    """B replicates from one pass through the features (Algorithm 2)."""
+
+    generator: BootstrapGenerator
+    law: WeightLaw = field(default_factory=Dirichlet)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.generator.net
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        generator = self.generator
+        with eval_mode(generator):
+            at = generator.at(to_net(generator, x))
+        output = with_outputs(at.output)
+        moments = None
+        if at.passed.ends_at_head:  # past the head exact moments may cost D upsamplings: ask `moments` for them
+            moments = at.moments(self.law)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                stop = min(start + size, num_samples)
+                alphas = replicate_weights(self.law, generator.num_blocks, start, stop, seed)
+                z = at(alphas)
+                yield z if z.ndim > 2 else z[..., None]
+
+        return Stream(num_samples, bytes_of(output), chunks, moments)
+
+    def moments(self, x: Any) -> Moments:
+        """Exact mean and standard deviation over all replicates (B = ∞), without sampling."""
+        with eval_mode(self.generator), torch.no_grad():
+            return self.generator.moments(to_net(self.generator, x), self.law)
+
+    def export(self, b: int, *, seed: int = 0) -> nn.Module:
+        """Replicate b of this seed as a plain net: its head has the weights W diag h(α_b)."""
+        alpha = replicate_weights(self.law, self.generator.num_blocks, b, b + 1, seed)[0]
+        return self.generator.export(alpha)
+
+    def config(self) -> dict[str, Any]:
+        generator = self.generator
+        return {
+            "method": "neuboots",
+            "head": generator.split.name,
+            "num_blocks": generator.num_blocks,
+            "link": generator.link,
+            "law": {"name": self.law.name, **asdict(self.law)},  # type: ignore[call-overload]
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        return self.generator.net.state_dict()
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "NeuBootsPredictor":
+        options = dict(config["law"])
+        law = LAWS[options.pop("name")](**options)
+        generator = BootstrapGenerator(net, head=config["head"], num_blocks=config["num_blocks"], link=config["link"])
+        return cls(generator.eval(), law)
+
+
+@dataclass(frozen=True)
+class NeuBoots:
+    """Options of NeuBoots; `NeuBoots.paper()` is the paper's Algorithm 1 to the letter.
+
+    `num_blocks` is S (None: S = D). `redraw` says how long one α is held, `warmup` for how many epochs α = 1.
+    `tune="head"` trains the last layer only, on top of a pretrained net.
+    """
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    law: WeightLaw = field(default_factory=lambda: Dirichlet(concentration=5.0))
+    link: Link = "identity"
+    redraw: Redraw = "sample"
+    warmup: int = 0
+    num_blocks: int | None = None
+    head: str | None = None
+    tune: Literal["all", "head"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.redraw not in ("epoch", "step", "sample"):
+            raise ValueError(f"got redraw={self.redraw!r}; expected 'epoch', 'step' or 'sample'")
+        if self.tune not in ("all", "head"):
+            raise ValueError(f"got tune={self.tune!r}; expected 'all' or 'head'")
+        if self.warmup < 0:
+            raise ValueError(f"got warmup={self.warmup}; expected a number of epochs ≥ 0")
+        if self.num_blocks is not None and self.num_blocks < 1:
+            raise ValueError(f"got S = {self.num_blocks} blocks; expected at least 1, or None for S = D")
+
+    @classmethod
+    def paper(cls, loss: Loss | None = None) -> "NeuBoots":
+        """α ~ S × Dirichlet(1, …, 1) redrawn at each epoch, S = D, identity link, no warm-up."""
+        return cls(loss=loss or CrossEntropy(), law=Dirichlet(), redraw="epoch")
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> NeuBootsPredictor:
+        """Algorithm 1: train the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
+        net = make_seeded(make_net, recipe.seed)
+        generator = BootstrapGenerator(
+            net, head=self.head, num_blocks=self.num_blocks, link=self.link, example=_example(net, data)
+        )
+        if self.tune == "head":
+            generator.freeze_features()
+        blocks = make_blocks(data, generator.num_blocks, loss=self.loss, seed=recipe.seed)
+        plan = WeightPlan(self.law, blocks, recipe.seed, self.redraw, self.warmup)
+
+        def objective_at(epoch: int) -> Objective:
+            weights = plan.resample(epoch)
+
+            def objective(g: nn.Module, batch: Batch) -> Tensor:
+                alpha, w = weights(batch.index, step=batch.step)
+                losses = self.loss(g(to_net(g, batch.x), alpha.to(batch.y.device)), batch.y)
+                return weighted_loss(losses, w, unmasked(self.loss, batch.y))
+
+            return objective
+
+        def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            output = g(to_net(g, batch.x), mean_weights(self.law, self.link, generator.num_blocks))
+            return loss_figures(self.loss, output, batch.y)
+
+        train(generator, data, objective_at, recipe, validation=validation, validate=validate)
+        return NeuBootsPredictor(generator.eval(), self.law)
+
+
+def mean_weights(law: WeightLaw, link: Link, num_blocks: int) -> Tensor:
+    """The α whose factor is the mean factor, h(α) = E h: its replicate is the mean of all replicates."""
+    mean = link_moments(law, link, num_blocks)[0]
+    return torch.full((num_blocks,), mean if link == "identity" else -math.log(mean))
+
+
+def make_blocks(data: Dataset[Any], num_blocks: int, *, loss: Loss | None = None, seed: int = 0) -> Blocks:
+    """u for this data set: stratified by its targets, or hashed for a stream."""
+    n = size_of(data)
+    if n is None:
+        return HashedBlocks(num_blocks, seed)
+    ignore_index = getattr(loss, "ignore_index", -100)
+    strata = strata_of(targets_of(data), ignore_index=ignore_index)
+    return BlockTable(assign_blocks(n, num_blocks, strata=strata, seed=seed), num_blocks)
+
+
+def _example(net: nn.Module, data: Dataset[Any]) -> Any:
+    """One input as the net will see it, to find the head by running it."""
+    row = next(iter(data)) if size_of(data) is None else data[0]
+    if isinstance(data, TensorDataset):
+        *inputs, target = row
+        row = (inputs[0] if len(inputs) == 1 else tuple(inputs), target)
+    x, _ = as_pair(row)
+    return to_net(net, default_collate([x]))

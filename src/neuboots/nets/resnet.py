@@ -1,0 +1,188 @@
+"""Residual nets for CIFAR: y = relu(shortcut(x) + residual(x)) (He et al. 2016, eq. 1).
+
+Two published families share one class. The thin nets of He et al. 2016, section 4.2, have depth
+6m + 2, widths 16, 32, 64 and shortcuts without parameters: `resnet20`, `resnet110`, or
+`thin_resnet` at any such depth. The wide nets are ResNet-18 and ResNet-34 with a 3×3 stem for small
+images, widths 64 to 512 and projection shortcuts: `resnet18`, `resnet34`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from neuboots.nets.cnn import check_images
+from neuboots.nets.mlp import check_choice, check_size, check_sizes
+
+
+class ResNet(nn.Module):
+    """A 3×3 stem, stages of basic blocks that halve the image, the mean over pixels and a head.
+
+    `blocks[i]` blocks of width `widths[i]` make stage i; the feature width D is widths[-1].
+    Where a stage changes the shape, the shortcut is "pad" (subsample and append zero channels,
+    option A of the paper) or "projection" (1×1 convolution and BatchNorm, option B).
+
+    >>> import torch
+    >>> net = ResNet(10, blocks=(1, 1), widths=(8, 16), shortcut="projection")
+    >>> net(torch.zeros(5, 3, 32, 32)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        shortcut: str = "pad",
+    ) -> None:
+        super().__init__()
+        check_size("num_classes", num_classes)
+        check_size("in_channels", in_channels)
+        check_sizes("blocks", blocks)
+        check_sizes("widths", widths)
+        check_choice("shortcut", shortcut, ("pad", "projection"))
+        if len(blocks) != len(widths) or not widths:
+            raise ValueError(
+                f"blocks has {len(blocks)} stages and widths {len(widths)}; expected as many "
+                "of both, at least 1: pass one number of blocks and one width per stage"
+            )
+        if shortcut == "pad" and list(widths) != sorted(widths):
+            raise ValueError(
+                f"widths is {widths!r} with shortcut 'pad'; expected widths that never shrink: "
+                "sort them, or pass shortcut='projection'"
+            )
+        self.options: dict[str, Any] = {
+            "num_classes": num_classes,
+            "in_channels": in_channels,
+            "blocks": list(blocks),
+            "widths": list(widths),
+            "shortcut": shortcut,
+        }
+        before = widths[0]
+        layers = [_conv3x3(in_channels, before, stride=1), nn.BatchNorm2d(before), nn.ReLU()]
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+            for i in range(count):
+                stride = 2 if stage > 0 and i == 0 else 1
+                layers.append(BasicBlock(before, width, stride=stride, shortcut=shortcut))
+                before = width
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(before, num_classes)
+        self.apply(_he_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
+        check_images(x, self.options["in_channels"])
+        phi = self.features(x).mean(dim=(2, 3))  # (N, D)
+        out: Tensor = self.head(phi)  # (N, C)
+        return out
+
+
+def resnet8(num_classes: int, in_channels: int = 3) -> ResNet:
+    """ResNet-8, D = 64: the smallest thin net, for a CPU (0.08 M parameters).
+
+    >>> resnet8(10).head
+    Linear(in_features=64, out_features=10, bias=True)
+    """
+    return thin_resnet(8, num_classes, in_channels)
+
+
+def resnet20(num_classes: int, in_channels: int = 3) -> ResNet:
+    """ResNet-20, D = 64 (0.27 M parameters)."""
+    return thin_resnet(20, num_classes, in_channels)
+
+
+def resnet110(num_classes: int, in_channels: int = 3) -> ResNet:
+    """ResNet-110, D = 64 (1.7 M parameters)."""
+    return thin_resnet(110, num_classes, in_channels)
+
+
+def resnet18(num_classes: int, in_channels: int = 3) -> ResNet:
+    """ResNet-18 with a 3×3 stem, D = 512 (11.17 M parameters)."""
+    return _wide_resnet((2, 2, 2, 2), num_classes, in_channels)
+
+
+def resnet34(num_classes: int, in_channels: int = 3) -> ResNet:
+    """ResNet-34 with a 3×3 stem, D = 512 (21.28 M parameters)."""
+    return _wide_resnet((3, 4, 6, 3), num_classes, in_channels)
+
+
+def thin_resnet(depth: int, num_classes: int, in_channels: int = 3) -> ResNet:
+    """The thin net of depth 6m + 2, D = 64: a stem, three stages of m blocks, a head.
+
+    >>> thin_resnet(56, 10).options["blocks"]
+    [9, 9, 9]
+    """
+    check_size("depth", depth)
+    m, rest = divmod(depth - 2, 6)
+    if m < 1 or rest:
+        raise ValueError(
+            f"depth is {depth}; expected 6m + 2 for a whole m of at least 1: "
+            "pass a depth such as 8, 20, 32, 44, 56 or 110"
+        )
+    return ResNet(num_classes, in_channels, blocks=(m, m, m), widths=(16, 32, 64), shortcut="pad")
+
+
+def _wide_resnet(blocks: Sequence[int], num_classes: int, in_channels: int) -> ResNet:
+    widths = (64, 128, 256, 512)
+    return ResNet(num_classes, in_channels, blocks=blocks, widths=widths, shortcut="projection")
+
+
+class BasicBlock(nn.Module):
+    """y = relu(shortcut(x) + residual(x)), the residual two 3×3 convolutions with BatchNorm."""
+
+    def __init__(self, before: int, width: int, *, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _conv3x3(before, width, stride=stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            _conv3x3(width, width, stride=1),
+            nn.BatchNorm2d(width),
+        )
+        self.shortcut: nn.Module
+        if stride == 1 and before == width:
+            self.shortcut = nn.Identity()
+        elif shortcut == "pad":
+            self.shortcut = PadShortcut(stride=stride, extra=width - before)
+        else:
+            projection = nn.Conv2d(before, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, before, H, W) to (N, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        out: Tensor = self.relu(self.shortcut(x) + self.residual(x))
+        return out
+
+
+class PadShortcut(nn.Module):
+    """Option A: keep every stride-th pixel and append channels of zeros."""
+
+    def __init__(self, *, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, before, H, W) to (N, before + extra, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(kept, (0, 0, 0, 0, 0, self.extra))
+
+    def extra_repr(self) -> str:
+        """Show the options in the printed net."""
+        return f"stride={self.stride}, extra={self.extra}"
+
+
+def _conv3x3(before: int, width: int, *, stride: int) -> nn.Module:
+    return nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+
+
+def _he_init(layer: nn.Module) -> None:
+    """w ~ N(0, 2 / fan-in), b = 0 (He et al. 2015, eq. 10)."""
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -1,0 +1,394 @@
+"""The waist of the library: B sampled outputs at x, and what they say.
+
+    samples[b] = f_b(x),   p(y | x) ≈ 1/B Σ_b softmax f_b(x)
+
+Every method ends in a `Predictor`; every task knows only that, its `Prediction` and its `Summary`.
+Samples are (B, N, C, *): replicate first, then input, output, and pixels or voxels if there are any.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+IntervalKind = Literal["percentile", "normal"]
+
+# Replicates held at once while figures are gathered. A constant: the peak is the same for B = 10 and 1000.
+_CHUNK = 8
+_SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
+_LARGE = 1 << 26  # bytes of replicates in flight while predicting
+
+# -- figures shared by Prediction and Summary ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and standard deviation of the outputs over infinitely many replicates: (N, C, *) each."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def class_probabilities(outputs: Tensor, axis: int) -> Tensor:
+    """softmax over the class axis; a single output is one logit of the second of two classes."""
+    if outputs.shape[axis] == 1:
+        return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], axis)
+    return outputs.softmax(axis)
+
+
+def entropy_of(probs: Tensor, axis: int) -> Tensor:
+    """H(p) = −Σ_c p_c log p_c, in nats."""
+    entropies: Tensor = torch.special.entr(probs)
+    return entropies.sum(axis)
+
+
+def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_b p_b and Σ_b H(p_b) over a chunk of replicates: (N, C, *), (N, *)."""
+    p = class_probabilities(samples, 2)
+    return p.sum(0), entropy_of(p, 2).sum(0)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    return max(1, tensor.numel() * tensor.element_size())
+
+
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"got level {level}; expected a number between 0 and 1, such as 0.95")
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _wants_grad(x: Any) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(x))
+
+
+def check_finite(x: Any) -> None:
+    """Refuse NaN and infinite inputs: they would come out as silent NaNs."""
+    for tensor in _tensors(x):
+        if tensor.is_floating_point():
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                raise ValueError(
+                    f"the input has {bad} NaN or infinite value(s) of {tensor.numel()}; expected finite "
+                    "numbers: fill or drop them before predicting"
+                )
+
+
+def _normal_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * std
+    return mean - half, mean + half
+
+
+class _Figures:
+    """What follows from mean, std, probs and expected entropy, by one formula for both holders."""
+
+    if TYPE_CHECKING:  # each holder has these, as fields or as properties
+
+        @property
+        def mean(self) -> Tensor: ...
+        @property
+        def std(self) -> Tensor: ...
+        @property
+        def probs(self) -> Tensor: ...
+        @property
+        def expected_entropy(self) -> Tensor: ...
+
+    @property
+    def labels(self) -> Tensor:
+        """argmax of the predictive probabilities: (N, *)."""
+        return self.probs.argmax(1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest predictive probability: (N, *)."""
+        return self.probs.amax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """H(1/B Σ_b p_b): the total uncertainty, in nats: (N, *)."""
+        return entropy_of(self.probs, 1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """H(1/B Σ_b p_b) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats: (N, *)."""
+        return (self.entropy - self.expected_entropy).clamp_min(0.0)
+
+    def prediction_interval(self, level: float = 0.95, *, noise_std: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a new y falls: mean ± z √(std² + σ²), with σ the standard deviation of the noise.
+
+        `interval` is the band of the regression function; this one also holds the noise around it.
+        `residual_std` estimates σ on held-out data; `split_gaussian` reads it off a Gaussian head.
+        """
+        _check_level(level)
+        if not bool((noise_std >= 0).all()):
+            raise ValueError("got a negative or NaN noise_std; expected standard deviations ≥ 0")
+        return _normal_interval(self.mean, (self.std**2 + noise_std**2).sqrt(), level)
+
+
+@dataclass(frozen=True)
+class Prediction(_Figures):
+    """B sampled outputs, (B, N, C, *), and every figure of them; exact moments where the method knows them.
+
+    >>> p = Prediction(torch.tensor([[[0.0, 1.0]], [[0.0, 3.0]]]))  # B = 2, N = 1, C = 2
+    >>> p.mean.tolist(), p.labels.tolist()
+    ([[0.0, 2.0]], [1])
+    """
+
+    samples: Tensor
+    moments: Moments | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples.ndim < 3 or self.samples.shape[0] < 1:
+            raise ValueError(f"got samples of shape {tuple(self.samples.shape)}; expected (B, N, C, *) with B ≥ 1")
+
+    @property
+    def num_samples(self) -> int:
+        return self.samples.shape[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """E f(x): exact where known, else the mean of the samples: (N, C, *)."""
+        return self.samples.mean(0) if self.moments is None else self.moments.mean
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation of f(x) over replicates: (N, C, *); zero for a single sample."""
+        if self.moments is not None:
+            return self.moments.std
+        return self.samples.std(0) if self.num_samples > 1 else torch.zeros_like(self.samples[0])
+
+    @cached_property
+    def _class_figures(self) -> tuple[Tensor, Tensor]:
+        chunks = torch.split(self.samples, _summary_chunk(bytes_of(self.samples[0])))
+        probs, entropy = _class_sums(chunks[0])
+        for chunk in chunks[1:]:
+            more_probs, more_entropy = _class_sums(chunk)
+            probs, entropy = probs + more_probs, entropy + more_entropy
+        return probs / self.num_samples, entropy / self.num_samples
+
+    @property
+    def probs(self) -> Tensor:
+        """1/B Σ_b softmax f_b(x): (N, C, *)."""
+        return self._class_figures[0]
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """1/B Σ_b H(softmax f_b(x)): the part that more data would not remove, in nats: (N, *)."""
+        return self._class_figures[1]
+
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile of the replicates, linear between order statistics: (N, C, *)."""
+        if not 0.0 <= q <= 1.0:
+            raise ValueError(f"got q = {q}; expected a number from 0 to 1")
+        return _quantile(self.samples, q)
+
+    def interval(self, level: float = 0.95, *, kind: IntervalKind = "percentile") -> tuple[Tensor, Tensor]:
+        """The confidence band of the regression function: percentiles of the replicates, or mean ± z·std."""
+        _check_level(level)
+        if kind == "normal":
+            return _normal_interval(self.mean, self.std, level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+
+@dataclass(frozen=True)
+class Summary(_Figures):
+    """The figures of a Prediction, gathered over chunks of B: memory does not grow with B."""
+
+    num_samples: int
+    mean: Tensor
+    std: Tensor
+    probs: Tensor
+    expected_entropy: Tensor
+    quantiles: dict[float, Tensor] = field(default_factory=dict)
+
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile of the replicates, if it was asked for: (N, C, *)."""
+        for level, value in self.quantiles.items():
+            if math.isclose(level, q, abs_tol=1e-9):
+                return value
+        raise ValueError(
+            f"quantile {q:g} was not gathered (gathered: {sorted(self.quantiles) or 'none'}): ask for it with "
+            f"summarize(x, B, quantiles=({q:g},)), or take interval(kind='normal')"
+        )
+
+    def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
+        """The confidence band: mean ± z·std, or percentiles where they were gathered."""
+        _check_level(level)
+        if kind == "normal":
+            return _normal_interval(self.mean, self.std, level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+
+def _quantile(samples: Tensor, q: float) -> Tensor:
+    """torch.quantile has a size limit; two order statistics have none."""
+    rank = q * (samples.shape[0] - 1)
+    low = math.floor(rank)
+    lower = samples.kthvalue(low + 1, dim=0).values
+    if rank == low:
+        return lower
+    return lower.lerp(samples.kthvalue(low + 2, dim=0).values, rank - low)
+
+
+# -- streaming -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """B replicates at one x: `chunks(size)` gives them in order, `size` at a time, anew at each call."""
+
+    num_samples: int
+    replicate_bytes: int
+    chunks: Callable[[int], Iterator[Tensor]]
+    moments: Moments | None = None
+
+
+def gather(stream: Stream) -> Prediction:
+    """All replicates in one tensor."""
+    size = max(1, _LARGE // stream.replicate_bytes)
+    chunks = stream.chunks(min(size, stream.num_samples))
+    first = next(chunks)
+    if len(first) == stream.num_samples:
+        return Prediction(first, stream.moments)
+    samples = first.new_empty(stream.num_samples, *first.shape[1:])
+    samples[: (done := len(first))] = first
+    for chunk in chunks:
+        samples[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    return Prediction(samples, stream.moments)
+
+
+def _summary_chunk(replicate_bytes: int) -> int:
+    return max(_CHUNK, _SMALL // replicate_bytes)
+
+
+def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
+    """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
+    count = 0
+    mean = squares = probs = entropy = torch.tensor(0.0)
+    for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
+        size, total = len(chunk), count + len(chunk)
+        chunk_mean = chunk.mean(0)
+        chunk_squares = (chunk - chunk_mean).square_().sum(0)
+        chunk_probs, chunk_entropy = _class_sums(chunk)
+        if count == 0:
+            mean, squares, probs, entropy = chunk_mean, chunk_squares, chunk_probs, chunk_entropy
+        else:
+            shift = chunk_mean.sub_(mean)
+            mean += shift * (size / total)
+            squares += chunk_squares.add_(shift.square_().mul_(count * size / total))
+            probs += chunk_probs
+            entropy += chunk_entropy
+        count = total
+    std = (squares / max(1, count - 1)).sqrt_()
+    if stream.moments is not None:
+        mean, std = stream.moments.mean, stream.moments.std
+    gathered = _stream_quantiles(stream, quantiles, mean.shape)
+    return Summary(count, mean, std, probs.div_(count), entropy.div_(count), gathered)
+
+
+def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
+    """Exact quantiles in bounded memory: all B replicates of one slice of the outputs after another."""
+    if not levels:
+        return {}
+    total = shape.numel()
+    chunk = _summary_chunk(stream.replicate_bytes)
+    width = max(1, min(total, total * chunk // stream.num_samples))
+    pieces: dict[float, list[Tensor]] = {q: [] for q in levels}
+    for start in range(0, total, width):
+        slices = [part.flatten(1)[:, start : start + width].clone() for part in stream.chunks(chunk)]
+        column = Prediction(torch.cat(slices)[:, None])  # (B, 1, width)
+        for q in levels:
+            pieces[q].append(column.quantile(q)[0])
+    return {q: torch.cat(parts).reshape(shape) for q, parts in pieces.items()}
+
+
+# -- the contract --------------------------------------------------------------------------------------
+
+
+class Predictor(ABC):
+    """Gives B sampled outputs at x. A replicate is named by (seed, b) and is one function of x:
+    the same seed gives the same B functions on any batch, order, device and process."""
+
+    @property
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """The net whose architecture `save` describes."""
+
+    @abstractmethod
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        """The B replicates at x."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """What `save` writes beside the tensors: the method's name and options, as JSON."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that `save` writes."""
+
+    @final
+    def predict(self, x: Any, num_samples: int = 100, *, seed: int = 0) -> Prediction:
+        """B replicates in one tensor, (B, N, C, *). Gradients are kept only if x itself asks for them."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and _wants_grad(x)):
+            return gather(self._checked(x, num_samples, seed))
+
+    @final
+    def summarize(self, x: Any, num_samples: int = 100, *, seed: int = 0, quantiles: tuple[float, ...] = ()) -> Summary:
+        """The figures of B replicates, in memory that does not grow with B."""
+        with torch.no_grad():
+            return accumulate(self._checked(x, num_samples, seed), quantiles)
+
+    def _checked(self, x: Any, num_samples: int, seed: int) -> Stream:
+        if num_samples < 1:
+            raise ValueError(f"got B = {num_samples} replicates; expected num_samples ≥ 1")
+        check_finite(x)
+        return self.stream(x, num_samples, seed=seed)
+
+
+class Method(Protocol):
+    """A frozen dataclass of options that turns a net and data into a Predictor."""
+
+    def fit(self, make_net: Any, data: Any, recipe: Any) -> Predictor: ...
+
+
+# -- regression helpers --------------------------------------------------------------------------------
+
+
+def split_gaussian(prediction: Prediction) -> tuple[Prediction, Tensor]:
+    """A Gaussian head's outputs (μ₁…μ_k, log σ²₁…log σ²_k) as a Prediction of μ and the noise std σ: (N, k, *).
+
+    σ² is the mean over replicates of exp(log σ²).
+
+    >>> mean, noise = split_gaussian(Prediction(torch.zeros(3, 5, 2)))
+    >>> mean.samples.shape, noise[0].tolist()
+    (torch.Size([3, 5, 1]), [1.0])
+    """
+    outputs = prediction.samples.shape[2]
+    if outputs % 2:
+        raise ValueError(f"got {outputs} outputs; expected an even number: k means, then k logarithms of variances")
+    k = outputs // 2
+    means, log_variances = torch.split(prediction.samples, k, dim=2)
+    moments = prediction.moments
+    if moments is not None:
+        moments = Moments(moments.mean[:, :k], moments.std[:, :k])
+    return Prediction(means, moments), log_variances.exp().mean(0).sqrt()
+
+
+def residual_std(predictor: Predictor, x: Any, y: Tensor) -> Tensor:
+    """σ̂ = √(mean (y − E f(x))²), one for each output: (C,). Use data that the net was not trained on."""
+    if y.numel() == 0:
+        raise ValueError("got no targets; expected at least one held-out point")
+    mean = predictor.summarize(x, 100).mean
+    if y.numel() != mean.numel():
+        raise ValueError(f"got targets of shape {tuple(y.shape)}; expected {tuple(mean.shape)}, as the net's outputs")
+    squares = (y.reshape(mean.shape).to(mean) - mean).square()
+    return squares.movedim(1, -1).flatten(0, -2).mean(0).sqrt()

@@ -1,0 +1,145 @@
+"""Save a predictor as `config.json` + `model.safetensors`, and load it back: never pickle.
+
+The folder is written aside and renamed, so that a good one is never replaced by half of another.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from neuboots.methods import PREDICTORS
+from neuboots.nets import build, describe
+from neuboots.prediction import Predictor
+
+FORMAT = "neuboots"
+VERSION = 1
+
+
+def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
+    """Write the predictor to a folder; an earlier save there is replaced as a whole."""
+    from safetensors.torch import save_file
+
+    target = Path(folder)
+    if target.exists() and not _is_ours(target):
+        raise FileExistsError(
+            f"{target} exists and is not a saved predictor; expected a new folder: choose another name"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    config = {"format": FORMAT, "version": VERSION, **predictor.config(), "net": describe(predictor.net)}
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        os.chmod(aside, 0o777 & ~_umask())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.state().items()}
+        save_file(_unshared(tensors), aside / "model.safetensors")
+        (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if target.exists():
+            old = aside.with_name(aside.name + ".old")
+            os.rename(target, old)
+            os.rename(aside, target)
+            shutil.rmtree(old)
+        else:
+            os.rename(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _is_ours(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return names <= {"config.json", "model.safetensors"}
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses two names for one storage (tied weights): the second gets a copy."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.clone() if place in seen and place else tensor
+        seen.add(place)
+    return out
+
+
+def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Predictor:
+    """Read a predictor. A net of `neuboots.nets` is rebuilt; for your own, give one of the same architecture."""
+    source = Path(folder)
+    config = _read_config(source)
+    tensors = _read_tensors(source / "model.safetensors")
+    if net is None:
+        if config["net"] is None:
+            raise ValueError(
+                f"{source} holds a net that is not one of neuboots.nets, so its architecture is not in the file: "
+                "give a fresh net, load(folder, net=MyNet())"
+            )
+        net = build(config["net"])
+    _fill(net, tensors, source)
+    predictor = PREDICTORS[config["method"]]
+    try:
+        return predictor.restore(config, net.eval())
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{source / 'config.json'} is damaged or from another version: {error!r}") from error
+
+
+def _read_config(source: Path) -> dict[str, Any]:
+    path = source / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; expected a folder written by neuboots.save") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}); the file is damaged or foreign") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT or "net" not in config:
+        raise ValueError(f"{path} is not a neuboots config; expected a folder written by neuboots.save")
+    if config.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {config.get('version')}; expected {VERSION}: load it with the release that wrote it"
+        )
+    if config.get("method") not in PREDICTORS:
+        raise ValueError(f"{path} names the method {config.get('method')!r}; expected one of {list(PREDICTORS)}")
+    return config
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; expected it beside config.json") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as safetensors ({error}); it is truncated, damaged or foreign"
+        ) from error
+
+
+def _fill(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Load the tensors into the net, or say in one sentence what does not fit."""
+    wanted = net.state_dict()
+    missing = sorted(wanted.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - wanted.keys())
+    shapes = [
+        f"{name} {tuple(tensors[name].shape)} for {tuple(wanted[name].shape)}"
+        for name in sorted(wanted.keys() & tensors.keys())
+        if tensors[name].shape != wanted[name].shape
+    ]
+    if missing or extra or shapes:
+        parts = {"missing": missing, "not in the net": extra, "of another shape": shapes}
+        said = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in parts.items() if names)
+        raise ValueError(f"the weights in {source} do not fit the net ({said}): give the net they were saved from")
+    precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(precisions) == 1:
+        net.to(dtype=precisions.pop())  # loading into another precision would round in silence
+    net.load_state_dict(tensors)

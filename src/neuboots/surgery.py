@@ -1,0 +1,337 @@
+"""Split a net at its head, whatever its forward does: net = finish ∘ M ∘ F (paper, section 3.1).
+
+    F(x) = what reaches the last layer M,   finish = what the net does with M's output
+
+The net is left as it is. For one call a stand-in takes the head's place: it sees F(x), and it may scale it
+or stop there. What follows the head (upsampling, wrapping in a dict) is noted down operation by operation
+as it happens and can then be repeated on other outputs of the head, so that B replicates upsample B·C
+outputs and never the D features.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from neuboots.tape import Tape, Traced, plain
+
+Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+_FORWARDS = {kind: kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+_SWAP = threading.RLock()  # a stand-in is seen by every thread that calls the net
+
+
+def call_net(net: nn.Module, x: Any) -> Any:
+    """net(x), with a mapping given as keywords (Hugging Face) and a tuple as positions."""
+    if isinstance(x, Mapping):
+        return net(**x)
+    return net(*x) if isinstance(x, tuple | list) else net(x)
+
+
+def to_net(net: nn.Module, x: Any) -> Any:
+    """x on the net's device, its floating-point tensors in the net's precision."""
+    like = next((p for p in net.parameters() if p.is_floating_point()), None)
+    if like is None:
+        return x
+    if isinstance(x, Tensor):
+        return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    if isinstance(x, Mapping):
+        return {key: to_net(net, value) for key, value in x.items()}
+    return type(x)(to_net(net, value) for value in x) if isinstance(x, tuple | list) else x
+
+
+def unwrap(net: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
+    while True:
+        if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            net = net.module
+        elif isinstance(inner := getattr(net, "_orig_mod", None), nn.Module):
+            net = inner
+        else:
+            return net
+
+
+@contextmanager
+def eval_mode(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every module is in the mode it was in before."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def main_output(result: Any) -> Tensor:
+    """The tensor that counts in what a net returned: itself, its `.logits`, its "out" or "logits", or the only one."""
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(logits := getattr(result, "logits", None), Tensor):
+        return logits
+    if isinstance(result, Mapping):
+        for key in ("out", "logits"):
+            if isinstance(result.get(key), Tensor):
+                return cast(Tensor, result[key])
+        found = {str(key): value for key, value in result.items() if isinstance(value, Tensor)}
+    elif isinstance(result, Sequence):
+        found = {str(i): value for i, value in enumerate(result) if isinstance(value, Tensor)}
+    else:
+        found = {}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise ValueError(
+        f"the net returned a {type(result).__name__} with tensors {sorted(found)}; expected one tensor, "
+        'a dict with "out" or "logits", or an object with .logits: wrap the net to return one of these'
+    )
+
+
+# -- finding the head ----------------------------------------------------------------------------------
+
+
+def is_head(module: nn.Module) -> bool:
+    """Whether the module is a plain Linear or 1×1 convolution: M(φ) = Wφ + b and nothing more."""
+    kind = next((kind for kind in _FORWARDS if isinstance(module, kind)), None)
+    if kind is None or kind.forward is not type(module).forward or is_lazy(cast(Tensor, module.weight)):
+        return False
+    if isinstance(module, nn.Linear):
+        # the projection inside MultiheadAttention is a Linear whose forward is never called
+        return not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    conv = cast(nn.Conv2d, module)
+    whole = set(conv.kernel_size) == {1} and set(conv.stride) == {1} and conv.groups == 1
+    return whole and conv.padding in ("valid", "same", (0,) * len(conv.kernel_size))
+
+
+def head_candidates(net: nn.Module) -> list[str]:
+    """Names of the layers that could be the head, in the order they were registered.
+
+    >>> head_candidates(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    ['0', '2']
+    """
+    return [name for name, module in net.named_modules() if is_head(module)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[-8:])
+    return f"{shown} (the last 8 of {len(names)})" if len(names) > 8 else shown
+
+
+def find_head(net: nn.Module, *, example: Any = None) -> str:
+    """The name of the last Linear or 1×1 convolution.
+
+    With an example input it is the one whose output reaches the net's output past no other learned layer;
+    without, the last layer with parameters that was registered. Where that does not decide, a sentence
+    lists the candidates.
+    """
+    candidates = head_candidates(net)
+    if not candidates:
+        layers = [name or type(module).__name__ for name, module in net.named_modules() if _owns(module)]
+        raise ValueError(
+            f"the net has no Linear or 1×1 convolution that could be its head (layers with parameters: "
+            f"{_listed(layers) or 'none'}); NeuBoots re-weights the last linear layer: end the net in one"
+        )
+    if example is not None:
+        return _find_by_running(net, candidates, example)
+    last: str = [name for name, module in net.named_modules() if _owns(module)][-1]
+    if last in candidates:
+        return last
+    raise ValueError(
+        f"cannot tell which layer is the head: the last layer with parameters is {last!r}, and the candidates "
+        f"are {_listed(candidates)}; name one (head=…) or give an example input (example=x)"
+    )
+
+
+def _owns(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str:
+    tape = Tape(strict=False)
+    calls = dict.fromkeys(candidates, 0)
+
+    def traced(name: str) -> Callable[[Head, Tensor], Tensor]:
+        def act(head: Head, phi: Tensor) -> Tensor:
+            calls[name] += 1
+            return tape.source(head(plain(phi)), name)
+
+        return act
+
+    stand_ins = {cast(Head, net.get_submodule(name)): traced(name) for name in candidates}
+    with eval_mode(net), torch.no_grad(), _standing_in(net, stand_ins):
+        output = main_output(call_net(net, example))
+    names, learned = tape.origins(output.slot) if isinstance(output, Traced) else (set(), False)
+    if len(names) == 1 and not learned:
+        (name,) = names
+        if calls[name] == 1:
+            return name
+        raise ValueError(_used(name, calls[name]))
+    reach = sorted(names) or ["none"]
+    why = "learned layers follow" if learned else f"those that reach the output directly: {_listed(reach)}"
+    raise ValueError(
+        f"cannot tell which layer is the head ({why}); the candidates are {_listed(candidates)}: name one (head=…)"
+    )
+
+
+def _used(name: str, calls: int) -> str:
+    times = "twice" if calls == 2 else f"{calls} times"
+    return (
+        f"the head {name!r} is used {times if calls else 'never'} in one pass; expected exactly once: "
+        "name another layer (head=…), or give each use a layer of its own"
+    )
+
+
+# -- the split -----------------------------------------------------------------------------------------
+
+
+class _StandIn(nn.Module):
+    """Takes the head's place for one call; what the net asks of the head, the head answers."""
+
+    def __init__(self, head: Head, act: Callable[[Head, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.head, self.act = head, act
+        self.training = head.training
+
+    def forward(self, phi: Tensor) -> Tensor:
+        return self.act(self.head, phi)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("head"), name)
+
+
+@contextmanager
+def _standing_in(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Tensor]]) -> Iterator[None]:
+    with _SWAP:
+        places = [
+            (parent, key, child)
+            for parent in list(net.modules())
+            for key, child in parent._modules.items()
+            if child in acts
+        ]
+        for parent, key, child in places:
+            head = cast(Head, child)
+            parent._modules[key] = _StandIn(head, acts[head])
+        try:
+            yield
+        finally:
+            for parent, key, child in places:
+                parent._modules[key] = child
+
+
+class _Stop(Exception):
+    """Raised by the stand-in where nothing after the head is wanted."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of the net: the features φ = F(x), the plain output, and what followed the head."""
+
+    phi: Tensor
+    output: Tensor
+    tape: Tape
+    slot: int
+
+    @property
+    def ends_at_head(self) -> bool:
+        """Whether the output of the head is the output of the net."""
+        return self.slot == 0
+
+    def finish(self, z: Tensor) -> Tensor:
+        """What the net does with its head's output z, repeated."""
+        return self.tape.repeat(z, self.slot)
+
+
+@dataclass(frozen=True)
+class Split:
+    """net = finish ∘ head ∘ features."""
+
+    net: nn.Module
+    name: str
+    head: Head  # kept, since a stand-in has its place while the net runs
+
+    @property
+    def width(self) -> int:
+        """D, the number of features that the head reads."""
+        head = self.head
+        return head.in_features if isinstance(head, nn.Linear) else head.in_channels
+
+    @property
+    def axis(self) -> int:
+        """The axis of the features (and of the head's outputs): last for Linear, 1 for convolutions."""
+        return -1 if isinstance(self.head, nn.Linear) else 1
+
+    def run(self, x: Any, act: Callable[[Head, Tensor], Tensor]) -> Any:
+        """The net with `act(head, φ)` in the place of head(φ)."""
+        calls = 0
+
+        def once(head: Head, phi: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise ValueError(_used(self.name, calls))
+            return act(head, phi)
+
+        with _standing_in(self.net, {self.head: once}):
+            result = call_net(self.net, x)
+        if calls == 0:
+            raise ValueError(_used(self.name, 0))
+        return result
+
+    def features(self, x: Any) -> Tensor:
+        """φ = F(x); what the net does after its head is not computed."""
+        seen: list[Tensor] = []
+
+        def stop(head: Head, phi: Tensor) -> Tensor:
+            seen.append(phi)
+            raise _Stop
+
+        try:
+            self.run(x, stop)
+        except _Stop:
+            return seen[0]
+        raise ValueError(_used(self.name, 0))
+
+    def trace(self, x: Any) -> Pass:
+        """One pass that notes what follows the head."""
+        tape, seen = Tape(), []
+
+        def note(head: Head, phi: Tensor) -> Tensor:
+            seen.append(phi)
+            return tape.source(head(phi), self.name)
+
+        output = main_output(self.run(x, note))
+        if not isinstance(output, Traced):
+            raise ValueError(
+                f"the head {self.name!r} does not reach the net's output; the candidates are "
+                f"{_listed(head_candidates(self.net))}: name another one (head=…)"
+            )
+        return Pass(seen[0], plain(output), tape, output.slot)
+
+
+def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) -> Split:
+    """Split the net at its last Linear or 1×1 convolution, or at the layer called `name`.
+
+    >>> split = split_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> split.name, split.width, split.features(torch.zeros(2, 4)).shape
+    ('2', 8, torch.Size([2, 8]))
+    """
+    net = unwrap(net)
+    if is_head(net):
+        net = nn.Sequential(net)  # a bare layer: its input is its features
+        name = "0"
+    if name is None:
+        name = find_head(net, example=example)
+    candidates = head_candidates(net)
+    if name not in candidates:
+        raise ValueError(
+            f"got head={name!r}; expected the name of a Linear or 1×1 convolution of the net: "
+            f"{_listed(candidates) or 'there is none'}"
+        )
+    return Split(net, name, cast(Head, net.get_submodule(name)))
