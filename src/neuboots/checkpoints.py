@@ -83,8 +83,8 @@ class Keeper:
             ) from error
         if rest.get("made_by", self.made_by) != self.made_by:
             raise ValueError(
-                f"the checkpoint {self.path} was made by another run: {rest['made_by'][:200]}; expected "
-                f"{self.made_by[:200]}: choose another folder, or delete it to start anew"
+                f"the checkpoint {self.path} was made by another run: {rest['made_by'][:300]}; expected "
+                f"{self.made_by[:300]}: choose another folder, or delete it to start anew"
             )
         left = self.fabric.load(self.path, state, strict=False, weights_only=True)
         self.schedule.load_state_dict(left["schedule"])

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from neuboots.prediction import Moments
-from neuboots.surgery import Head, Pass, main_output, split_head
+from neuboots.surgery import Head, Pass, main_output, plain_head, split_head
 from neuboots.weights import Link, WeightLaw, apply_link, link_moments
 
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
@@ -105,14 +104,12 @@ class BootstrapGenerator(nn.Module):
         net = copy.deepcopy(self.net)
         if alpha is None:
             return net
-        head = net.get_submodule(self.split.name)
-        if parametrize.is_parametrized(head, "weight"):
-            parametrize.remove_parametrizations(head, "weight", leave_parametrized=True)
-        weight = head.weight
-        assert isinstance(weight, Tensor)
         with torch.no_grad():
+            weight = self.split.head.weight
             factor = apply_link(alpha.to(weight), self.link)[self.feature_blocks]
-            weight.mul_(factor.view(-1, *[1] * (weight.ndim - 2)))
+            weight = weight * factor.view(-1, *[1] * (weight.ndim - 2))
+        parent, _, key = self.split.name.rpartition(".")
+        net.get_submodule(parent)._modules[key] = plain_head(weight, self.split.head.bias)
         return net
 
     def freeze_features(self) -> None:

@@ -8,6 +8,7 @@ and machine, with no state to save and none to send.
 
 import hashlib
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ def stable_hash(*parts: int | str) -> int:
     >>> stable_hash(0, "epoch", 3) == stable_hash(0, "epoch", 3) != stable_hash(0, "epoch", 4)
     True
     """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    name = tuple(part if isinstance(part, str) else operator.index(part) for part in parts)  # NumPy's 3 is 3
+    digest = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
@@ -57,7 +59,7 @@ def draw_keys(ids: Tensor, *name: int | str) -> Tensor:
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
     """Uniforms in (0, 1), double precision: a function of (key, counter) alone."""
     words = _mix(keys + (counters + 1) * _GOLDEN)
-    return (_shift(words, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return (_shift(words, 12).to(torch.float64) + 0.5) * 2.0**-52  # 52 bits: with 53 the last would round to 1
 
 
 def _exponentials(keys: Tensor, size: int) -> Tensor:

@@ -38,7 +38,7 @@ def unmasked(loss: Loss, targets: Tensor) -> Tensor | None:
     ignore_index = getattr(loss, "ignore_index", None)
     if ignore_index is None or targets.is_floating_point():
         return None
-    mask = targets != ignore_index
+    mask = targets.long() != ignore_index  # in uint8, label 156 and −100 are the same byte
     return None if bool(mask.all()) else mask
 
 
@@ -61,7 +61,7 @@ class CrossEntropy:
             )
         if targets.is_floating_point():
             raise ValueError("got floating-point labels; expected integers 0 … C − 1: use labels.long()")
-        classes = outputs.shape[1]
+        targets, classes = targets.long(), outputs.shape[1]
         wrong = (targets != self.ignore_index) & ((targets < 0) | (targets >= classes))
         if bool(wrong.any()):
             raise ValueError(
@@ -78,9 +78,11 @@ class CrossEntropy:
 
 
 def _shaped_like(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.numel() != outputs.numel():
+    """The targets in the outputs' shape; axes of length 1 may be missing, no other may differ."""
+    got, expected = ([d for d in shape[1:] if d != 1] for shape in (targets.shape, outputs.shape))
+    if targets.shape[:1] != outputs.shape[:1] or got != expected:
         raise ValueError(
-            f"got targets {tuple(targets.shape)} for outputs {tuple(outputs.shape)}; expected as many: "
+            f"got targets {tuple(targets.shape)} for outputs {tuple(outputs.shape)}; expected the same shape: "
             "broadcasting one against the other would give a wrong loss without a word"
         )
     return targets.reshape(outputs.shape).to(outputs)

@@ -131,7 +131,15 @@ class _Figures:
         _check_level(level)
         if not bool((noise_std >= 0).all()):
             raise ValueError("got a negative or NaN noise_std; expected standard deviations ≥ 0")
-        return _normal_interval(self.mean, (self.std**2 + noise_std**2).sqrt(), level)
+        shape = self.mean.shape
+        noise = noise_std.view(-1, *[1] * (len(shape) - 2)) if noise_std.ndim == 1 else noise_std  # (C,): per output
+        axes = zip(reversed(noise.shape), reversed(shape), strict=False)
+        if noise.ndim > len(shape) or any(got not in (1, expected) for got, expected in axes):
+            raise ValueError(
+                f"got noise_std of shape {tuple(noise_std.shape)} for outputs {tuple(shape)}; expected (C,), one "
+                "number for each output, or one for each element"
+            )
+        return _normal_interval(self.mean, (self.std**2 + noise**2).sqrt(), level)
 
 
 @dataclass(frozen=True)
@@ -388,7 +396,7 @@ def residual_std(predictor: Predictor, x: Any, y: Tensor) -> Tensor:
     if y.numel() == 0:
         raise ValueError("got no targets; expected at least one held-out point")
     mean = predictor.summarize(x, 100).mean
-    if y.numel() != mean.numel():
+    if y.shape[:1] != mean.shape[:1] or y.squeeze().shape != mean.squeeze().shape:
         raise ValueError(f"got targets of shape {tuple(y.shape)}; expected {tuple(mean.shape)}, as the net's outputs")
     squares = (y.reshape(mean.shape).to(mean) - mean).square()
     return squares.movedim(1, -1).flatten(0, -2).mean(0).sqrt()

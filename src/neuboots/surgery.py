@@ -107,6 +107,16 @@ def is_head(module: nn.Module) -> bool:
     return whole and conv.padding in ("valid", "same", (0,) * len(conv.kernel_size))
 
 
+def plain_head(weight: Tensor, bias: Tensor | None) -> Head:
+    """A Linear or 1×1 convolution with these weights (copied), whatever parametrisation they came from."""
+    outputs, width = weight.shape[:2]
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3] if weight.ndim > 2 else None
+    head: Head = nn.Linear(width, outputs) if kind is None else kind(width, outputs, 1)
+    head.weight = nn.Parameter(weight.detach().clone())
+    head.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return head
+
+
 def head_candidates(net: nn.Module) -> list[str]:
     """Names of the layers that could be the head, in the order they were registered.
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -108,11 +108,13 @@ def train(
     *,
     validation: Dataset[Any] | None = None,
     validate: Validate | None = None,
+    identity: str = "",
 ) -> nn.Module:
     """Minimise objective_at(epoch)(net, batch) over the data; the net is trained in place and returned.
 
     Ctrl-C finishes the step and leaves a checkpoint. `validate` gives figures of one validation batch; their
     means over `validation` are reported, and "loss" decides on early stopping (the best weights are restored).
+    `identity` says what is trained: a checkpoint of something else is refused.
     """
     if validation is not None and validate is None:
         raise ValueError("got validation data without validate; expected the function that gives its figures")
@@ -128,7 +130,7 @@ def train(
         strategy=recipe.strategy,
         precision=recipe.precision,
     )
-    job = _Job(net, data, objective_at, recipe, validation, validate)
+    job = _Job(net, data, objective_at, recipe, validation, validate, identity)
     trained: nn.Module = fabric.launch(partial(_run, job))
     if trained is not net:  # a spawned process trained a copy
         net.load_state_dict(trained.state_dict())
@@ -143,11 +145,16 @@ class _Job:
     recipe: Recipe
     validation: Dataset[Any] | None
     validate: Validate | None
+    identity: str
 
     @property
     def made_by(self) -> str:
+        """What must not change between two runs that share a checkpoint."""
         recipe = self.recipe
         identity = {
+            "what": self.identity,
+            "optimizer": _name_of(recipe.optimizer),
+            "schedule": _name_of(recipe.schedule),
             "epochs": recipe.epochs,
             "batch_size": recipe.batch_size,
             "seed": recipe.seed,
@@ -167,6 +174,24 @@ class _Job:
             rank=fabric.global_rank,
             world=fabric.world_size,
         )
+
+
+def _name_of(call: Any) -> str:
+    """The name of a callable and the options that a partial fixes; no addresses, which change between runs."""
+    if isinstance(call, partial):
+        return f"{_name_of(call.func)} {sorted(call.keywords.items())}"
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
+
+
+def identity_of(method: Any) -> str:
+    """A method's name and options, the same in every process: what `train` writes into its checkpoints."""
+    plain = (bool, int, float, str, nn.Module, type(None))
+    options = {
+        option.name: repr(value) if is_dataclass(value) or isinstance(value, plain) else _name_of(value)
+        for option in fields(method)
+        for value in [getattr(method, option.name)]
+    }
+    return f"{type(method).__name__} {options}"
 
 
 def _run(job: _Job, fabric: "Fabric") -> nn.Module:
@@ -207,7 +232,7 @@ def _run(job: _Job, fabric: "Fabric") -> nn.Module:
                 if _anyone(fabric, stop.asked):
                     keeper.save(at)
                     raise KeyboardInterrupt(keeper.advice)
-                if recipe.checkpoint_steps and batch.step % recipe.checkpoint_steps == 0:
+                if recipe.checkpoint_steps and (batch.step + 1) % recipe.checkpoint_steps == 0:
                     keeper.save(at)
             report = _close_epoch(fabric, job, net, at, time.monotonic() - began)
             keeper.save(at)
@@ -314,6 +339,7 @@ def _bar(fabric: "Fabric", job: _Job, loader: Loader, at: Progress) -> Iterator[
     if not (job.recipe.progress and fabric.is_global_zero):
         yield lambda text: None
         return
+    from rich import get_console
     from rich import progress as rich
 
     columns = (
@@ -322,8 +348,8 @@ def _bar(fabric: "Fabric", job: _Job, loader: Loader, at: Progress) -> Iterator[
         rich.MofNCompleteColumn(),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns, transient=True) as progress:
-        progress.disable = not progress.console.is_terminal
+    quiet = not get_console().is_terminal  # into a file or a pipe a bar would print blank lines
+    with rich.Progress(*columns, transient=True, disable=quiet) as progress:
         total = job.recipe.epochs * loader.steps
         task = progress.add_task("training", total=total, completed=at.epoch * loader.steps + at.step)
         yield lambda text: progress.update(task, advance=1, description=text)

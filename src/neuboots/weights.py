@@ -223,6 +223,8 @@ def strata_of(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) 
     [0, 0, 1, 1]
     """
     n = len(targets)
+    if n < 1:
+        raise ValueError("got no targets; expected at least 1: the data set is empty")
     flat = targets.detach().cpu().reshape(n, -1)
     if flat.is_floating_point():
         spread = flat.std(0, correction=0)
@@ -230,13 +232,14 @@ def strata_of(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) 
         ranks = torch.empty(n, dtype=torch.int64)
         ranks[score.argsort(stable=True)] = torch.arange(n)
         return ranks * min(num_bins, n) // n
+    flat = flat.to(torch.int64)  # in uint8, label 156 and −100 are the same byte
     if flat.shape[1] > 1:
         return torch.stack([_commonest(row[row != ignore_index]) for row in flat])
-    return flat[:, 0].to(torch.int64)
+    return flat[:, 0]
 
 
 def _commonest(labels: Tensor) -> Tensor:
-    return labels.mode().values.to(torch.int64) if len(labels) else torch.tensor(-1)
+    return labels.mode().values if len(labels) else torch.tensor(-1)
 
 
 @dataclass(frozen=True)
@@ -261,6 +264,9 @@ class HashedBlocks:
 
     num_blocks: int
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_size(self.num_blocks)
 
     def __call__(self, index: Tensor) -> Tensor:
         return hashed(index.cpu(), self.num_blocks, self.seed, "stream")

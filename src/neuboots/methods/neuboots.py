@@ -19,7 +19,7 @@ from neuboots.losses import CrossEntropy, Loss, unmasked, weighted_loss
 from neuboots.methods.plain import loss_figures, with_outputs
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of
 from neuboots.surgery import eval_mode, to_net
-from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.training import Objective, Recipe, identity_of, make_seeded, train
 from neuboots.weights import (
     LAWS,
     Blocks,
@@ -165,7 +165,15 @@ class NeuBoots:
             output = g(to_net(g, batch.x), mean_weights(self.law, self.link, generator.num_blocks))
             return loss_figures(self.loss, output, batch.y)
 
-        train(generator, data, objective_at, recipe, validation=validation, validate=validate)
+        train(
+            generator,
+            data,
+            objective_at,
+            recipe,
+            validation=validation,
+            validate=validate,
+            identity=identity_of(self),
+        )
         return NeuBootsPredictor(generator.eval(), self.law)
 
 

@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import Batch
 from neuboots.losses import CrossEntropy, Loss, unmasked, weighted_loss
-from neuboots.prediction import Moments, Predictor, Stream
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of
 from neuboots.surgery import call_net, eval_mode, main_output, to_net
-from neuboots.training import Recipe, make_seeded, train
+from neuboots.training import Recipe, identity_of, make_seeded, train
 
 
 def with_outputs(output: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class PlainPredictor(Predictor):
                 count = min(size, num_samples - start)
                 yield output.expand(count, *output.shape)
 
-        return Stream(num_samples, 1, chunks, Moments(output, torch.zeros_like(output)))
+        return Stream(num_samples, bytes_of(output), chunks, Moments(output, torch.zeros_like(output)))
 
     def config(self) -> dict[str, Any]:
         return {"method": "plain"}
@@ -95,5 +95,13 @@ class Plain:
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
             return loss_figures(self.loss, output(model, batch), batch.y)
 
-        train(net, data, lambda epoch: objective, recipe, validation=validation, validate=validate)
+        train(
+            net,
+            data,
+            lambda epoch: objective,
+            recipe,
+            validation=validation,
+            validate=validate,
+            identity=identity_of(self),
+        )
         return PlainPredictor(net.eval())

@@ -1,0 +1,145 @@
+"""Slow, obvious implementations that the fast ones are compared with."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+
+import numpy as np
+import scipy.stats
+
+# -- tolerances ----------------------------------------------------------------------------------------
+
+
+def standard_errors(comparisons: int, false_alarm: float = 1e-3) -> float:
+    """k such that right code strays more than k standard errors anywhere, in all these comparisons together,
+    for one seed in a thousand (Bonferroni, two-sided, normal).
+
+    >>> round(standard_errors(1), 2), round(standard_errors(1000), 2)
+    (3.29, 5.03)
+    """
+    return float(scipy.stats.norm.isf(false_alarm / (2 * comparisons)))
+
+
+def p_value(comparisons: int, false_alarm: float = 1e-3) -> float:
+    """The least p-value allowed to any one of these tests, so that all pass for 999 seeds in a thousand."""
+    return false_alarm / comparisons
+
+
+# -- keys ----------------------------------------------------------------------------------------------
+
+_WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def splitmix64(seed: int, count: int) -> list[int]:
+    """The published generator, in whole numbers: the first words of a seed."""
+    state, words = seed & _WORD, []
+    for _ in range(count):
+        state = (state + GOLDEN) & _WORD
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+        words.append(z ^ (z >> 31))
+    return words
+
+
+def splitmix64_seed(word: int) -> int:
+    """The seed whose first word this is: the mixing is a bijection, so every word has one."""
+
+    def unshift(value: int, bits: int) -> int:
+        found = value
+        for _ in range(64 // bits):
+            found = value ^ (found >> bits)
+        return found
+
+    z = unshift(word, 31)
+    z = unshift(z * pow(0x94D049BB133111EB, -1, 1 << 64) & _WORD, 27)
+    z = unshift(z * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _WORD, 30)
+    return (z - GOLDEN) & _WORD
+
+
+def as_int64(word: int) -> int:
+    """The 64 bits read with a sign."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def kummer(a: float, b: float, z: float) -> float:
+    """₁F₁(a; b; −z) = Σ_k (a)_k / (b)_k · (−z)^k / k!, by its definition. The terms alternate and grow to
+    about e^z, so as many digits more are carried."""
+    with localcontext() as context:
+        context.prec = int(z / math.log(10)) + 60
+        a, b, z = Decimal(a), Decimal(b), Decimal(z)
+        total = term = Decimal(1)
+        k = 0
+        while k < z or abs(term) > Decimal(10) ** -40:
+            term *= (a + k) / (b + k) * -z / (k + 1)
+            total += term
+            k += 1
+        return float(total)
+
+
+def multinomial_mean(size: int, function) -> float:
+    """E function(α) for α ~ Multinomial(S; 1/S, …, 1/S), over all S^S outcomes of S draws."""
+    outcomes = list(itertools.product(range(size), repeat=size))
+    return sum(function([draws.count(s) for s in range(size)]) for draws in outcomes) / len(outcomes)
+
+
+# -- prediction ----------------------------------------------------------------------------------------
+
+
+def entropy(p: Sequence[float]) -> float:
+    return -sum(x * math.log(x) for x in p if x > 0)
+
+
+def softmax(z: Sequence[float]) -> list[float]:
+    """Over the classes; one number is the logit of the second of two classes."""
+    z = [0.0, *z] if len(z) == 1 else list(z)
+    weights = [math.exp(x - max(z)) for x in z]
+    return [w / sum(weights) for w in weights]
+
+
+def figures(samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Every figure of samples (B, N, C, *), one input and pixel after another."""
+    B, N, _, *pixels = samples.shape
+    found: dict[str, np.ndarray] = {}
+    for at in itertools.product(range(N), *map(range, pixels)):
+        columns = [[float(v) for v in samples[(b, at[0], slice(None), *at[1:])]] for b in range(B)]  # B lists of C
+        each = [softmax(z) for z in columns]
+        probs = [sum(p) / B for p in zip(*each, strict=True)]
+        mean = [sum(z) / B for z in zip(*columns, strict=True)]
+        squares = [sum((v - m) ** 2 for v in z) for z, m in zip(zip(*columns, strict=True), mean, strict=True)]
+        values = {
+            "mean": mean,
+            "std": [math.sqrt(s / (B - 1)) if B > 1 else 0.0 for s in squares],
+            "probs": probs,
+            "labels": probs.index(max(probs)),
+            "confidence": max(probs),
+            "entropy": entropy(probs),
+            "expected_entropy": sum(map(entropy, each)) / B,
+            "mutual_information": entropy(probs) - sum(map(entropy, each)) / B,
+        }
+        for name, value in values.items():
+            several = isinstance(value, list)
+            if name not in found:
+                found[name] = np.zeros((N, len(value), *pixels) if several else (N, *pixels))
+            found[name][(at[0], slice(None), *at[1:]) if several else at] = value
+    return found
+
+
+# -- statistics ----------------------------------------------------------------------------------------
+
+
+def least_squares(X: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """θ̂ = (Xᵀ W X)⁻¹ Xᵀ W y: X (n, p), y (n,), w (n,)."""
+    return np.linalg.solve(X.T @ (w[:, None] * X), X.T @ (w * y))
+
+
+def sandwich(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """White's covariance of θ̂ (HC0): (XᵀX)⁻¹ Xᵀ diag(e²) X (XᵀX)⁻¹, e the residuals: (p, p)."""
+    residuals = y - X @ least_squares(X, y, np.ones(len(y)))
+    bread = np.linalg.inv(X.T @ X)
+    return bread @ (X.T * residuals**2) @ X @ bread

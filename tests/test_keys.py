@@ -1,0 +1,170 @@
+"""Draws named by keys: the published sequence, the key alone, and the right distribution."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import as_int64, p_value, splitmix64, splitmix64_seed, standard_errors
+
+from neuboots.keys import draw_keys, gammas, hashed, stable_hash, uniforms
+
+PUBLISHED = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
+HASHES = [8405428280607487038, 5694367389426422167, -6023868720686207888]
+KEYS = [-8275191639509082295, -6314907043946546630, 2048806985838041702]
+PLACES = [11, 94, 45, 79, 95, 21, 58, 85]
+GAMMAS = [2.220451177784625, 3.376233972648327]  # log and cos may differ in the last digit between machines
+SHAPES = [0.3, 0.5, 1.0, 2.5, 5.0, 50.0]
+many = settings(deadline=None, max_examples=50, derandomize=True)
+seeds = st.integers(0, 2**64 - 1)
+
+
+def top_bits(seed: int, count: int) -> list[float]:
+    """(k + ½) / 2⁵² for the upper 52 bits k of the words of a seed: exact in double precision."""
+    return [((word >> 12) + 0.5) / 2**52 for word in splitmix64(seed, count)]
+
+
+def key(seed: int) -> torch.Tensor:
+    return torch.tensor([as_int64(seed)])
+
+
+# -- the sequence --------------------------------------------------------------------------------------
+
+
+def test_the_oracle_is_the_published_splitmix64() -> None:
+    assert splitmix64(1234567, 5) == PUBLISHED
+
+
+def test_uniforms_are_the_published_sequence() -> None:
+    drawn = uniforms(key(1234567), torch.arange(5))
+    assert drawn.dtype == torch.float64
+    assert drawn.tolist() == [((word >> 12) + 0.5) / 2**52 for word in PUBLISHED]
+
+
+@many
+@given(seeds)
+def test_uniforms_are_splitmix64_for_every_seed(seed: int) -> None:
+    assert uniforms(key(seed), torch.arange(20)).tolist() == top_bits(seed, 20)
+
+
+@pytest.mark.parametrize(("word", "expected"), [(0, 2.0**-53), (2**64 - 1, 1 - 2.0**-53)])
+def test_uniforms_are_never_0_nor_1(word: int, expected: float) -> None:
+    """The smallest and the largest word: log u stays finite, and −log u positive."""
+    seed = splitmix64_seed(word)
+    assert splitmix64(seed, 1) == [word]
+    assert uniforms(key(seed), torch.arange(1)).item() == expected
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+def test_the_hash_and_the_keys_can_never_change_silently() -> None:
+    """Saved runs and replicates are named by these numbers: a new value breaks every one of them."""
+    assert stable_hash(0, "epoch", 3) == HASHES[0]
+    assert stable_hash() == HASHES[1]
+    assert stable_hash("α", -1, 2**70) == HASHES[2]
+    assert draw_keys(torch.tensor([0, 1, 10**12]), 0, "replicate").tolist() == KEYS
+    assert hashed(torch.arange(8), 100, 0, "stream").tolist() == PLACES
+    assert gammas(draw_keys(torch.arange(1), 0), 2, 2.5).tolist() == [pytest.approx(GAMMAS, rel=1e-12)]
+
+
+def test_names_do_not_run_into_each_other() -> None:
+    names = [(1, 2), (12,), ("1", 2), (1, "2"), ("1, 2",), (2, 1), ("1", "2"), (-1, 2), (), (1,), (0,)]
+    assert len({stable_hash(*name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("three", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_a_whole_number_of_any_type_names_the_same_draws(three: int) -> None:
+    assert stable_hash(0, three) == stable_hash(0, 3)
+
+
+def test_a_fraction_is_no_name() -> None:
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        stable_hash(0.5)
+
+
+@many
+@given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(SHAPES), st.randoms(use_true_random=False))
+def test_draws_depend_on_the_key_alone(num, size, shape, random) -> None:
+    """Any subset, in any order, with repetitions: row k is a function of keys[k], bit for bit."""
+    keys = draw_keys(torch.arange(num), 7, "replicate")
+    rows = torch.tensor([random.randrange(num) for _ in range(random.randint(1, 2 * num))])
+    assert torch.equal(draw_keys(rows, 7, "replicate"), keys[rows])
+    assert torch.equal(gammas(keys[rows], size, shape), gammas(keys, size, shape)[rows])
+    places = hashed(torch.arange(num), size, 7)
+    assert torch.equal(hashed(rows, size, 7), places[rows])
+    counters = torch.arange(size)
+    assert torch.equal(uniforms(keys[rows, None], counters), uniforms(keys[:, None], counters)[rows])
+    assert torch.equal(uniforms(keys[:, None], counters.flip(0)), uniforms(keys[:, None], counters).flip(1))
+
+
+def test_keys_of_many_ids_and_names_are_all_different() -> None:
+    """A collision among 2·10⁵ random 64-bit words has probability 10⁻⁹."""
+    ids = torch.arange(50_000)
+    keys = torch.cat([draw_keys(ids, *name) for name in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0)]])
+    assert len(keys.unique()) == 4 * len(ids)
+
+
+# -- the distribution ----------------------------------------------------------------------------------
+
+
+def test_uniforms_are_uniform_along_counters_and_along_keys() -> None:
+    along_counters = uniforms(draw_keys(torch.arange(1), 3), torch.arange(50_000))
+    along_keys = uniforms(draw_keys(torch.arange(50_000), 3), torch.zeros(1, dtype=torch.int64))
+    for drawn in (along_counters, along_keys):
+        assert scipy.stats.kstest(drawn.numpy(), "uniform").pvalue > p_value(2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gammas_are_gamma_distributed(shape: float) -> None:
+    """One key with many cells and many keys with few; Kolmogorov–Smirnov over 6 shapes × 2 layouts."""
+    for num, size in [(1, 20_000), (10_000, 2)]:
+        drawn = gammas(draw_keys(torch.arange(num), 11), size, shape)
+        assert drawn.shape == (num, size)
+        assert scipy.stats.kstest(drawn.flatten().numpy(), scipy.stats.gamma(shape).cdf).pvalue > p_value(12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gammas_of_different_cells_keys_names_and_seeds_are_uncorrelated(shape: float) -> None:
+    """Rank correlations of 20,000 pairs have standard error 1/√19,999 under independence."""
+    ids = torch.arange(20_000)
+    drawn = gammas(draw_keys(ids, 0, "a"), 3, shape).numpy()
+    others = {
+        "next cell": drawn[:, 1],
+        "cell after": drawn[:, 2],
+        "next key": np.roll(drawn[:, 0], 1),
+        "name": gammas(draw_keys(ids, 0, "b"), 3, shape)[:, 0].numpy(),
+        "seed": gammas(draw_keys(ids, 1, "a"), 3, shape)[:, 0].numpy(),
+    }
+    allowed = standard_errors(len(SHAPES) * len(others)) / np.sqrt(len(ids) - 1)
+    for what, other in others.items():
+        assert abs(scipy.stats.spearmanr(drawn[:, 0], other).statistic) < allowed, what
+
+
+def test_squares_of_neighbouring_uniforms_are_uncorrelated_too() -> None:
+    """Two uniforms side by side fill the square: χ² over a 20 × 20 grid."""
+    u = uniforms(draw_keys(torch.arange(40_000), 5)[:, None], torch.arange(2)).numpy()
+    counts, *_ = np.histogram2d(u[:, 0], u[:, 1], bins=20, range=[[0, 1], [0, 1]])
+    assert scipy.stats.chisquare(counts.flatten()).pvalue > p_value(1)
+
+
+@pytest.mark.parametrize("size", [2, 7, 64, 1000])
+@pytest.mark.parametrize("stride", [1, 2, 1024])
+def test_hashed_places_are_near_uniform(size: int, stride: int) -> None:
+    """χ² over the places, for consecutive ids and for those of one worker in 2 and in 1,024."""
+    places = hashed(torch.arange(50_000) * stride, size, 0, "stream")
+    assert int(places.min()) >= 0
+    counts = torch.bincount(places, minlength=size)
+    assert len(counts) == size
+    assert scipy.stats.chisquare(counts.numpy()).pvalue > p_value(12)
+
+
+def test_one_place_takes_all() -> None:
+    assert hashed(torch.arange(5), 1, 0).tolist() == [0] * 5
