@@ -1,6 +1,7 @@
 """Which options should NeuBoots have by default? Measured, not guessed.
 
-    python -m benchmarks.defaults --data-root FOLDER [--sets digits fashion_mnist cifar10] [--seeds 0 1 2]
+    python -m benchmarks.defaults --data-root FOLDER [--sets digits fashion_mnist:3000] [--seeds 0 1 2]
+                                  [--variants NAME …]
 
 Trains every variant on every set and seed, appends a row for each to benchmarks/defaults.jsonl (rows that are
 there are not run again), and prints the table that docs/decisions/0002-defaults.md shows.
@@ -21,7 +22,8 @@ from neuboots.metrics import brier, ece, error, nll
 from neuboots.nets import SmallCNN
 
 ROWS = Path(__file__).with_name("defaults.jsonl")
-EPOCHS, TRAIN, TEST, B = 16, 3000, 2500, 100  # enough epochs that the plain net fits its training set
+EPOCHS, TEST, B = 16, 2500, 100  # enough epochs that the plain net fits its training set
+SETS = ["digits:1000", "fashion_mnist:3000", "cifar10:3000", "fashion_mnist:10000"]  # name:training images
 
 VARIANTS = {
     "plain": Plain(),
@@ -41,6 +43,7 @@ VARIANTS = {
 
 def load_set(name: str, root: Path) -> tuple[TensorDataset, Tensor, Tensor]:
     """Train part, test inputs, test labels; pixels standardised by the train part."""
+    name, train = name.split(":")
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -48,11 +51,11 @@ def load_set(name: str, root: Path) -> tuple[TensorDataset, Tensor, Tensor]:
         x = torch.tensor(bunch.images, dtype=torch.float32)[:, None]
         y = torch.tensor(bunch.target)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-        x_train, y_train, x_test, y_test = x[order[:1000]], y[order[:1000]], x[order[1000:]], y[order[1000:]]
+        x_train, y_train, x_test, y_test = x[order[: int(train)]], y[order[: int(train)]], x[order[int(train) :]], y[order[int(train) :]]
     else:
         (x_train, y_train), (x_test, y_test) = (
             read_images(root / name / "data" / f"{part}-00000-of-00001.parquet", count)
-            for part, count in (("train", TRAIN), ("test", TEST))
+            for part, count in (("train", int(train)), ("test", TEST))
         )
     mean, std = x_train.mean((0, 2, 3), keepdim=True), x_train.std((0, 2, 3), keepdim=True)
     return TensorDataset((x_train - mean) / std, y_train), (x_test - mean) / std, y_test
@@ -127,20 +130,21 @@ def spread(values: list[float], digits: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=Path("."))
-    parser.add_argument("--sets", nargs="*", default=["digits", "fashion_mnist", "cifar10"])
+    parser.add_argument("--sets", nargs="*", default=SETS)
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     args = parser.parse_args()
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
     done = {(row["set"], row["variant"], row["seed"]) for row in rows}
     for seed in args.seeds:
         for name in args.sets:
-            for variant in VARIANTS:
+            for variant in args.variants:
                 if (name, variant, seed) not in done:
                     rows.append(run(name, variant, seed, args.data_root))
                     with ROWS.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
                     print(rows[-1], flush=True)
-    print(f"command: python -m benchmarks.defaults; {TRAIN} images (digits: 1000), {EPOCHS} epochs, B = {B}\n")
+    print(f"command: python -m benchmarks.defaults; {EPOCHS} epochs, {TEST} test images (digits: 797), B = {B}\n")
     print(table(rows))
 
 

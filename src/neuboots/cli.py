@@ -1,25 +1,23 @@
 """The command `neuboots`: a subcommand is a frozen dataclass of options with `run()`, and one line in COMMANDS."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
 
-COMMANDS: dict[str, type[Experiment]] = {
+COMMANDS: dict[str, Callable[..., Experiment]] = {
     "demo": Demo,
 }
 
-ABOUT = """Honest bootstrap uncertainty for any PyTorch network, from one training run.
-
-`neuboots --version` prints the version."""
+ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training run. For the version: --version."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and give its exit code: 1 what is needed is missing, 2 bad options, 130 interrupted."""
     args = sys.argv[1:] if argv is None else list(argv)
     if args == ["--version"]:
-        print(f"neuboots {sys.modules[__package__].__version__}")
+        print("neuboots", sys.modules["neuboots"].__version__)
         return 0
     try:
         from tyro.extras import subcommand_cli_from_dict
@@ -30,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as fault:
         if fault.name is None or fault.name.startswith("neuboots"):
             raise
-        return _fail(f"{fault.name} is not installed; install it with: pip install 'neuboots[demo]'", 1)
+        return _fail(f"{fault.name.split('.')[0]} is not installed; get it with: pip install 'neuboots[demo]'", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0

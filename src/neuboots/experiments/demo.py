@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (64, 128, 256)
 SIZES = (1, 5, 100, 1000)  # the numbers of replicates B that are timed
-ROUNDS = 7
-RANKS = {"least": 0.0, "median": 0.5, "most": 1.0}  # which images are shown, by NeuBoots's entropy
+ROUNDS = 5  # of timing, each to and fro
 
 
 @dataclass(frozen=True)
@@ -82,19 +81,19 @@ class Demo:
         say = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
         digits = load(self.unknown, self.seed)
         say(self.command, style="bold")
-        say(f"{digits}; a convolutional net of widths {WIDTHS}, {self.epochs} epochs, seed {self.seed}.")
+        say(f"{digits}.\nA convolutional network of widths {WIDTHS}; epochs: {self.epochs}, seed: {self.seed}.")
         plain, plain_seconds = self._fit(Plain(), digits)
         boots, boots_seconds = self._fit(NeuBoots(), digits)
         say(f"Trained in {plain_seconds:.1f} s (plain) and {boots_seconds:.1f} s (NeuBoots).\n")
         pair = {
-            "plain": Answers.of(plain, digits, num_samples=1, seed=self.seed),
-            f"NeuBoots, B = {self.num_samples:,}": Answers.of(boots, digits, self.num_samples, seed=self.seed),
+            "plain": ask(plain, digits, num_samples=1, seed=self.seed),
+            f"NeuBoots, B = {self.num_samples:,}": ask(boots, digits, num_samples=self.num_samples, seed=self.seed),
         }
-        times = measure_times(plain, boots, digits.test_x)
+        times = measure_times(plain, boots, digits.images["known"])
         for table in (quality(pair, digits), separation(pair, digits), examples(pair, digits), cost(times, digits)):
             say(table)
             say()
-        write_png(draw(pair, digits, times, f"seed {self.seed}, {self.epochs} epochs"), self.out)
+        write_png(draw(pair, digits, times, f"epochs: {self.epochs}, seed: {self.seed}"), self.out)
         say(f"Figure: {self.out}. Finished in {time.perf_counter() - began:.0f} s.")
 
     def _fit(self, method: Method, digits: "Digits") -> tuple[Predictor, float]:
@@ -129,40 +128,42 @@ class Demo:
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Images (N, 1, 8, 8) in [0, 1]. Labels count the known classes: label k is the digit classes[k]."""
+    """Images (N, 1, 8, 8) in [0, 1] to train with and, known and unknown, to ask about.
+
+    Outputs count the known classes: output k is the digit classes[k], and `labels` are those of the known images.
+    """
 
     classes: list[int]
     train: TensorDataset
-    test_x: Tensor
-    test_y: Tensor
-    unknown_x: Tensor
-    unknown_digits: Tensor
+    images: dict[str, Tensor]
+    shown: dict[str, list[int]]
+    labels: Tensor
 
     def __str__(self) -> str:
-        strangers = ", ".join(map(str, sorted(set(self.unknown_digits.tolist()))))
-        known, test, unknown = len(self.train), len(self.test_y), len(self.unknown_x)
-        return f"{known} training digits, {test} test digits, {unknown} unknown digits ({strangers})"
+        unknown = ", ".join(map(str, sorted(set(self.shown["unknown"]))))
+        known_size, unknown_size = (len(images) for images in self.images.values())
+        return f"{len(self.train)} training digits, {known_size} test digits, {unknown_size} unknown digits ({unknown})"
 
 
 def load(unknown: tuple[int, ...], seed: int) -> Digits:
-    """scikit-learn's 1,797 digits: a random half of the known classes trains, the other half tests."""
+    """scikit-learn's 1,797 digits: a random half of those known trains, the other half tests."""
     from sklearn.datasets import load_digits
 
     pixels, targets = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     digits = torch.tensor(targets)
-    strange = torch.isin(digits, torch.tensor(unknown))
-    classes = digits[~strange].unique()
-    x_known, y_known = x[~strange], torch.searchsorted(classes, digits[~strange])
-    order = torch.randperm(len(y_known), generator=torch.Generator().manual_seed(seed))
-    train, test = order.chunk(2)
+    hidden = torch.isin(digits, torch.tensor(unknown))
+    known = (~hidden).nonzero()[:, 0]
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
+    train, test = known[order].chunk(2)
+    classes = sorted(set(range(10)) - set(unknown))
+    labels = torch.searchsorted(torch.tensor(classes), digits)
     return Digits(
-        classes.tolist(),
-        TensorDataset(x_known[train], y_known[train]),
-        x_known[test],
-        y_known[test],
-        x[strange],
-        digits[strange],
+        classes=classes,
+        train=TensorDataset(x[train], labels[train]),
+        images={"known": x[test], "unknown": x[hidden]},
+        shown={"known": digits[test].tolist(), "unknown": digits[hidden].tolist()},
+        labels=labels[test],
     )
 
 
@@ -171,66 +172,65 @@ def load(unknown: tuple[int, ...], seed: int) -> Digits:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one network says of N images; `low` and `high` bound the middle 95 % of its replicates: (N, C)."""
+    """What one network says of N images: (N, C) and (N,)."""
 
     probs: Tensor
-    low: Tensor
+    low: Tensor  # the middle 95 % of the replicates' probabilities
     high: Tensor
     entropy: Tensor
     mutual_information: Tensor
 
-    @property
-    def answers(self) -> Tensor:
-        """True where the network would answer: its class has the 95 % interval above one half: (N,)."""
-        return self.low.gather(1, self.probs.argmax(1, keepdim=True))[:, 0] > 0.5
+    def ranked(self) -> dict[str, int]:
+        """The images of least, median and most entropy."""
+        order = self.entropy.argsort(stable=True).tolist()
+        return {"least": order[0], "median": order[len(order) // 2], "most": order[-1]}
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """What one network says of the test digits and of the unknown ones."""
+Answers = dict[str, Answer]  # to the known and to the unknown images
 
-    known: Answer
-    unknown: Answer
 
-    @classmethod
-    def of(cls, predictor: Predictor, digits: Digits, num_samples: int, *, seed: int) -> "Answers":
-        def ask(x: Tensor) -> Answer:
-            prediction = predictor.predict(x, num_samples, seed=seed)
-            low, high = Prediction(prediction.samples.softmax(2)).interval(0.95)
-            return Answer(prediction.probs, low, high, prediction.entropy, prediction.mutual_information)
+def ask(predictor: Predictor, digits: Digits, *, num_samples: int, seed: int) -> Answers:
+    """What a network says of the known and of the unknown images."""
 
-        return cls(ask(digits.test_x), ask(digits.unknown_x))
+    def answer(x: Tensor) -> Answer:
+        said = predictor.predict(x, num_samples, seed=seed)
+        low, high = Prediction(said.samples.softmax(2)).interval(0.95)
+        return Answer(said.probs, low, high, said.entropy, said.mutual_information)
+
+    return {group: answer(x) for group, x in digits.images.items()}
+
+
+def threshold(answers: Answers) -> float:
+    """The entropy up to which a network answers: 95 % of the known images stay below it."""
+    return float(answers["known"].entropy.quantile(0.95))
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds for all test digits: one plain pass, and for each B the replicates without and with their figures."""
+    """Seconds for one batch: a plain pass, and for each B the outputs alone and with their probabilities."""
 
     plain: float
-    replicates: dict[int, float]
-    figures: dict[int, float]
+    outputs: dict[int, float]
+    probabilities: dict[int, float]
 
 
 def measure_times(plain: Predictor, boots: Predictor, x: Tensor) -> Times:
-    """Each job in turn, several rounds, so that all meet the same machine; the best time of each."""
-    jobs: list[Callable[[], object]] = [lambda: plain.net(x)]
+    """The best time of each job. Rounds run to and fro, so that no job always follows a large one."""
+
+    def probabilities(size: int) -> Tensor:
+        return boots.predict(x, size).probs
+
+    jobs: list[Callable[[], object]] = [partial(plain.net, x)]
     jobs += [partial(boots.predict, x, size) for size in SIZES]
-    jobs += [lambda size=size: boots.predict(x, size).probs for size in SIZES]  # type: ignore[misc]
+    jobs += [partial(probabilities, size) for size in SIZES]
     best = [math.inf] * len(jobs)
     with torch.no_grad():
-        for _ in range(ROUNDS):
-            for k, job in enumerate(jobs):
-                began = time.perf_counter()
-                job()
-                best[k] = min(best[k], time.perf_counter() - began)
-    replicates, figures = best[1 : 1 + len(SIZES)], best[1 + len(SIZES) :]
-    return Times(best[0], dict(zip(SIZES, replicates, strict=True)), dict(zip(SIZES, figures, strict=True)))
-
-
-def ranked(answer: Answer) -> dict[str, int]:
-    """The images of least, median and most entropy."""
-    order = answer.entropy.argsort(stable=True).tolist()
-    return {name: order[round(rank * (len(order) - 1))] for name, rank in RANKS.items()}
+        for k in ROUNDS * [*range(len(jobs)), *reversed(range(len(jobs)))]:
+            began = time.perf_counter()
+            jobs[k]()
+            best[k] = min(best[k], time.perf_counter() - began)
+    middle = 1 + len(SIZES)
+    return Times(best[0], dict(zip(SIZES, best[1:middle], strict=True)), dict(zip(SIZES, best[middle:], strict=True)))
 
 
 # -- tables --------------------------------------------------------------------------------------------
@@ -242,73 +242,68 @@ def _table(title: str, *columns: str, note: str) -> "Table":
 
     table = Table(box=SIMPLE_HEAD, title=title, caption=note, title_justify="left", caption_justify="left")
     for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k else "left")
+        table.add_column(column, justify="right" if k else "left", no_wrap=True)
     return table
 
 
 def quality(pair: dict[str, Answers], digits: Digits) -> "Table":
-    """How good the probabilities of the test digits are."""
-    table = _table(f"The {len(digits.test_y)} test digits", "", *pair, note="Lower is better in every row.")
-    known = [answers.known.probs for answers in pair.values()]
-    table.add_row("error", *(f"{float(error(p, digits.test_y)):.2%}" for p in known))
-    table.add_row("negative log-likelihood, nats", *(f"{float(nll(p, digits.test_y)):.4f}" for p in known))
-    table.add_row("expected calibration error, 15 bins", *(f"{float(ece(p, digits.test_y)):.4f}" for p in known))
-    table.add_row("Brier score", *(f"{float(brier(p, digits.test_y)):.4f}" for p in known))
+    """How good the probabilities of the known images are."""
+    table = _table(f"The {len(digits.labels)} test digits", "", *pair, note="Lower is better in every row.")
+    known = [answers["known"].probs for answers in pair.values()]
+    table.add_row("error", *(f"{100 * float(error(p, digits.labels)):.2f} %" for p in known))
+    table.add_row("negative log-likelihood, nats", *(f"{float(nll(p, digits.labels)):.4f}" for p in known))
+    table.add_row("expected calibration error, 15 bins", *(f"{float(ece(p, digits.labels)):.4f}" for p in known))
+    table.add_row("Brier score", *(f"{float(brier(p, digits.labels)):.4f}" for p in known))
     return table
 
 
 def separation(pair: dict[str, Answers], digits: Digits) -> "Table":
-    """How well uncertainty tells unknown digits from known ones."""
-    title = f"{len(digits.test_y)} known against {len(digits.unknown_x)} unknown digits"
-    note = "AUROC: unknown is the positive class. A net would answer where the 95 % interval\nof its digit's probability lies above one half; a plain net's interval is a point."
-    table = _table(title, "", *pair, note=note)
-    positive = torch.arange(len(digits.test_y) + len(digits.unknown_x)) >= len(digits.test_y)
-    scores: dict[str, Callable[[Answer], Tensor]] = {
-        "entropy": lambda answer: answer.entropy,
-        "mutual information": lambda answer: answer.mutual_information,
-    }
-    for name, score in scores.items():
-        both = [(score(answers.known), score(answers.unknown)) for answers in pair.values()]
-        table.add_row(f"mean {name}, known, nats", *(f"{float(known.mean()):.4f}" for known, _ in both))
-        table.add_row(f"mean {name}, unknown, nats", *(f"{float(unknown.mean()):.4f}" for _, unknown in both))
-        areas = [auroc(torch.cat(scores), positive=positive) for scores in both]
-        table.add_row(f"AUROC of {name}", *(f"{float(area):.4f}" for area in areas))
+    """How well uncertainty tells unknown images from known ones."""
+    known_size, unknown_size = (len(images) for images in digits.images.values())
+    positive = torch.arange(known_size + unknown_size) >= known_size
+    note = (
+        "AUROC counts unknown as positive. A network answers up to the entropy\n"
+        "that 95 % of the known digits stay below."
+    )
+    table = _table(f"{known_size} known and {unknown_size} unknown digits", "", *pair, note=note)
+    for name in ("entropy", "mutual information"):
+        scores = [[getattr(answer, name.replace(" ", "_")) for answer in answers.values()] for answers in pair.values()]
+        table.add_row(f"{name}, known, mean in nats", *(f"{float(known.mean()):.4f}" for known, _ in scores))
+        table.add_row(f"{name}, unknown, mean in nats", *(f"{float(unknown.mean()):.4f}" for _, unknown in scores))
+        table.add_row(f"{name}, AUROC", *(f"{float(auroc(torch.cat(s), positive=positive)):.4f}" for s in scores))
         table.add_section()
-    for group in ("known", "unknown"):
-        shares = [getattr(answers, group).answers.float().mean() for answers in pair.values()]
-        table.add_row(f"would answer, {group}", *(f"{float(share):.1%}" for share in shares))
+    answered = [(answers["unknown"].entropy <= threshold(answers)).double().mean() for answers in pair.values()]
+    table.add_row("answered though unknown", *(f"{100 * float(share):.1f} %" for share in answered))
     return table
 
 
 def examples(pair: dict[str, Answers], digits: Digits) -> "Table":
-    """Single images: the least, median and most uncertain of each group."""
+    """Single images, chosen by rank."""
     plain, boots = pair.values()
-    note = "Chosen by NeuBoots's entropy. Interval: the middle 95 % of the replicates' probabilities."
-    table = _table("Six digits", "image", "plain says", "NeuBoots says", "95 % interval", "and", note=note)
-    truth = {"known": [digits.classes[k] for k in digits.test_y.tolist()], "unknown": digits.unknown_digits.tolist()}
-    for group, labels in truth.items():
-        one, other = getattr(plain, group), getattr(boots, group)
-        for rank, i in ranked(other).items():
-            c, k = int(one.probs[i].argmax()), int(other.probs[i].argmax())
+    title = "The digits of least, median and most entropy (NeuBoots's)"
+    note = "In brackets the probability; the interval holds the middle 95 % of the replicates'."
+    table = _table(title, "digit", "plain", "NeuBoots", "95 % interval", "so NeuBoots", note=note)
+    for group, answer in boots.items():
+        for rank, i in answer.ranked().items():
+            probs, k = plain[group].probs[i], int(answer.probs[i].argmax())
             table.add_row(
-                f"{group} {labels[i]}, {rank} uncertain",
-                f"{digits.classes[c]} ({float(one.probs[i, c]):.3f})",
-                f"{digits.classes[k]} ({float(other.probs[i, k]):.3f})",
-                f"{float(other.low[i, k]):.3f}–{float(other.high[i, k]):.3f}",
-                "would answer" if other.answers[i] else "does not know",
+                f"{group} {digits.shown[group][i]}, {rank}",
+                f"{digits.classes[int(probs.argmax())]} ({float(probs.max()):.3f})",
+                f"{digits.classes[k]} ({float(answer.probs[i, k]):.3f})",
+                f"{float(answer.low[i, k]):.3f}–{float(answer.high[i, k]):.3f}",
+                "would answer" if answer.entropy[i] <= threshold(boots) else "does not know",
             )
     return table
 
 
 def cost(times: Times, digits: Digits) -> "Table":
     """What B replicates cost beside one plain pass."""
-    title = f"Time for {len(digits.test_y)} digits; one plain pass takes {1e3 * times.plain:.1f} ms"
-    threads = torch.get_num_threads()
-    note = f"Best of {ROUNDS} interleaved rounds, {threads} thread(s). Figures: probabilities and entropies."
-    table = _table(title, "B", "replicates", "× plain", "with figures", "× plain", note=note)
+    title = f"Time for the {len(digits.labels)} test digits; one plain pass takes {1e3 * times.plain:.1f} ms"
+    note = f"Best of {2 * ROUNDS} interleaved runs, threads: {torch.get_num_threads()}. Probabilities: with entropies."
+    table = _table(title, "B", "outputs", "× plain", "probabilities", "× plain", note=note)
     for size in SIZES:
-        pair = times.replicates[size], times.figures[size]
-        table.add_row(f"{size:,}", *(text for t in pair for text in (f"{1e3 * t:.1f} ms", f"{t / times.plain:.2f}")))
+        pair = times.outputs[size], times.probabilities[size]
+        table.add_row(f"{size:,}", *(cell for t in pair for cell in (f"{1e3 * t:.1f} ms", f"{t / times.plain:.2f}")))
     return table
 
 
@@ -316,33 +311,34 @@ def cost(times: Times, digits: Digits) -> "Table":
 
 
 def draw(pair: dict[str, Answers], digits: Digits, times: Times, run: str) -> "Figure":
-    """Reliability, entropies, times; below, the class probabilities of the median known and unknown digit."""
+    """Reliability, entropies, times; below, what is said of the known and the unknown image of median entropy."""
     from matplotlib.figure import Figure
 
     from neuboots.report.figures import draw_bands, draw_histograms, draw_image, draw_reliability, draw_times
 
     plain, boots = pair.values()
-    figure = Figure(figsize=(12.8, 8), dpi=125, layout="constrained")
-    figure.suptitle(f"NeuBoots and a plain network on handwritten digits\n{digits}; {run}")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.25, 1])
+    figure = Figure(figsize=(12.8, 8.4), dpi=125, layout="constrained")
+    figure.suptitle("A plain network and its NeuBoots twin on handwritten digits", fontsize=15, fontweight="bold")
+    (top,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.4, 1])
+    top.suptitle(f"{digits}; {run}", fontsize=11, color="#555555")
     left, middle, right = top.subplots(1, 3)
-    curves = {name: reliability_curve(answers.known.probs, digits.test_y) for name, answers in pair.items()}
-    draw_reliability(left, curves)
-    left.set_title("Are the probabilities honest? (test digits)")
-    groups = {"known": boots.known.entropy, "unknown": boots.unknown.entropy}
-    draw_histograms(middle, groups, label="entropy / nats", top=math.log(len(digits.classes)))
-    middle.set_title("Does NeuBoots notice the unknown digits?")
-    draw_times(right, {"replicates": times.replicates, "with figures": times.figures}, single=times.plain)
-    right.set_title(f"What do B replicates cost? ({len(digits.test_y)} digits)")
+    left.set_title("Are the probabilities right? (test digits)")
+    known = {name: answers["known"].probs for name, answers in pair.items()}
+    draw_reliability(left, {name: reliability_curve(p, digits.labels, num_bins=10) for name, p in known.items()})
+    middle.set_title("Are the unknown digits noticed? (NeuBoots)")
+    entropies = {group: answer.entropy for group, answer in boots.items()}
+    draw_histograms(middle, entropies, label="predictive entropy / nats", top=math.log(len(digits.classes)))
+    right.set_title(f"What do B replicates cost? ({len(digits.labels)} digits)")
+    lines = {"NeuBoots, B outputs": times.outputs, "NeuBoots, B probabilities": times.probabilities}
+    draw_times(right, lines, single=times.plain)
+    bottom.suptitle("What is said of one digit? (the known and the unknown one of median entropy)", fontsize=12)
     panels = bottom.subplots(1, 4, width_ratios=[1, 2.6, 1, 2.6])
-    truth = {"known": [digits.classes[k] for k in digits.test_y.tolist()], "unknown": digits.unknown_digits.tolist()}
-    for (group, labels), image, bands in zip(truth.items(), panels[::2], panels[1::2], strict=True):
-        one, other = getattr(plain, group), getattr(boots, group)
-        i = ranked(other)["median"]
-        x = digits.test_x if group == "known" else digits.unknown_x
-        draw_image(image, x[i, 0])
-        image.set_title(f"{group}: a {labels[i]}")
+    for (group, answer), image, bands in zip(boots.items(), panels[::2], panels[1::2], strict=True):
+        i = answer.ranked()["median"]
+        image.set_title(f"{group}: a {digits.shown[group][i]}")
+        draw_image(image, digits.images[group][i, 0])
         names = [str(digit) for digit in digits.classes]
-        draw_bands(bands, names, other.probs[i], other.low[i], other.high[i], plain=one.probs[i])
+        draw_bands(bands, names, answer.probs[i], answer.low[i], answer.high[i], plain=plain[group].probs[i])
         bands.set_xlabel("digit")
+    bottom.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -1,0 +1,287 @@
+"""The contract table: what every method's predictor promises, stated once and run over all of them."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+from zoo import TwoBranches, Upsampling
+
+from neuboots import (
+    BootstrapGenerator,
+    CrossEntropy,
+    Dirichlet,
+    Exponential,
+    GaussianNLL,
+    Method,
+    NeuBoots,
+    NeuBootsPredictor,
+    Plain,
+    Predictor,
+    Recipe,
+    SquaredError,
+    load,
+    save,
+    split_gaussian,
+)
+from neuboots.nets import MLP
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "plain": Plain,
+    "neuboots": NeuBoots,
+    "neuboots, paper": NeuBoots.paper,
+    "neuboots, exp link, step, warm-up": lambda **o: NeuBoots(
+        link="exp", law=Exponential(), redraw="step", warmup=1, **o
+    ),
+    "neuboots, S = 3": lambda **o: NeuBoots(num_blocks=3, **o),
+    "neuboots, S > n": lambda **o: NeuBoots(num_blocks=70, **o),
+    "neuboots, head only": lambda **o: NeuBoots(tune="head", **o),
+}
+RANDOM = [name for name in METHODS if name != "plain"]
+RECIPE = Recipe(epochs=2, batch_size=16, progress=False)
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes() -> TensorDataset:
+    return TensorDataset(rows(50, 4), torch.arange(50) % 3)
+
+
+@pytest.fixture(scope="module")
+def predictors() -> dict[str, Predictor]:
+    return {name: make().fit(TwoBranches, classes(), RECIPE) for name, make in METHODS.items()}
+
+
+by_method = pytest.mark.parametrize("name", METHODS)
+X = rows(9, 4, seed=5)
+
+
+@by_method
+def test_shape_dtype_and_figures(name: str, predictors: dict[str, Predictor]) -> None:
+    prediction = predictors[name].predict(X, 7)
+    assert prediction.samples.shape == (7, 9, 3)
+    assert prediction.samples.dtype == torch.float32
+    assert prediction.probs.shape == prediction.std.shape == (9, 3)
+    assert prediction.entropy.shape == prediction.mutual_information.shape == (9,)
+    assert bool(torch.isfinite(prediction.samples).all())
+    assert not prediction.samples.requires_grad
+
+
+@by_method
+def test_the_seed_names_the_replicates(name: str, predictors: dict[str, Predictor]) -> None:
+    predictor = predictors[name]
+    samples = predictor.predict(X, 6, seed=3).samples
+    assert torch.equal(samples, predictor.predict(X, 6, seed=3).samples)
+    torch.testing.assert_close(samples[:4], predictor.predict(X, 4, seed=3).samples)  # replicate b does not know B
+    if name in RANDOM:
+        assert not torch.allclose(samples, predictor.predict(X, 6, seed=4).samples)
+        assert bool((predictor.predict(X, 6).std > 0).any())
+
+
+@by_method
+def test_a_replicate_is_one_function_of_x(name: str, predictors: dict[str, Predictor]) -> None:
+    """Any batch, any order: the same outputs, within the rounding of a product in another order."""
+    predictor = predictors[name]
+    samples = predictor.predict(X, 5).samples
+    torch.testing.assert_close(predictor.predict(X[:4], 5).samples, samples[:, :4])
+    order = torch.tensor([3, 0, 8, 1, 2, 7, 6, 5, 4])
+    torch.testing.assert_close(predictor.predict(X[order], 5).samples, samples[:, order])
+
+
+@by_method
+@pytest.mark.parametrize("num_samples", [1, 2, 8, 9, 40])
+def test_summarize_is_predict(name: str, num_samples: int, predictors: dict[str, Predictor]) -> None:
+    predictor = predictors[name]
+    prediction = predictor.predict(X, num_samples, seed=2)
+    summary = predictor.summarize(X, num_samples, seed=2, quantiles=(0.025, 0.975))
+    for figure in ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(summary, figure), getattr(prediction, figure), rtol=1e-5, atol=1e-5)
+    for kind in ("normal", "percentile"):
+        for mine, theirs in zip(summary.interval(kind=kind), prediction.interval(kind=kind), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@by_method
+def test_prediction_leaves_the_net_as_it_was(name: str, predictors: dict[str, Predictor]) -> None:
+    predictor = predictors[name]
+    net = predictor.net
+    net.train()
+    net.left.eval()
+    modes = [module.training for module in net.modules()]
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    predictor.predict(X, 3)
+    predictor.summarize(X, 3)
+    assert [module.training for module in net.modules()] == modes
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    net.eval()
+
+
+@by_method
+def test_save_load_predict_is_bitwise_equal(name: str, predictors: dict[str, Predictor], tmp_path: Any) -> None:
+    save(predictors[name], tmp_path / "model")
+    again = load(tmp_path / "model", net=TwoBranches())
+    assert torch.equal(again.predict(X, 5).samples, predictors[name].predict(X, 5).samples)
+
+
+@by_method
+def test_the_fit_is_governed_by_the_seed(name: str) -> None:
+    torch.manual_seed(99)
+    first = METHODS[name]().fit(TwoBranches, classes(), RECIPE).state()
+    torch.manual_seed(1)
+    second = METHODS[name]().fit(TwoBranches, classes(), RECIPE).state()
+    other = METHODS[name]().fit(TwoBranches, classes(), Recipe(epochs=2, batch_size=16, seed=1, progress=False)).state()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@by_method
+def test_regression_and_gaussian_heads(name: str) -> None:
+    x = rows(60, 2)
+    y = x.sum(1) + 0.1 * rows(60, seed=1)
+    mean = METHODS[name](loss=SquaredError()).fit(lambda: MLP(2, 1, widths=(16,)), TensorDataset(x, y), RECIPE)
+    assert mean.predict(x, 4).samples.shape == (4, 60, 1)
+    gauss = METHODS[name](loss=GaussianNLL()).fit(lambda: MLP(2, 2, widths=(16,)), TensorDataset(x, y), RECIPE)
+    band, noise = split_gaussian(gauss.predict(x, 4))
+    assert band.samples.shape == (4, 60, 1)
+    assert bool((noise > 0).all())
+
+
+@by_method
+def test_segmentation_with_void_pixels(name: str) -> None:
+    x = rows(12, 2, 8, 8)
+    y = (x[:, 0] > 0).long()
+    y[:, :2] = 255
+    method = METHODS[name](loss=CrossEntropy(ignore_index=255))
+    predictor = method.fit(lambda: Upsampling(2, "dict"), TensorDataset(x, y), RECIPE)
+    assert predictor.predict(x[:2], 3).samples.shape == (3, 2, 4, 8, 8)
+    assert predictor.summarize(x[:2], 3).entropy.shape == (2, 8, 8)
+
+
+@pytest.mark.parametrize("link", ["identity", "exp"])
+def test_any_optimiser_and_torch_losses(link: Any) -> None:
+    recipe = Recipe(epochs=1, optimizer=torch.optim.RMSprop, clip_norm=1.0, progress=False)
+    method = NeuBoots(loss=nn.CrossEntropyLoss(reduction="none"), link=link)
+    assert method.fit(TwoBranches, classes(), recipe).predict(X, 2).samples.shape == (2, 9, 3)
+
+
+def test_a_stream_of_unknown_length() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            for i in range(40):
+                yield rows(4, seed=i), i % 3
+
+    recipe = Recipe(epochs=2, batch_size=8, steps_per_epoch=5, progress=False)
+    predictor = NeuBoots().fit(TwoBranches, Stream(), recipe)
+    assert predictor.predict(X, 2).samples.shape == (2, 9, 3)
+    with pytest.raises(ValueError, match=r"got a stream of unknown length; expected Recipe\(steps_per_epoch=…\)"):
+        NeuBoots().fit(TwoBranches, Stream(), RECIPE)
+
+
+def test_exact_moments_are_the_mean_and_std_of_many_replicates(predictors: dict[str, Predictor]) -> None:
+    predictor = predictors["neuboots"]
+    assert isinstance(predictor, NeuBootsPredictor)
+    prediction = predictor.predict(X, 4000)
+    moments = predictor.moments(X)
+    assert torch.equal(prediction.mean, moments.mean)
+    # 27 outputs: 5 standard errors of a mean, and 5 × 1/√(2B) of a nearly normal standard deviation
+    gap = (prediction.samples.mean(0) - moments.mean).abs()
+    assert bool((gap <= 5 * moments.std / 4000**0.5).all())
+    torch.testing.assert_close(prediction.samples.std(0), moments.std, rtol=5 / 8000**0.5, atol=0)
+
+
+def test_an_exported_replicate_predicts_the_same(predictors: dict[str, Predictor]) -> None:
+    predictor = predictors["neuboots"]
+    assert isinstance(predictor, NeuBootsPredictor)
+    samples = predictor.predict(X, 3, seed=8).samples
+    with torch.no_grad():
+        torch.testing.assert_close(predictor.export(2, seed=8)(X), samples[2])
+
+
+def test_an_ensemble_of_one_is_the_single_net() -> None:
+    """One replicate with constant weights is the plain net, trained and predicted the same way."""
+    from neuboots import Constant
+
+    plain = Plain().fit(TwoBranches, classes(), RECIPE)
+    single = NeuBoots(law=Constant()).fit(TwoBranches, classes(), RECIPE)
+    torch.testing.assert_close(single.predict(X, 1).samples, plain.predict(X, 1).samples)
+    assert bool((single.predict(X, 5).std == 0).all())
+
+
+def test_a_pretrained_net_keeps_its_features_when_only_the_head_is_tuned() -> None:
+    pretrained = TwoBranches()
+    before = {key: value.clone() for key, value in pretrained.state_dict().items()}
+    NeuBoots(tune="head").fit(lambda: pretrained, classes(), RECIPE)
+    changed = {key for key, value in pretrained.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {"fc.weight", "fc.bias"}
+
+
+def test_a_user_may_wrap_a_trained_net_without_fit() -> None:
+    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()), Dirichlet(10.0))
+    assert predictor.predict(X, 4).samples.shape == (4, 9, 3)
+
+
+def test_gradients_flow_to_the_input_when_asked() -> None:
+    x = X.clone().requires_grad_()
+    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()))
+    predictor.predict(x, 4).probs.amax(1).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
+
+
+def test_another_process_draws_the_same_replicates(predictors: dict[str, Predictor], tmp_path: Any) -> None:
+    save(predictors["neuboots"], tmp_path / "model")
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[2]); import neuboots; from zoo import TwoBranches;"
+        "p = neuboots.load(sys.argv[1], net=TwoBranches());"
+        "x = torch.randn(9, 4, generator=torch.Generator().manual_seed(5));"
+        "torch.save(p.predict(x, 5).samples, sys.argv[1] + '.pt')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "model"), str(__file__.rsplit("/", 1)[0])]
+    subprocess.run(command, check=True)
+    assert torch.equal(torch.load(tmp_path / "model.pt"), predictors["neuboots"].predict(X, 5).samples)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda p: p.predict(X, 0), "got B = 0 replicates; expected num_samples ≥ 1"),
+        (lambda p: p.summarize(X, -1), "got B = -1 replicates"),
+        (lambda p: p.predict(X * torch.nan, 2), r"the input has 36 NaN or infinite value\(s\) of 36"),
+        (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),
+        (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected 'epoch', 'step' or 'sample'"),
+        (lambda p: NeuBoots(tune="tail"), "got tune='tail'; expected 'all' or 'head'"),
+        (lambda p: NeuBoots(warmup=-1), "got warmup=-1"),
+        (lambda p: NeuBoots(link="log").fit(TwoBranches, classes(), RECIPE), "got link 'log'"),
+        (lambda p: NeuBoots().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
+        (lambda p: Plain().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
+        (
+            lambda p: NeuBoots().fit(TwoBranches, TensorDataset(X, torch.arange(9)), RECIPE),
+            "got label [3-8] for a net with 3 outputs; expected 0 … 2",
+        ),
+        (lambda p: Plain().fit(TwoBranches, TensorDataset(X), RECIPE), "one tensor; expected inputs and targets"),
+        (
+            lambda p: NeuBoots(loss=nn.CrossEntropyLoss()).fit(TwoBranches, classes(), RECIPE),
+            'got a single number for 16 weights.*reduction="none"',
+        ),
+        (
+            lambda p: NeuBoots().fit(lambda: nn.Sequential(nn.Conv1d(4, 3, 3)), classes(), RECIPE),
+            "the net has no Linear or 1×1 convolution",
+        ),
+    ],
+)
+def test_bad_calls_get_one_sentence(call: Any, sentence: str, predictors: dict[str, Predictor]) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call(predictors["neuboots"])
+
+
+def test_nan_in_training_data_is_said() -> None:
+    x = rows(20, 4)
+    x[3, 2] = torch.nan
+    with pytest.raises((ValueError, FloatingPointError), match="NaN"):
+        NeuBoots().fit(TwoBranches, TensorDataset(x, torch.arange(20) % 3), RECIPE)
