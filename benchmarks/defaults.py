@@ -51,7 +51,12 @@ def load_set(name: str, root: Path) -> tuple[TensorDataset, Tensor, Tensor]:
         x = torch.tensor(bunch.images, dtype=torch.float32)[:, None]
         y = torch.tensor(bunch.target)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-        x_train, y_train, x_test, y_test = x[order[: int(train)]], y[order[: int(train)]], x[order[int(train) :]], y[order[int(train) :]]
+        x_train, y_train, x_test, y_test = (
+            x[order[: int(train)]],
+            y[order[: int(train)]],
+            x[order[int(train) :]],
+            y[order[int(train) :]],
+        )
     else:
         (x_train, y_train), (x_test, y_test) = (
             read_images(root / name / "data" / f"{part}-00000-of-00001.parquet", count)

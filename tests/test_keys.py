@@ -1,12 +1,14 @@
 """Draws named by keys: the published sequence, the key alone, and the right distribution."""
 
+from random import Random
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import as_int64, p_value, splitmix64, splitmix64_seed, standard_errors
+from oracle import as_int64, gamma, p_value, splitmix64, splitmix64_seed, standard_errors
 
 from neuboots.keys import draw_keys, gammas, hashed, stable_hash, uniforms
 
@@ -92,7 +94,7 @@ def test_a_fraction_is_no_name() -> None:
 
 @many
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from(SHAPES), st.randoms(use_true_random=False))
-def test_draws_depend_on_the_key_alone(num, size, shape, random) -> None:
+def test_draws_depend_on_the_key_alone(num: int, size: int, shape: float, random: Random) -> None:
     """Any subset, in any order, with repetitions: row k is a function of keys[k], bit for bit."""
     keys = draw_keys(torch.arange(num), 7, "replicate")
     rows = torch.tensor([random.randrange(num) for _ in range(random.randint(1, 2 * num))])
@@ -120,6 +122,15 @@ def test_uniforms_are_uniform_along_counters_and_along_keys() -> None:
     along_keys = uniforms(draw_keys(torch.arange(50_000), 3), torch.zeros(1, dtype=torch.int64))
     for drawn in (along_counters, along_keys):
         assert scipy.stats.kstest(drawn.numpy(), "uniform").pvalue > p_value(2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gammas_are_marsaglia_and_tsangs_one_by_one(shape: float) -> None:
+    """Each cell with its own uniforms, none used twice; log and cos may differ in the last digits."""
+    words = [stable_hash("cell", k) for k in range(200)]
+    drawn = gammas(torch.tensor(words), 3, shape)
+    expected = torch.tensor([[gamma(word, cell, 3, shape) for cell in range(3)] for word in words], dtype=torch.float64)
+    torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

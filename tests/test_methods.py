@@ -228,7 +228,7 @@ def test_a_user_may_wrap_a_trained_net_without_fit() -> None:
 
 def test_gradients_flow_to_the_input_when_asked() -> None:
     x = X.clone().requires_grad_()
-    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()))
+    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()), Dirichlet())
     predictor.predict(x, 4).probs.amax(1).sum().backward()
     assert x.grad is not None
     assert bool((x.grad != 0).any())
@@ -253,6 +253,8 @@ def test_another_process_draws_the_same_replicates(predictors: dict[str, Predict
         (lambda p: p.predict(X, 0), "got B = 0 replicates; expected num_samples ≥ 1"),
         (lambda p: p.summarize(X, -1), "got B = -1 replicates"),
         (lambda p: p.predict(X * torch.nan, 2), r"the input has 36 NaN or infinite value\(s\) of 36"),
+        (lambda p: p.predict(X.numpy(), 2), "got inputs of type ndarray; expected a tensor"),
+        (lambda p: p.predict(classes(), 2), "got inputs of type TensorDataset; expected a tensor"),
         (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),
         (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected 'epoch', 'step' or 'sample'"),
         (lambda p: NeuBoots(tune="tail"), "got tune='tail'; expected 'all' or 'head'"),
@@ -278,6 +280,33 @@ def test_another_process_draws_the_same_replicates(predictors: dict[str, Predict
 def test_bad_calls_get_one_sentence(call: Any, sentence: str, predictors: dict[str, Predictor]) -> None:
     with pytest.raises(ValueError, match=sentence):
         call(predictors["neuboots"])
+
+
+def test_a_net_that_cannot_be_replicated_is_refused_before_training() -> None:
+    class Branching(TwoBranches):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return z if z.sum().item() > 0 else -z
+
+    reports: list[Any] = []
+    recipe = Recipe(epochs=1, batch_size=16, progress=False, on_epoch=reports.append)
+    with pytest.raises(ValueError, match="after its head the net reads values"):
+        NeuBoots().fit(Branching, classes(), recipe)
+    assert not reports
+
+
+def test_lazy_layers_are_settled_by_the_first_row() -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+    assert NeuBoots().fit(lazy, classes(), RECIPE).predict(X, 2).samples.shape == (2, 9, 3)
+    with pytest.raises(ValueError, match="lazy layers that have seen no input.*example=x"):
+        BootstrapGenerator(lazy())
+
+
+def test_equal_replicates_have_no_mutual_information(predictors: dict[str, Predictor]) -> None:
+    assert bool((predictors["plain"].predict(X, 50).mutual_information == 0).all())
+    assert bool((predictors["plain"].summarize(X, 50).mutual_information == 0).all())
 
 
 def test_nan_in_training_data_is_said() -> None:

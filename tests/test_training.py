@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from neuboots import (
     Batch,
     BootstrapGenerator,
-    Dirichlet,
     EpochReport,
     Indexed,
     NeuBoots,
@@ -172,8 +171,13 @@ def test_the_callers_random_state_is_left_alone() -> None:
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     recipe = replace(RECIPE, folder=tmp_path)
     NeuBoots().fit(dropout_net, Augmented(), recipe)
-    for method, other in [(NeuBoots(), replace(recipe, seed=1)), (Plain(), recipe), (NeuBoots.paper(), recipe)]:
-        with pytest.raises(ValueError, match=r"was made by another run.*choose another folder"):
+    for method, other, said in [
+        (NeuBoots(), replace(recipe, seed=1), r"\(seed was 0, is 1\)"),
+        (NeuBoots(), replace(recipe, optimizer=SGD), "optimizer was AdamW"),
+        (Plain(), recipe, "what was NeuBoots .*is Plain"),
+        (NeuBoots(warmup=1), recipe, "what was NeuBoots"),
+    ]:
+        with pytest.raises(ValueError, match=f"was made by another run.*{said}.*choose another folder"):
             method.fit(dropout_net, Augmented(), other)
 
 
@@ -264,7 +268,8 @@ def test_the_loop_equals_a_loop_written_out() -> None:
 
 
 def test_every_row_is_seen_once_in_each_epoch_by_all_ranks_together() -> None:
-    data = TensorDataset(rows(23, 2), torch.arange(23))
+    """22 rows in batches of 4: the last has 2 rows, so that the third of three ranks gets none of it."""
+    data = TensorDataset(rows(22, 2), torch.arange(22))
     for world in (1, 2, 3):
         seen: list[int] = []
         weights: dict[int, float] = {}
@@ -273,8 +278,16 @@ def test_every_row_is_seen_once_in_each_epoch_by_all_ranks_together() -> None:
                 if share > 0:
                     seen += batch.index.tolist()
                 weights[k] = weights.get(k, 0.0) + share / world
-        assert sorted(seen) == list(range(23))
+        assert sorted(seen) == list(range(22))
         assert all(total == pytest.approx(1.0) for total in weights.values())
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(8, [4, 4]), (9, [4, 5]), (10, [4, 4, 2]), (1, [1]), (5, [5])])
+def test_a_last_single_row_joins_the_batch_before(n: int, sizes: list[int]) -> None:
+    data = TensorDataset(rows(n, 4), torch.arange(n) % 3)
+    assert [len(batch.index) for _, batch, _ in Loader(data, batch_size=4, seed=0).epoch(0)] == sizes
+    if n > 1:
+        Plain().fit(dropout_net, data, replace(RECIPE, batch_size=4))  # BatchNorm refuses a single row
 
 
 def test_a_pass_may_start_in_the_middle() -> None:
@@ -321,8 +334,9 @@ def test_a_loop_of_ones_own_in_three_lines() -> None:
     x = rows(200, 4)
     data = TensorDataset(x, (x[:, 0] > 0).long())
     torch.manual_seed(0)
-    g = BootstrapGenerator(MLP(4, 2, widths=(32,)))
-    plan = WeightPlan(Dirichlet(), make_blocks(data, g.num_blocks), seed=0)
+    method = NeuBoots.paper()
+    g = method.generator(MLP(4, 2, widths=(32,)))
+    plan = method.plan(g, data, seed=0)
     optimizer = torch.optim.Adam(g.parameters(), lr=0.01)
     loader = DataLoader(Indexed(data), batch_size=32, shuffle=True)
     for epoch in range(15):
@@ -384,19 +398,20 @@ if os.environ.get("LOCAL_RANK", "0") == "0":
 @pytest.mark.slow
 @pytest.mark.parametrize("redraw", ["paper", "step", "sample"])
 def test_two_processes_follow_one(redraw: str, tmp_path: Path) -> None:
-    """gloo on two CPU processes, the same global batch of 10 (and a last one of a single row)."""
+    """gloo on two CPU processes, started by the script itself or forked, with the same global batch of 10."""
     script = tmp_path / "ddp.py"
     script.write_text(DDP.format())
     states = []
-    for devices, strategy in ((1, "auto"), (2, "ddp")):
-        folder = tmp_path / f"{devices}"
+    for devices, strategy in ((1, "auto"), (2, "ddp"), (2, "ddp_fork")):
+        folder = tmp_path / strategy
         folder.mkdir()
         command = [sys.executable, str(script), str(devices), strategy, redraw, str(folder)]
         subprocess.run(command, check=True, timeout=300)
         states.append(torch.load(folder / "out.pt"))
-    for key, value in states[0].items():
-        # 18 steps of single-precision rounding in another order of summation
-        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
+    for other in states[1:]:
+        for key, value in states[0].items():
+            # 15 steps of single-precision rounding in another order of summation
+            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -424,5 +439,13 @@ def test_more_bad_calls() -> None:
     frozen = nn.Linear(4, 3).requires_grad_(False)
     with pytest.raises(ValueError, match="the net has no parameters to train"):
         Plain().fit(lambda: frozen, Augmented(), RECIPE)
+    with pytest.raises(ValueError, match="got a net; expected a function that makes one"):
+        Plain().fit(nn.Linear(4, 3), Augmented(), RECIPE)
+    with pytest.raises(ValueError, match=r"make_net\(\) gave a NoneType; expected an nn.Module"):
+        NeuBoots().fit(lambda: None, Augmented(), RECIPE)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match=r"got a DataLoader; expected the data set itself: give loader.dataset"):
+        NeuBoots().fit(dropout_net, DataLoader(Augmented()), RECIPE)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got strategy='ddp_spawn'.*expected 'ddp'"):
+        Plain().fit(dropout_net, Augmented(), replace(RECIPE, strategy="ddp_spawn"))
     with pytest.raises(ValueError, match=r"got a row of type Tensor; expected \(x, y\)"):
         NeuBoots().fit(dropout_net, rows(5, 4), RECIPE)  # type: ignore[arg-type]

@@ -69,6 +69,8 @@ def as_pair(row: Any) -> tuple[Any, Any]:
 
 def size_of(data: Dataset[Any]) -> int | None:
     """n, or None for a stream."""
+    if isinstance(data, DataLoader):
+        raise ValueError("got a DataLoader; expected the data set itself: give loader.dataset")
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         return None
     n = len(cast(Sized, data))
@@ -113,7 +115,13 @@ class _Order:
     start: int = 0
 
     def __len__(self) -> int:
-        return -(-self.n // self.batch_size)
+        """A last batch of a single row, which BatchNorm cannot take, joins the one before."""
+        whole, rest = divmod(self.n, self.batch_size)
+        return max(1, whole + (rest > 1))
+
+    def bounds(self, k: int) -> tuple[int, int]:
+        """Where global batch k lies in the order of the epoch."""
+        return k * self.batch_size, self.n if k == len(self) - 1 else (k + 1) * self.batch_size
 
     def order(self) -> Tensor:
         if not self.shuffle:
@@ -123,15 +131,16 @@ class _Order:
 
     def rows(self, k: int, order: Tensor) -> Tensor:
         """This rank's rows of global batch k; one row, of no weight, where the batch has too few for all."""
-        whole = order[k * self.batch_size : (k + 1) * self.batch_size]
+        start, stop = self.bounds(k)
+        whole = order[start:stop]
         mine = whole[self.rank :: self.world]
         return mine if len(mine) else whole[:1]
 
     def share(self, k: int) -> float:
         """What a mean over this rank's rows weighs in the mean over the global batch, times the number of ranks."""
-        whole = min(self.batch_size, self.n - k * self.batch_size)
-        mine = len(range(self.rank, whole, self.world))
-        return self.world * mine / whole
+        start, stop = self.bounds(k)
+        rows = stop - start
+        return self.world * len(range(self.rank, rows, self.world)) / rows
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order = self.order()

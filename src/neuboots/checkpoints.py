@@ -1,5 +1,6 @@
 """Checkpoints of a training run, written aside and renamed: the last good one is never lost."""
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -81,11 +82,17 @@ class Keeper:
             raise ValueError(
                 f"cannot read the checkpoint {self.path} ({type(error).__name__}); delete it to start anew"
             ) from error
-        if rest.get("made_by", self.made_by) != self.made_by:
-            raise ValueError(
-                f"the checkpoint {self.path} was made by another run: {rest['made_by'][:300]}; expected "
-                f"{self.made_by[:300]}: choose another folder, or delete it to start anew"
-            )
+        self._check_maker(rest.get("made_by", self.made_by))
         left = self.fabric.load(self.path, state, strict=False, weights_only=True)
         self.schedule.load_state_dict(left["schedule"])
         return Progress(**left["at"])
+
+    def _check_maker(self, made_by: str) -> None:
+        mine, theirs = json.loads(self.made_by), json.loads(made_by)
+        differing = [key for key in mine if mine[key] != theirs.get(key)]
+        if differing:
+            said = "; ".join(f"{key} was {theirs.get(key)}, is {mine[key]}" for key in differing)
+            raise ValueError(
+                f"the checkpoint {self.path} was made by another run ({said}): choose another folder, or delete it "
+                "to start anew"
+            )

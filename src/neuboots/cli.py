@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and give its exit code: 1 what is needed is missing, 2 bad options, 130 interrupted."""
     args = sys.argv[1:] if argv is None else list(argv)
     if args == ["--version"]:
-        print("neuboots", sys.modules["neuboots"].__version__)
+        print("neuboots", version("neuboots"))
         return 0
     try:
         from tyro.extras import subcommand_cli_from_dict

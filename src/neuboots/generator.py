@@ -154,7 +154,12 @@ class GeneratorAt:
         z = self._product(factors[:, None] * weight, bias)  # (B, N, …)
         if self.passed.ends_at_head:
             return z.movedim(-1, 2) if generator.split.axis == -1 and z.ndim > 3 else z
-        return torch.stack([self.passed.finish(one) for one in z])
+        first = self.passed.finish(z[0])
+        finished = first.new_empty(len(z), *first.shape)  # filled one by one: a stack would need twice the memory
+        finished[0] = first
+        for b in range(1, len(z)):
+            finished[b] = self.passed.finish(z[b])
+        return finished
 
     def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         head = self.generator.split.head

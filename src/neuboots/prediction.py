@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 IntervalKind = Literal["percentile", "normal"]
 
-# Replicates held at once while figures are gathered. A constant: the peak is the same for B = 10 and 1000.
-_CHUNK = 8
+# Replicates held at once while sums are gathered. A constant, for outputs of any size, and one that B = 10
+# fills twice: from then on no chunk needs more memory than the one before.
+_CHUNK = 5
 _SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
 _LARGE = 1 << 26  # bytes of replicates in flight while predicting
 
@@ -71,10 +72,17 @@ def _wants_grad(x: Any) -> bool:
     return any(tensor.requires_grad for tensor in _tensors(x))
 
 
-def check_finite(x: Any) -> None:
-    """Refuse NaN and infinite inputs: they would come out as silent NaNs."""
-    for tensor in _tensors(x):
-        if tensor.is_floating_point():
+def check_inputs(x: Any) -> None:
+    """Refuse what is not tensors, and NaN and infinite values: they would come out as silent NaNs."""
+    tensors = _tensors(x)
+    if not tensors:
+        raise ValueError(
+            f"got inputs of type {type(x).__name__}; expected a tensor (torch.as_tensor(x) makes one of an array), "
+            "a dict of tensors, or a tuple of them"
+        )
+    for tensor in tensors:
+        # A sum of finite numbers may overflow, but a finite sum has no NaN and no infinity in it: one cheap read.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.detach().sum()):
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
                 raise ValueError(
@@ -120,7 +128,8 @@ class _Figures:
     @property
     def mutual_information(self) -> Tensor:
         """H(1/B Σ_b p_b) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats: (N, *)."""
-        return (self.entropy - self.expected_entropy).clamp_min(0.0)
+        gap = self.entropy - self.expected_entropy
+        return gap.where(gap > 16 * torch.finfo(gap.dtype).eps, 0.0)  # less is rounding, not disagreement
 
     def prediction_interval(self, level: float = 0.95, *, noise_std: Tensor) -> tuple[Tensor, Tensor]:
         """Where a new y falls: mean ± z √(std² + σ²), with σ the standard deviation of the noise.
@@ -199,8 +208,8 @@ class Prediction(_Figures):
             raise ValueError(f"got q = {q}; expected a number from 0 to 1")
         return _quantile(self.samples, q)
 
-    def interval(self, level: float = 0.95, *, kind: IntervalKind = "percentile") -> tuple[Tensor, Tensor]:
-        """The confidence band of the regression function: percentiles of the replicates, or mean ± z·std."""
+    def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
+        """The confidence band of the regression function: mean ± z·std, or percentiles of the replicates."""
         _check_level(level)
         if kind == "normal":
             return _normal_interval(self.mean, self.std, level)
@@ -275,32 +284,49 @@ def gather(stream: Stream) -> Prediction:
 
 
 def _summary_chunk(replicate_bytes: int) -> int:
-    return max(_CHUNK, _SMALL // replicate_bytes)
+    return max(8, _SMALL // replicate_bytes)
+
+
+@dataclass
+class _Running:
+    """Figures of the replicates seen so far: mean, Σ_b (z_b − mean)², Σ_b p_b and Σ_b H(p_b)."""
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+    probs: Tensor
+    entropy: Tensor
+
+    @classmethod
+    def of(cls, chunk: Tensor) -> "_Running":
+        mean = chunk.mean(0)
+        return cls(len(chunk), mean, (chunk - mean).square_().sum(0), *_class_sums(chunk))
+
+    def merge(self, other: "_Running") -> "_Running":
+        """Both together, in place (Chan's rule)."""
+        total = self.count + other.count
+        shift = other.mean.sub_(self.mean)
+        self.mean += shift * (other.count / total)
+        self.squares += other.squares.add_(shift.square_().mul_(self.count * other.count / total))
+        self.probs += other.probs
+        self.entropy += other.entropy
+        self.count = total
+        return self
 
 
 def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
-    count = 0
-    mean = squares = probs = entropy = torch.tensor(0.0)
-    for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
-        size, total = len(chunk), count + len(chunk)
-        chunk_mean = chunk.mean(0)
-        chunk_squares = (chunk - chunk_mean).square_().sum(0)
-        chunk_probs, chunk_entropy = _class_sums(chunk)
-        if count == 0:
-            mean, squares, probs, entropy = chunk_mean, chunk_squares, chunk_probs, chunk_entropy
-        else:
-            shift = chunk_mean.sub_(mean)
-            mean += shift * (size / total)
-            squares += chunk_squares.add_(shift.square_().mul_(count * size / total))
-            probs += chunk_probs
-            entropy += chunk_entropy
-        count = total
-    std = (squares / max(1, count - 1)).sqrt_()
+    running: _Running | None = None
+    for chunk in stream.chunks(min(_CHUNK, stream.num_samples)):
+        part = _Running.of(chunk)
+        running = part if running is None else running.merge(part)
+        del chunk, part  # before the next chunk is made: every chunk finds the memory as the last one did
+    assert running is not None, "a stream has at least one replicate"
+    count, mean, std = running.count, running.mean, (running.squares / max(1, running.count - 1)).sqrt_()
     if stream.moments is not None:
         mean, std = stream.moments.mean, stream.moments.std
     gathered = _stream_quantiles(stream, quantiles, mean.shape)
-    return Summary(count, mean, std, probs.div_(count), entropy.div_(count), gathered)
+    return Summary(count, mean, std, running.probs.div_(count), running.entropy.div_(count), gathered)
 
 
 def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
@@ -358,7 +384,7 @@ class Predictor(ABC):
     def _checked(self, x: Any, num_samples: int, seed: int) -> Stream:
         if num_samples < 1:
             raise ValueError(f"got B = {num_samples} replicates; expected num_samples ≥ 1")
-        check_finite(x)
+        check_inputs(x)
         return self.stream(x, num_samples, seed=seed)
 
 

@@ -35,7 +35,7 @@ def call_net(net: nn.Module, x: Any) -> Any:
 
 def to_net(net: nn.Module, x: Any) -> Any:
     """x on the net's device, its floating-point tensors in the net's precision."""
-    like = next((p for p in net.parameters() if p.is_floating_point()), None)
+    like = next((p for p in net.parameters() if p.is_floating_point() and not is_lazy(p)), None)
     if like is None:
         return x
     if isinstance(x, Tensor):
@@ -325,6 +325,16 @@ class Split:
         return Pass(seen[0], plain(output), tape, output.slot)
 
 
+def _settle_lazy_layers(net: nn.Module, example: Any) -> None:
+    """Lazy layers take their shapes from a first input; before that nobody knows D."""
+    if not any(is_lazy(parameter) for parameter in net.parameters()):
+        return
+    if example is None:
+        raise ValueError("the net has lazy layers that have seen no input; expected known shapes: give example=x")
+    with eval_mode(net), torch.no_grad():
+        call_net(net, example)
+
+
 def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) -> Split:
     """Split the net at its last Linear or 1×1 convolution, or at the layer called `name`.
 
@@ -333,6 +343,7 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
     ('2', 8, torch.Size([2, 8]))
     """
     net = unwrap(net)
+    _settle_lazy_layers(net, example)
     if is_head(net):
         net = nn.Sequential(net)  # a bare layer: its input is its features
         name = "0"

@@ -6,7 +6,9 @@ The loop knows nothing of α: `objective_at(epoch)` gives the scalar to minimise
 of (seed, epoch, row) or (seed, step), so a run resumed at any step goes on exactly as if never interrupted.
 """
 
+import io
 import json
+import os
 import random
 import signal
 import threading
@@ -130,10 +132,15 @@ def train(
         strategy=recipe.strategy,
         precision=recipe.precision,
     )
-    job = _Job(net, data, objective_at, recipe, validation, validate, identity)
-    trained: nn.Module = fabric.launch(partial(_run, job))
-    if trained is not net:  # a spawned process trained a copy
-        net.load_state_dict(trained.state_dict())
+    if "spawn" in str(recipe.strategy):
+        raise ValueError(
+            f"got strategy={recipe.strategy!r}, whose processes cannot see your functions; expected 'ddp', which runs "
+            "the script again for each device, or 'ddp_fork'"
+        )
+    job = _Job(net, data, objective_at, recipe, validation, validate, identity, os.getpid())
+    packed = fabric.launch(partial(_run, job))
+    if packed is not None:  # a forked process trained a copy
+        net.load_state_dict(torch.load(io.BytesIO(packed), weights_only=True))
     return net
 
 
@@ -146,6 +153,7 @@ class _Job:
     validation: Dataset[Any] | None
     validate: Validate | None
     identity: str
+    process: int  # the one that called train
 
     @property
     def made_by(self) -> str:
@@ -194,7 +202,8 @@ def identity_of(method: Any) -> str:
     return f"{type(method).__name__} {options}"
 
 
-def _run(job: _Job, fabric: "Fabric") -> nn.Module:
+def _run(job: _Job, fabric: "Fabric") -> bytes | None:
+    """Train the job's net in place; a process other than the caller's gives the weights back as bytes."""
     recipe = job.recipe
     loader = job.loader(fabric)
     net = fabric.setup_module(job.net)
@@ -240,7 +249,11 @@ def _run(job: _Job, fabric: "Fabric") -> nn.Module:
                 recipe.on_epoch(report)
     if at.best is not None:
         net.load_state_dict(at.best)
-    return job.net
+    if os.getpid() == job.process:
+        return None
+    file = io.BytesIO()
+    torch.save(job.net.state_dict(), file)
+    return file.getvalue()
 
 
 def _close_epoch(fabric: "Fabric", job: _Job, net: nn.Module, at: Progress, seconds: float) -> EpochReport:
@@ -357,6 +370,11 @@ def _bar(fabric: "Fabric", job: _Job, loader: Loader, at: Progress) -> Iterator[
 
 def make_seeded(make_net: Callable[[], nn.Module], seed: int) -> nn.Module:
     """make_net() with initial weights governed by the seed alone."""
+    if isinstance(make_net, nn.Module):
+        raise ValueError("got a net; expected a function that makes one, called once: give `lambda: net`")
     with _own_randomness():
         seed_everything(seed, "init")
-        return make_net()
+        net = make_net()
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"make_net() gave a {type(net).__name__}; expected an nn.Module")
+    return net

@@ -46,7 +46,7 @@ class NeuBootsPredictor(Predictor):
     """B replicates from one pass through the features (Algorithm 2)."""
 
     generator: BootstrapGenerator
-    law: WeightLaw = field(default_factory=Dirichlet)
+    law: WeightLaw  # the one it was trained with
 
     @property
     def net(self) -> nn.Module:
@@ -133,6 +133,18 @@ class NeuBoots:
         """α ~ S × Dirichlet(1, …, 1) redrawn at each epoch, S = D, identity link, no warm-up."""
         return cls(loss=loss or CrossEntropy(), law=Dirichlet(), redraw="epoch")
 
+    def generator(self, net: nn.Module, *, example: Any = None) -> BootstrapGenerator:
+        """g(x, α) around this net, as the options say."""
+        generator = BootstrapGenerator(net, head=self.head, num_blocks=self.num_blocks, link=self.link, example=example)
+        if self.tune == "head":
+            generator.freeze_features()
+        return generator
+
+    def plan(self, generator: BootstrapGenerator, data: Dataset[Any], *, seed: int = 0) -> WeightPlan:
+        """How α is drawn over this data set, as the options say: for `fit`, and for a loop of your own."""
+        blocks = make_blocks(data, generator.num_blocks, loss=self.loss, seed=seed)
+        return WeightPlan(self.law, blocks, seed, self.redraw, self.warmup)
+
     def fit(
         self,
         make_net: Callable[[], nn.Module],
@@ -143,13 +155,11 @@ class NeuBoots:
     ) -> NeuBootsPredictor:
         """Algorithm 1: train the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
         net = make_seeded(make_net, recipe.seed)
-        generator = BootstrapGenerator(
-            net, head=self.head, num_blocks=self.num_blocks, link=self.link, example=_example(net, data)
-        )
-        if self.tune == "head":
-            generator.freeze_features()
-        blocks = make_blocks(data, generator.num_blocks, loss=self.loss, seed=recipe.seed)
-        plan = WeightPlan(self.law, blocks, recipe.seed, self.redraw, self.warmup)
+        example = _example(net, data)
+        generator = self.generator(net, example=example)
+        with eval_mode(generator), torch.no_grad():
+            generator.at(example)  # a net that cannot be replicated is refused now, not after the training
+        plan = self.plan(generator, data, seed=recipe.seed)
 
         def objective_at(epoch: int) -> Objective:
             weights = plan.resample(epoch)

@@ -1,0 +1,92 @@
+"""Peak extra memory of `summarize`, in a process of its own.
+
+    python -m benchmarks.memory CASE B [--quick]
+
+prints the bytes by which the process grew at its peak. The kernel's high-water mark (VmHWM) counts everything:
+tensors, scratch space of the matrix library and what malloc keeps. It is never reset, hence one process for
+each figure; `ru_maxrss` would not do, since a child inherits that of its parent.
+
+Malloc serves blocks above a threshold from the system and gives them back when freed; smaller ones it keeps.
+By default the threshold moves with use, so that the mark depends on how the holes between blocks happened to
+fit. EXACT holds it fixed: then the mark is what was in use at once, to within a megabyte.
+"""
+
+import argparse
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import fresh
+from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
+
+EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A net and inputs whose peak is tens of megabytes: far above a page, and B = 1000 in seconds."""
+
+    net: nn.Module
+    x: Tensor
+
+
+def flat(quick: bool) -> Case:
+    """(N, C) outputs."""
+    n = 100 if quick else 10_000
+    return Case(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 50)), torch.randn(n, 16))
+
+
+def upsampled(quick: bool) -> Case:
+    """(N, C, H, W) outputs: a 1×1 convolution at a quarter of the resolution, then upsampling."""
+    side = 16 if quick else 128
+    layers = [nn.Conv2d(3, 64, 3, stride=4, padding=1), nn.ReLU(), nn.Conv2d(64, 21, 1)]
+    return Case(nn.Sequential(*layers, nn.Upsample(scale_factor=4, mode="bilinear")), torch.randn(2, 3, side, side))
+
+
+CASES = {"flat": flat, "upsampled": upsampled}
+
+
+def resident(field: str) -> int:
+    """Bytes now (VmRSS) or at the highest (VmHWM); where there is no /proc, the highest for both."""
+    if STATUS.exists():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
+        return 1024 * int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def extra(case: Case, num_samples: int) -> int:
+    """Bytes that `summarize` needed beyond what was there before."""
+    predictor = NeuBootsPredictor(BootstrapGenerator(case.net).eval(), NeuBoots().law)
+    predictor.summarize(case.x[:1], 2)  # threads, kernels and their caches are there before we look
+    before = resident("VmRSS")
+    predictor.summarize(case.x, num_samples)
+    return resident("VmHWM") - before
+
+
+def growth(case: str, few: int, many: int, *, quick: bool, exact: bool) -> tuple[float, float]:
+    """(peak at `many` / peak at `few`, peak at `few` in megabytes), each in a fresh process."""
+    flags = ["--quick"] if quick else []
+    peaks = [
+        fresh.numbers("-m", "benchmarks.memory", case, str(num), *flags, env=EXACT if exact else {})[0]
+        for num in (few, many)
+    ]
+    return peaks[1] / max(1.0, peaks[0]), peaks[0] / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("B", type=int)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    print(extra(CASES[args.case](args.quick), args.B))
+
+
+if __name__ == "__main__":
+    main()

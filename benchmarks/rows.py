@@ -1,0 +1,201 @@
+"""What is claimed of speed and memory, one function a topic; each gives the rows of the table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from benchmarks import fresh, memory
+from benchmarks.timing import Parts, Runner, Series, Watch, Watched, interleave, stopping
+from neuboots import BootstrapGenerator, EpochReport, Method, NeuBoots, NeuBootsPredictor, Plain, Recipe
+from neuboots.methods.neuboots import replicate_weights
+from neuboots.nets import MLP, resnet8, resnet20, resnet110
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A ratio and the bound it must keep to; a row without a bound is there to compare with."""
+
+    name: str
+    ratio: float
+    at_most: float | None = None
+    at_least: float | None = None
+    whole_runs: float | None = None  # the same ratio with nothing told apart, where `timing` tells parts apart
+    note: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        if self.at_most is not None:
+            return self.ratio <= self.at_most
+        return None if self.at_least is None else self.ratio >= self.at_least
+
+    @property
+    def bound(self) -> str:
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g}"
+        return "" if self.at_least is None else f"≥ {self.at_least:g}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much to run; quick sizes show that the harness works and nothing else."""
+
+    repeats: int
+    quick: bool = False
+
+
+def _against(series: Series, other: str, name: str, label: str, at_most: float | None = None) -> Row:
+    return Row(label, series.ratio(name, other), at_most=at_most, whole_runs=series.whole_ratio(name, other))
+
+
+def loop_of_heads(head: nn.Module, phi: Tensor, alphas: Tensor) -> Tensor:
+    """B replicates as one would write them without the library."""
+    return torch.stack([head(phi * alpha) for alpha in alphas])  # (B, N, C)
+
+
+# -- prediction ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def resnet(scale: Scale) -> list[Row]:
+    """B replicates of a deep net against one plain pass: the features are the same work in both."""
+    net = (resnet8 if scale.quick else resnet110)(100).eval()
+    title = "ResNet-8" if scale.quick else "ResNet-110"
+    x = torch.randn(2 if scale.quick else 128, 3, 32, 32)
+    watch = Watch()
+    net.features = Watched(net.features, watch, training=False).eval()
+    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().law)
+    bounds = {5: 1.03, 100: 1.06, 1000: 1.35}
+
+    def loop(num: int) -> Tensor:
+        phi = net.features(x).mean(dim=(2, 3))
+        return loop_of_heads(net.head, phi, alphas[:num])
+
+    alphas = replicate_weights(predictor.law, predictor.generator.num_blocks, 0, max(bounds), SEED).float()
+    runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x), "moments": lambda: predictor.moments(x)}
+    runs |= {f"predict {num}": partial(predictor.predict, x, num) for num in bounds}
+    runs |= {f"loop {num}": partial(loop, num) for num in (100, 1000)}
+    series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
+    row = partial(_against, series, "plain")
+    return [
+        *(row(f"predict {num}", f"{title}: predict, B = {num} / plain pass", bound) for num, bound in bounds.items()),
+        row("moments", f"{title}: exact moments / plain pass", 1.03),
+        *(row(f"loop {num}", f"{title}: loop over {num} heads / plain pass") for num in (100, 1000)),
+    ]
+
+
+@torch.no_grad()
+def mlp(scale: Scale) -> list[Row]:
+    """All heads in one product against the loop over heads, at the same features."""
+    n, num = (50, 10) if scale.quick else (10_000, 100)
+    net = MLP(784, 10, widths=(500, 500, 500)).eval()
+    x = torch.randn(n, 784)
+    generator = BootstrapGenerator(net).eval()
+    predictor = NeuBootsPredictor(generator, NeuBoots().law)
+    at = generator.at(x)
+    phi = at.passed.phi
+    alphas = replicate_weights(predictor.law, generator.num_blocks, 0, num, SEED).float()
+    watch = Watch()
+    runs: dict[str, Callable[[], object]] = {
+        "product": lambda: at(alphas),
+        "loop": lambda: loop_of_heads(net.head, phi, alphas),
+        "predict": lambda: predictor.predict(x, num),
+        "pass and loop": lambda: loop_of_heads(net.head, net.features(x), alphas),
+    }
+    series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
+    title = f"MLP 3 × 500, N = {n}, B = {num}"
+    return [
+        Row(f"{title}: loop over heads / one product", series.ratio("loop", "product"), at_least=5.0),
+        Row(f"{title}: features and loop / predict", series.ratio("pass and loop", "predict")),
+    ]
+
+
+def memory_rows(scale: Scale) -> list[Row]:
+    """`summarize` holds a few replicates at a time, whatever B is."""
+    few, many = (2, 4) if scale.quick else (10, 1000)
+    rows = []
+    for case, shape in (("flat", "(N, C)"), ("upsampled", "(N, C, H, W)")):
+        for exact in (True, False):
+            ratio, megabytes = memory.growth(case, few, many, quick=scale.quick, exact=exact)
+            name = f"summarize, {shape}: peak memory, B = {many} / B = {few}"
+            note = f"{megabytes:.0f} MB at B = {few}"
+            row = Row(name, ratio, at_most=1.2, note=note) if exact else Row(f"{name}, malloc's own", ratio, note=note)
+            rows.append(row)
+    return rows
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+
+def training(scale: Scale) -> list[Row]:
+    """One epoch of NeuBoots against one of the plain net; set-up is not counted.
+
+    The loop itself reports the seconds of the epoch. Shared are the passes through the features, forward and
+    backward, and the optimiser's step; α, the head, the loss and the loop around them are each runner's own.
+    """
+    rows, batch, make = (8, 4, resnet8) if scale.quick else (256, 128, resnet20)
+    data = TensorDataset(torch.randn(rows, 3, 32, 32), torch.randint(100, (rows,)))
+    watch = Watch()
+
+    def make_net() -> nn.Module:
+        net = make(100)
+        net.features = Watched(net.features, watch, training=True)
+        return net
+
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return stopping(torch.optim.AdamW(parameters, lr=1e-3), watch)
+
+    def epoch(method: Method) -> Parts:
+        reports: list[EpochReport] = []
+        watch.seconds = 0.0
+        recipe = Recipe(
+            epochs=1, batch_size=batch, optimizer=make_optimizer, seed=SEED, on_epoch=reports.append, progress=False
+        )
+        method.fit(make_net, data, recipe)
+        return Parts(watch.seconds, reports[0].seconds - watch.seconds)
+
+    methods: dict[str, Method] = {"plain": Plain(), "default": NeuBoots(), "paper": NeuBoots.paper()}
+    runners: dict[str, Runner] = {name: partial(epoch, method) for name, method in methods.items()}
+    series = interleave(runners, scale.repeats)
+    title = "ResNet-8" if scale.quick else "ResNet-20"
+    return [
+        _against(series, "plain", "default", f"{title}: epoch, NeuBoots() / Plain()", 1.03),
+        _against(series, "plain", "paper", f"{title}: epoch, NeuBoots.paper() / Plain()", 1.03),
+    ]
+
+
+# -- import --------------------------------------------------------------------------------------------
+
+_IMPORT = """
+import time
+began = time.perf_counter()
+import torch
+torch_there = time.perf_counter()
+{rest}
+print(torch_there - began, time.perf_counter() - torch_there)
+"""
+
+
+def importing(scale: Scale) -> list[Row]:
+    """`import neuboots` is `import torch`, which is shared, and the rest; each time in a fresh process."""
+
+    def run(rest: str) -> Parts:
+        return Parts(*fresh.numbers("-c", _IMPORT.format(rest=rest)))
+
+    runners: dict[str, Runner] = {"torch": partial(run, ""), "neuboots": partial(run, "import neuboots")}
+    series = interleave(runners, scale.repeats)
+    return [_against(series, "torch", "neuboots", "import neuboots / import torch", 1.15)]
+
+
+TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
+    "resnet": resnet,
+    "mlp": mlp,
+    "memory": memory_rows,
+    "training": training,
+    "import": importing,
+}
