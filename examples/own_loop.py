@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neuboots import BootstrapGenerator, Dirichlet, Indexed, NeuBootsPredictor, WeightPlan, make_blocks, weighted_loss
+from neuboots import Indexed, NeuBoots, NeuBootsPredictor, weighted_loss
 
 
 def moons(n: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,9 +26,9 @@ def main() -> None:
     data = TensorDataset(x, y)
     net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
-    law = Dirichlet(concentration=5.0)
-    generator = BootstrapGenerator(net, example=x[:1])
-    plan = WeightPlan(law, make_blocks(data, generator.num_blocks), redraw="sample")
+    method = NeuBoots()
+    generator = method.generator(net)
+    plan = method.plan(generator, data)
 
     optimizer = torch.optim.AdamW(generator.parameters(), lr=3e-3)
     loader = DataLoader(Indexed(data), batch_size=100, shuffle=True)
@@ -42,7 +42,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
 
-    predictor = NeuBootsPredictor(generator, law)
+    predictor = NeuBootsPredictor(generator, method.law)
     test_x, test_y = moons(1000, rng)
     p = predictor.predict(test_x, 100)
     print(f"test error {float((p.labels != test_y).float().mean()):.1%}")

@@ -34,7 +34,7 @@ def main(out: str) -> None:
 
     grid = torch.linspace(-3, 3, 301)[:, None]
     curve = predictor.predict(grid, 500)
-    band = curve.interval(0.95, kind="normal")
+    band = curve.interval(0.95)
     noise = residual_std(predictor, *held_out)
     around = curve.prediction_interval(0.95, noise_std=noise)
 
