@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="tiny sizes; no bounds")
     args = parser.parse_args(argv)
+    if args.repeats is not None and args.repeats < 1:
+        parser.error(f"got --repeats {args.repeats}; expected at least 1")
     scale = Scale(args.repeats or (1 if args.quick else 9), args.quick)
     rows: list[Row] = []
     for name in args.only:

@@ -1,13 +1,15 @@
 """Which options should NeuBoots have by default? Measured, not guessed.
 
-    python -m benchmarks.defaults --data-root FOLDER [--sets digits fashion_mnist:3000] [--seeds 0 1 2]
+    python -m benchmarks.defaults --data-root FOLDER [--sets digits:1000 energy] [--seeds 0 1 2]
                                   [--variants NAME …]
 
 Trains every variant on every set and seed, appends a row for each to benchmarks/defaults.jsonl (rows that are
-there are not run again), and prints the table that docs/decisions/0002-defaults.md shows.
+there are not run again), and writes the tables into docs/decisions/0002-defaults.md.
 """
 
 import argparse
+import csv
+import itertools
 import json
 import time
 from functools import partial
@@ -17,12 +19,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots import Dirichlet, NeuBoots, Plain, Recipe
+from neuboots import Dirichlet, Method, NeuBoots, Plain, Recipe, SquaredError
 from neuboots.metrics import brier, ece, error, nll
-from neuboots.nets import SmallCNN
+from neuboots.nets import MLP, SmallCNN
 
 ROWS = Path(__file__).with_name("defaults.jsonl")
+PAGE = Path(__file__).parents[1] / "docs" / "decisions" / "0002-defaults.md"
+BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->"
 EPOCHS, TEST, B = 16, 2500, 100  # enough epochs that the plain net fits its training set
+REGRESSION_EPOCHS = 100
+REGRESSION_SETS = ["concrete", "energy", "yacht"]  # UCI; seed k is the k-th of the standard test splits
 SETS = ["digits:1000", "fashion_mnist:3000", "cifar10:3000", "fashion_mnist:10000"]  # name:training images
 
 VARIANTS = {
@@ -38,6 +44,12 @@ VARIANTS = {
     "identity, c = 5, sample, warm-up half": NeuBoots(law=Dirichlet(5.0), redraw="sample", warmup=EPOCHS // 2),
     "exp, c = 1, step": NeuBoots(law=Dirichlet(), link="exp", redraw="step"),
     "exp, c = 1, sample": NeuBoots(law=Dirichlet(), link="exp", redraw="sample"),
+}
+
+REGRESSION = {
+    "plain": Plain(loss=SquaredError()),
+    "paper: identity, c = 1, epoch": NeuBoots.paper(SquaredError()),
+    **{f"identity, c = {c}, sample": NeuBoots(loss=SquaredError(), law=Dirichlet(float(c))) for c in (1, 5, 20, 100)},
 }
 
 
@@ -83,24 +95,67 @@ def read_images(path: Path, count: int) -> tuple[Tensor, Tensor]:
 
 
 def run(name: str, variant: str, seed: int, root: Path) -> dict[str, object]:
+    began = time.perf_counter()
+    if name in REGRESSION_SETS:
+        figures = run_regression(name, REGRESSION[variant], seed, root)
+    else:
+        figures = run_classification(name, VARIANTS[variant], seed, root)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"set": name, "variant": variant, "seed": seed, "seconds": seconds, **figures}
+
+
+def run_classification(name: str, method: Method, seed: int, root: Path) -> dict[str, float]:
     data, x, y = load_set(name, root)
     channels = data.tensors[0].shape[1]
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
     recipe = Recipe(epochs=EPOCHS, batch_size=128, optimizer=optimizer, seed=seed, progress=False)
-    began = time.perf_counter()
     make_net = partial(SmallCNN, channels, int(y.max()) + 1, widths=(16, 32, 64, 128, 128))
-    predictor = VARIANTS[variant].fit(make_net, data, recipe)
-    seconds = time.perf_counter() - began
+    predictor = method.fit(make_net, data, recipe)
     probs = torch.cat([predictor.summarize(part, B).probs for part in x.split(500)])
-    figures = {f.__name__: float(f(probs, y)) for f in (error, ece, nll, brier)}
-    return {"set": name, "variant": variant, "seed": seed, "seconds": round(seconds, 1), **figures}
+    return {f.__name__: float(f(probs, y)) for f in (error, ece, nll, brier)}
+
+
+def run_regression(name: str, method: Method, seed: int, root: Path) -> dict[str, float]:
+    """Root mean squared error and mean std of the band, in the target's units."""
+    with (root / "uci" / f"{name}.csv").open() as file:
+        names, *lines = csv.reader(file)
+    values = torch.tensor([[float(cell) for cell in line] for line in lines])
+    test = torch.zeros(len(values), dtype=torch.bool)
+    test[json.loads((root / "uci" / f"{name}.test_splits.json").read_text())[seed]] = True
+    mean, std = values[~test].mean(0), values[~test].std(0).clamp_min(1e-8)
+    target = names.index("y")
+    inputs = [i for i in range(len(names)) if i != target]
+    scaled = (values - mean) / std
+    data = TensorDataset(scaled[~test][:, inputs], scaled[~test][:, target])
+    recipe = Recipe(
+        epochs=REGRESSION_EPOCHS,
+        batch_size=64,
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        seed=seed,
+        progress=False,
+    )
+    predictor = method.fit(partial(MLP, len(inputs), 1, widths=(100, 100)), data, recipe)
+    prediction = predictor.predict(scaled[test][:, inputs], B)
+    errors = prediction.mean[:, 0] - scaled[test][:, target]
+    scale = float(std[target])
+    return {"rmse": scale * float(errors.square().mean().sqrt()), "band": scale * float(prediction.std.mean())}
+
+
+def regression_table(rows: list[dict[str, object]]) -> str:
+    lines = ["| set | variant | seeds | RMSE | mean std of the band |", "| --- | --- | --- | --- | --- |"]
+    for name, variant in itertools.product(REGRESSION_SETS, REGRESSION):
+        mine = [row for row in rows if row["set"] == name and row["variant"] == variant]
+        if mine:
+            cells = [spread([float(row[key]) for row in mine], 3) for key in ("rmse", "band")]
+            lines.append(f"| {name} | {variant} | {len(mine)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def table(rows: list[dict[str, object]]) -> str:
     """Mean ± standard error over seeds; differences from the plain net are paired by seed."""
     lines = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        lines += [f"**{name}**", ""]
+    for name in [name for name in SETS if any(row["set"] == name for row in rows)]:
+        lines += [f"**{name.split(':')[0]}, {int(name.split(':')[1]):,} training images**", ""]
         lines += ["| variant | seeds | error % | ECE % | NLL | Brier % | Δ error % (paired) | Δ NLL (paired) |"]
         lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
         plain = {row["seed"]: row for row in rows if row["set"] == name and row["variant"] == "plain"}
@@ -128,29 +183,44 @@ def table(rows: list[dict[str, object]]) -> str:
 
 def spread(values: list[float], digits: int) -> str:
     tensor = torch.tensor(values, dtype=torch.float64)
-    error_of_mean = float(tensor.std() / len(values) ** 0.5) if len(values) > 1 else float("nan")
-    return f"{float(tensor.mean()):.{digits}f} ± {error_of_mean:.{digits}f}"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{float(tensor.mean()):.{digits}f} ± {float(tensor.std()) / len(values) ** 0.5:.{digits}f}"
+
+
+def page_with(text: str, rows: list[dict[str, object]]) -> str:
+    """The page with its tables made anew from the rows."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "\n" + table(rows) + "\n" + regression_table(rows) + "\n" + END + after
+
+
+def read_rows() -> list[dict[str, object]]:
+    return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=Path("."))
-    parser.add_argument("--sets", nargs="*", default=SETS)
+    parser.add_argument("--sets", nargs="*", default=SETS + REGRESSION_SETS)
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     args = parser.parse_args()
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows()
     done = {(row["set"], row["variant"], row["seed"]) for row in rows}
-    for seed in args.seeds:
-        for name in args.sets:
-            for variant in args.variants:
-                if (name, variant, seed) not in done:
-                    rows.append(run(name, variant, seed, args.data_root))
-                    with ROWS.open("a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
-                    print(rows[-1], flush=True)
-    print(f"command: python -m benchmarks.defaults; {EPOCHS} epochs, {TEST} test images (digits: 797), B = {B}\n")
-    print(table(rows))
+    jobs = [
+        (seed, name, variant)
+        for seed, name in itertools.product(args.seeds, args.sets)
+        for variant in (REGRESSION if name in REGRESSION_SETS else args.variants)
+    ]
+    for seed, name, variant in jobs:
+        if (name, variant, seed) not in done:
+            rows.append(run(name, variant, seed, args.data_root))
+            with ROWS.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+            print(rows[-1], flush=True)
+    print(table(rows) + regression_table(rows))
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -621,9 +621,11 @@ def test_residual_std_needs_targets_like_the_outputs(shape: tuple[int, ...]) -> 
         residual_std(Fake((2,)), random(50, 5), torch.zeros(shape))
 
 
-def test_residual_std_does_not_mix_up_outputs_and_pixels() -> None:
+def test_residual_std_does_not_mix_up_the_axes() -> None:
     with pytest.raises(ValueError, match=r"^got targets of shape \(50, 3, 2\); expected \(50, 2, 3\), as the net's "):
         residual_std(Fake((2, 3)), random(50, 5), torch.zeros(50, 3, 2))
+    with pytest.raises(ValueError, match=r"^got targets of shape \(2, 1\); expected \(1, 2\), as the net's "):
+        residual_std(Fake((2,)), random(1, 5), torch.zeros(2, 1))
 
 
 def test_residual_std_needs_targets() -> None:
