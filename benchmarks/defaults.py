@@ -121,7 +121,7 @@ def run_regression(name: str, method: Method, seed: int, root: Path) -> dict[str
         names, *lines = csv.reader(file)
     values = torch.tensor([[float(cell) for cell in line] for line in lines])
     test = torch.zeros(len(values), dtype=torch.bool)
-    test[json.loads((root / "uci" / f"{name}.test_splits.json").read_text())[seed]] = True
+    test[json.loads((root / "uci" / f"{name}.test_splits.json").read_text())[str(seed)]] = True
     mean, std = values[~test].mean(0), values[~test].std(0).clamp_min(1e-8)
     target = names.index("y")
     inputs = [i for i in range(len(names)) if i != target]

@@ -449,7 +449,7 @@ def test_the_memory_of_a_summary_does_not_grow_with_B(kind: str, quantiles: tupl
     predictor = plain if kind == "plain" else Fake((3, 64, 64), torch.float32)
     replicate = 2 * 3 * 64 * 64 * 4
     peaks = []
-    for B in (24, 120):
+    for B in (64, 160):
         with LiveBytes() as memory:
             predictor.summarize(x, B, quantiles=quantiles)
         peaks.append(memory.peak / replicate)
@@ -631,3 +631,8 @@ def test_residual_std_does_not_mix_up_the_axes() -> None:
 def test_residual_std_needs_targets() -> None:
     with pytest.raises(ValueError, match=r"^got no targets; expected at least one held-out point$"):
         residual_std(Fake((2,)), random(50, 5), torch.zeros(0))
+
+
+def test_an_unknown_kind_of_interval_is_refused() -> None:
+    with pytest.raises(ValueError, match="got kind='bootstrap'; expected 'normal' or 'percentile'"):
+        Prediction(torch.zeros(2, 1, 1)).interval(kind="bootstrap")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from neuboots.prediction import Moments
 from neuboots.surgery import Head, Pass, main_output, plain_head, split_head
-from neuboots.weights import Link, WeightLaw, apply_link, link_moments
+from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, link_moments
 
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
 
@@ -48,8 +48,7 @@ class BootstrapGenerator(nn.Module):
         self.net = self.split.net
         self.link = link
         self.num_blocks = self.split.width if num_blocks is None else num_blocks
-        if self.num_blocks < 1:
-            raise ValueError(f"got S = {num_blocks} blocks; expected at least 1, or None for S = D")
+        check_blocks(self.num_blocks)
         if link not in ("identity", "exp"):
             raise ValueError(f"got link {link!r}; expected 'identity' or 'exp'")
         blocks = torch.arange(self.split.width) % self.num_blocks  # (D,)

@@ -21,6 +21,7 @@ IntervalKind = Literal["percentile", "normal"]
 # Replicates held at once while sums are gathered. A constant, for outputs of any size, and one that B = 10
 # fills twice: from then on no chunk needs more memory than the one before.
 _CHUNK = 5
+_HELD = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
 _SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
 _LARGE = 1 << 26  # bytes of replicates in flight while predicting
 
@@ -109,6 +110,7 @@ class _Figures:
         def probs(self) -> Tensor: ...
         @property
         def expected_entropy(self) -> Tensor: ...
+        def quantile(self, q: float) -> Tensor: ...
 
     @property
     def labels(self) -> Tensor:
@@ -130,6 +132,15 @@ class _Figures:
         """H(1/B Σ_b p_b) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats: (N, *)."""
         gap = self.entropy - self.expected_entropy
         return gap.where(gap > 16 * torch.finfo(gap.dtype).eps, 0.0)  # less is rounding, not disagreement
+
+    def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
+        """The confidence band of the regression function: mean ± z·std, or percentiles of the replicates."""
+        _check_level(level)
+        if kind == "normal":
+            return _normal_interval(self.mean, self.std, level)
+        if kind != "percentile":
+            raise ValueError(f"got kind={kind!r}; expected 'normal' or 'percentile'")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def prediction_interval(self, level: float = 0.95, *, noise_std: Tensor) -> tuple[Tensor, Tensor]:
         """Where a new y falls: mean ± z √(std² + σ²), with σ the standard deviation of the noise.
@@ -208,13 +219,6 @@ class Prediction(_Figures):
             raise ValueError(f"got q = {q}; expected a number from 0 to 1")
         return _quantile(self.samples, q)
 
-    def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
-        """The confidence band of the regression function: mean ± z·std, or percentiles of the replicates."""
-        _check_level(level)
-        if kind == "normal":
-            return _normal_interval(self.mean, self.std, level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
-
 
 @dataclass(frozen=True)
 class Summary(_Figures):
@@ -236,13 +240,6 @@ class Summary(_Figures):
             f"quantile {q:g} was not gathered (gathered: {sorted(self.quantiles) or 'none'}): ask for it with "
             f"summarize(x, B, quantiles=({q:g},)), or take interval(kind='normal')"
         )
-
-    def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
-        """The confidence band: mean ± z·std, or percentiles where they were gathered."""
-        _check_level(level)
-        if kind == "normal":
-            return _normal_interval(self.mean, self.std, level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
 def _quantile(samples: Tensor, q: float) -> Tensor:
@@ -284,7 +281,7 @@ def gather(stream: Stream) -> Prediction:
 
 
 def _summary_chunk(replicate_bytes: int) -> int:
-    return max(8, _SMALL // replicate_bytes)
+    return max(_CHUNK, _SMALL // replicate_bytes)
 
 
 @dataclass
@@ -317,7 +314,7 @@ class _Running:
 def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
     running: _Running | None = None
-    for chunk in stream.chunks(min(_CHUNK, stream.num_samples)):
+    for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
         part = _Running.of(chunk)
         running = part if running is None else running.merge(part)
         del chunk, part  # before the next chunk is made: every chunk finds the memory as the last one did
@@ -335,7 +332,8 @@ def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Si
         return {}
     total = shape.numel()
     chunk = _summary_chunk(stream.replicate_bytes)
-    width = max(1, min(total, total * chunk // stream.num_samples))
+    held = max(chunk, _HELD)
+    width = max(1, min(total, total * held // stream.num_samples))
     pieces: dict[float, list[Tensor]] = {q: [] for q in levels}
     for start in range(0, total, width):
         slices = [part.flatten(1)[:, start : start + width].clone() for part in stream.chunks(chunk)]

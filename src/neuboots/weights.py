@@ -38,7 +38,7 @@ class WeightLaw(Protocol):
         """E exp(−t (α₁ + … + α_parts)), exact: what the exp link needs."""
 
 
-def _check_size(size: int) -> None:
+def check_blocks(size: int) -> None:
     if size < 1:
         raise ValueError(f"got S = {size} blocks; expected at least 1: choose num_blocks ≥ 1")
 
@@ -66,7 +66,7 @@ class Dirichlet:
         _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        _check_size(size)
+        check_blocks(size)
         draws = gammas(keys, size, self.concentration).clamp_min(1e-300)
         return size * draws / draws.sum(1, keepdim=True)  # (num, S)
 
@@ -96,7 +96,7 @@ class Exponential:
         _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        _check_size(size)
+        check_blocks(size)
         return gammas(keys, size, self.concentration) / self.concentration
 
     def covariance(self, size: int) -> tuple[float, float]:
@@ -117,7 +117,7 @@ class Multinomial:
     name = "multinomial"
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        _check_size(size)
+        check_blocks(size)
         u = uniforms(keys[:, None], torch.arange(size, device=keys.device))
         picks = (u * size).long().clamp_max(size - 1)  # (num, S)
         counts = torch.zeros(len(keys), size, dtype=torch.float64, device=keys.device)
@@ -141,7 +141,7 @@ class Constant:
     name = "constant"
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        _check_size(size)
+        check_blocks(size)
         return torch.ones(len(keys), size, dtype=torch.float64, device=keys.device)
 
     def covariance(self, size: int) -> tuple[float, float]:
@@ -198,7 +198,7 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
     >>> torch.bincount(u[:6]).tolist()
     [2, 2, 2]
     """
-    _check_size(num_blocks)
+    check_blocks(num_blocks)
     if n < 1:
         raise ValueError(f"got n = {n} training points; expected at least 1: the data set is empty")
     if strata is None:
@@ -266,7 +266,7 @@ class HashedBlocks:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_size(self.num_blocks)
+        check_blocks(self.num_blocks)
 
     def __call__(self, index: Tensor) -> Tensor:
         return hashed(index.cpu(), self.num_blocks, self.seed, "stream")
@@ -276,6 +276,13 @@ Blocks = BlockTable | HashedBlocks
 
 
 # -- the schedule of draws -----------------------------------------------------------------------------
+
+
+def check_schedule(redraw: str, warmup: int) -> None:
+    if redraw not in ("epoch", "step", "sample"):
+        raise ValueError(f"got redraw={redraw!r}; expected 'epoch', 'step' or 'sample'")
+    if warmup < 0:
+        raise ValueError(f"got warmup={warmup}; expected a number of epochs ≥ 0")
 
 
 @dataclass(frozen=True)
@@ -321,6 +328,9 @@ class WeightPlan:
     seed: int = 0
     redraw: Redraw = "epoch"
     warmup: int = 0
+
+    def __post_init__(self) -> None:
+        check_schedule(self.redraw, self.warmup)
 
     def resample(self, epoch: int) -> EpochWeights:
         """Line 3 of Algorithm 1: the weights of this epoch, a function of (seed, epoch) alone."""

@@ -31,6 +31,8 @@ from neuboots.weights import (
     WeightLaw,
     WeightPlan,
     assign_blocks,
+    check_blocks,
+    check_schedule,
     link_moments,
     strata_of,
 )
@@ -119,14 +121,11 @@ class NeuBoots:
     tune: Literal["all", "head"] = "all"
 
     def __post_init__(self) -> None:
-        if self.redraw not in ("epoch", "step", "sample"):
-            raise ValueError(f"got redraw={self.redraw!r}; expected 'epoch', 'step' or 'sample'")
         if self.tune not in ("all", "head"):
             raise ValueError(f"got tune={self.tune!r}; expected 'all' or 'head'")
-        if self.warmup < 0:
-            raise ValueError(f"got warmup={self.warmup}; expected a number of epochs ≥ 0")
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise ValueError(f"got S = {self.num_blocks} blocks; expected at least 1, or None for S = D")
+        check_schedule(self.redraw, self.warmup)
+        if self.num_blocks is not None:
+            check_blocks(self.num_blocks)
 
     @classmethod
     def paper(cls, loss: Loss | None = None) -> "NeuBoots":
