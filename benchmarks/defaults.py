@@ -35,7 +35,7 @@ VARIANTS = {
     "plain": Plain(),
     "paper: identity, c = 1, epoch": NeuBoots.paper(),
     "identity, c = 1, step": NeuBoots(law=Dirichlet(), redraw="step"),
-    "identity, c = 1, sample": NeuBoots(law=Dirichlet(), redraw="sample"),
+    "identity, c = 1, sample": NeuBoots(),
     "identity, c = 2, sample": NeuBoots(law=Dirichlet(2.0), redraw="sample"),
     "identity, c = 5, sample": NeuBoots(law=Dirichlet(5.0), redraw="sample"),
     "identity, c = 10, sample": NeuBoots(law=Dirichlet(10.0), redraw="sample"),

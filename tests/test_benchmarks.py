@@ -100,8 +100,9 @@ def test_a_fresh_process_prints_numbers(monkeypatch: pytest.MonkeyPatch) -> None
 def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
     made = memory.CASES[case](quick=True)
     assert made.net(made.x).ndim == {"flat": 2, "upsampled": 4}[case]
-    assert memory.resident("VmHWM") >= memory.resident("VmRSS") > 0
-    assert memory.extra(made, 3) >= 0
+    slack = 2**22  # the kernel adds up pages thread by thread, and now and then
+    assert 0 < memory.resident("VmRSS") <= memory.resident("VmHWM") + slack
+    assert memory.extra(made, 3) >= -slack
 
 
 def test_growth_is_the_ratio_of_two_peaks(monkeypatch: pytest.MonkeyPatch) -> None:

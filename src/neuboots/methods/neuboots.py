@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from neuboots.batches import Batch, as_pair, size_of, targets_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys
-from neuboots.losses import CrossEntropy, Loss, unmasked, weighted_loss
+from neuboots.losses import CrossEntropy, Loss, SquaredError, unmasked, weighted_loss
 from neuboots.methods.plain import loss_figures, with_outputs
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of
 from neuboots.surgery import eval_mode, to_net
@@ -105,14 +105,15 @@ class NeuBootsPredictor(Predictor):
 
 @dataclass(frozen=True)
 class NeuBoots:
-    """Options of NeuBoots; `NeuBoots.paper()` is the paper's Algorithm 1 to the letter.
+    """Options of NeuBoots: by default the paper's law, drawn for each sample; found by measurement, for classes.
 
     `num_blocks` is S (None: S = D). `redraw` says how long one α is held, `warmup` for how many epochs α = 1.
-    `tune="head"` trains the last layer only, on top of a pretrained net.
+    `tune="head"` trains the last layer only, on top of a pretrained net. `NeuBoots.paper()` is the paper's
+    Algorithm 1 to the letter, `NeuBoots.regression()` is for continuous targets.
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
-    law: WeightLaw = field(default_factory=lambda: Dirichlet(concentration=5.0))
+    law: WeightLaw = field(default_factory=Dirichlet)
     link: Link = "identity"
     redraw: Redraw = "sample"
     warmup: int = 0
@@ -131,6 +132,12 @@ class NeuBoots:
     def paper(cls, loss: Loss | None = None) -> "NeuBoots":
         """α ~ S × Dirichlet(1, …, 1) redrawn at each epoch, S = D, identity link, no warm-up."""
         return cls(loss=loss or CrossEntropy(), law=Dirichlet(), redraw="epoch")
+
+    @classmethod
+    def regression(cls, loss: Loss | None = None) -> "NeuBoots":
+        """A concentrated law: the weights multiply the features, so a law as wide as the paper's costs accuracy
+        wherever the noise of the data is small beside the target's spread."""
+        return cls(loss=loss or SquaredError(), law=Dirichlet(concentration=20.0))
 
     def generator(self, net: nn.Module, *, example: Any = None) -> BootstrapGenerator:
         """g(x, α) around this net, as the options say."""
