@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots import NeuBoots, Recipe, SquaredError, residual_std
+from neuboots import NeuBoots, Recipe, residual_std
 from neuboots.nets import MLP
 
 
@@ -30,7 +30,7 @@ def main(out: str) -> None:
 
     recipe = Recipe(epochs=100, batch_size=50, optimizer=partial(torch.optim.AdamW, lr=1e-2))
     make_net = partial(MLP, 1, 1, widths=(128, 128), activation="silu")
-    predictor = NeuBoots(loss=SquaredError()).fit(make_net, train, recipe)
+    predictor = NeuBoots.regression().fit(make_net, train, recipe)
 
     grid = torch.linspace(-3, 3, 301)[:, None]
     curve = predictor.predict(grid, 500)

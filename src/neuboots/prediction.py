@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 IntervalKind = Literal["percentile", "normal"]
 
-# Replicates held at once while sums are gathered. A constant, for outputs of any size, and one that B = 10
-# fills twice: from then on no chunk needs more memory than the one before.
+# Replicates held at once while sums are gathered. A constant, and one that B = 10 fills twice: from then on no
+# chunk needs more memory than the one before.
 _CHUNK = 5
 _HELD = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
 _SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
@@ -45,8 +45,8 @@ def class_probabilities(outputs: Tensor, axis: int) -> Tensor:
 
 def entropy_of(probs: Tensor, axis: int) -> Tensor:
     """H(p) = −Σ_c p_c log p_c, in nats."""
-    entropies: Tensor = torch.special.entr(probs)
-    return entropies.sum(axis)
+    logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # p = 0 adds 0, not NaN
+    return -(probs * logs).sum(axis)
 
 
 def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,11 @@ def replicate_weights(law: WeightLaw, num_blocks: int, start: int, stop: int, se
     return law.sample(draw_keys(torch.arange(start, stop), seed, "replicate"), num_blocks)
 
 
+def _with_output_axis(z: Tensor) -> Tensor:
+    """(B, N) as (B, N, 1)."""
+    return z if z.ndim > 2 else z[..., None]
+
+
 @dataclass(frozen=True)
 class NeuBootsPredictor(Predictor):
     """B replicates from one pass through the features (Algorithm 2)."""
@@ -67,10 +72,10 @@ class NeuBootsPredictor(Predictor):
             for start in range(0, num_samples, size):
                 stop = min(start + size, num_samples)
                 alphas = replicate_weights(self.law, generator.num_blocks, start, stop, seed)
-                z = at(alphas)
-                yield z if z.ndim > 2 else z[..., None]
+                yield _with_output_axis(at(alphas))  # no name for it here: it would outlive its use
 
-        return Stream(num_samples, bytes_of(output), chunks, moments)
+        each = bytes_of(output) + bytes_of(generator.split.head.weight)  # a replicate's outputs and its head
+        return Stream(num_samples, each, chunks, moments)
 
     def moments(self, x: Any) -> Moments:
         """Exact mean and standard deviation over all replicates (B = ∞), without sampling."""
