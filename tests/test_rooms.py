@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "tape": set(),
     "surgery": {"tape"},
     "prediction": set(),
-    "generator": {"weights", "surgery", "prediction"},
+    "generator": {"keys", "weights", "surgery", "prediction"},
     "losses": set(),
     "batches": {"keys"},
     "checkpoints": set(),

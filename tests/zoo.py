@@ -79,6 +79,36 @@ class Skipped(nn.Module):
         return (z - values).log_softmax(1)
 
 
+class Written(nn.Module):
+    """Writes into its head's output in place, also through a view, and into a tensor made from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu())
+        z[:, 0] += 10
+        z[z < 0] = 0
+        view = z[:, 1]
+        view *= 3
+        out = torch.zeros_like(z)
+        out[:, [0, 2, 1]] = z
+        F.relu(out, inplace=True)
+        return out
+
+
+class WrittenThroughAView(Written):
+    """The head's own output is returned, after a view of it was written into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu())
+        view = z[:, 1]
+        view *= 3
+        return z
+
+
 class Tokens(nn.Module):
     """Keyword inputs, one output for each token, an object with .logits."""
 
@@ -89,6 +119,12 @@ class Tokens(nn.Module):
 
     def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
         return SimpleNamespace(logits=self.score(self.embed(input_ids) * scale))
+
+
+class SoftCapped(Tokens):
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        logits = self.score(self.embed(input_ids) * scale)
+        return SimpleNamespace(logits=30 * torch.tanh(logits / 30))
 
 
 class WeightNormed(nn.Module):
@@ -122,6 +158,11 @@ def _nested() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3))))
 
 
+def _compiled_body() -> nn.Module:
+    body = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), backend="eager")
+    return nn.Sequential(body, nn.Linear(8, 3))
+
+
 _IDS = torch.randint(0, 11, (5, 7), generator=torch.Generator().manual_seed(7))
 
 ZOO = [
@@ -139,6 +180,10 @@ ZOO = [
     Case("logits", lambda: Upsampling(2, "logits"), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
     Case("squeezed", Squeezed, _rows(5, 4), "net.2", (5,)),
     Case("skipped", Skipped, _rows(5, 4), "fc", (5, 3)),
+    Case("written", Written, _rows(5, 4), "fc", (5, 3)),
+    Case("written through a view", WrittenThroughAView, _rows(5, 4), "fc", (5, 3)),
+    Case("compiled body", _compiled_body, _rows(5, 4), "1", (5, 3)),
+    Case("soft-capped tokens", SoftCapped, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
     Case("tokens", Tokens, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
     Case("weight normed", WeightNormed, _rows(5, 4), "head", (5, 3)),
 ]

@@ -7,13 +7,13 @@ one product. The output is linear in h(α), so its mean and variance over α are
 """
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from neuboots.keys import draw_keys
 from neuboots.prediction import Moments
 from neuboots.surgery import Head, Pass, main_output, plain_head, split_head
 from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, link_moments
@@ -64,7 +64,7 @@ class BootstrapGenerator(nn.Module):
             return seen[0]
 
         output = main_output(self.split.run(x, scaled))
-        return self._channels_first(output) if output is seen[0] else output
+        return self._channels_first(output, seen[0].shape)
 
     def _factor(self, alpha: Tensor, phi: Tensor) -> Tensor:
         """h(α) dealt to the features and shaped to multiply φ."""
@@ -82,9 +82,10 @@ class BootstrapGenerator(nn.Module):
         shape[self.split.axis] = factor.shape[1]
         return factor.view(shape)
 
-    def _channels_first(self, output: Tensor) -> Tensor:
+    def _channels_first(self, output: Tensor, head_output: torch.Size) -> Tensor:
         """A Linear head applied to (N, T, D) gives (N, T, C): as everywhere, outputs go to axis 1."""
-        return output.movedim(-1, 1) if self.split.axis == -1 and output.ndim > 2 else output
+        last = self.split.axis == -1 and output.ndim > 2 and output.shape == head_output
+        return output.movedim(-1, 1) if last else output
 
     def at(self, x: Any) -> "GeneratorAt":
         """ĝ(x, ·), features computed a priori (Algorithm 2, line 1)."""
@@ -113,9 +114,15 @@ class BootstrapGenerator(nn.Module):
 
     def freeze_features(self) -> None:
         """Train the head only: F keeps its parameters and its BatchNorm statistics."""
-        self.features_frozen = True
         head = self.split.head
         kept = set(head.parameters())
+        others = (module for module in self.net.modules() if module not in set(head.modules()))
+        if any(parameter in kept for module in others for parameter in module.parameters(recurse=False)):
+            raise ValueError(
+                f"the head {self.split.name!r} shares its weights with a layer below, which would change with it; "
+                "expected weights of its own: train the whole net, or untie them"
+            )
+        self.features_frozen = True
         for parameter in self.parameters():
             parameter.requires_grad_(parameter in kept)
         self.train(self.training)
@@ -141,7 +148,9 @@ class GeneratorAt:
         return self._finished(self.passed.output)
 
     def _finished(self, output: Tensor) -> Tensor:
-        return self.generator._channels_first(output) if self.passed.ends_at_head else output
+        phi, split = self.passed.phi, self.generator.split
+        shape = (*phi.shape[:-1], split.head.weight.shape[0])
+        return self.generator._channels_first(output, torch.Size(shape))
 
     def __call__(self, alphas: Tensor) -> Tensor:
         """(B, S) → (B, N, C, *)."""
@@ -153,11 +162,11 @@ class GeneratorAt:
         z = self._product(factors[:, None] * weight, bias)  # (B, N, …)
         if self.passed.ends_at_head:
             return z.movedim(-1, 2) if generator.split.axis == -1 and z.ndim > 3 else z
-        first = self.passed.finish(z[0])
+        first = self._finished(self.passed.finish(z[0]))
         finished = first.new_empty(len(z), *first.shape)  # filled one by one: a stack would need twice the memory
         finished[0] = first
         for b in range(1, len(z)):
-            finished[b] = self.passed.finish(z[b])
+            finished[b] = self._finished(self.passed.finish(z[b]))
         return finished
 
     def _weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
@@ -193,7 +202,7 @@ class GeneratorAt:
             whole, squares = self._finished(whole), self._finished(squares)
             offset = self._offset(whole)
         else:
-            offset, whole, squares = self._block_sums()
+            offset, whole, squares = self._block_sums(law)
         variance = (v - c) * squares + c * whole.square()
         return Moments(offset + mean * whole, variance.clamp_min(0.0).sqrt())
 
@@ -206,30 +215,29 @@ class GeneratorAt:
         bias = self.generator.split.head.bias
         return torch.zeros_like(like) if bias is None else bias.view(-1, *[1] * (like.ndim - 2))
 
-    def _block_contributions(self) -> Iterator[Tensor]:
-        """finish(A_s + b) − finish(b) for each block s."""
+    def _block_sums(self, law: WeightLaw) -> tuple[Tensor, Tensor, Tensor]:
+        """(finish(b), Σ_s A_s, Σ_s A_s²) after a finish that must be affine, which three weightings test."""
         generator = self.generator
         weight, bias = self._weight_and_bias()
-        base = self._finish_all(self._product(torch.zeros_like(weight)[None], bias))
+        drawn = apply_link(law.sample(draw_keys(torch.arange(2), "affine"), generator.num_blocks), generator.link)
+        tests = torch.cat([torch.ones_like(drawn[:1]), drawn[:1], 3 * drawn[1:]]).to(weight)  # (3, S)
+        offset = self._finish_one(torch.zeros_like(weight), bias)
+        whole, squares = torch.zeros_like(offset), torch.zeros_like(offset)
+        sums = torch.zeros(len(tests), *offset.shape, dtype=offset.dtype, device=offset.device)
         for block in range(min(generator.num_blocks, generator.split.width)):
-            part = weight * (generator.feature_blocks == block)
-            yield self._finish_all(self._product(part[None], bias)) - base
-
-    def _finish_all(self, z: Tensor) -> Tensor:
-        return self._finished(self.passed.finish(z[0]))
-
-    def _block_sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(finish(b), Σ_s A_s, Σ_s A_s²) after an affine finish."""
-        whole, squares = torch.zeros_like(self.output), torch.zeros_like(self.output)
-        for part in self._block_contributions():
+            part = self._finish_one(weight * (generator.feature_blocks == block), bias) - offset  # A_s, finished
             whole += part
             squares += part.square()
-        weight, bias = self._weight_and_bias()
-        offset = self._finish_all(self._product(torch.zeros_like(weight)[None], bias))
-        error = (offset + whole - self.output).abs().max()
-        if error > _AFFINE_TOLERANCE * (1.0 + self.output.abs().max()):
-            raise ValueError(
-                "exact moments need what follows the head to be affine (upsampling, scaling), and here it is "
-                "not: use the moments of samples instead (predict or summarize)"
-            )
+            sums += tests[:, block].view(-1, *[1] * part.ndim) * part
+        for factor, total in zip(tests, sums, strict=True):
+            direct = self._finish_one(weight * factor[generator.feature_blocks], bias)
+            if (offset + total - direct).abs().max() > _AFFINE_TOLERANCE * (1.0 + direct.abs().max()):
+                raise ValueError(
+                    "exact moments need what follows the head to be affine (upsampling, scaling), and here it is "
+                    "not: use the moments of samples instead (predict or summarize)"
+                )
         return offset, whole, squares
+
+    def _finish_one(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The net's output with this head: (N, C, *)."""
+        return self._finished(self.passed.finish(self._product(weight[None], bias)[0]))

@@ -172,7 +172,7 @@ def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str
         return act
 
     stand_ins = {cast(Head, net.get_submodule(name)): traced(name) for name in candidates}
-    with eval_mode(net), torch.no_grad(), _standing_in(net, stand_ins):
+    with eval_mode(net), torch.no_grad(), _uncompiled(net), _standing_in(net, stand_ins):
         output = main_output(call_net(net, example))
     names, learned = tape.origins(output.slot) if isinstance(output, Traced) else (set(), False)
     if len(names) == 1 and not learned:
@@ -196,6 +196,19 @@ def _used(name: str, calls: int) -> str:
 
 
 # -- the split -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _uncompiled(net: nn.Module) -> Iterator[None]:
+    """Compiled parts of the net run as plain Python for a while: a compiler cannot look through a tape."""
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
+    if not compiled:
+        yield
+        return
+    if not hasattr(torch.compiler, "set_stance"):
+        raise ValueError("parts of the net are compiled, which needs torch 2.6 or newer here: give the net uncompiled")
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class _StandIn(nn.Module):
@@ -250,8 +263,8 @@ class Pass:
 
     @property
     def ends_at_head(self) -> bool:
-        """Whether the output of the head is the output of the net."""
-        return self.slot == 0
+        """Whether the output of the head is the output of the net, and nothing wrote into it on the way."""
+        return self.slot == 0 and not self.tape.written
 
     def finish(self, z: Tensor) -> Tensor:
         """What the net does with its head's output z, repeated."""
@@ -316,7 +329,8 @@ class Split:
             seen.append(phi)
             return tape.source(head(phi), self.name)
 
-        output = main_output(self.run(x, note))
+        with _uncompiled(self.net):
+            output = main_output(self.run(x, note))
         if not isinstance(output, Traced):
             raise ValueError(
                 f"the head {self.name!r} does not reach the net's output; the candidates are "
@@ -333,6 +347,17 @@ def _settle_lazy_layers(net: nn.Module, example: Any) -> None:
         raise ValueError("the net has lazy layers that have seen no input; expected known shapes: give example=x")
     with eval_mode(net), torch.no_grad():
         call_net(net, example)
+
+
+def _check_bare(head: Head, name: str) -> None:
+    """The product of B heads sees weights alone: whatever else changes the head's output would be lost."""
+    own = {"WeightNorm", "SpectralNorm"}  # torch's older ones only set the weight
+    hooks = [hook for hook in head._forward_pre_hooks.values() if type(hook).__name__ not in own]
+    if head._forward_hooks or hooks or "forward" in vars(head):
+        raise ValueError(
+            f"the head {name!r} has hooks or a forward of its own; expected a plain layer, M(φ) = Wφ + b: remove them, "
+            "or name another layer (head=…)"
+        )
 
 
 def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) -> Split:
@@ -355,4 +380,6 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
             f"got head={name!r}; expected the name of a Linear or 1×1 convolution of the net: "
             f"{_listed(candidates) or 'there is none'}"
         )
-    return Split(net, name, cast(Head, net.get_submodule(name)))
+    head = cast(Head, net.get_submodule(name))
+    _check_bare(head, name)
+    return Split(net, name, head)

@@ -19,9 +19,11 @@ _READS = {
     getattr(Tensor, name)
     for name in (
         *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"),
-        *("__contains__", "__iter__"),
+        *("__contains__", "__iter__", "is_nonzero", "equal", "allclose"),
     )
-}
+} | {torch.equal, torch.allclose, torch.is_nonzero}
+
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ def _leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Whether an operation changes one of its inputs in place."""
+    name = getattr(func, "__name__", "")
+    dunder = name.endswith("__")
+    return name in _IN_PLACE or (name.endswith("_") and not dunder) or "out" in kwargs or bool(kwargs.get("inplace"))
+
+
+def _set_item(target: Tensor, key: Any, value: Any) -> Tensor:
+    """target[key] = value, as an operation that gives the target back."""
+    target[key] = value
+    return target
+
+
 def plain(tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
@@ -60,6 +75,8 @@ class Traced(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.__setitem__:
+            func = _set_item
         inputs = _leaves((args, kwargs))
         tape = next(leaf.tape for leaf in inputs if isinstance(leaf, Traced))
         if tape.strict and func in _READS:
@@ -73,14 +90,14 @@ class Traced(Tensor):
             result = func(*args, **kwargs)
         outputs = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
         plain = [leaf for leaf in inputs if isinstance(leaf, Tensor) and not isinstance(leaf, Traced)]
-        target = [args[0]] if func is Tensor.__setitem__ else outputs
-        if tape.strict and any(out is other for out in target for other in plain):
+        if tape.strict and any(out is other for out in outputs for other in plain):
             raise ValueError(
                 "the net writes its head's output into another tensor in place; expected it to be returned "
                 "or combined by ordinary operations: use torch.cat, torch.where or addition instead"
             )
         if not outputs:
             return result
+        tape.written |= func is _set_item or _writes(func, kwargs)
         return tape.note(func, noted, result)
 
 
@@ -92,6 +109,7 @@ class Tape:
     sources: dict[int, str] = field(default_factory=dict)
     steps: list[tuple[Any, Any, Any]] = field(default_factory=list)
     num_slots: int = 0
+    written: bool = False  # whether a step changed a tensor in place
 
     def source(self, tensor: Tensor, name: str) -> Tensor:
         traced = self._wrap(tensor)
