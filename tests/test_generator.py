@@ -128,6 +128,17 @@ def test_moments_after_a_nonlinear_finish_are_refused() -> None:
         BootstrapGenerator(Skipped()).moments(torch.randn(4, 4), Dirichlet())
 
 
+def test_moments_after_a_saturating_finish_are_refused() -> None:
+    """Affine where α = 1 and not elsewhere: the check must look at other weights too."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Hardtanh(-1.0, 1.0))
+    with torch.no_grad():
+        net[2].weight.copy_(torch.tensor([[1.0, -1.0] * 4]))
+        net[2].bias.zero_()
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
+        BootstrapGenerator(net).moments(x, Dirichlet())
+
+
 def test_gradients_reach_every_parameter_through_alpha() -> None:
     for case in ZOO:
         g = BootstrapGenerator(make(case), example=case.x)
@@ -160,6 +171,21 @@ def test_freezing_features_trains_the_head_alone() -> None:
     assert {name for name, p in net.named_parameters() if p.grad is not None} == {"fc.weight", "fc.bias"}
 
 
+def test_freezing_below_a_tied_head_is_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 8)
+            self.head = nn.Linear(8, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.embed(ids).mean(1))
+
+    with pytest.raises(ValueError, match="the head 'head' shares its weights with a layer below"):
+        BootstrapGenerator(Tied()).freeze_features()
+
+
 def test_a_copy_is_independent() -> None:
     g = BootstrapGenerator(TwoBranches())
     twin = copy.deepcopy(g)
@@ -180,7 +206,7 @@ def test_the_generator_adds_no_parameters_or_state() -> None:
     ("call", "sentence"),
     [
         (lambda g: BootstrapGenerator(g.net, num_blocks=0), "got S = 0 blocks; expected at least 1"),
-        (lambda g: BootstrapGenerator(g.net, link="log"), "got link 'log'; expected 'identity' or 'exp'"),
+        (lambda g: BootstrapGenerator(g.net, link="log"), "got link='log'; expected 'identity' or 'exp'"),
         (lambda g: g(torch.zeros(2, 4), torch.ones(5)), r"got α of shape \(5,\); expected \(12,\)"),
         (lambda g: g(torch.zeros(2, 4), torch.ones(3, 12)), "got 3 rows of α for features of 2 inputs"),
         (lambda g: g.replicates(torch.zeros(2, 4), torch.ones(12)), r"expected \(B, 12\), B ≥ 1"),

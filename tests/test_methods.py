@@ -255,11 +255,20 @@ def test_another_process_draws_the_same_replicates(predictors: dict[str, Predict
         (lambda p: p.predict(X * torch.nan, 2), r"the input has 36 NaN or infinite value\(s\) of 36"),
         (lambda p: p.predict(X.numpy(), 2), "got inputs of type ndarray; expected a tensor"),
         (lambda p: p.predict(classes(), 2), "got inputs of type TensorDataset; expected a tensor"),
+        (lambda p: p.predict(X, 2.5), r"got B = 2.5 replicates; expected num_samples ≥ 1, a whole number"),
+        (lambda p: p.predict(X, 2, seed=1.5), "got seed=1.5; expected a whole number"),
+        (lambda p: p.predict(X.to(torch.uint8), 2), r"got uint8 inputs; expected floating-point numbers"),
+        (lambda p: p.moments(X * torch.nan), "NaN or infinite"),
+        (lambda p: NeuBoots(law="dirichlet"), r"got law='dirichlet'; expected a law such as Dirichlet\(\)"),
+        (lambda p: NeuBoots(law=Dirichlet), "expected a law such as"),
+        (lambda p: NeuBoots(loss=CrossEntropy), r"expected a function of \(outputs, targets\)"),
+        (lambda p: Plain(loss="ce"), "got loss='ce'"),
+        (lambda p: NeuBoots(num_blocks=2.5), "got S = 2.5 blocks"),
         (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),
         (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected 'epoch', 'step' or 'sample'"),
         (lambda p: NeuBoots(tune="tail"), "got tune='tail'; expected 'all' or 'head'"),
         (lambda p: NeuBoots(warmup=-1), "got warmup=-1"),
-        (lambda p: NeuBoots(link="log").fit(TwoBranches, classes(), RECIPE), "got link 'log'"),
+        (lambda p: NeuBoots(link="log").fit(TwoBranches, classes(), RECIPE), "got link='log'"),
         (lambda p: NeuBoots().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
         (lambda p: Plain().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
         (
@@ -293,6 +302,12 @@ def test_a_net_that_cannot_be_replicated_is_refused_before_training() -> None:
     with pytest.raises(ValueError, match="after its head the net reads values"):
         NeuBoots().fit(Branching, classes(), recipe)
     assert not reports
+
+
+def test_a_batch_that_is_not_on_the_first_axis_is_refused_where_alpha_is_drawn_for_each_sample() -> None:
+    folded = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Flatten(0, 1), nn.Linear(1, 3))
+    with pytest.raises(ValueError, match=r"have \d+ rows, so α cannot be drawn for each sample.*redraw='step'"):
+        NeuBoots().fit(lambda: folded, classes(), RECIPE)
 
 
 def test_lazy_layers_are_settled_by_the_first_row() -> None:

@@ -29,9 +29,8 @@ from neuboots.prediction import (
     Stream,
     Summary,
     bytes_of,
-    residual_std,
-    split_gaussian,
 )
+from neuboots.regression import residual_std, split_gaussian
 
 FIGURES = ["mean", "std", "probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information"]
 SHAPES = [(7, 3), (5, 1), (2, 4, 3, 2), (2, 1, 3, 2), (3, 2, 4)]
@@ -509,7 +508,7 @@ def test_inputs_of_every_kind_are_looked_through() -> None:
 def test_bad_questions(ask: str) -> None:
     question, x = getattr(Fake(), ask), random(4, 5)
     for B in (0, -1):
-        with pytest.raises(ValueError, match=rf"^got B = {B} replicates; expected num_samples ≥ 1$"):
+        with pytest.raises(ValueError, match=rf"^got B = {B} replicates; expected num_samples ≥ 1, a whole number$"):
             question(x, B)
     for bad in (math.nan, math.inf, -math.inf):
         x = random(4, 5)

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "tape": set(),
     "surgery": {"tape"},
     "prediction": set(),
+    "regression": {"prediction"},
     "generator": {"keys", "weights", "surgery", "prediction"},
     "losses": set(),
     "batches": {"keys"},
@@ -34,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "nets": set(),
     "data": set(),
     "report": {"prediction", "metrics", "tasks"},
-    "saving": {"prediction", "methods", "nets"},
+    "saving": {"prediction", "surgery", "methods", "nets"},
 }
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {
@@ -42,6 +43,7 @@ ALLOWED |= {
     "cli": {"experiments", "estimators", "report"},
     "__init__": {
         "weights", "surgery", "prediction", "generator", "losses", "batches", "training", "methods", "saving",
+        "regression",
     },
 }  # fmt: skip
 

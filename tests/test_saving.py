@@ -112,6 +112,32 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
         load(tmp_path / "model", net=TwoBranches())
 
 
+def test_wrapped_and_bare_nets_load_back(tmp_path: Path) -> None:
+    bare = predictor(nn.Linear(4, 3))
+    save(bare, tmp_path / "bare")
+    assert torch.equal(load(tmp_path / "bare", net=nn.Linear(4, 3)).predict(X, 2).samples, bare.predict(X, 2).samples)
+    inner = predictor(TwoBranches())
+    save(inner, tmp_path / "inner")
+    again = load(tmp_path / "inner", net=nn.DataParallel(TwoBranches()))
+    assert torch.equal(again.predict(X, 2).samples, inner.predict(X, 2).samples)
+
+
+def test_more_bad_calls(tmp_path: Path) -> None:
+    class Own:
+        name = "own"
+
+        def sample(self, keys: torch.Tensor, size: int) -> torch.Tensor:
+            return torch.ones(len(keys), size)
+
+    with pytest.raises(ValueError, match="only these can be saved"):
+        save(NeuBootsPredictor(predictor().generator, Own()), tmp_path / "own")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got a MLP; expected a predictor"):
+        save(MLP(4, 2), tmp_path / "net")  # type: ignore[arg-type]
+    save(predictor(TwoBranches()), tmp_path / "model")
+    with pytest.raises(ValueError, match=r"expected an nn.Module, such as MyNet\(\)"):
+        load(tmp_path / "model", net=TwoBranches)  # type: ignore[arg-type]
+
+
 def _damage(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
@@ -153,7 +179,7 @@ def test_a_config_with_a_hole_gets_one_sentence(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     del config["law"]
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is damaged or from another version"):
+    with pytest.raises(ValueError, match="does not fit the net, or is damaged"):
         load(tmp_path / "model")
 
 

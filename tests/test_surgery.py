@@ -169,6 +169,15 @@ def test_only_plain_layers_are_candidates() -> None:
     assert head_candidates(nn.ModuleList([nn.LazyLinear(3), nn.Conv1d(4, 4, 1, padding="same")])) == ["1"]
 
 
+def test_a_head_with_hooks_or_a_forward_of_its_own_is_refused() -> None:
+    hooked, patched = TwoBranches(), TwoBranches()
+    hooked.fc.register_forward_hook(lambda module, inputs, output: 3 * output)
+    patched.fc.forward = lambda phi: phi[:, :3]
+    for net in (hooked, patched):
+        with pytest.raises(ValueError, match="the head 'fc' has hooks or a forward of its own"):
+            split_head(net)
+
+
 def test_branching_on_values_after_the_head_is_refused() -> None:
     class Branching(Shared):
         def forward(self, x: Tensor) -> Tensor:

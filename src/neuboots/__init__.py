@@ -16,15 +16,8 @@ from neuboots.losses import (
 )
 from neuboots.methods import NeuBoots, NeuBootsPredictor, Plain, PlainPredictor
 from neuboots.methods.neuboots import make_blocks
-from neuboots.prediction import (
-    Method,
-    Moments,
-    Prediction,
-    Predictor,
-    Summary,
-    residual_std,
-    split_gaussian,
-)
+from neuboots.prediction import Method, Moments, Prediction, Predictor, Summary
+from neuboots.regression import residual_std, split_gaussian
 from neuboots.saving import load, save
 from neuboots.surgery import Split, head_candidates, split_head
 from neuboots.training import EpochReport, Recipe, constant, cosine, train

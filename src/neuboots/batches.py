@@ -6,8 +6,10 @@ The number i of a row finds its block u(i), whatever the order it comes in. Unde
 takes its share of the same global batch; a run may start at any batch of any epoch.
 """
 
+import itertools
 import random
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -75,12 +77,15 @@ def size_of(data: Dataset[Any]) -> int | None:
         return None
     n = len(cast(Sized, data))
     if n < 1:
-        raise ValueError("got a data set with n = 0 rows; expected at least one training point")
+        raise ValueError("got a data set with n = 0 rows; expected at least one")
     return n
 
 
-def targets_of(data: Dataset[Any]) -> Tensor:
-    """All targets, (n, …): from the tensors or the `.targets` if the data set has them, else by reading it once."""
+def targets_of(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
+    """All targets, (n, …): from the tensors or the `.targets` of the data set, else by reading it once.
+
+    Rows that are read are named by the seed, as in training, and `reduce` makes each small before the next is read.
+    """
     if isinstance(data, TensorDataset):
         return data.tensors[-1]
     if isinstance(data, Subset):
@@ -89,16 +94,47 @@ def targets_of(data: Dataset[Any]) -> Tensor:
             return targets_of(data.dataset)[rows]
     elif (targets := getattr(data, "targets", None)) is not None:
         return torch.as_tensor(targets)
-    rows_read = (as_pair(data[i])[1] for i in range(len(cast(Sized, data))))
-    return torch.stack([torch.as_tensor(y) for y in rows_read])
+    found = []
+    with own_randomness():
+        for i in range(len(cast(Sized, data))):
+            seed_everything(seed, "target", i)
+            found.append(reduce(_as_target(as_pair(data[i])[1])))
+    if any(target.shape != found[0].shape for target in found):
+        raise ValueError("got targets of several shapes; expected one shape for all rows")
+    return torch.stack(found)
+
+
+def _as_target(y: Any) -> Tensor:
+    try:
+        return torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"got a target of type {type(y).__name__}; expected a number or a tensor: turn labels into 0 … C − 1"
+        ) from None
 
 
 def seed_everything(*name: int | str) -> None:
-    """Python, NumPy and torch, all from one name: whatever a net or an augmentation draws is governed by it."""
+    """Python, NumPy and torch from one name: whatever a net or an augmentation draws is governed by it."""
     word = stable_hash(*name) & ((1 << 63) - 1)
-    torch.manual_seed(word)
+    torch.default_generator.manual_seed(word)  # torch.manual_seed asks every device: a hundred times slower
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(word)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(word)
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """The caller's random states are given back untouched."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 @dataclass
@@ -162,18 +198,37 @@ class _SeededRows(Dataset[Any]):
 
 
 class _NumberedStream(IterableDataset[Any]):
-    """A stream with a running number for each row, the same at each pass."""
+    """A stream with a running number for each row, the same at each pass; `epoch` is set before each one.
 
-    def __init__(self, data: Dataset[Any], rank: int, world: int) -> None:
-        self.data, self.rank, self.world = data, rank, world
+    What it draws is named by (seed, epoch, number), as for rows that are read by their number.
+    """
+
+    def __init__(self, data: Dataset[Any], seed: int, rank: int, world: int) -> None:
+        self.data, self.seed, self.rank, self.world = data, seed, rank, world
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
         worker = get_worker_info()
         lane, lanes = (worker.id, worker.num_workers) if worker else (0, 1)
         lane, lanes = lane + self.rank * lanes, lanes * self.world
-        for count, row in enumerate(cast(Iterable[Any], self.data)):
-            x, y = as_pair(row)
-            yield x, y, count * lanes + lane
+        seed_everything(self.seed, "stream", self.epoch, lane)
+        rows = iter(cast(Iterable[Any], self.data))
+        for number in itertools.count(lane, lanes):
+            seed_everything(self.seed, "row", self.epoch, number)
+            try:
+                x, y = as_pair(next(rows))
+            except StopIteration:
+                return
+            yield x, y, number
+
+
+def _in_memory(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """The tensors of a TensorDataset, or of a Subset of one together with the places of its rows."""
+    if isinstance(data, TensorDataset):
+        return data.tensors, None
+    if isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
+        return data.dataset.tensors, torch.as_tensor(list(data.indices), dtype=torch.int64)
+    return None, None
 
 
 class Loader:
@@ -196,10 +251,12 @@ class Loader:
         world: int = 1,
     ) -> None:
         self.data = data
+        self.tensors, self.places = _in_memory(data)
+        self.shuffle = shuffle
         n = size_of(data)
         if batch_size < 1:
             raise ValueError(f"got batch_size {batch_size}; expected at least 1")
-        if isinstance(data, TensorDataset) and len(data.tensors) < 2:
+        if self.tensors is not None and len(self.tensors) < 2:
             raise ValueError("got a TensorDataset with one tensor; expected inputs and targets")
         if n is None:
             if steps_per_epoch is None:
@@ -208,13 +265,13 @@ class Loader:
                     "make an epoch"
                 )
             self.steps = steps_per_epoch
-            rows: Any = _NumberedStream(data, rank, world)
+            self.stream = _NumberedStream(data, seed, rank, world)
             size = max(1, batch_size // world)
-            self.loader: DataLoader[Any] = DataLoader(rows, batch_size=size, num_workers=num_workers)
+            self.loader: DataLoader[Any] = DataLoader(self.stream, batch_size=size, num_workers=num_workers)
             return
         self.order = _Order(n, batch_size, seed, shuffle, rank, world)
         self.steps = len(self.order)
-        if not isinstance(data, TensorDataset):
+        if self.tensors is None:
             self.loader = DataLoader(
                 _SeededRows(data, seed),
                 batch_sampler=cast(Any, self.order),
@@ -225,21 +282,33 @@ class Loader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
         if size_of(self.data) is None:
-            for k, (x, y, index) in zip(range(self.steps), self.loader, strict=False):
-                if k >= start:  # a stream cannot be entered in the middle
-                    yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
+            yield from self._from_stream(epoch, start)
             return
         self.order.epoch, self.order.start = epoch, start
         for k, (x, y, index) in enumerate(self._parts(), start):
             yield k, Batch(x, y, index, epoch * self.steps + k), self.order.share(k)
 
+    def _from_stream(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
+        self.stream.epoch = epoch
+        done = 0
+        for k, (x, y, index) in zip(range(self.steps), self.loader, strict=False):
+            done = k + 1
+            if k >= start:  # a stream cannot be entered in the middle
+                yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
+        if done < (self.steps if self.shuffle else 1):  # a validation stream may be as short as it likes
+            raise ValueError(
+                f"the stream ended after {done} of {self.steps} batches in epoch {epoch + 1}; expected as many as "
+                "Recipe(steps_per_epoch=…) says: lower it, or let the stream go on"
+            )
+
     def _parts(self) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        if not isinstance(self.data, TensorDataset):
+        if self.tensors is None:
             yield from self.loader
             return
-        *inputs, targets = self.data.tensors
+        *inputs, targets = self.tensors
         order = self.order.order()
         for k in range(self.order.start, self.steps):
             rows = self.order.rows(k, order)
-            parts = tuple(tensor[rows] for tensor in inputs)
-            yield parts[0] if len(parts) == 1 else parts, targets[rows], rows
+            where = rows if self.places is None else self.places[rows]
+            parts = tuple(tensor[where] for tensor in inputs)
+            yield parts[0] if len(parts) == 1 else parts, targets[where], rows

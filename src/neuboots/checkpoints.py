@@ -73,7 +73,10 @@ class Keeper:
         self.fabric.barrier()
 
     def restore(self) -> Progress:
-        if self.path is None or not self.path.exists():
+        if self.path is None:
+            return Progress()
+        self._try_folder(self.path.parent)
+        if not self.path.exists():
             return Progress()
         state: dict[str, Any] = {"net": self.net, "optimizer": self.optimizer}
         try:
@@ -82,10 +85,22 @@ class Keeper:
             raise ValueError(
                 f"cannot read the checkpoint {self.path} ({type(error).__name__}); delete it to start anew"
             ) from error
+        if not isinstance(rest, dict) or (self.path.is_file() and not {"made_by", "schedule", "at"} <= rest.keys()):
+            raise ValueError(f"{self.path} is not a checkpoint of neuboots; delete it to start anew")
         self._check_maker(rest.get("made_by", self.made_by))
         left = self.fabric.load(self.path, state, strict=False, weights_only=True)
         self.schedule.load_state_dict(left["schedule"])
         return Progress(**left["at"])
+
+    def _try_folder(self, folder: Path) -> None:
+        """Say now, not after the first epoch, that nothing can be written there."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            writable = os.access(folder, os.W_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            raise ValueError(f"cannot write checkpoints to {folder}; expected a folder that can be made or written to")
 
     def _check_maker(self, made_by: str) -> None:
         mine, theirs = json.loads(self.made_by), json.loads(made_by)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from neuboots.keys import draw_keys
 from neuboots.prediction import Moments
 from neuboots.surgery import Head, Pass, main_output, plain_head, split_head
-from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, link_moments
+from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, check_link, link_moments
 
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
 
@@ -49,8 +49,7 @@ class BootstrapGenerator(nn.Module):
         self.link = link
         self.num_blocks = self.split.width if num_blocks is None else num_blocks
         check_blocks(self.num_blocks)
-        if link not in ("identity", "exp"):
-            raise ValueError(f"got link {link!r}; expected 'identity' or 'exp'")
+        check_link(link)
         blocks = torch.arange(self.split.width) % self.num_blocks  # (D,)
         self.register_buffer("feature_blocks", blocks, persistent=False)
         self.features_frozen = False

@@ -36,7 +36,7 @@ def stable_hash(*parts: int | str) -> int:
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    """Logical right _shift (torch's own keeps the sign)."""
+    """Logical right shift (torch's own keeps the sign)."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 

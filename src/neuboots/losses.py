@@ -33,6 +33,11 @@ def weighted_loss(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -
     return torch.where(mask, weighted, 0.0).sum() / mask.sum().clamp_min(1)
 
 
+def check_loss(loss: Loss) -> None:
+    if isinstance(loss, type) or not callable(loss):
+        raise ValueError(f"got loss={loss!r}; expected a function of (outputs, targets), such as CrossEntropy()")
+
+
 def unmasked(loss: Loss, targets: Tensor) -> Tensor | None:
     """Where the targets count, for a loss with an ignore_index; None where all do."""
     ignore_index = getattr(loss, "ignore_index", None)

@@ -28,7 +28,7 @@ _LARGE = 1 << 26  # bytes of replicates in flight while predicting
 # -- figures shared by Prediction and Summary ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Mean and standard deviation of the outputs over infinitely many replicates: (N, C, *) each."""
 
@@ -82,6 +82,8 @@ def check_inputs(x: Any) -> None:
             "a dict of tensors, or a tuple of them"
         )
     for tensor in tensors:
+        if tensor.dtype == torch.uint8:
+            raise ValueError("got uint8 inputs; expected floating-point numbers: use x.float() / 255")
         # A sum of finite numbers may overflow, but a finite sum has no NaN and no infinity in it: one cheap read.
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach().sum()):
             bad = int((~torch.isfinite(tensor)).sum())
@@ -142,13 +144,14 @@ class _Figures:
             raise ValueError(f"got kind={kind!r}; expected 'normal' or 'percentile'")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def prediction_interval(self, level: float = 0.95, *, noise_std: Tensor) -> tuple[Tensor, Tensor]:
+    def prediction_interval(self, level: float = 0.95, *, noise_std: Tensor | float) -> tuple[Tensor, Tensor]:
         """Where a new y falls: mean ± z √(std² + σ²), with σ the standard deviation of the noise.
 
         `interval` is the band of the regression function; this one also holds the noise around it.
         `residual_std` estimates σ on held-out data; `split_gaussian` reads it off a Gaussian head.
         """
         _check_level(level)
+        noise_std = torch.as_tensor(noise_std)
         if not bool((noise_std >= 0).all()):
             raise ValueError("got a negative or NaN noise_std; expected standard deviations ≥ 0")
         shape = self.mean.shape
@@ -162,7 +165,7 @@ class _Figures:
         return _normal_interval(self.mean, (self.std**2 + noise**2).sqrt(), level)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction(_Figures):
     """B sampled outputs, (B, N, C, *), and every figure of them; exact moments where the method knows them.
 
@@ -220,7 +223,7 @@ class Prediction(_Figures):
         return _quantile(self.samples, q)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Summary(_Figures):
     """The figures of a Prediction, gathered over chunks of B: memory does not grow with B."""
 
@@ -331,6 +334,8 @@ def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Si
     if not levels:
         return {}
     total = shape.numel()
+    if total == 0:
+        return {q: torch.empty(shape) for q in levels}
     chunk = _summary_chunk(stream.replicate_bytes)
     held = max(chunk, _HELD)
     width = max(1, min(total, total * held // stream.num_samples))
@@ -380,8 +385,10 @@ class Predictor(ABC):
             return accumulate(self._checked(x, num_samples, seed), quantiles)
 
     def _checked(self, x: Any, num_samples: int, seed: int) -> Stream:
-        if num_samples < 1:
-            raise ValueError(f"got B = {num_samples} replicates; expected num_samples ≥ 1")
+        if not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"got B = {num_samples!r} replicates; expected num_samples ≥ 1, a whole number")
+        if not isinstance(seed, int):
+            raise ValueError(f"got seed={seed!r}; expected a whole number")
         check_inputs(x)
         return self.stream(x, num_samples, seed=seed)
 
@@ -390,37 +397,3 @@ class Method(Protocol):
     """A frozen dataclass of options that turns a net and data into a Predictor."""
 
     def fit(self, make_net: Any, data: Any, recipe: Any) -> Predictor: ...
-
-
-# -- regression helpers --------------------------------------------------------------------------------
-
-
-def split_gaussian(prediction: Prediction) -> tuple[Prediction, Tensor]:
-    """A Gaussian head's outputs (μ₁…μ_k, log σ²₁…log σ²_k) as a Prediction of μ and the noise std σ: (N, k, *).
-
-    σ² is the mean over replicates of exp(log σ²).
-
-    >>> mean, noise = split_gaussian(Prediction(torch.zeros(3, 5, 2)))
-    >>> mean.samples.shape, noise[0].tolist()
-    (torch.Size([3, 5, 1]), [1.0])
-    """
-    outputs = prediction.samples.shape[2]
-    if outputs % 2:
-        raise ValueError(f"got {outputs} outputs; expected an even number: k means, then k logarithms of variances")
-    k = outputs // 2
-    means, log_variances = torch.split(prediction.samples, k, dim=2)
-    moments = prediction.moments
-    if moments is not None:
-        moments = Moments(moments.mean[:, :k], moments.std[:, :k])
-    return Prediction(means, moments), log_variances.exp().mean(0).sqrt()
-
-
-def residual_std(predictor: Predictor, x: Any, y: Tensor) -> Tensor:
-    """σ̂ = √(mean (y − E f(x))²), one for each output: (C,). Use data that the net was not trained on."""
-    if y.numel() == 0:
-        raise ValueError("got no targets; expected at least one held-out point")
-    mean = predictor.summarize(x, 100).mean
-    if y.shape[:1] != mean.shape[:1] or y.squeeze().shape != mean.squeeze().shape:
-        raise ValueError(f"got targets of shape {tuple(y.shape)}; expected {tuple(mean.shape)}, as the net's outputs")
-    squares = (y.reshape(mean.shape).to(mean) - mean).square()
-    return squares.movedim(1, -1).flatten(0, -2).mean(0).sqrt()

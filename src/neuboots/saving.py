@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from neuboots.methods import PREDICTORS
 from neuboots.nets import build, describe
 from neuboots.prediction import Predictor
+from neuboots.surgery import unwrap
 
 FORMAT = "neuboots"
 VERSION = 1
@@ -25,6 +26,8 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
     from safetensors.torch import save_file
 
     target = Path(folder)
+    if not isinstance(predictor, Predictor):
+        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as fit gives one")
     if target.exists() and not _is_ours(target):
         raise FileExistsError(
             f"{target} exists and is not a saved predictor; expected a new folder: choose another name"
@@ -75,6 +78,8 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Predictor:
     """Read a predictor. A net of `neuboots.nets` is rebuilt; for your own, give one of the same architecture."""
     source = Path(folder)
+    if net is not None and not isinstance(net, nn.Module):
+        raise ValueError(f"got net={net!r}; expected an nn.Module, such as MyNet()")
     config = _read_config(source)
     tensors = _read_tensors(source / "model.safetensors")
     if net is None:
@@ -84,12 +89,13 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
                 "give a fresh net, load(folder, net=MyNet())"
             )
         net = build(config["net"])
-    _fill(net, tensors, source)
-    predictor = PREDICTORS[config["method"]]
     try:
-        return predictor.restore(config, net.eval())
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{source / 'config.json'} is damaged or from another version: {error!r}") from error
+        predictor = PREDICTORS[config["method"]].restore(config, unwrap(net).eval())
+    except (KeyError, TypeError, ValueError) as error:
+        _fill(unwrap(net), tensors, source)  # weights that do not fit say more than options that do not
+        raise ValueError(f"{source / 'config.json'} does not fit the net, or is damaged: {error}") from error
+    _fill(predictor.net, tensors, source)
+    return predictor
 
 
 def _read_config(source: Path) -> dict[str, Any]:
@@ -106,7 +112,7 @@ def _read_config(source: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has version {config.get('version')}; expected {VERSION}: load it with the release that wrote it"
         )
-    if config.get("method") not in PREDICTORS:
+    if config.get("method") not in list(PREDICTORS):
         raise ValueError(f"{path} names the method {config.get('method')!r}; expected one of {list(PREDICTORS)}")
     return config
 

@@ -9,7 +9,6 @@ of (seed, epoch, row) or (seed, step), so a run resumed at any step goes on exac
 import io
 import json
 import os
-import random
 import signal
 import threading
 import time
@@ -24,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, Loader, seed_everything, size_of
+from neuboots.batches import Batch, Loader, own_randomness, seed_everything, size_of
 from neuboots.checkpoints import Keeper, Progress
 
 if TYPE_CHECKING:
@@ -84,11 +83,20 @@ class Recipe:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"got {name}={getattr(self, name)}; expected at least 1")
-        if self.clip_norm is not None and self.clip_norm <= 0:
+        for name in ("epochs", "batch_size", "patience", "checkpoint_steps", "steps_per_epoch"):
+            value = getattr(self, name)
+            missing = value is None and name not in ("epochs", "batch_size")
+            if not missing and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"got {name}={value!r}; expected at least 1, and a whole number")
+        if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"got clip_norm={self.clip_norm}; expected a positive number or None")
+        if isinstance(self.optimizer, Optimizer) or not callable(self.optimizer):
+            raise ValueError(
+                f"got optimizer={self.optimizer!r}; expected a function of the parameters, such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)"
+            )
+        if not callable(self.schedule):
+            raise ValueError(f"got schedule={self.schedule!r}; expected a function such as cosine or constant")
 
 
 @dataclass(frozen=True)
@@ -212,29 +220,26 @@ def _run(job: _Job, fabric: "Fabric") -> bytes | None:
         raise ValueError("the net has no parameters to train; expected at least one with requires_grad")
     inner = recipe.optimizer(learned)
     schedule = recipe.schedule(inner, recipe.epochs * loader.steps)
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ValueError(
+            "got ReduceLROnPlateau, which waits for a figure; expected a schedule that goes by steps alone"
+        )
     optimizer = cast(Optimizer, fabric.setup_optimizers(inner))
     keeper = Keeper(fabric, recipe.folder, job.made_by, net, optimizer, schedule)
     at = keeper.restore()
-    with _own_randomness(), _interruptible() as stop, _bar(fabric, job, loader, at) as bar:
+    with own_randomness(), _interruptible() as stop, _bar(fabric, job, loader, at) as bar:
         while at.epoch < recipe.epochs and not at.finished:
             began = time.monotonic()
             objective = job.objective_at(at.epoch)
             net.train()
             for k, batch, share in loader.epoch(at.epoch, at.step):
-                seed_everything(recipe.seed, "step", batch.step, fabric.global_rank)
                 moved = Batch(fabric.to_device(batch.x), fabric.to_device(batch.y), batch.index, batch.step)
-                loss = objective(net, moved) * share
-                value = float(loss.detach())
+                value = _step(fabric, job, net, optimizer, partial(objective, net, moved), batch.step, share)
                 if not np.isfinite(value):
                     raise FloatingPointError(
                         f"the loss became {value} in epoch {at.epoch + 1}, step {k + 1}: look for NaN in the data, "
                         "lower the learning rate, or clip gradients (Recipe(clip_norm=1.0))"
                     )
-                optimizer.zero_grad()
-                fabric.backward(loss)
-                if recipe.clip_norm is not None:
-                    fabric.clip_gradients(net, optimizer, max_norm=recipe.clip_norm)
-                optimizer.step()
                 schedule.step()
                 at.step, at.loss_sum = k + 1, at.loss_sum + value
                 bar(f"epoch {at.epoch + 1}/{recipe.epochs}  loss {value:.4f}")
@@ -254,6 +259,34 @@ def _run(job: _Job, fabric: "Fabric") -> bytes | None:
     file = io.BytesIO()
     torch.save(job.net.state_dict(), file)
     return file.getvalue()
+
+
+def _step(
+    fabric: "Fabric",
+    job: _Job,
+    net: nn.Module,
+    optimizer: Optimizer,
+    objective: Callable[[], Tensor],
+    number: int,
+    share: float,
+) -> float:
+    """One step; its loss. If that is not finite, no step is taken."""
+
+    def closure() -> Tensor:
+        seed_everything(job.recipe.seed, "step", number, fabric.global_rank)
+        optimizer.zero_grad()
+        loss = objective() * share
+        fabric.backward(loss)
+        if job.recipe.clip_norm is not None:
+            fabric.clip_gradients(net, optimizer, max_norm=job.recipe.clip_norm, error_if_nonfinite=False)
+        return loss.detach()
+
+    if isinstance(optimizer, torch.optim.LBFGS):  # evaluates the loss several times in a step
+        return float(cast(Any, optimizer).step(closure))
+    value = float(closure())
+    if np.isfinite(value):
+        optimizer.step()
+    return value
 
 
 def _close_epoch(fabric: "Fabric", job: _Job, net: nn.Module, at: Progress, seconds: float) -> EpochReport:
@@ -334,19 +367,6 @@ def _anyone(fabric: "Fabric", asked: bool) -> bool:
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """The caller's random states are given back untouched."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
-@contextmanager
 def _bar(fabric: "Fabric", job: _Job, loader: Loader, at: Progress) -> Iterator[Callable[[str], None]]:
     """A progress bar with the time left, on the first rank."""
     if not (job.recipe.progress and fabric.is_global_zero):
@@ -372,7 +392,7 @@ def make_seeded(make_net: Callable[[], nn.Module], seed: int) -> nn.Module:
     """make_net() with initial weights governed by the seed alone."""
     if isinstance(make_net, nn.Module):
         raise ValueError("got a net; expected a function that makes one, called once: give `lambda: net`")
-    with _own_randomness():
+    with own_randomness():
         seed_everything(seed, "init")
         net = make_net()
     if not isinstance(net, nn.Module):

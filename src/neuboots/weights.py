@@ -39,8 +39,18 @@ class WeightLaw(Protocol):
 
 
 def check_blocks(size: int) -> None:
-    if size < 1:
+    if not isinstance(size, int) or size < 1:
         raise ValueError(f"got S = {size} blocks; expected at least 1: choose num_blocks ≥ 1")
+
+
+def check_law(law: WeightLaw) -> None:
+    if isinstance(law, type) or not hasattr(law, "sample"):
+        raise ValueError(f"got law={law!r}; expected a law such as Dirichlet() or Exponential()")
+
+
+def check_link(link: str) -> None:
+    if link not in ("identity", "exp"):
+        raise ValueError(f"got link={link!r}; expected 'identity' or 'exp'")
 
 
 def _check_concentration(concentration: float) -> None:

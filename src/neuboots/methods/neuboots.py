@@ -3,8 +3,9 @@
 ĝ = argmin_g E_α [ 1/n Σᵢ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) ],   g(x, α) = M(F(x) ⊙ α)        (eqs. 2.6, 3.1)
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from neuboots.batches import Batch, as_pair, size_of, targets_of
+from neuboots.batches import Batch, as_pair, own_randomness, size_of, targets_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys
-from neuboots.losses import CrossEntropy, Loss, SquaredError, unmasked, weighted_loss
+from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, unmasked, weighted_loss
 from neuboots.methods.plain import loss_figures, with_outputs
-from neuboots.prediction import Moments, Predictor, Stream, bytes_of
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Objective, Recipe, identity_of, make_seeded, train
 from neuboots.weights import (
@@ -32,6 +33,8 @@ from neuboots.weights import (
     WeightPlan,
     assign_blocks,
     check_blocks,
+    check_law,
+    check_link,
     check_schedule,
     link_moments,
     strata_of,
@@ -79,6 +82,7 @@ class NeuBootsPredictor(Predictor):
 
     def moments(self, x: Any) -> Moments:
         """Exact mean and standard deviation over all replicates (B = ∞), without sampling."""
+        check_inputs(x)
         with eval_mode(self.generator), torch.no_grad():
             return self.generator.moments(to_net(self.generator, x), self.law)
 
@@ -89,6 +93,10 @@ class NeuBootsPredictor(Predictor):
 
     def config(self) -> dict[str, Any]:
         generator = self.generator
+        if type(self.law) not in LAWS.values():
+            raise ValueError(
+                f"got a law of your own, {self.law!r}; expected one of {list(LAWS)}: only these can be saved"
+            )
         return {
             "method": "neuboots",
             "head": generator.split.name,
@@ -129,6 +137,9 @@ class NeuBoots:
     def __post_init__(self) -> None:
         if self.tune not in ("all", "head"):
             raise ValueError(f"got tune={self.tune!r}; expected 'all' or 'head'")
+        check_loss(self.loss)
+        check_law(self.law)
+        check_link(self.link)
         check_schedule(self.redraw, self.warmup)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
@@ -167,9 +178,9 @@ class NeuBoots:
         """Algorithm 1: train the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
         net = make_seeded(make_net, recipe.seed)
         example = _example(net, data)
+        check_inputs(example)
         generator = self.generator(net, example=example)
-        with eval_mode(generator), torch.no_grad():
-            generator.at(example)  # a net that cannot be replicated is refused now, not after the training
+        self._check_replicates(generator, example)
         plan = self.plan(generator, data, seed=recipe.seed)
 
         def objective_at(epoch: int) -> Objective:
@@ -177,7 +188,7 @@ class NeuBoots:
 
             def objective(g: nn.Module, batch: Batch) -> Tensor:
                 alpha, w = weights(batch.index, step=batch.step)
-                losses = self.loss(g(to_net(g, batch.x), alpha.to(batch.y.device)), batch.y)
+                losses = self.loss(g(to_net(g, batch.x), alpha), batch.y)
                 return weighted_loss(losses, w, unmasked(self.loss, batch.y))
 
             return objective
@@ -197,6 +208,24 @@ class NeuBoots:
         )
         return NeuBootsPredictor(generator.eval(), self.law)
 
+    def _check_replicates(self, generator: BootstrapGenerator, example: Any) -> None:
+        """A net that cannot be replicated is refused now, not after the training."""
+        with eval_mode(generator), torch.no_grad():
+            at = generator.at(example)
+            neutral = torch.full((1, generator.num_blocks), 1.0 if self.link == "identity" else 0.0)  # h(α) = 1
+            same = torch.allclose(at(neutral)[0], at.output, rtol=1e-2, atol=1e-3)
+        if not same:
+            raise ValueError(
+                f"re-weighting the head {generator.split.name!r} does not give the net's own output where it should; "
+                "expected a plain last layer: name another one (head=…)"
+            )
+        rows = _rows_of(example)
+        if self.redraw == "sample" and len(at.passed.phi) != rows:
+            raise ValueError(
+                f"the features of {rows} inputs have {len(at.passed.phi)} rows, so α cannot be drawn for each sample; "
+                "expected the batch on the first axis: choose redraw='step' or 'epoch'"
+            )
+
 
 def mean_weights(law: WeightLaw, link: Link, num_blocks: int) -> Tensor:
     """The α whose factor is the mean factor, h(α) = E h: its replicate is the mean of all replicates."""
@@ -210,15 +239,26 @@ def make_blocks(data: Dataset[Any], num_blocks: int, *, loss: Loss | None = None
     if n is None:
         return HashedBlocks(num_blocks, seed)
     ignore_index = getattr(loss, "ignore_index", -100)
-    strata = strata_of(targets_of(data), ignore_index=ignore_index)
+
+    def reduce(y: Tensor) -> Tensor:  # a label map becomes its stratum at once: all of them may not fit in memory
+        return y if y.is_floating_point() or y.numel() == 1 else strata_of(y[None], ignore_index=ignore_index)[0]
+
+    strata = strata_of(targets_of(data, seed=seed, reduce=reduce), ignore_index=ignore_index)
     return BlockTable(assign_blocks(n, num_blocks, strata=strata, seed=seed), num_blocks)
 
 
 def _example(net: nn.Module, data: Dataset[Any]) -> Any:
-    """One input as the net will see it, to find the head by running it."""
-    row = next(iter(data)) if size_of(data) is None else data[0]
+    """Two inputs (or the only one) as the net will see them, to find the head by running it."""
+    n = size_of(data)
+    with own_randomness():
+        rows = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
+    if not rows:
+        raise ValueError("got a stream that gives no row; expected at least one")
     if isinstance(data, TensorDataset):
-        *inputs, target = row
-        row = (inputs[0] if len(inputs) == 1 else tuple(inputs), target)
-    x, _ = as_pair(row)
-    return to_net(net, default_collate([x]))
+        rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
+    return to_net(net, default_collate([as_pair(row)[0] for row in rows]))
+
+
+def _rows_of(x: Any) -> int:
+    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
+    return len(first) if first.ndim else 1

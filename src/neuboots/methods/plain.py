@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch
-from neuboots.losses import CrossEntropy, Loss, unmasked, weighted_loss
-from neuboots.prediction import Moments, Predictor, Stream, bytes_of
-from neuboots.surgery import call_net, eval_mode, main_output, to_net
+from neuboots.losses import BinaryCrossEntropy, CrossEntropy, Loss, check_loss, unmasked, weighted_loss
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of, class_probabilities
+from neuboots.surgery import call_net, eval_mode, main_output, to_net, unwrap
 from neuboots.training import Recipe, identity_of, make_seeded, train
 
 
@@ -30,8 +30,10 @@ def loss_figures(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
     losses = loss(output, y)
     mask = unmasked(loss, y)
     figures = {"loss": weighted_loss(losses, losses.new_ones(len(losses)), mask)}
-    if not y.is_floating_point() and output.ndim > 1 and y.shape == output[:, 0].shape:
-        wrong = (output.argmax(1) != y).float()
+    one_logit = isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
+    if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) or one_logit:
+        labels = class_probabilities(output, 1).argmax(1)
+        wrong = (labels != y.reshape(labels.shape)).float()
         figures["error"] = weighted_loss(wrong, wrong.new_ones(len(wrong)), mask)
     return figures
 
@@ -74,6 +76,9 @@ class Plain:
 
     loss: Loss = field(default_factory=CrossEntropy)
 
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+
     def fit(
         self,
         make_net: Callable[[], nn.Module],
@@ -104,4 +109,4 @@ class Plain:
             validate=validate,
             identity=identity_of(self),
         )
-        return PlainPredictor(net.eval())
+        return PlainPredictor(unwrap(net).eval())
