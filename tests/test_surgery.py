@@ -108,6 +108,22 @@ def test_torchvision_style_auxiliary_head_does_not_mislead() -> None:
         split_head(net).trace(x)
 
 
+def test_a_wrong_guess_by_registration_is_noticed_at_the_first_pass() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu())
+
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match="taken to be 'body'.*but learned layers follow it.*'head', 'body'"):
+        split_head(HeadFirst()).trace(x)
+    assert split_head(HeadFirst(), example=x).name == "head"
+
+
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -45,8 +45,8 @@ def class_probabilities(outputs: Tensor, axis: int) -> Tensor:
 
 def entropy_of(probs: Tensor, axis: int) -> Tensor:
     """H(p) = −Σ_c p_c log p_c, in nats."""
-    logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # p = 0 adds 0, not NaN
-    return -(probs * logs).sum(axis)
+    tiny = torch.finfo(probs.dtype).tiny  # p = 0 adds 0, not NaN
+    return -probs.clamp_min(tiny).log_().mul_(probs).sum(axis)
 
 
 def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -278,6 +278,7 @@ class Split:
     net: nn.Module
     name: str
     head: Head  # kept, since a stand-in has its place while the net runs
+    guessed: bool = False  # by the order of registration, and by nothing that ran
 
     @property
     def width(self) -> int:
@@ -336,6 +337,11 @@ class Split:
                 f"the head {self.name!r} does not reach the net's output; the candidates are "
                 f"{_listed(head_candidates(self.net))}: name another one (head=…)"
             )
+        if self.guessed and tape.origins(output.slot)[1]:
+            raise ValueError(
+                f"the head was taken to be {self.name!r}, the last layer registered, but learned layers follow it; the "
+                f"candidates are {_listed(head_candidates(self.net))}: name one (head=…) or give an example (example=x)"
+            )
         return Pass(seen[0], plain(output), tape, output.slot)
 
 
@@ -372,6 +378,7 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
     if is_head(net):
         net = nn.Sequential(net)  # a bare layer: its input is its features
         name = "0"
+    guessed = name is None and example is None
     if name is None:
         name = find_head(net, example=example)
     candidates = head_candidates(net)
@@ -382,4 +389,4 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
         )
     head = cast(Head, net.get_submodule(name))
     _check_bare(head, name)
-    return Split(net, name, head)
+    return Split(net, name, head, guessed)

@@ -174,6 +174,10 @@ class _Job:
             "epochs": recipe.epochs,
             "batch_size": recipe.batch_size,
             "seed": recipe.seed,
+            "clip_norm": recipe.clip_norm,
+            "patience": recipe.patience,
+            "steps_per_epoch": recipe.steps_per_epoch,
+            "precision": str(recipe.precision),
             "rows": size_of(self.data),
             "shapes": [list(p.shape) for p in self.net.parameters()],
         }

@@ -109,7 +109,7 @@ def _rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         )
     classes = probs.shape[1]
     rows = probs.movedim(1, -1).reshape(-1, classes)  # (N, C)
-    truth = labels.reshape(-1).long()  # (N,)
+    truth = labels.reshape(-1).to(rows.device).long()  # (N,)
     if rows.isnan().any():
         raise ValueError(
             f"probs has NaN in {int(rows.isnan().any(1).sum())} of {len(rows)} rows; "
