@@ -407,6 +407,14 @@ def test_validation_errors_of_one_logit() -> None:
     assert reports[-1].validation["error"] < 0.2
 
 
+def test_soft_labels_have_a_loss_and_no_error() -> None:
+    soft = TensorDataset(rows(12, 4), rows(12, 3, seed=1).softmax(1))
+    reports: list[EpochReport] = []
+    recipe = replace(RECIPE, epochs=1, on_epoch=reports.append)
+    Plain(loss=nn.CrossEntropyLoss(reduction="none")).fit(dropout_net, soft, recipe, validation=soft)
+    assert set(reports[0].validation) == {"loss"}
+
+
 def test_targets_are_found_without_reading_the_data() -> None:
     data = CrashAt(Augmented(), 0)
     assert torch.equal(targets_of(data), data.targets)

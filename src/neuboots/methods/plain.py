@@ -31,7 +31,8 @@ def loss_figures(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
     mask = unmasked(loss, y)
     figures = {"loss": weighted_loss(losses, losses.new_ones(len(losses)), mask)}
     one_logit = isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
-    if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) or one_logit:
+    classes = isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) and not y.is_floating_point()
+    if classes or one_logit:
         labels = class_probabilities(output, 1).argmax(1)
         wrong = (labels != y.reshape(labels.shape)).float()
         figures["error"] = weighted_loss(wrong, wrong.new_ones(len(wrong)), mask)
