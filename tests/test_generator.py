@@ -1,11 +1,12 @@
 """g(x, 1) is the net; B replicates in one product are B separate heads; moments are the limit of samples."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import ZOO, Case, Skipped, Tokens, TwoBranches, Upsampling, make
+from zoo import ZOO, Case, Scaled, Skipped, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
 
 from neuboots import BootstrapGenerator, Constant, Dirichlet, Exponential, Multinomial, WeightLaw
 from neuboots.keys import draw_keys
@@ -62,6 +63,28 @@ def test_an_exported_replicate_is_a_plain_net(case: Case) -> None:
     torch.testing.assert_close(plain_output(exported, case.x), g(case.x, alpha), rtol=1e-5, atol=1e-5)
     assert torch.equal(plain_output(g.export(), case.x), g(case.x))
     assert all(torch.equal(value, before[name]) for name, value in g.state_dict().items())
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+@pytest.mark.parametrize("kind", [Tokens, SoftCapped, Transposed])
+@torch.no_grad()
+def test_outputs_and_tokens_are_told_apart(kind: type[Tokens], tokens: int) -> None:
+    """Three classes, and two, three or five tokens: outputs come to axis 1, also where the shapes are equal."""
+    net = kind()
+    x = {"input_ids": torch.arange(4 * tokens).view(4, tokens) % 11, "scale": torch.tensor(2.0)}
+    phi = net.embed(x["input_ids"]) * 2.0
+    logits = net.score(phi).movedim(-1, 1)  # (N, C, T)
+    expected = {Tokens: logits, SoftCapped: 30 * torch.tanh(logits / 30), Transposed: 2 * logits}[kind]
+    g = BootstrapGenerator(net, example=x)
+    torch.testing.assert_close(g.at(x).output, expected)
+    torch.testing.assert_close(g(x), expected)
+    torch.testing.assert_close(g.replicates(x, torch.ones(2, 6))[1], expected)
+
+
+def test_gradients_flow_past_operations_in_place() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    BootstrapGenerator(Scaled()).replicates(x, draw(4, 8)).sum().backward()
+    assert x.grad is not None
 
 
 @torch.no_grad()
@@ -126,6 +149,20 @@ def test_moments_after_upsampling(dims: int) -> None:
 def test_moments_after_a_nonlinear_finish_are_refused() -> None:
     with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
         BootstrapGenerator(Skipped()).moments(torch.randn(4, 4), Dirichlet())
+
+
+@pytest.mark.parametrize("finish", [torch.relu, torch.abs, torch.square])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_moments_are_refused_at_every_scale(finish: Callable[[Tensor], Tensor], scale: float) -> None:
+    class Finished(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return torch.cat([1e3 * z, finish(scale * z)], 1)  # one output large and affine, one not
+
+    net = Finished(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
+        BootstrapGenerator(net).moments(x, Dirichlet())
 
 
 def test_moments_after_a_saturating_finish_are_refused() -> None:

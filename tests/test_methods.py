@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, random_split
 from zoo import TwoBranches, Upsampling
 
 from neuboots import (
@@ -314,9 +314,25 @@ def test_lazy_layers_are_settled_by_the_first_row() -> None:
     def lazy() -> nn.Module:
         return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
 
-    assert NeuBoots().fit(lazy, classes(), RECIPE).predict(X, 2).samples.shape == (2, 9, 3)
+    for method in (Plain(), NeuBoots()):
+        torch.manual_seed(1)
+        first = method.fit(lazy, classes(), RECIPE).predict(X, 2).samples
+        torch.manual_seed(2)
+        assert torch.equal(method.fit(lazy, classes(), RECIPE).predict(X, 2).samples, first)
     with pytest.raises(ValueError, match="lazy layers that have seen no input.*example=x"):
         BootstrapGenerator(lazy())
+
+
+def test_several_inputs_and_a_random_split() -> None:
+    class TwoInputs(TwoBranches):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return super().forward(a + b)
+
+    data = TensorDataset(rows(50, 4), rows(50, 4, seed=1), torch.arange(50) % 3)
+    train_part, held_out = random_split(data, [40, 10], generator=torch.Generator().manual_seed(0))
+    for method in (Plain(), NeuBoots()):
+        predictor = method.fit(TwoInputs, train_part, RECIPE, validation=held_out)
+        assert predictor.predict((X, X), 2).samples.shape == (2, 9, 3)
 
 
 def test_equal_replicates_have_no_mutual_information(predictors: dict[str, Predictor]) -> None:

@@ -215,6 +215,26 @@ def test_writing_into_another_tensor_is_refused() -> None:
         split_head(Writing()).trace(torch.ones(2, 4))
 
 
+def test_changes_that_cannot_be_repeated_are_refused() -> None:
+    class Replaced(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.head(self.body(x))
+            z.data = 2 * z.data
+            return z
+
+    class ChangedLater(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            factor = torch.ones(3)
+            z = self.head(self.body(x)) * factor
+            factor += 1
+            return z * factor
+
+    with pytest.raises(ValueError, match="replaces the data of a tensor"):
+        split_head(Replaced()).trace(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="changes a tensor in place that it has used before"):
+        split_head(ChangedLater()).trace(torch.ones(2, 4))
+
+
 def test_outputs_that_cannot_be_told_apart_are_listed() -> None:
     class Pair(Shared):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -121,6 +121,27 @@ class Tokens(nn.Module):
         return SimpleNamespace(logits=self.score(self.embed(input_ids) * scale))
 
 
+class Scaled(Written):
+    """Uses a buffer in the head's own precision, flat views and an operation in place that keeps its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu()) * self.scale.to(x)
+        z = z.view(-1).mul(2).view(len(x), 3) / self.scale.to(z)
+        return torch.sigmoid_(z)
+
+
+class Transposed(Tokens):
+    """Puts its outputs on axis 1 by itself; with as many tokens as classes no shape tells the two apart."""
+
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        logits = self.score(self.embed(input_ids) * scale)
+        return SimpleNamespace(logits=2 * logits.transpose(1, 2))
+
+
 class SoftCapped(Tokens):
     def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
         logits = self.score(self.embed(input_ids) * scale)
@@ -183,6 +204,7 @@ ZOO = [
     Case("written", Written, _rows(5, 4), "fc", (5, 3)),
     Case("written through a view", WrittenThroughAView, _rows(5, 4), "fc", (5, 3)),
     Case("compiled body", _compiled_body, _rows(5, 4), "1", (5, 3)),
+    Case("scaled", Scaled, _rows(5, 4), "fc", (5, 3)),
     Case("soft-capped tokens", SoftCapped, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
     Case("tokens", Tokens, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
     Case("weight normed", WeightNormed, _rows(5, 4), "head", (5, 3)),

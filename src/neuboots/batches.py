@@ -64,8 +64,8 @@ def as_pair(row: Any) -> tuple[Any, Any]:
     if isinstance(row, tuple | list) and len(row) == 2:
         return row[0], row[1]
     raise ValueError(
-        f"got a row of type {type(row).__name__}; expected (x, y), where x is a tensor, or a dict of tensors "
-        "for a net called with keywords: wrap the data set to give such pairs"
+        f"got a row of type {type(row).__name__}; expected (x, y), where x is a tensor, a tuple for a net of several "
+        "inputs, or a dict for a net called with keywords: wrap the data set to give such pairs"
     )
 
 
@@ -222,7 +222,7 @@ class _NumberedStream(IterableDataset[Any]):
             yield x, y, number
 
 
-def _in_memory(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+def in_memory(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """The tensors of a TensorDataset, or of a Subset of one together with the places of its rows."""
     if isinstance(data, TensorDataset):
         return data.tensors, None
@@ -251,7 +251,7 @@ class Loader:
         world: int = 1,
     ) -> None:
         self.data = data
-        self.tensors, self.places = _in_memory(data)
+        self.tensors, self.places = in_memory(data)
         self.shuffle = shuffle
         n = size_of(data)
         if batch_size < 1:

@@ -53,6 +53,7 @@ class BootstrapGenerator(nn.Module):
         blocks = torch.arange(self.split.width) % self.num_blocks  # (D,)
         self.register_buffer("feature_blocks", blocks, persistent=False)
         self.features_frozen = False
+        self.output_axis: int | None = None  # of the outputs C where a Linear head keeps further axes; found by `at`
 
     def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
         """g(x, α): (N, C, *). α is (S,), or (N, S) with a row for each input; None is the plain net."""
@@ -83,12 +84,18 @@ class BootstrapGenerator(nn.Module):
 
     def _channels_first(self, output: Tensor, head_output: torch.Size) -> Tensor:
         """A Linear head applied to (N, T, D) gives (N, T, C): as everywhere, outputs go to axis 1."""
-        last = self.split.axis == -1 and output.ndim > 2 and output.shape == head_output
-        return output.movedim(-1, 1) if last else output
+        if self.split.axis != -1 or output.ndim < 3:
+            return output
+        if self.output_axis is not None and self.output_axis < output.ndim:
+            return output.movedim(self.output_axis, 1)
+        return output.movedim(-1, 1) if output.shape == head_output else output
 
     def at(self, x: Any) -> "GeneratorAt":
         """ĝ(x, ·), features computed a priori (Algorithm 2, line 1)."""
-        return GeneratorAt(self, self.split.trace(x))
+        passed = self.split.trace(x)
+        if self.output_axis is None and self.split.axis == -1 and passed.phi.ndim > 2:
+            self.output_axis = _find_output_axis(passed, self.split.head)
+        return GeneratorAt(self, passed)
 
     def replicates(self, x: Any, alphas: Tensor) -> Tensor:
         """g(x, α_b) for every row of alphas (B, S), from one pass through F: (B, N, C, *)."""
@@ -132,6 +139,18 @@ class BootstrapGenerator(nn.Module):
             self.net.eval()
             self.split.head.train(mode)
         return self
+
+
+def _find_output_axis(passed: Pass, head: Head) -> int | None:
+    """The axis along which a change of the head's first output stays at one place; None if that does not tell."""
+    with torch.no_grad():
+        z = head(passed.phi)
+        bumped = z.clone()
+        bumped[..., 0] += 1.0
+        change = (passed.finish(bumped) - passed.finish(z)).abs()
+    axes = range(1, change.ndim)
+    single = [a for a in axes if int((change.movedim(a, 0).flatten(1).amax(1) > 0).sum()) == 1]
+    return single[0] if len(single) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -230,7 +249,10 @@ class GeneratorAt:
             sums += tests[:, block].view(-1, *[1] * part.ndim) * part
         for factor, total in zip(tests, sums, strict=True):
             direct = self._finish_one(weight * factor[generator.feature_blocks], bias)
-            if (offset + total - direct).abs().max() > _AFFINE_TOLERANCE * (1.0 + direct.abs().max()):
+            others = [axis for axis in range(direct.ndim) if axis != 1]  # each output against its own size
+            size = torch.maximum(direct.abs(), offset.abs()).amax(others, keepdim=True)
+            gap = (offset + total - direct).abs()
+            if bool((gap > _AFFINE_TOLERANCE * size + torch.finfo(gap.dtype).tiny).any()):
                 raise ValueError(
                     "exact moments need what follows the head to be affine (upsampling, scaling), and here it is "
                     "not: use the moments of samples instead (predict or summarize)"

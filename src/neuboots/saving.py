@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from neuboots.methods import PREDICTORS
 from neuboots.nets import build, describe
 from neuboots.prediction import Predictor
-from neuboots.surgery import unwrap
+from neuboots.surgery import has_lazy_layers, unwrap
 
 FORMAT = "neuboots"
 VERSION = 1
@@ -89,6 +89,8 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
                 "give a fresh net, load(folder, net=MyNet())"
             )
         net = build(config["net"])
+    if has_lazy_layers(net):
+        raise ValueError("got a net with lazy layers that have seen no input; expected known shapes: run it once first")
     try:
         predictor = PREDICTORS[config["method"]].restore(config, unwrap(net).eval())
     except (KeyError, TypeError, ValueError) as error:

@@ -267,8 +267,8 @@ class Pass:
         return self.slot == 0 and not self.tape.written
 
     def finish(self, z: Tensor) -> Tensor:
-        """What the net does with its head's output z, repeated."""
-        return self.tape.repeat(z, self.slot)
+        """What the net does with its head's output z, repeated on a copy: it may write into it or view it flat."""
+        return self.tape.repeat(z.clone(memory_format=torch.contiguous_format), self.slot)
 
 
 @dataclass(frozen=True)
@@ -328,6 +328,8 @@ class Split:
 
         def note(head: Head, phi: Tensor) -> Tensor:
             seen.append(phi)
+            if not phi.is_inference():
+                tape.constants.append((phi, phi._version))
             return tape.source(head(phi), self.name)
 
         with _uncompiled(self.net):
@@ -337,6 +339,7 @@ class Split:
                 f"the head {self.name!r} does not reach the net's output; the candidates are "
                 f"{_listed(head_candidates(self.net))}: name another one (head=…)"
             )
+        tape.check_constants()
         if self.guessed and tape.origins(output.slot)[1]:
             raise ValueError(
                 f"the head was taken to be {self.name!r}, the last layer registered, but learned layers follow it; the "
@@ -345,9 +348,14 @@ class Split:
         return Pass(seen[0], plain(output), tape, output.slot)
 
 
-def _settle_lazy_layers(net: nn.Module, example: Any) -> None:
+def has_lazy_layers(net: nn.Module) -> bool:
+    """Whether some layer still waits for a first input to know its shape."""
+    return any(is_lazy(parameter) for parameter in net.parameters())
+
+
+def settle_lazy_layers(net: nn.Module, example: Any) -> None:
     """Lazy layers take their shapes from a first input; before that nobody knows D."""
-    if not any(is_lazy(parameter) for parameter in net.parameters()):
+    if not has_lazy_layers(net):
         return
     if example is None:
         raise ValueError("the net has lazy layers that have seen no input; expected known shapes: give example=x")
@@ -374,7 +382,7 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
     ('2', 8, torch.Size([2, 8]))
     """
     net = unwrap(net)
-    _settle_lazy_layers(net, example)
+    settle_lazy_layers(net, example)
     if is_head(net):
         net = nn.Sequential(net)  # a bare layer: its input is its features
         name = "0"

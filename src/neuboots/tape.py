@@ -23,6 +23,9 @@ _READS = {
     )
 } | {torch.equal, torch.allclose, torch.is_nonzero}
 
+# Replacing a tensor's data behind the back of everybody who holds it.
+_SETTERS = {Tensor.data.__set__, Tensor.set_}  # type: ignore[attr-defined]
+
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 
 
@@ -79,6 +82,11 @@ class Traced(Tensor):
             func = _set_item
         inputs = _leaves((args, kwargs))
         tape = next(leaf.tape for leaf in inputs if isinstance(leaf, Traced))
+        if tape.strict and func in _SETTERS:
+            raise ValueError(
+                "after its head the net replaces the data of a tensor (.data, set_), which cannot be repeated; "
+                "expected ordinary operations"
+            )
         if tape.strict and func in _READS:
             raise ValueError(
                 f"after its head the net reads values ({func.__name__}), so what it does may differ between "
@@ -89,15 +97,17 @@ class Traced(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         outputs = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
-        plain = [leaf for leaf in inputs if isinstance(leaf, Tensor) and not isinstance(leaf, Traced)]
-        if tape.strict and any(out is other for out in outputs for other in plain):
+        constants = [leaf for leaf in inputs if isinstance(leaf, Tensor) and not isinstance(leaf, Traced)]
+        writes = func is _set_item or _writes(func, kwargs)
+        if tape.strict and writes and any(out is other for out in outputs for other in constants):
             raise ValueError(
                 "the net writes its head's output into another tensor in place; expected it to be returned "
                 "or combined by ordinary operations: use torch.cat, torch.where or addition instead"
             )
         if not outputs:
             return result
-        tape.written |= func is _set_item or _writes(func, kwargs)
+        tape.written |= writes
+        tape.constants += [(leaf, leaf._version) for leaf in constants if not leaf.is_inference()]
         return tape.note(func, noted, result)
 
 
@@ -110,6 +120,7 @@ class Tape:
     steps: list[tuple[Any, Any, Any]] = field(default_factory=list)
     num_slots: int = 0
     written: bool = False  # whether a step changed a tensor in place
+    constants: list[tuple[Tensor, int]] = field(default_factory=list)  # what the steps use, and its version then
 
     def source(self, tensor: Tensor, name: str) -> Tensor:
         traced = self._wrap(tensor)
@@ -127,6 +138,14 @@ class Tape:
         slots = _swap(wrapped, lambda leaf: leaf.slot if isinstance(leaf, Traced) else None)
         self.steps.append((func, inputs, slots))
         return wrapped
+
+    def check_constants(self) -> None:
+        """Refuse a pass that changed a tensor after a step had used it: repeated, the step would see the change."""
+        if any(tensor._version != version for tensor, version in self.constants):
+            raise ValueError(
+                "after its head the net changes a tensor in place that it has used before; expected it to be left as "
+                "it was: make a new tensor instead"
+            )
 
     def repeat(self, value: Tensor, slot: int) -> Tensor:
         """The tensor in `slot`, had the first source been `value`."""

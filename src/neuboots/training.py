@@ -274,7 +274,7 @@ def _step(
     number: int,
     share: float,
 ) -> float:
-    """One step; its loss. If that is not finite, no step is taken."""
+    """One step; its loss. The optimiser does not step on a loss that is not finite (LBFGS judges for itself)."""
 
     def closure() -> Tensor:
         seed_everything(job.recipe.seed, "step", number, fabric.global_rank)
@@ -296,6 +296,8 @@ def _step(
 def _close_epoch(fabric: "Fabric", job: _Job, net: nn.Module, at: Progress, seconds: float) -> EpochReport:
     figures = _validation_figures(fabric, job, net)
     loss = at.loss_sum / max(1, at.step)
+    if fabric.world_size > 1:  # each rank has seen its own rows
+        loss = float(cast(Tensor, fabric.all_reduce(torch.tensor(loss, device=fabric.device), reduce_op="mean")))
     report = EpochReport(at.epoch, job.recipe.epochs, loss, figures, seconds)
     at.epoch, at.step, at.loss_sum = at.epoch + 1, 0, 0.0
     if job.recipe.patience is not None:
@@ -334,7 +336,7 @@ def _validation_figures(fabric: "Fabric", job: _Job, net: nn.Module) -> dict[str
     return {name: total / rows for name, total in sums.items()}
 
 
-# -- interruption, randomness, progress ----------------------------------------------------------------
+# -- interruption, progress, first weights ----------------------------------------------------------------
 
 
 @dataclass

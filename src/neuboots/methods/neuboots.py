@@ -3,7 +3,6 @@
 ĝ = argmin_g E_α [ 1/n Σᵢ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) ],   g(x, α) = M(F(x) ⊙ α)        (eqs. 2.6, 3.1)
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,13 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, as_pair, own_randomness, size_of, targets_of
+from neuboots.batches import Batch, size_of, targets_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys
 from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, unmasked, weighted_loss
-from neuboots.methods.plain import loss_figures, with_outputs
+from neuboots.methods.plain import example_of, loss_figures, with_outputs
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Objective, Recipe, identity_of, make_seeded, train
@@ -177,8 +176,7 @@ class NeuBoots:
     ) -> NeuBootsPredictor:
         """Algorithm 1: train the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
         net = make_seeded(make_net, recipe.seed)
-        example = _example(net, data)
-        check_inputs(example)
+        example = example_of(net, data, seed=recipe.seed)
         generator = self.generator(net, example=example)
         self._check_replicates(generator, example)
         plan = self.plan(generator, data, seed=recipe.seed)
@@ -212,8 +210,8 @@ class NeuBoots:
         """A net that cannot be replicated is refused now, not after the training."""
         with eval_mode(generator), torch.no_grad():
             at = generator.at(example)
-            neutral = torch.full((1, generator.num_blocks), 1.0 if self.link == "identity" else 0.0)  # h(α) = 1
-            same = torch.allclose(at(neutral)[0], at.output, rtol=1e-2, atol=1e-3)
+            neutral = torch.full((2, generator.num_blocks), 1.0 if self.link == "identity" else 0.0)  # h(α) = 1
+            same = torch.allclose(at(neutral)[1], at.output, rtol=1e-2, atol=1e-3)
         if not same:
             raise ValueError(
                 f"re-weighting the head {generator.split.name!r} does not give the net's own output where it should; "
@@ -228,7 +226,7 @@ class NeuBoots:
 
 
 def mean_weights(law: WeightLaw, link: Link, num_blocks: int) -> Tensor:
-    """The α whose factor is the mean factor, h(α) = E h: its replicate is the mean of all replicates."""
+    """The α whose factor is the mean factor, h(α) = E h: where the net ends at its head, the mean of all replicates."""
     mean = link_moments(law, link, num_blocks)[0]
     return torch.full((num_blocks,), mean if link == "identity" else -math.log(mean))
 
@@ -245,18 +243,6 @@ def make_blocks(data: Dataset[Any], num_blocks: int, *, loss: Loss | None = None
 
     strata = strata_of(targets_of(data, seed=seed, reduce=reduce), ignore_index=ignore_index)
     return BlockTable(assign_blocks(n, num_blocks, strata=strata, seed=seed), num_blocks)
-
-
-def _example(net: nn.Module, data: Dataset[Any]) -> Any:
-    """Two inputs (or the only one) as the net will see them, to find the head by running it."""
-    n = size_of(data)
-    with own_randomness():
-        rows = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
-    if not rows:
-        raise ValueError("got a stream that gives no row; expected at least one")
-    if isinstance(data, TensorDataset):
-        rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
-    return to_net(net, default_collate([as_pair(row)[0] for row in rows]))
 
 
 def _rows_of(x: Any) -> int:

@@ -5,18 +5,19 @@
 The baseline of every table: B equal samples, no spread.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
-from neuboots.batches import Batch
+from neuboots.batches import Batch, as_pair, in_memory, own_randomness, seed_everything, size_of
 from neuboots.losses import BinaryCrossEntropy, CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.prediction import Moments, Predictor, Stream, bytes_of, class_probabilities
-from neuboots.surgery import call_net, eval_mode, main_output, to_net, unwrap
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs, class_probabilities
+from neuboots.surgery import call_net, eval_mode, has_lazy_layers, main_output, settle_lazy_layers, to_net, unwrap
 from neuboots.training import Recipe, identity_of, make_seeded, train
 
 
@@ -37,6 +38,22 @@ def loss_figures(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         wrong = (labels != y.reshape(labels.shape)).float()
         figures["error"] = weighted_loss(wrong, wrong.new_ones(len(wrong)), mask)
     return figures
+
+
+def example_of(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
+    """Two inputs (or the only one) as the net will see them; lazy layers of the net take their shapes from them."""
+    n = size_of(data)
+    with own_randomness():
+        rows = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
+        if not rows:
+            raise ValueError("got a stream that gives no row; expected at least one")
+        if in_memory(data)[0] is not None:
+            rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
+        example = to_net(net, default_collate([as_pair(row)[0] for row in rows]))
+        check_inputs(example)
+        seed_everything(seed, "lazy")
+        settle_lazy_layers(unwrap(net), example)
+    return example
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,8 @@ class Plain:
     ) -> PlainPredictor:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
         net = make_seeded(make_net, recipe.seed)
+        if has_lazy_layers(net):
+            example_of(net, data, seed=recipe.seed)
 
         def output(model: nn.Module, batch: Batch) -> Tensor:
             return main_output(call_net(model, to_net(model, batch.x)))
