@@ -76,7 +76,16 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Predictor:
-    """Read a predictor. A net of `neuboots.nets` is rebuilt; for your own, give one of the same architecture."""
+    """Read a predictor. A net of `neuboots.nets` is rebuilt; for your own, give one of the same architecture.
+
+    >>> import tempfile
+    >>> from neuboots.methods import PlainPredictor
+    >>> from neuboots.nets import MLP
+    >>> folder = Path(tempfile.mkdtemp()) / "model"
+    >>> save(PlainPredictor(MLP(4, 2)), folder)
+    >>> load(folder).net.head
+    Linear(in_features=500, out_features=2, bias=True)
+    """
     source = Path(folder)
     if net is not None and not isinstance(net, nn.Module):
         raise ValueError(f"got net={net!r}; expected an nn.Module, such as MyNet()")

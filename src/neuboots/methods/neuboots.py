@@ -122,6 +122,14 @@ class NeuBoots:
     `num_blocks` is S (None: S = D). `redraw` says how long one α is held, `warmup` for how many epochs α = 1.
     `tune="head"` trains the last layer only, on top of a pretrained net. `NeuBoots.paper()` is the paper's
     Algorithm 1 to the letter, `NeuBoots.regression()` is for continuous targets.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
+    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> predictor = NeuBoots().fit(make_net, data, Recipe(epochs=2, progress=False))
+    >>> predictor.predict(x[:5], 100).samples.shape  # (B, N, C)
+    torch.Size([100, 5, 2])
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
