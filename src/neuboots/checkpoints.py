@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,3 +112,21 @@ class Keeper:
                 f"the checkpoint {self.path} was made by another run ({said}): choose another folder, or delete it "
                 "to start anew"
             )
+
+
+def name_of(call: Any) -> str:
+    """The name of a callable and the options that a partial fixes; no addresses, which change between runs."""
+    if isinstance(call, partial):
+        return f"{name_of(call.func)} {sorted(call.keywords.items())}"
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
+
+
+def identity_of(method: Any) -> str:
+    """A method's name and options, the same in every process: what `train` writes into its checkpoints."""
+    plain = (bool, int, float, str, nn.Module, type(None))
+    options = {
+        option.name: repr(value) if is_dataclass(value) or isinstance(value, plain) else name_of(value)
+        for option in fields(method)
+        for value in [getattr(method, option.name)]
+    }
+    return f"{type(method).__name__} {options}"

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, R
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, Loader, own_randomness, seed_everything, size_of
-from neuboots.checkpoints import Keeper, Progress
+from neuboots.checkpoints import Keeper, Progress, name_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -169,8 +169,8 @@ class _Job:
         recipe = self.recipe
         identity = {
             "what": self.identity,
-            "optimizer": _name_of(recipe.optimizer),
-            "schedule": _name_of(recipe.schedule),
+            "optimizer": name_of(recipe.optimizer),
+            "schedule": name_of(recipe.schedule),
             "epochs": recipe.epochs,
             "batch_size": recipe.batch_size,
             "seed": recipe.seed,
@@ -194,24 +194,6 @@ class _Job:
             rank=fabric.global_rank,
             world=fabric.world_size,
         )
-
-
-def _name_of(call: Any) -> str:
-    """The name of a callable and the options that a partial fixes; no addresses, which change between runs."""
-    if isinstance(call, partial):
-        return f"{_name_of(call.func)} {sorted(call.keywords.items())}"
-    return str(getattr(call, "__qualname__", type(call).__qualname__))
-
-
-def identity_of(method: Any) -> str:
-    """A method's name and options, the same in every process: what `train` writes into its checkpoints."""
-    plain = (bool, int, float, str, nn.Module, type(None))
-    options = {
-        option.name: repr(value) if is_dataclass(value) or isinstance(value, plain) else _name_of(value)
-        for option in fields(method)
-        for value in [getattr(method, option.name)]
-    }
-    return f"{type(method).__name__} {options}"
 
 
 def _run(job: _Job, fabric: "Fabric") -> bytes | None:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, size_of, targets_of
+from neuboots.checkpoints import identity_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys
 from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, unmasked, weighted_loss
 from neuboots.methods.plain import example_of, loss_figures, with_outputs
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
-from neuboots.training import Objective, Recipe, identity_of, make_seeded, train
+from neuboots.training import Objective, Recipe, make_seeded, train
 from neuboots.weights import (
     LAWS,
     Blocks,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from neuboots.batches import Batch, as_pair, in_memory, own_randomness, seed_everything, size_of
+from neuboots.checkpoints import identity_of
 from neuboots.losses import BinaryCrossEntropy, CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs, class_probabilities
 from neuboots.surgery import call_net, eval_mode, has_lazy_layers, main_output, settle_lazy_layers, to_net, unwrap
-from neuboots.training import Recipe, identity_of, make_seeded, train
+from neuboots.training import Recipe, make_seeded, train
 
 
 def with_outputs(output: Tensor) -> Tensor:
