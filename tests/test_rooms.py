@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"keys"},
     "tape": set(),
     "surgery": {"tape"},
-    "prediction": set(),
+    "prediction": {"keys"},
     "regression": {"prediction"},
     "generator": {"keys", "weights", "surgery", "prediction"},
     "losses": set(),
@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(),
     "report": {"prediction", "metrics", "tasks"},
     "saving": {"prediction", "surgery", "methods", "nets"},
+    "contract": {"losses", "methods", "prediction", "saving", "training"},
 }
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {

@@ -177,7 +177,12 @@ class GeneratorAt:
             raise ValueError(f"got alphas of shape {tuple(alphas.shape)}; expected (B, {generator.num_blocks}), B ≥ 1")
         factors = apply_link(alphas.to(phi), generator.link)[:, generator.feature_blocks]  # (B, D)
         weight, bias = self._weight_and_bias()
-        z = self._product(factors[:, None] * weight, bias)  # (B, N, …)
+        return self.heads(factors[:, None] * weight, bias)
+
+    def heads(self, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """The net's outputs with other heads: weights (B, C, D) and biases (C,) or (B, C) → (B, N, C, *)."""
+        generator = self.generator
+        z = self._product(weights, biases)  # (B, N, …)
         if self.passed.ends_at_head:
             return z.movedim(-1, 2) if generator.split.axis == -1 and z.ndim > 3 else z
         first = self._finished(self.passed.finish(z[0]))
@@ -196,13 +201,15 @@ class GeneratorAt:
         phi = self.passed.phi
         num, outputs, width = weights.shape
         wide = weights.reshape(num * outputs, width)
+        if bias is not None:
+            bias = bias.expand(num, outputs).reshape(-1)  # (B·C,)
         if self.generator.split.axis == -1:
             rows = phi.reshape(-1, width)  # (M, D)
-            z = rows @ wide.T if bias is None else torch.addmm(bias.repeat(num), rows, wide.T)  # (M, B·C)
+            z = rows @ wide.T if bias is None else torch.addmm(bias, rows, wide.T)  # (M, B·C)
             return z.view(*phi.shape[:-1], num, outputs).movedim(-2, 0)
         z = wide @ phi.flatten(2)  # (N, B·C, P)
         if bias is not None:
-            z += bias.repeat(num)[:, None]
+            z += bias[:, None]
         return z.view(len(phi), num, outputs, *phi.shape[2:]).movedim(1, 0)
 
     def moments(self, law: WeightLaw) -> Moments:

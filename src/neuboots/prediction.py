@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 import torch
 from torch import Tensor, nn
 
+from neuboots.keys import draw_keys, uniforms
+
 IntervalKind = Literal["percentile", "normal"]
 
 # Replicates held at once while sums are gathered. A constant, and one that B = 10 fills twice: from then on no
@@ -268,6 +270,50 @@ class Stream:
     moments: Moments | None = None
 
 
+def stream_passes(num_samples: int, run: Callable[[int], Tensor]) -> Stream:
+    """A stream whose replicate b is the output of a pass of its own, run(b): (N, C, *)."""
+    first = run(0)
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        for start in range(0, num_samples, size):
+            out = first.new_empty(min(size, num_samples - start), *first.shape)
+            for i in range(len(out)):
+                out[i] = first if start + i == 0 else run(start + i)
+            yield out
+            del out  # the next chunk finds the memory as this one did
+
+    return Stream(num_samples, bytes_of(first), chunks)
+
+
+def member_order(num_members: int, num_samples: int, *, seed: int) -> Tensor:
+    """Which of K members each replicate is: every K replicates are all of them, in an order drawn by the seed: (B,)."""
+    rounds = -(-num_samples // num_members)
+    drawn = uniforms(draw_keys(torch.arange(rounds), seed, "members")[:, None], torch.arange(num_members))
+    return drawn.argsort(1).flatten()[:num_samples]
+
+
+def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], Tensor], *, seed: int) -> Stream:
+    """A stream over K members: replicates are members, each run once: run(numbers) gives (len(numbers), N, C, *).
+
+    Where all K are run, mean and standard deviation are those of the K members (with K − 1 in the denominator),
+    however often B counts each.
+    """
+    order = member_order(num_members, num_samples, seed=seed)
+    wanted = torch.unique(order)  # sorted
+    outputs = run(wanted)
+    place = torch.searchsorted(wanted, order)
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        for start in range(0, num_samples, size):
+            yield outputs[place[start : start + size].to(outputs.device)]
+
+    moments = None
+    if len(wanted) == num_members:
+        std = outputs.std(0) if num_members > 1 else torch.zeros_like(outputs[0])
+        moments = Moments(outputs.mean(0), std)
+    return Stream(num_samples, bytes_of(outputs[0]), chunks, moments)
+
+
 def gather(stream: Stream) -> Prediction:
     """All replicates in one tensor."""
     size = max(1, _LARGE // stream.replicate_bytes)
@@ -353,12 +399,22 @@ def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Si
 
 class Predictor(ABC):
     """Gives B sampled outputs at x. A replicate is named by (seed, b) and is one function of x:
-    the same seed gives the same B functions on any batch, order, device and process."""
+    the same seed gives the same B functions on any batch, order, device and process.
+
+    `save` writes the state of `module` and describes the architecture of `net`; a class method
+    `restore(config, net)` makes of that description a predictor whose module the saved tensors fit.
+    """
 
     @property
     @abstractmethod
-    def net(self) -> nn.Module:
-        """The net whose architecture `save` describes."""
+    def net(self) -> nn.Module | None:
+        """The net as its maker built it, before any surgery; None for a method that has none."""
+
+    @property
+    def module(self) -> nn.Module:
+        """All that was learned: whatever prediction needs is in its state."""
+        assert self.net is not None, "a predictor without a net has a module of its own"
+        return self.net
 
     @abstractmethod
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
@@ -368,9 +424,14 @@ class Predictor(ABC):
     def config(self) -> dict[str, Any]:
         """What `save` writes beside the tensors: the method's name and options, as JSON."""
 
-    @abstractmethod
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "Predictor":
+        """The predictor that `config` describes around a net of the right architecture; `load` fills in the tensors."""
+        raise ValueError(f"{cls.__name__} cannot be loaded; expected a class method restore(config, net)")
+
     def state(self) -> dict[str, Tensor]:
         """The tensors that `save` writes."""
+        return self.module.state_dict()
 
     @final
     def predict(self, x: Any, num_samples: int = 100, *, seed: int = 0) -> Prediction:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from neuboots.methods import PREDICTORS
+from neuboots.methods import METHODS
 from neuboots.nets import build, describe
 from neuboots.prediction import Predictor
 from neuboots.surgery import has_lazy_layers, unwrap
@@ -33,7 +33,8 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
             f"{target} exists and is not a saved predictor; expected a new folder: choose another name"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    config = {"format": FORMAT, "version": VERSION, **predictor.config(), "net": describe(predictor.net)}
+    net = None if predictor.net is None else describe(predictor.net)
+    config = {"format": FORMAT, "version": VERSION, **predictor.config(), "net": net}
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         os.chmod(aside, 0o777 & ~_umask())
@@ -91,7 +92,12 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
         raise ValueError(f"got net={net!r}; expected an nn.Module, such as MyNet()")
     config = _read_config(source)
     tensors = _read_tensors(source / "model.safetensors")
-    if net is None:
+    entry = METHODS[config["method"]]
+    if not entry.needs_net:
+        if net is not None:
+            raise ValueError(f"got a net for {config['method']!r}, which has none; expected load(folder) alone")
+        net = nn.Module()
+    elif net is None:
         if config["net"] is None:
             raise ValueError(
                 f"{source} holds a net that is not one of neuboots.nets, so its architecture is not in the file: "
@@ -101,11 +107,12 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
     if has_lazy_layers(net):
         raise ValueError("got a net with lazy layers that have seen no input; expected known shapes: run it once first")
     try:
-        predictor = PREDICTORS[config["method"]].restore(config, unwrap(net).eval())
+        predictor = entry.predictor.restore(config, unwrap(net).eval())
     except (KeyError, TypeError, ValueError) as error:
-        _fill(unwrap(net), tensors, source)  # weights that do not fit say more than options that do not
+        if entry.predictor.module is Predictor.module:  # the tensors are the net's own
+            _fill(unwrap(net), tensors, source)  # weights that do not fit say more than options that do not
         raise ValueError(f"{source / 'config.json'} does not fit the net, or is damaged: {error}") from error
-    _fill(predictor.net, tensors, source)
+    _fill(predictor.module, tensors, source)
     return predictor
 
 
@@ -123,8 +130,11 @@ def _read_config(source: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has version {config.get('version')}; expected {VERSION}: load it with the release that wrote it"
         )
-    if config.get("method") not in list(PREDICTORS):
-        raise ValueError(f"{path} names the method {config.get('method')!r}; expected one of {list(PREDICTORS)}")
+    if config.get("method") not in list(METHODS):
+        raise ValueError(
+            f"{path} names the method {config.get('method')!r}; expected one of {', '.join(METHODS)}: a method of "
+            "your own is registered first"
+        )
     return config
 
 

@@ -224,7 +224,7 @@ def measure_times(plain: Predictor, boots: Predictor, x: Tensor) -> Times:
     def probabilities(size: int) -> Tensor:
         return boots.predict(x, size).probs
 
-    jobs: list[Callable[[], object]] = [partial(plain.net, x)]
+    jobs: list[Callable[[], object]] = [partial(plain.module, x)]
     jobs += [partial(boots.predict, x, size) for size in SIZES]
     jobs += [partial(probabilities, size) for size in SIZES]
     best = [math.inf] * len(jobs)

@@ -17,7 +17,7 @@ from neuboots.checkpoints import identity_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys
 from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, unmasked, weighted_loss
-from neuboots.methods.plain import example_of, loss_figures, with_outputs
+from neuboots.methods.common import example_of, loss_figures, with_outputs
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Objective, Recipe, make_seeded, train
@@ -104,9 +104,6 @@ class NeuBootsPredictor(Predictor):
             "link": generator.link,
             "law": {"name": self.law.name, **asdict(self.law)},  # type: ignore[call-overload]
         }
-
-    def state(self) -> dict[str, Tensor]:
-        return self.generator.net.state_dict()
 
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "NeuBootsPredictor":

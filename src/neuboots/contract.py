@@ -1,0 +1,335 @@
+"""The contract of every method, as checks that anyone can run.
+
+    predict(x)[:, :k] = predict(x[:k]),   load(save(p)) = p,   summarize = predict,   …
+
+`check_method("neuboots")` fits the method on small made-up data and runs every check that its line in the table of
+methods promises; the tests of this library run the same checks. A check that fails raises AssertionError.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.losses import CrossEntropy, Loss, SquaredError
+from neuboots.methods import Entry, PlainPredictor, find
+from neuboots.methods.registry import TASKS, Task
+from neuboots.prediction import Predictor
+from neuboots.saving import load, save
+from neuboots.training import Recipe
+
+RECIPE = Recipe(epochs=2, batch_size=16, progress=False)
+
+
+# -- small nets and data -------------------------------------------------------------------------------
+
+
+class TwoBranches(nn.Module):
+    """Two branches, one with BatchNorm, joined before one head."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.right = nn.Linear(4, 6)
+        self.fc = nn.Linear(12, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.cat([self.left(x), self.right(x).sigmoid()], 1))
+        return out
+
+
+class Upsampling(nn.Module):
+    """A stride, BatchNorm, a 1×1 convolution, and upsampling back to the input's size; returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(2, 7, 3, 2, 1), nn.BatchNorm2d(7), nn.ReLU())
+        self.classifier = nn.Conv2d(7, 3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        low = self.classifier(self.stem(x))
+        return {"out": nn.functional.interpolate(low, size=x.shape[2:], mode="bilinear", align_corners=False)}
+
+
+def _rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task: its loss, a net for it, data, other inputs, and the shape of one output."""
+
+    loss: Loss
+    make_net: Callable[[], nn.Module]
+    data: TensorDataset
+    x: Tensor
+    shape: tuple[int, ...]
+
+
+def _classification() -> Case:
+    return Case(
+        CrossEntropy(),
+        lambda: TwoBranches(3),
+        TensorDataset(_rows(50, 4), torch.arange(50) % 3),
+        _rows(9, 4, seed=5),
+        (3,),
+    )
+
+
+def _regression() -> Case:
+    x = _rows(50, 4)
+    y = x.sum(1) + 0.1 * _rows(50, seed=1)
+    return Case(SquaredError(), lambda: TwoBranches(1), TensorDataset(x, y), _rows(9, 4, seed=5), (1,))
+
+
+def _segmentation() -> Case:
+    x = _rows(12, 2, 8, 8)
+    y = (x[:, 0] > 0).long()
+    y[:, :2] = 255  # void
+    return Case(CrossEntropy(ignore_index=255), Upsampling, TensorDataset(x, y), _rows(3, 2, 8, 8, seed=5), (3, 8, 8))
+
+
+CASES: dict[Task, Callable[[], Case]] = {
+    "classification": _classification,
+    "regression": _regression,
+    "segmentation": _segmentation,
+}
+
+
+# -- the subject of the checks -------------------------------------------------------------------------
+
+
+@dataclass
+class Subject:
+    """A method under test: its line in the table, the options it is tested with, and what it was fitted on."""
+
+    entry: Entry
+    options: dict[str, Any] = field(default_factory=dict)
+    recipe: Recipe = RECIPE
+
+    def make(self, **options: Any) -> Any:
+        return self.entry.make(**{**self.options, **options})
+
+    def fit(self, task: Task, *, recipe: Recipe | None = None, **options: Any) -> Predictor:
+        case = CASES[task]()
+        method = self.make(loss=case.loss, **options)
+        fitted: Predictor = method.fit(case.make_net, case.data, recipe or self.recipe)
+        return fitted
+
+    @property
+    def task(self) -> Task:
+        """The task most checks are run on: the first that the method can do."""
+        return self.entry.tasks[0]
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        return self.fit(self.task)
+
+    @cached_property
+    def case(self) -> Case:
+        return CASES[self.task]()
+
+    @property
+    def x(self) -> Tensor:
+        return self.case.x
+
+
+# -- the checks ----------------------------------------------------------------------------------------
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    """The sentence with which the call was refused; nothing if it was not."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def check_shape_and_dtype(subject: Subject) -> None:
+    """Samples are (B, N, C, *), finite, in the net's precision, without gradients, for every task of the method."""
+    for task in subject.entry.tasks:
+        case = CASES[task]()
+        predictor = subject.predictor if task == subject.task else subject.fit(task)
+        prediction = predictor.predict(case.x, 7)
+        assert prediction.samples.shape == (7, len(case.x), *case.shape), prediction.samples.shape
+        assert prediction.mean.shape == prediction.std.shape == (len(case.x), *case.shape)
+        assert prediction.samples.dtype == torch.float32
+        assert bool(torch.isfinite(prediction.samples).all()), "samples are not finite"
+        assert not prediction.samples.requires_grad
+        if task != "regression":
+            assert prediction.entropy.shape == (len(case.x), *case.shape[1:])
+
+
+def check_other_tasks_are_refused(subject: Subject) -> None:
+    """What the method cannot do, it says in a sentence."""
+    for task in set(TASKS) - set(subject.entry.tasks):
+        said = _refusal(partial(subject.fit, task))
+        assert "expected" in said, f"{subject.entry.name} does not list {task}; it should say so, but said {said!r}"
+
+
+def check_seeds(subject: Subject) -> None:
+    """The same seed gives the same replicates, whatever B; another seed gives others."""
+    predictor, x = subject.predictor, subject.x
+    samples = predictor.predict(x, 6, seed=3).samples
+    assert torch.equal(samples, predictor.predict(x, 6, seed=3).samples)
+    torch.testing.assert_close(samples[:4], predictor.predict(x, 4, seed=3).samples)
+    if subject.entry.random:
+        others = [predictor.predict(x, 6, seed=seed).samples for seed in (4, 5, 6, 7)]  # of K members, orders recur
+        assert not all(torch.allclose(samples, other) for other in others), "the seed makes no difference"
+        assert bool((predictor.predict(x, 6).std > 0).any()), "the replicates are all the same"
+
+
+def check_coherence(subject: Subject) -> None:
+    """A replicate is one function of x: any batch, any order, within the rounding of sums in another order."""
+    if not subject.entry.coherent:
+        return
+    predictor, x = subject.predictor, subject.x
+    samples = predictor.predict(x, 5).samples
+    torch.testing.assert_close(predictor.predict(x[:4], 5).samples, samples[:, :4], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(predictor.predict(x[2:3], 5).samples, samples[:, 2:3], rtol=1e-4, atol=1e-5)
+    order = torch.arange(len(x)).flip(0).roll(2)
+    torch.testing.assert_close(predictor.predict(x[order], 5).samples, samples[:, order], rtol=1e-4, atol=1e-5)
+
+
+def check_summarize_is_predict(subject: Subject) -> None:
+    """The streamed figures are those of the samples in memory."""
+    predictor, x = subject.predictor, subject.x
+    for num_samples in (1, 2, 9, 40):
+        prediction = predictor.predict(x, num_samples, seed=2)
+        summary = predictor.summarize(x, num_samples, seed=2, quantiles=(0.025, 0.975))
+        for figure in ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information"):
+            torch.testing.assert_close(getattr(summary, figure), getattr(prediction, figure), rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(
+            summary.interval(kind="percentile"), prediction.interval(kind="percentile"), strict=True
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def check_prediction_changes_nothing(subject: Subject) -> None:
+    """Every parameter, buffer and training mode is as it was, and the caller's random state too."""
+    predictor, x = subject.predictor, subject.x
+    module = predictor.module
+    module.train()
+    next(iter(module.children()), module).eval()
+    modes = [part.training for part in module.modules()]
+    state = {name: value.clone() for name, value in predictor.state().items()}
+    random = torch.get_rng_state()
+    predictor.predict(x, 3)
+    predictor.summarize(x, 3)
+    assert torch.equal(torch.get_rng_state(), random), "prediction moved torch's random state"
+    assert [part.training for part in module.modules()] == modes, "prediction left modules in another mode"
+    after = predictor.state()
+    changed = [name for name, value in state.items() if not torch.equal(value, after[name])]
+    assert not changed, f"prediction changed {changed}"
+    module.eval()
+
+
+def check_modes_do_not_matter(subject: Subject) -> None:
+    """A module left in training mode predicts the same."""
+    predictor, x = subject.predictor, subject.x
+    samples = predictor.predict(x, 3).samples
+    predictor.module.train()
+    again = predictor.predict(x, 3).samples
+    predictor.module.eval()
+    assert torch.equal(samples, again)
+
+
+def check_save_and_load(subject: Subject) -> None:
+    """A loaded predictor gives the same samples, bit for bit."""
+    predictor, x = subject.predictor, subject.x
+    with tempfile.TemporaryDirectory() as folder:
+        save(predictor, Path(folder) / "model")
+        again = load(Path(folder) / "model", net=subject.case.make_net() if subject.entry.needs_net else None)
+        assert type(again) is type(predictor)
+        assert torch.equal(again.predict(x, 5, seed=1).samples, predictor.predict(x, 5, seed=1).samples)
+        save(again, Path(folder) / "again")
+        for name in ("config.json", "model.safetensors"):
+            assert (Path(folder) / "model" / name).read_bytes() == (Path(folder) / "again" / name).read_bytes(), name
+
+
+def check_fit_is_governed_by_the_seed(subject: Subject) -> None:
+    """The recipe's seed alone decides what is learned."""
+    random = torch.get_rng_state()
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        again = subject.fit(subject.task)
+        torch.manual_seed(1)
+        other = subject.fit(subject.task, recipe=replace(subject.recipe, seed=1))
+    assert torch.equal(torch.get_rng_state(), random)
+    first, second, third = (p.predict(subject.x, 3).samples for p in (subject.predictor, again, other))
+    assert torch.equal(first, second), "two fits with one seed differ"
+    if subject.entry.needs_net:
+        assert not torch.equal(first, third), "two fits with different seeds are the same"
+
+
+def check_resume(subject: Subject) -> None:
+    """A finished fit with a folder is found there again, and gives the same predictor."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = replace(subject.recipe, folder=Path(folder))
+        first, second = subject.fit(subject.task, recipe=recipe), subject.fit(subject.task, recipe=recipe)
+    samples = [p.predict(subject.x, 4).samples for p in (subject.predictor, first, second)]
+    assert torch.equal(samples[0], samples[1])
+    assert torch.equal(samples[1], samples[2])
+
+
+def check_one_member_is_a_single_net(subject: Subject) -> None:
+    """With K = 1 all replicates are the same function, and for a method of K nets that net by itself."""
+    if not subject.entry.members:
+        return
+    predictor = subject.fit(subject.task, num_members=1)
+    prediction = predictor.predict(subject.x, 4)
+    assert bool((prediction.std == 0).all())
+    torch.testing.assert_close(prediction.samples[0], prediction.samples[3])
+    nets = getattr(predictor, "nets", None)
+    if nets is not None:
+        single = PlainPredictor(nets[0]).predict(subject.x, 1).samples[0]
+        torch.testing.assert_close(prediction.samples[0], single)
+
+
+def check_bad_calls(subject: Subject) -> None:
+    """B = 0, NaN, and what is no tensor get one sentence."""
+    predictor, x = subject.predictor, subject.x
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: predictor.predict(x, 0), "got B = 0 replicates; expected num_samples ≥ 1"),
+        (lambda: predictor.summarize(x, -1), "got B = -1 replicates"),
+        (lambda: predictor.predict(x * torch.nan, 2), "NaN or infinite"),
+        (lambda: predictor.predict(x.numpy(), 2), "got inputs of type ndarray; expected a tensor"),
+        (lambda: predictor.predict(x, 2, seed="a"), "expected a whole number"),  # type: ignore[arg-type]
+        (lambda: subject.make(loss="ce"), "got loss='ce'"),
+    ]
+    for call, sentence in calls:
+        said = _refusal(call)
+        assert sentence in said, f"said {said!r}; expected {sentence!r} in it"
+
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    check_shape_and_dtype,
+    check_other_tasks_are_refused,
+    check_seeds,
+    check_coherence,
+    check_summarize_is_predict,
+    check_prediction_changes_nothing,
+    check_modes_do_not_matter,
+    check_save_and_load,
+    check_fit_is_governed_by_the_seed,
+    check_resume,
+    check_one_member_is_a_single_net,
+    check_bad_calls,
+)
+
+
+def check_method(name: str, **options: Any) -> None:
+    """Put a method of the table, made with these options, through every check.
+
+    >>> check_method("plain")
+    """
+    subject = Subject(find(name), options)
+    for check in CHECKS:
+        check(subject)
