@@ -8,6 +8,7 @@ as it happens and can then be repeated on other outputs of the head, so that B r
 outputs and never the D features.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,6 +194,52 @@ def _used(name: str, calls: int) -> str:
         f"the head {name!r} is used {times if calls else 'never'} in one pass; expected exactly once: "
         "name another layer (head=…), or give each use a layer of its own"
     )
+
+
+# -- other layers in place of a net's own --------------------------------------------------------------
+
+
+def skeleton_of(net: nn.Module) -> nn.Module:
+    """A copy of the net without its numbers (on torch's meta device): its architecture, for no memory."""
+    memo: dict[int, Any] = {}
+    for tensor in [*net.parameters(), *net.buffers()]:
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(net, memo)
+
+
+def swap_layers(
+    net: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module, str], nn.Module]
+) -> dict[str, nn.Module]:
+    """Put make(layer, name) in the place of every layer of these kinds, in place; the new layers by name.
+
+    A layer that stands at several places gets one successor for all of them; where `make` gives the layer itself
+    back, it stays. Layers with a forward of their own stay, and so do those that torch never calls.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> list(swap_layers(net, (nn.ReLU,), lambda layer, name: nn.Tanh())), net[1]
+    (['1'], Tanh())
+    """
+    made: dict[nn.Module, nn.Module] = {}
+    names: dict[str, nn.Module] = {}
+    for path, parent in list(net.named_modules()):
+        for key, child in list(parent._modules.items()):
+            kind = next((kind for kind in kinds if isinstance(child, kind)), None)
+            if child is None or kind is None or kind.forward is not type(child).forward:
+                continue
+            if isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
+                continue  # inside MultiheadAttention; its weights are read, its forward is never called
+            name = f"{path}.{key}" if path else key
+            if child not in made:
+                made[child] = make(child, name)
+                made[child].train(child.training)
+                if made[child] is not child:
+                    names[name] = made[child]
+            parent._modules[key] = made[child]
+    for module in net.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(new in names.values() for new in module.modules()):
+            module.activation_relu_or_gelu = 0  # else torch's fast path reads the weights and never calls the layers
+    return names
 
 
 # -- the split -----------------------------------------------------------------------------------------
