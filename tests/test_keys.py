@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import as_int64, gamma, p_value, splitmix64, splitmix64_seed, standard_errors
 
-from neuboots.keys import draw_keys, gammas, hashed, stable_hash, uniforms
+from neuboots.keys import draw_keys, gammas, hashed, normals, stable_hash, uniforms
 
 PUBLISHED = [
     6457827717110365317,
@@ -179,3 +179,19 @@ def test_hashed_places_are_near_uniform(size: int, stride: int) -> None:
 
 def test_one_place_takes_all() -> None:
     assert hashed(torch.arange(5), 1, 0).tolist() == [0] * 5
+
+
+def test_normals_are_box_and_muller_of_the_sequence() -> None:
+    u = uniforms(key(5), torch.arange(6)).numpy()
+    radius, angle = np.sqrt(-2 * np.log(u[::2])), 2 * np.pi * u[1::2]
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()
+    np.testing.assert_allclose(normals(key(5), 6)[0].numpy(), pairs, rtol=1e-12)
+    np.testing.assert_allclose(normals(key(5), 5)[0].numpy(), pairs[:5], rtol=1e-12)
+
+
+def test_normals_are_standard_normal_and_their_rows_independent() -> None:
+    drawn = normals(draw_keys(torch.arange(200), 0, "noise"), 100).numpy()
+    assert scipy.stats.kstest(drawn.ravel(), "norm").pvalue > p_value(2)
+    # the correlation of neighbouring columns, 20,000 products of independent normals
+    neighbours = (drawn[:, :-1] * drawn[:, 1:]).mean()
+    assert abs(neighbours) < standard_errors(2) / np.sqrt(drawn[:, 1:].size)

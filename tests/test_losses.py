@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from neuboots.keys import draw_keys
-from neuboots.losses import BinaryCrossEntropy, CrossEntropy, GaussianNLL, SquaredError, unmasked, weighted_loss
+from neuboots.losses import BinaryCrossEntropy, Brier, CrossEntropy, GaussianNLL, SquaredError, unmasked, weighted_loss
 from neuboots.weights import Multinomial
 
 VOID = 255
@@ -291,3 +291,32 @@ def test_labels_are_whole_numbers() -> None:
     sentence = r"^got floating-point labels; expected integers 0 … C − 1: use labels.long\(\)$"
     with pytest.raises(ValueError, match=sentence):
         CrossEntropy()(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
+
+
+# -- Brier -----------------------------------------------------------------------------------------------
+
+
+@many
+@given(st.integers(1, 6), st.integers(2, 5), st.sampled_from([(), (3,), (4, 3)]), st.integers(0, 10**6))
+def test_brier_is_the_squared_distance_to_the_one_hot_label(N: int, C: int, pixels: tuple[int, ...], seed: int) -> None:
+    outputs, targets = random(N, C, *pixels, seed=seed), labels(N, *pixels, classes=C, seed=seed, void=0.3)
+    found = Brier(ignore_index=VOID)(outputs, targets)
+    hot = F.one_hot(targets.clamp_max(C - 1), C).movedim(-1, 1).double()
+    expected = (outputs.softmax(1) - hot).square().sum(1).masked_fill(targets == VOID, 0.0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_brier_is_proper() -> None:
+    """Its expectation over labels drawn from p is least at p."""
+    p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    z = p.log().requires_grad_()
+    scores = Brier()(z.expand(3, 3), torch.arange(3))
+    (gradient,) = torch.autograd.grad((p * scores).sum(), z)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
+
+
+def test_brier_refuses_what_cross_entropy_refuses() -> None:
+    with pytest.raises(ValueError, match="got label 3 for a net with 3 outputs; expected 0 … 2"):
+        Brier()(torch.zeros(1, 3), torch.tensor([3]))
+    with pytest.raises(ValueError, match="got floating-point labels"):
+        Brier()(torch.zeros(1, 3), torch.tensor([1.0]))

@@ -8,7 +8,7 @@ takes its share of the same global batch; a run may start at any batch of any ep
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -305,10 +305,46 @@ class Loader:
         if self.tensors is None:
             yield from self.loader
             return
-        *inputs, targets = self.tensors
         order = self.order.order()
         for k in range(self.order.start, self.steps):
             rows = self.order.rows(k, order)
-            where = rows if self.places is None else self.places[rows]
-            parts = tuple(tensor[where] for tensor in inputs)
-            yield parts[0] if len(parts) == 1 else parts, targets[where], rows
+            yield *self.look_up(rows), rows
+
+    def look_up(self, rows: Tensor) -> tuple[Any, Tensor]:
+        """(x, y) of these rows, from tensors in memory."""
+        assert self.tensors is not None, "rows of other data come from a DataLoader"
+        *inputs, targets = self.tensors
+        where = rows if self.places is None else self.places[rows]
+        parts = tuple(tensor[where] for tensor in inputs)
+        return parts[0] if len(parts) == 1 else parts, targets[where]
+
+
+class MemberLoader:
+    """Passes of K members side by side: batch k holds batch k of each one's own pass: x (K, N, …), index (K, N).
+
+    Member m sees the rows in the order, and augmented with the randomness, of a Loader with seeds[m].
+    """
+
+    def __init__(self, data: Dataset[Any], *, batch_size: int, seeds: Sequence[int]) -> None:
+        self.loaders = [Loader(data, batch_size=batch_size, seed=seed) for seed in seeds]
+        self.steps = self.loaders[0].steps
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
+        if self.loaders[0].tensors is not None:
+            yield from self._from_memory(epoch, start)
+            return
+        for parts in zip(*(loader.epoch(epoch, start) for loader in self.loaders), strict=True):
+            k, first, share = parts[0]
+            x, y, index = default_collate([(batch.x, batch.y, batch.index) for _, batch, _ in parts])
+            yield k, Batch(x, y, index, first.step), share
+
+    def _from_memory(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
+        """One look-up for all members."""
+        first = self.loaders[0]
+        for loader in self.loaders:
+            loader.order.epoch = epoch
+        orders = torch.stack([loader.order.order() for loader in self.loaders])  # (K, n)
+        for k in range(start, self.steps):
+            rows = orders[:, slice(*first.order.bounds(k))]  # (K, N)
+            x, y = first.look_up(rows)
+            yield k, Batch(x, y, rows, epoch * self.steps + k), 1.0

@@ -62,6 +62,18 @@ def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
     return (_shift(words, 12).to(torch.float64) + 0.5) * 2.0**-52  # 52 bits: with 53 the last would round to 1
 
 
+def normals(keys: Tensor, size: int) -> Tensor:
+    """Standard normal draws by Box and Muller, double precision: row k is a function of keys[k] alone: (num, size).
+
+    >>> normals(draw_keys(torch.arange(2), 0, "noise"), 3).shape
+    torch.Size([2, 3])
+    """
+    pairs = torch.arange((size + 1) // 2, device=keys.device)
+    radius = (-2.0 * uniforms(keys[:, None], 2 * pairs).log()).sqrt()
+    angle = 2.0 * math.pi * uniforms(keys[:, None], 2 * pairs + 1)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)[:, :size]
+
+
 def _exponentials(keys: Tensor, size: int) -> Tensor:
     return -uniforms(keys[:, None], torch.arange(size, device=keys.device)).log()
 

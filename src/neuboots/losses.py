@@ -47,6 +47,25 @@ def unmasked(loss: Loss, targets: Tensor) -> Tensor | None:
     return None if bool(mask.all()) else mask
 
 
+def _checked_labels(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    """Labels (N, *) that fit outputs (N, C, *), as whole numbers, or a sentence."""
+    if outputs.ndim < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
+        raise ValueError(
+            f"got outputs {tuple(outputs.shape)} and labels {tuple(targets.shape)}; expected (N, C, *) "
+            "and (N, *), one class label for each output"
+        )
+    if targets.is_floating_point():
+        raise ValueError("got floating-point labels; expected integers 0 … C − 1: use labels.long()")
+    targets, classes = targets.long(), outputs.shape[1]
+    wrong = (targets != ignore_index) & ((targets < 0) | (targets >= classes))
+    if bool(wrong.any()):
+        raise ValueError(
+            f"got label {int(targets[wrong][0])} for a net with {classes} outputs; expected 0 … "
+            f"{classes - 1} (or {ignore_index}, which is ignored)"
+        )
+    return targets
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """ℓ = −log softmax(z)_y for outputs (N, C, *) and labels (N, *); `ignore_index` marks void pixels.
@@ -59,27 +78,31 @@ class CrossEntropy:
     label_smoothing: float = 0.0
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.ndim < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
-            raise ValueError(
-                f"got outputs {tuple(outputs.shape)} and labels {tuple(targets.shape)}; expected (N, C, *) "
-                "and (N, *), one class label for each output"
-            )
-        if targets.is_floating_point():
-            raise ValueError("got floating-point labels; expected integers 0 … C − 1: use labels.long()")
-        targets, classes = targets.long(), outputs.shape[1]
-        wrong = (targets != self.ignore_index) & ((targets < 0) | (targets >= classes))
-        if bool(wrong.any()):
-            raise ValueError(
-                f"got label {int(targets[wrong][0])} for a net with {classes} outputs; expected 0 … "
-                f"{classes - 1} (or {self.ignore_index}, which is ignored)"
-            )
         return F.cross_entropy(
             outputs,
-            targets,
+            _checked_labels(outputs, targets, self.ignore_index),
             reduction="none",
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )
+
+
+@dataclass(frozen=True)
+class Brier:
+    """ℓ = Σ_c (softmax(z)_c − 1[y = c])² for outputs (N, C, *) and labels (N, *): a proper scoring rule.
+
+    >>> Brier()(torch.zeros(1, 2), torch.tensor([1]))
+    tensor([0.5000])
+    """
+
+    ignore_index: int = -100
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        labels = _checked_labels(outputs, targets, self.ignore_index)
+        counted = labels != self.ignore_index
+        probs = outputs.softmax(1)
+        of_label = probs.gather(1, labels.where(counted, 0)[:, None])[:, 0]
+        return (probs.square().sum(1) - 2 * of_label + 1).where(counted, 0.0)  # (N, *)
 
 
 def _shaped_like(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, Loader, own_randomness, seed_everything, size_of
+from neuboots.batches import Batch, Loader, MemberLoader, own_randomness, seed_everything, size_of
 from neuboots.checkpoints import Keeper, Progress, name_of
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class EpochReport:
     loss: float
     validation: dict[str, float]
     seconds: float
+    title: str = ""  # which part of a longer training, such as "member 2/5"
 
 
 def train(
@@ -119,12 +120,16 @@ def train(
     validation: Dataset[Any] | None = None,
     validate: Validate | None = None,
     identity: str = "",
+    title: str = "",
+    seeds: Sequence[int] | None = None,
 ) -> nn.Module:
     """Minimise objective_at(epoch)(net, batch) over the data; the net is trained in place and returned.
 
     Ctrl-C finishes the step and leaves a checkpoint. `validate` gives figures of one validation batch; their
     means over `validation` are reported, and "loss" decides on early stopping (the best weights are restored).
-    `identity` says what is trained: a checkpoint of something else is refused.
+    `identity` says what is trained: a checkpoint of something else is refused; `title` stands before the progress bar.
+    With the seeds of K members a batch holds K batches, (K, N, …), each in the order of its own seed, and the objective
+    is the sum over members, of which the mean is reported.
     """
     if validation is not None and validate is None:
         raise ValueError("got validation data without validate; expected the function that gives its figures")
@@ -145,7 +150,8 @@ def train(
             f"got strategy={recipe.strategy!r}, whose processes cannot see your functions; expected 'ddp', which runs "
             "the script again for each device, or 'ddp_fork'"
         )
-    job = _Job(net, data, objective_at, recipe, validation, validate, identity, os.getpid())
+    members = None if seeds is None else tuple(seeds)
+    job = _Job(net, data, objective_at, recipe, validation, validate, identity, title, members, os.getpid())
     packed = fabric.launch(partial(_run, job))
     if packed is not None:  # a forked process trained a copy
         net.load_state_dict(torch.load(io.BytesIO(packed), weights_only=True))
@@ -161,6 +167,8 @@ class _Job:
     validation: Dataset[Any] | None
     validate: Validate | None
     identity: str
+    title: str
+    seeds: tuple[int, ...] | None
     process: int  # the one that called train
 
     @property
@@ -179,12 +187,15 @@ class _Job:
             "steps_per_epoch": recipe.steps_per_epoch,
             "precision": str(recipe.precision),
             "rows": size_of(self.data),
+            "seeds": None if self.seeds is None else list(self.seeds),
             "shapes": [list(p.shape) for p in self.net.parameters()],
         }
         return json.dumps(identity)
 
-    def loader(self, fabric: "Fabric") -> Loader:
+    def loader(self, fabric: "Fabric") -> Loader | MemberLoader:
         recipe = self.recipe
+        if self.seeds is not None:
+            return MemberLoader(self.data, batch_size=recipe.batch_size, seeds=self.seeds)
         return Loader(
             self.data,
             batch_size=recipe.batch_size,
@@ -227,8 +238,9 @@ def _run(job: _Job, fabric: "Fabric") -> bytes | None:
                         "lower the learning rate, or clip gradients (Recipe(clip_norm=1.0))"
                     )
                 schedule.step()
+                value /= len(job.seeds or (recipe.seed,))
                 at.step, at.loss_sum = k + 1, at.loss_sum + value
-                bar(f"epoch {at.epoch + 1}/{recipe.epochs}  loss {value:.4f}")
+                bar(f"{job.title}  epoch {at.epoch + 1}/{recipe.epochs}  loss {value:.4f}".strip())
                 if _anyone(fabric, stop.asked):
                     keeper.save(at)
                     raise KeyboardInterrupt(keeper.advice)
@@ -280,7 +292,7 @@ def _close_epoch(fabric: "Fabric", job: _Job, net: nn.Module, at: Progress, seco
     loss = at.loss_sum / max(1, at.step)
     if fabric.world_size > 1:  # each rank has seen its own rows
         loss = float(cast(Tensor, fabric.all_reduce(torch.tensor(loss, device=fabric.device), reduce_op="mean")))
-    report = EpochReport(at.epoch, job.recipe.epochs, loss, figures, seconds)
+    report = EpochReport(at.epoch, job.recipe.epochs, loss, figures, seconds, job.title)
     at.epoch, at.step, at.loss_sum = at.epoch + 1, 0, 0.0
     if job.recipe.patience is not None:
         if figures["loss"] < at.best_loss:
@@ -355,7 +367,7 @@ def _anyone(fabric: "Fabric", asked: bool) -> bool:
 
 
 @contextmanager
-def _bar(fabric: "Fabric", job: _Job, loader: Loader, at: Progress) -> Iterator[Callable[[str], None]]:
+def _bar(fabric: "Fabric", job: _Job, loader: Loader | MemberLoader, at: Progress) -> Iterator[Callable[[str], None]]:
     """A progress bar with the time left, on the first rank."""
     if not (job.recipe.progress and fabric.is_global_zero):
         yield lambda text: None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from neuboots.batches import Batch, as_pair, in_memory, own_randomness, seed_everything, size_of
-from neuboots.losses import BinaryCrossEntropy, CrossEntropy, Loss, unmasked, weighted_loss
+from neuboots.losses import BinaryCrossEntropy, Brier, CrossEntropy, Loss, unmasked, weighted_loss
 from neuboots.prediction import check_inputs, class_probabilities
 from neuboots.surgery import call_net, has_lazy_layers, main_output, settle_lazy_layers, to_net, unwrap
 from neuboots.training import Recipe, train
@@ -24,7 +24,7 @@ def loss_figures(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
     mask = unmasked(loss, y)
     figures = {"loss": weighted_loss(losses, losses.new_ones(len(losses)), mask)}
     one_logit = isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
-    classes = isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) and not y.is_floating_point()
+    classes = isinstance(loss, CrossEntropy | Brier | nn.CrossEntropyLoss) and not y.is_floating_point()
     if classes or one_logit:
         labels = class_probabilities(output, 1).argmax(1)
         wrong = (labels != y.reshape(labels.shape)).float()

@@ -1,0 +1,117 @@
+"""The original deep ensemble: a proper scoring rule and adversarial training.
+
+    θ_k = argmin Σᵢ ℓ(f_θ(Xᵢ), yᵢ) + ℓ(f_θ(X′ᵢ), yᵢ),   X′ᵢ = Xᵢ + ε r ⊙ sign(∂ℓ/∂Xᵢ)
+
+with r the range of the inputs in the training data, column by column (channel by channel for images), and ε = 0.01.
+The scoring rule is the Brier score for classes and the Gaussian likelihood for regression, where the net gives a mean
+and a log-variance.
+
+Lakshminarayanan, Pritzel and Blundell, Simple and scalable predictive uncertainty estimation using deep ensembles,
+NeurIPS 2017, algorithm 1. The sign step: Goodfellow, Shlens and Szegedy, ICLR 2015.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from neuboots.batches import Loader, own_randomness
+from neuboots.losses import Brier, GaussianNLL, Loss, check_loss
+from neuboots.methods.members import MembersPredictor, check_members, fit_members, tree_floats
+from neuboots.training import Recipe
+
+
+def _floats(x: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_floats(lambda part: found.append(part) or part, x)  # type: ignore[func-returns-value]
+    return found
+
+
+def fgsm(value: Tensor, x: Any, *, step: list[Tensor]) -> Any:
+    """x + ε sign(∂value/∂x): the fast gradient sign method, with ε for each input on its own scale."""
+    gradients = torch.autograd.grad(value, _floats(x), retain_graph=True)
+    moves = iter([gradient.sign() * eps.to(gradient) for gradient, eps in zip(gradients, step, strict=True)])
+    return tree_floats(lambda part: (part + next(moves)).detach(), x)
+
+
+def input_ranges(data: Dataset[Any], recipe: Recipe) -> list[Tensor]:
+    """max − min over the data of each column (N, D) or channel (N, C, *), shaped to multiply inputs; read once."""
+    loader = Loader(
+        data,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        shuffle=False,
+        num_workers=recipe.num_workers,
+        steps_per_epoch=recipe.steps_per_epoch,
+    )
+    lows: list[Tensor] = []
+    highs: list[Tensor] = []
+    with own_randomness():
+        for _, batch, _ in loader.epoch(0):
+            parts = [part.float() for part in _floats(batch.x)]
+            if not parts:
+                raise ValueError(
+                    "got inputs without a floating-point tensor; expected numbers that adversarial training can move: "
+                    "take deep-ensemble instead"
+                )
+            axes = [[axis for axis in range(part.ndim) if axis != 1] for part in parts]
+            low = [part.amin(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
+            high = [part.amax(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
+            lows = low if not lows else list(map(torch.minimum, lows, low))
+            highs = high if not highs else list(map(torch.maximum, highs, high))
+    return [high - low for low, high in zip(lows, highs, strict=True)]  # (D,) or (C, 1, …)
+
+
+@dataclass(frozen=True)
+class AdversarialEnsemble:
+    """K nets trained on their data and on its adversarial twin, `epsilon` of the inputs' range away.
+
+    `AdversarialEnsemble.regression()` takes the Gaussian likelihood, for nets with 2k outputs (means, log-variances).
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
+    >>> method = AdversarialEnsemble(num_members=3)
+    >>> predictor = method.fit(lambda: nn.Linear(2, 3), data, Recipe(epochs=1, progress=False))
+    >>> predictor.predict(torch.zeros(1, 2), 3).samples.shape  # (B, N, C)
+    torch.Size([3, 1, 3])
+    """
+
+    loss: Loss = field(default_factory=Brier)
+    num_members: int = 5
+    epsilon: float = 0.01
+    together: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_members(self.num_members)
+        if not 0 < self.epsilon < float("inf"):
+            raise ValueError(f"got epsilon={self.epsilon!r}; expected a positive fraction of the inputs' range")
+
+    @classmethod
+    def regression(cls, **options: Any) -> "AdversarialEnsemble":
+        """The scoring rule for continuous targets: the Gaussian likelihood."""
+        return cls(loss=GaussianNLL(), **options)
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> MembersPredictor:
+        """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says."""
+        step = [self.epsilon * part for part in input_ranges(data, recipe)]
+        return fit_members(
+            self,
+            make_net,
+            data,
+            recipe,
+            name="deep-ensemble-original",
+            perturb=partial(fgsm, step=step),
+            validation=validation,
+        )
