@@ -10,9 +10,19 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import fresh, memory
 from benchmarks.timing import Parts, Runner, Series, Watch, Watched, interleave, stopping
-from neuboots import BootstrapGenerator, EpochReport, Method, NeuBoots, NeuBootsPredictor, Plain, Recipe
+from neuboots import (
+    BootstrapGenerator,
+    EpochReport,
+    Method,
+    NeuBoots,
+    NeuBootsPredictor,
+    Plain,
+    Recipe,
+    SquaredError,
+)
+from neuboots.methods import MCDropout, StandardBootstrap
 from neuboots.methods.neuboots import replicate_weights
-from neuboots.nets import MLP, resnet8, resnet20, resnet110
+from neuboots.nets import MLP, resnet8, resnet18, resnet20, resnet110
 
 SEED = 0
 
@@ -115,6 +125,28 @@ def mlp(scale: Scale) -> list[Row]:
     ]
 
 
+@torch.no_grad()
+def dropout(scale: Scale) -> list[Row]:
+    """Dropout before the last layer only: the features are computed once, and shared with one plain pass."""
+    num = 5 if scale.quick else 100
+    net = (resnet8 if scale.quick else resnet18)(100).eval()
+    title = "ResNet-8" if scale.quick else "ResNet-18"
+    x = torch.randn(2 if scale.quick else 32, 3, 32, 32)
+    watch = Watch()
+    net.features = Watched(net.features, watch, training=False).eval()
+    predictor = MCDropout(rate=0.1, where="head").around(net, x[:2])
+    runs: dict[str, Callable[[], object]] = {
+        "plain": lambda: net(x),
+        "predict": lambda: predictor.predict(x, num),
+        "summarize": lambda: predictor.summarize(x, num),
+    }
+    series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
+    return [
+        _against(series, "plain", "predict", f"{title}: MC dropout before the head, B = {num} / plain pass", 1.15),
+        _against(series, "plain", "summarize", f"{title}: the same, summarize / plain pass"),
+    ]
+
+
 def memory_rows(scale: Scale) -> list[Row]:
     """`summarize` holds a few replicates at a time, whatever B is."""
     few, many = (2, 4) if scale.quick else (10, 1000)
@@ -169,6 +201,24 @@ def training(scale: Scale) -> list[Row]:
     ]
 
 
+def members(scale: Scale) -> list[Row]:
+    """K small nets trained together against one after another: whole fits, set-up included."""
+    num, epochs = (2, 1) if scale.quick else (20, 20)
+    x = torch.randn(500, 8)
+    data = TensorDataset(x, x.sum(1) + 0.1 * torch.randn(500))
+    recipe = Recipe(epochs=epochs, seed=SEED, progress=False)
+
+    def fit(together: bool) -> object:
+        method = StandardBootstrap(SquaredError(), num_members=num, together=together)
+        return method.fit(lambda: MLP(8, 1, widths=(64, 64)), data, recipe)
+
+    watch = Watch()
+    runners = {name: watch.timed(partial(fit, name == "together")) for name in ("together", "in turn")}
+    series = interleave(runners, scale.repeats)
+    title = f"standard bootstrap, K = {num} MLPs 2 × 64, n = 500, batches of {recipe.batch_size}"
+    return [Row(f"{title}: in turn / together", series.ratio("in turn", "together"), at_least=4.0)]
+
+
 # -- import --------------------------------------------------------------------------------------------
 
 _IMPORT = """
@@ -197,5 +247,7 @@ TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
     "mlp": mlp,
     "memory": memory_rows,
     "training": training,
+    "members": members,
+    "dropout": dropout,
     "import": importing,
 }

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import fresh, memory, rows
+from benchmarks import costs, fresh, memory, rows
 from benchmarks.__main__ import main, table
 from benchmarks.rows import TOPICS, Row, Scale
 from benchmarks.timing import Parts, Series, Watch, Watched, interleave, stopping
+from neuboots.methods import METHODS, find
 
 
 def ticking() -> Callable[[], float]:
@@ -209,9 +210,30 @@ def test_all_rows_are_there_at_quick_scale(
         *["MLP 3 × 500"] * 2,
         *["summarize"] * 4,
         *["ResNet-8"] * 2,
+        "standard bootstrap",
+        *["ResNet-8"] * 2,
         "import neuboots / import torch",
     ]
     assert all(row["ratio"] > 0 for row in found)
     printed = capsys.readouterr().out
     assert all(row["name"] in printed for row in found)
     assert len({row["name"] for row in found}) == len(found)
+
+
+# -- what each method costs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", costs.NETS)
+def test_every_method_can_be_timed(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "KS", (2,))
+    rows = costs.times(net, list(METHODS), repeats=1, quick=True)
+    assert {row["method"] for row in rows} == {name for name in METHODS if costs.NETS[net](True).can(find(name))}
+    assert all(float(row[key]) > 0 for row in rows for key in ("train", "predict"))
+
+
+def test_the_table_shows_k_after_k() -> None:
+    row = {"net": "mlp", "title": "a net", "method": "deep-ensemble", "train": 2.0, "predict": 3.0}
+    rows = [row | {"K": K, "train_mb": 1.0, "predict_mb": 10.0 * K} for K in costs.KS]
+    line = costs.table(rows).splitlines()[-1]
+    assert "| 2.0 / 2.0 / 2.0 / 2.0 / 2.0 | 3.0 / 3.0" in line
+    assert line.endswith("| 1 / 1 / 1 / 1 / 1 | 10 / 20 / 30 / 40 / 50 |")

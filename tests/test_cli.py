@@ -1,5 +1,6 @@
 """The command `neuboots`: its exit codes, and one clear sentence for whatever goes wrong."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import neuboots
 from neuboots.cli import main
 from neuboots.experiments.demo import Demo
+from neuboots.methods import METHODS
 
 
 def exit_code(*args: str) -> int:
@@ -28,6 +30,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*args) == 0
     assert "demo" in capsys.readouterr().out
+
+
+def test_methods_lists_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert exit_code("methods") == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in METHODS)
+    assert exit_code("methods", "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == list(METHODS)
+    assert next(line for line in lines if line["name"] == "gp")["tasks"] == ["regression"]
 
 
 def test_the_demos_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "neuboots, S = 3": ("neuboots", {"num_blocks": 3}),
     "neuboots, S > n": ("neuboots", {"num_blocks": 70}),
     "neuboots, head only": ("neuboots", {"tune": "head"}),
+    "laplace, kron": ("laplace", {"structure": "kron", "prior_precision": 2.0}),
+    "swag, many iterates": ("swag", {"start": 0.0, "every": 1, "rank": 2, "learning_rate": 1e-2}),
+    "mc-dropout, channels before the head": ("mc-dropout", {"where": "head", "kind": "channel", "rate": 0.5}),
+    "gbs, S = 3, step": ("gbs", {"num_blocks": 3, "law": Exponential(), "redraw": "step"}),
+    "amortized bootstrap, one data set": ("amortized-bootstrap", {"num_resamples": 1, "latent": 2, "hidden": 3}),
+    "gp, Matérn, one length-scale": ("gp", {"kernel": "matern52", "ard": False, "steps": 20}),
+    "sparse-gp, Matérn, m = 5": ("sparse-gp", {"kernel": "matern52", "num_inducing": 5, "steps": 20}),
+    "batch-ensemble, random signs": ("batch-ensemble", {"init": "random_sign"}),
+    "mimo, some inputs repeated": ("mimo", {"input_repetition": 0.5, "batch_repetition": 1}),
+    "lp-bnn, K = 1": ("lp-bnn", {"num_members": 1, "latent": 3}),
 }
 
 

@@ -1,5 +1,7 @@
 """K nets: together as in turn, the weights as the resampled data, adversarial inputs, and a run cut short."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +23,7 @@ from neuboots.losses import Brier
 from neuboots.methods import AdversarialEnsemble, BayesianBootstrap, DeepEnsemble, StandardBootstrap
 from neuboots.methods.adversarial_ensemble import fgsm, input_ranges
 from neuboots.methods.common import output_of
-from neuboots.methods.members import _Sums, member_seed, point_weights
+from neuboots.methods.members import MembersPredictor, _Sums, member_seed, point_weights
 from neuboots.methods.stacked import Stacked, why_not_together
 from neuboots.nets import MLP
 from neuboots.surgery import unwrap
@@ -167,6 +169,20 @@ def test_small_nets_go_together_by_themselves_and_large_ones_do_not() -> None:
     small = DeepEnsemble(num_members=2).fit(lambda: MLP(4, 3, widths=(8,)), table(), RECIPE)
     large = DeepEnsemble(num_members=2).fit(lambda: MLP(4, 3, widths=(600, 600)), table(), RECIPE)
     assert (small.together, large.together) == (True, False)
+
+
+def test_many_members_on_few_rows_predict_together_and_notice_a_change() -> None:
+    predictor = DeepEnsemble(num_members=9).fit(lambda: TwoBranches(3), table(), RECIPE)
+    in_turn = MembersPredictor(predictor.members, predictor.name, together=False)
+    x = rows(5, 4, seed=1)
+    assert predictor._pays_together(x)
+    assert not in_turn._pays_together(x)
+    assert not predictor._pays_together(rows(200, 4))
+    for _ in range(2):
+        torch.testing.assert_close(predictor.predict(x, 9).samples, in_turn.predict(x, 9).samples)
+        torch.testing.assert_close(predictor.predict(x, 4).samples, predictor.predict(x, 9).samples[:4])
+        with torch.no_grad():
+            predictor.nets[3].fc.weight.mul_(3.0)  # what was stacked is out of date
 
 
 # -- members are named by (seed, k) --------------------------------------------------------------------
@@ -423,3 +439,42 @@ def test_seeds_of_members_are_whole_numbers_apart() -> None:
     assert seeds[0] == 0
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+DDP = """
+import sys, torch
+from pathlib import Path
+from torch.utils.data import TensorDataset
+from neuboots import Recipe
+from neuboots.methods import AdversarialEnsemble, StandardBootstrap
+from neuboots.nets import MLP
+if __name__ == "__main__":
+    devices, strategy, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, torch.arange(50) % 3)
+    states = []
+    for i, method in enumerate((StandardBootstrap(num_members=2), AdversarialEnsemble(num_members=2))):
+        recipe = Recipe(
+            epochs=2, batch_size=10, accelerator="cpu", devices=devices, strategy=strategy, progress=False,
+            folder=folder / str(i),
+        )
+        states.append(method.fit(lambda: MLP(4, 3, widths=(8,)), data, recipe).state())
+    import os
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        torch.save(states, folder / "out.pt")
+"""
+
+
+@pytest.mark.slow
+def test_members_on_two_processes_follow_those_on_one(tmp_path: Path) -> None:
+    """Each member in turn on two CPU processes with the same global batch; in one process, side by side."""
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    found = []
+    for devices, strategy in ((1, "auto"), (2, "ddp")):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        subprocess.run([sys.executable, str(script), str(devices), strategy, str(folder)], check=True, timeout=300)
+        found.append(torch.load(folder / "out.pt"))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)  # 10 steps of rounding in another order of sums

@@ -1,347 +1,361 @@
-"""The contract table: what every method's predictor promises, stated once and run over all of them."""
+"""Every method of the table on nets, data and calls beyond the contract's own."""
 
+import copy
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset, random_split
-from zoo import TwoBranches, Upsampling
+from torch.utils.data import Dataset, TensorDataset
+from zoo import TwoBranches
 
-from neuboots import (
-    BootstrapGenerator,
-    CrossEntropy,
-    Dirichlet,
-    Exponential,
-    GaussianNLL,
-    Method,
-    NeuBoots,
-    NeuBootsPredictor,
-    Plain,
-    Predictor,
-    Recipe,
-    SquaredError,
-    load,
-    save,
-    split_gaussian,
-)
-from neuboots.nets import MLP
+from neuboots import BinaryCrossEntropy, CrossEntropy, GaussianNLL, Recipe, SquaredError, load, save, split_gaussian
+from neuboots.contract import Subject, check_coherence, check_method, check_prediction_changes_nothing, check_seeds
+from neuboots.methods import METHODS, Entry, NeuBootsPredictor, Plain, PlainPredictor, find, register
+from neuboots.methods.registry import TASKS
+from neuboots.nets import MLP, SmallCNN, resnet8
+from neuboots.prediction import Stream, stream_passes
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "plain": Plain,
-    "neuboots": NeuBoots,
-    "neuboots, paper": NeuBoots.paper,
-    "neuboots, exp link, step, warm-up": lambda **o: NeuBoots(
-        link="exp", law=Exponential(), redraw="step", warmup=1, **o
-    ),
-    "neuboots, S = 3": lambda **o: NeuBoots(num_blocks=3, **o),
-    "neuboots, S > n": lambda **o: NeuBoots(num_blocks=70, **o),
-    "neuboots, head only": lambda **o: NeuBoots(tune="head", **o),
-}
-RANDOM = [name for name in METHODS if name != "plain"]
 RECIPE = Recipe(epochs=2, batch_size=16, progress=False)
+NETS = [name for name, entry in METHODS.items() if entry.needs_net]
+REGRESSION = [name for name, entry in METHODS.items() if "regression" in entry.tasks]
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def classes() -> TensorDataset:
-    return TensorDataset(rows(50, 4), torch.arange(50) % 3)
+def classes(n: int = 50) -> TensorDataset:
+    return TensorDataset(rows(n, 4), torch.arange(n) % 3)
 
 
-@pytest.fixture(scope="module")
-def predictors() -> dict[str, Predictor]:
-    return {name: make().fit(TwoBranches, classes(), RECIPE) for name, make in METHODS.items()}
-
-
-by_method = pytest.mark.parametrize("name", METHODS)
 X = rows(9, 4, seed=5)
 
 
-@by_method
-def test_shape_dtype_and_figures(name: str, predictors: dict[str, Predictor]) -> None:
-    prediction = predictors[name].predict(X, 7)
-    assert prediction.samples.shape == (7, 9, 3)
-    assert prediction.samples.dtype == torch.float32
-    assert prediction.probs.shape == prediction.std.shape == (9, 3)
-    assert prediction.entropy.shape == prediction.mutual_information.shape == (9,)
-    assert bool(torch.isfinite(prediction.samples).all())
-    assert not prediction.samples.requires_grad
+# -- the table -----------------------------------------------------------------------------------------
 
 
-@by_method
-def test_the_seed_names_the_replicates(name: str, predictors: dict[str, Predictor]) -> None:
-    predictor = predictors[name]
-    samples = predictor.predict(X, 6, seed=3).samples
-    assert torch.equal(samples, predictor.predict(X, 6, seed=3).samples)
-    torch.testing.assert_close(samples[:4], predictor.predict(X, 4, seed=3).samples)  # replicate b does not know B
-    if name in RANDOM:
-        assert not torch.allclose(samples, predictor.predict(X, 6, seed=4).samples)
-        assert bool((predictor.predict(X, 6).std > 0).any())
+def test_the_table_has_every_method_of_the_paper() -> None:
+    assert set(METHODS) == {
+        *("plain", "neuboots", "standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "deep-ensemble-original"),
+        *("mc-dropout", "gbs", "amortized-bootstrap", "batch-ensemble", "mimo", "gp", "sparse-gp", "swag", "lp-bnn"),
+        "laplace",
+    }
+    for name, entry in METHODS.items():
+        assert entry.name == name
+        assert entry.summary
+        assert entry.reference or name == "plain"
+        assert set(entry.tasks) <= set(TASKS)
 
 
-@by_method
-def test_a_replicate_is_one_function_of_x(name: str, predictors: dict[str, Predictor]) -> None:
-    """Any batch, any order: the same outputs, within the rounding of a product in another order."""
-    predictor = predictors[name]
-    samples = predictor.predict(X, 5).samples
-    torch.testing.assert_close(predictor.predict(X[:4], 5).samples, samples[:, :4])
-    order = torch.tensor([3, 0, 8, 1, 2, 7, 6, 5, 4])
-    torch.testing.assert_close(predictor.predict(X[order], 5).samples, samples[:, order])
+def test_a_name_that_is_not_in_the_table_lists_those_that_are() -> None:
+    with pytest.raises(ValueError, match="got the method 'bootstrap'; expected one of plain, neuboots"):
+        find("bootstrap")
 
 
-@by_method
-@pytest.mark.parametrize("num_samples", [1, 2, 8, 9, 40])
-def test_summarize_is_predict(name: str, num_samples: int, predictors: dict[str, Predictor]) -> None:
-    predictor = predictors[name]
-    prediction = predictor.predict(X, num_samples, seed=2)
-    summary = predictor.summarize(X, num_samples, seed=2, quantiles=(0.025, 0.975))
-    for figure in ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information"):
-        torch.testing.assert_close(getattr(summary, figure), getattr(prediction, figure), rtol=1e-5, atol=1e-5)
-    for kind in ("normal", "percentile"):
-        for mine, theirs in zip(summary.interval(kind=kind), prediction.interval(kind=kind), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="got the name 'plain', which another method has"):
+        register(Entry("plain", Plain, NeuBootsPredictor, "not it"))
 
 
-@by_method
-def test_prediction_leaves_the_net_as_it_was(name: str, predictors: dict[str, Predictor]) -> None:
-    predictor = predictors[name]
-    net = predictor.net
-    net.train()
-    net.left.eval()
-    modes = [module.training for module in net.modules()]
-    state = {key: value.clone() for key, value in net.state_dict().items()}
-    predictor.predict(X, 3)
-    predictor.summarize(X, 3)
-    assert [module.training for module in net.modules()] == modes
-    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
-    net.eval()
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tasks": ("sorting",)}, "got tasks=.*; expected some of"),
+        ({"tasks": ()}, "got tasks=.*; expected some of"),
+        ({"predictor": Plain}, "got predictor=.*; expected a class derived from Predictor"),
+        ({"make": None}, "got make=None; expected a class or function"),
+    ],
+)
+def test_a_bad_line_is_refused(options: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Entry(**({"name": "mine", "make": Plain, "predictor": PlainPredictor, "summary": ""} | options))
 
 
-@by_method
-def test_save_load_predict_is_bitwise_equal(name: str, predictors: dict[str, Predictor], tmp_path: Any) -> None:
-    save(predictors[name], tmp_path / "model")
-    again = load(tmp_path / "model", net=TwoBranches())
-    assert torch.equal(again.predict(X, 5).samples, predictors[name].predict(X, 5).samples)
+# -- a method of one's own -----------------------------------------------------------------------------
 
 
-@by_method
-def test_the_fit_is_governed_by_the_seed(name: str) -> None:
-    torch.manual_seed(99)
-    first = METHODS[name]().fit(TwoBranches, classes(), RECIPE).state()
-    torch.manual_seed(1)
-    second = METHODS[name]().fit(TwoBranches, classes(), RECIPE).state()
-    other = METHODS[name]().fit(TwoBranches, classes(), Recipe(epochs=2, batch_size=16, seed=1, progress=False)).state()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert any(not torch.equal(first[key], other[key]) for key in first)
+class NoisyPredictor(PlainPredictor):
+    """The net plus a constant drawn for each replicate."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        plain = next(super().stream(x, 1, seed=seed).chunks(1))[0]
+
+        def run(b: int) -> Tensor:
+            return plain + torch.randn((), generator=torch.Generator().manual_seed(1000 * seed + b))
+
+        return stream_passes(num_samples, run)
+
+    def config(self) -> dict[str, Any]:
+        return {"method": "noisy"}
 
 
-@by_method
-def test_regression_and_gaussian_heads(name: str) -> None:
-    x = rows(60, 2)
-    y = x.sum(1) + 0.1 * rows(60, seed=1)
-    mean = METHODS[name](loss=SquaredError()).fit(lambda: MLP(2, 1, widths=(16,)), TensorDataset(x, y), RECIPE)
-    assert mean.predict(x, 4).samples.shape == (4, 60, 1)
-    gauss = METHODS[name](loss=GaussianNLL()).fit(lambda: MLP(2, 2, widths=(16,)), TensorDataset(x, y), RECIPE)
-    band, noise = split_gaussian(gauss.predict(x, 4))
-    assert band.samples.shape == (4, 60, 1)
+class Noisy(Plain):
+    predictor: type[PlainPredictor] = NoisyPredictor
+
+    def fit(self, *args: Any, **options: Any) -> PlainPredictor:
+        return self.predictor(super().fit(*args, **options).fitted)
+
+
+@pytest.fixture
+def noisy() -> Any:
+    yield register(Entry("noisy", Noisy, NoisyPredictor, "a plain net plus noise"))
+    del METHODS["noisy"]
+
+
+def test_a_method_of_ones_own_joins_with_one_line_and_keeps_the_contract(noisy: Entry, tmp_path: Path) -> None:
+    check_method("noisy")
+    predictor = noisy.make().fit(TwoBranches, classes(), RECIPE)
+    save(predictor, tmp_path / "model")
+    assert isinstance(load(tmp_path / "model", net=TwoBranches()), NoisyPredictor)
+
+
+class Forgetful(NoisyPredictor):
+    """Draws from torch's global state: the seed governs nothing."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        plain = next(PlainPredictor.stream(self, x, 1, seed=seed).chunks(1))[0]
+        return stream_passes(num_samples, lambda b: plain + torch.randn(()))
+
+
+class Incoherent(NoisyPredictor):
+    """Noise that depends on where in the batch an input stands."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        plain = next(PlainPredictor.stream(self, x, 1, seed=seed).chunks(1))[0]
+
+        def run(b: int) -> Tensor:
+            return plain + torch.randn(plain.shape, generator=torch.Generator().manual_seed(1000 * seed + b))
+
+        return stream_passes(num_samples, run)
+
+
+class Careless(NoisyPredictor):
+    """Predicts in training mode: BatchNorm learns from what it is asked."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        self.fitted.train()
+        outputs = self.fitted(x)
+        return stream_passes(num_samples, lambda b: outputs)
+
+
+@pytest.mark.parametrize(
+    ("predictor", "check"),
+    [(Forgetful, check_seeds), (Incoherent, check_coherence), (Careless, check_prediction_changes_nothing)],
+)
+def test_the_contract_finds_what_breaks_it(predictor: Any, check: Any) -> None:
+    class Broken(Noisy):
+        pass
+
+    Broken.predictor = predictor
+    with pytest.raises(AssertionError):
+        check(Subject(Entry("broken", Broken, predictor, "")))
+
+
+# -- nets, data and losses -----------------------------------------------------------------------------
+
+
+class TwoInputs(TwoBranches):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().forward(a + b)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_several_inputs_and_validation_data(name: str) -> None:
+    data = TensorDataset(rows(50, 4), rows(50, 4, seed=1), torch.arange(50) % 3)
+    held_out = TensorDataset(*(tensor[:20] for tensor in data.tensors))
+    reports: list[Any] = []
+    recipe = Recipe(epochs=2, batch_size=16, progress=False, on_epoch=reports.append)
+    predictor = find(name).make().fit(TwoInputs, data, recipe, validation=held_out)
+    assert predictor.predict((X, X), 2).samples.shape == (2, 9, 3)
+    assert reports
+    assert all(report.validation["loss"] > 0 and 0 <= report.validation["error"] <= 1 for report in reports)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_lazy_layers(name: str) -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+    first = find(name).make().fit(lazy, classes(), RECIPE).predict(X, 2).samples
+    torch.manual_seed(2)
+    assert torch.equal(find(name).make().fit(lazy, classes(), RECIPE).predict(X, 2).samples, first)
+
+
+class Squeezed(nn.Module):
+    """A regression net that returns (N,), with its head in the middle of the tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_outputs_without_an_axis_get_one(name: str) -> None:
+    x = rows(40, 4)
+    predictor = find(name).make(loss=SquaredError()).fit(Squeezed, TensorDataset(x, x.sum(1)), RECIPE)
+    assert predictor.predict(X, 3).samples.shape == (3, 9, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in NETS if "regression" in METHODS[name].tasks])
+def test_gaussian_heads(name: str) -> None:
+    x = rows(60, 4)
+    data = TensorDataset(x, x.sum(1) + 0.1 * rows(60, seed=1))
+    predictor = find(name).make(loss=GaussianNLL()).fit(lambda: MLP(4, 2, widths=(16,)), data, RECIPE)
+    band, noise = split_gaussian(predictor.predict(X, 4))
+    assert band.samples.shape == (4, 9, 1)
     assert bool((noise > 0).all())
 
 
-@by_method
-def test_segmentation_with_void_pixels(name: str) -> None:
-    x = rows(12, 2, 8, 8)
-    y = (x[:, 0] > 0).long()
-    y[:, :2] = 255
-    method = METHODS[name](loss=CrossEntropy(ignore_index=255))
-    predictor = method.fit(lambda: Upsampling(2, "dict"), TensorDataset(x, y), RECIPE)
-    assert predictor.predict(x[:2], 3).samples.shape == (3, 2, 4, 8, 8)
-    assert predictor.summarize(x[:2], 3).entropy.shape == (2, 8, 8)
+@pytest.mark.parametrize("name", NETS)
+def test_one_logit_and_a_loss_of_torchs_own(name: str) -> None:
+    x = rows(40, 4)
+    data = TensorDataset(x, (x[:, :1] > 0).float())
+    predictor = find(name).make(loss=BinaryCrossEntropy()).fit(lambda: MLP(4, 1, widths=(8,)), data, RECIPE)
+    assert predictor.predict(X, 3).probs.shape == (9, 2)
+    method = find(name).make(loss=nn.CrossEntropyLoss(reduction="none"))
+    assert method.fit(TwoBranches, classes(), RECIPE).predict(X, 2).samples.shape == (2, 9, 3)
 
 
-@pytest.mark.parametrize("link", ["identity", "exp"])
-def test_any_optimiser_and_torch_losses(link: Any) -> None:
-    recipe = Recipe(epochs=1, optimizer=torch.optim.RMSprop, clip_norm=1.0, progress=False)
-    method = NeuBoots(loss=nn.CrossEntropyLoss(reduction="none"), link=link)
-    assert method.fit(TwoBranches, classes(), recipe).predict(X, 2).samples.shape == (2, 9, 3)
+class Read(Dataset[Any]):
+    """Rows read one by one, with noise drawn at each reading, targets as Python numbers."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return rows(4, seed=i) + 0.1 * torch.randn(4), i % 3
 
 
-def test_a_stream_of_unknown_length() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            for i in range(40):
-                yield rows(4, seed=i), i % 3
-
-    recipe = Recipe(epochs=2, batch_size=8, steps_per_epoch=5, progress=False)
-    predictor = NeuBoots().fit(TwoBranches, Stream(), recipe)
-    assert predictor.predict(X, 2).samples.shape == (2, 9, 3)
-    with pytest.raises(ValueError, match=r"got a stream of unknown length; expected Recipe\(steps_per_epoch=…\)"):
-        NeuBoots().fit(TwoBranches, Stream(), RECIPE)
+@pytest.mark.parametrize("name", NETS)
+def test_rows_that_are_read_and_augmented(name: str) -> None:
+    first, second = (find(name).make().fit(TwoBranches, Read(), RECIPE) for _ in range(2))
+    assert torch.equal(first.predict(X, 3).samples, second.predict(X, 3).samples)
 
 
-def test_exact_moments_are_the_mean_and_std_of_many_replicates(predictors: dict[str, Predictor]) -> None:
-    predictor = predictors["neuboots"]
-    assert isinstance(predictor, NeuBootsPredictor)
-    prediction = predictor.predict(X, 4000)
-    moments = predictor.moments(X)
-    assert torch.equal(prediction.mean, moments.mean)
-    # 27 outputs: 5 standard errors of a mean, and 5 × 1/√(2B) of a nearly normal standard deviation
-    gap = (prediction.samples.mean(0) - moments.mean).abs()
-    assert bool((gap <= 5 * moments.std / 4000**0.5).all())
-    torch.testing.assert_close(prediction.samples.std(0), moments.std, rtol=5 / 8000**0.5, atol=0)
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("make", [lambda: resnet8(3), lambda: SmallCNN(3, 3, widths=(4, 8))], ids=["resnet", "cnn"])
+def test_convolutions_with_batchnorm(name: str, make: Any, tmp_path: Path) -> None:
+    """Nets of the library are rebuilt by `load` without being given again."""
+    data = TensorDataset(rows(12, 3, 16, 16), torch.arange(12) % 3)
+    predictor = find(name).make().fit(make, data, Recipe(epochs=2, batch_size=6, progress=False))
+    x = rows(3, 3, 16, 16, seed=1)
+    samples = predictor.predict(x, 3).samples
+    torch.testing.assert_close(predictor.predict(x[1:2], 3).samples, samples[:, 1:2], rtol=1e-3, atol=1e-4)
+    save(predictor, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model").predict(x, 3).samples, samples)
 
 
-def test_an_exported_replicate_predicts_the_same(predictors: dict[str, Predictor]) -> None:
-    predictor = predictors["neuboots"]
-    assert isinstance(predictor, NeuBootsPredictor)
-    samples = predictor.predict(X, 3, seed=8).samples
-    with torch.no_grad():
-        torch.testing.assert_close(predictor.export(2, seed=8)(X), samples[2])
+@pytest.mark.parametrize("name", METHODS)
+def test_double_precision(name: str) -> None:
+    x = rows(40, 4).double()
+    recipe = Recipe(epochs=1, batch_size=16, precision="64-true", progress=False)
+    method = find(name).make(loss=SquaredError())
+    predictor = method.fit(lambda: MLP(4, 1, widths=(8,)).double(), TensorDataset(x, x.sum(1)), recipe)
+    samples = predictor.predict(x[:3], 2).samples
+    assert samples.shape == (2, 3, 1)
+    assert samples.dtype == (torch.float64 if find(name).needs_net else torch.float32)
 
 
-def test_an_ensemble_of_one_is_the_single_net() -> None:
-    """One replicate with constant weights is the plain net, trained and predicted the same way."""
-    from neuboots import Constant
-
-    plain = Plain().fit(TwoBranches, classes(), RECIPE)
-    single = NeuBoots(law=Constant()).fit(TwoBranches, classes(), RECIPE)
-    torch.testing.assert_close(single.predict(X, 1).samples, plain.predict(X, 1).samples)
-    assert bool((single.predict(X, 5).std == 0).all())
-
-
-def test_a_pretrained_net_keeps_its_features_when_only_the_head_is_tuned() -> None:
-    pretrained = TwoBranches()
-    before = {key: value.clone() for key, value in pretrained.state_dict().items()}
-    NeuBoots(tune="head").fit(lambda: pretrained, classes(), RECIPE)
-    changed = {key for key, value in pretrained.state_dict().items() if not torch.equal(value, before[key])}
-    assert changed == {"fc.weight", "fc.bias"}
-
-
-def test_a_user_may_wrap_a_trained_net_without_fit() -> None:
-    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()), Dirichlet(10.0))
-    assert predictor.predict(X, 4).samples.shape == (4, 9, 3)
-
-
-def test_gradients_flow_to_the_input_when_asked() -> None:
-    x = X.clone().requires_grad_()
-    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()), Dirichlet())
-    predictor.predict(x, 4).probs.amax(1).sum().backward()
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_flow_to_the_input_when_asked(name: str) -> None:
+    entry = find(name)
+    subject = Subject(entry)
+    x = subject.x.clone().requires_grad_()
+    subject.predictor.predict(x, 3).samples.sum().backward()
     assert x.grad is not None
     assert bool((x.grad != 0).any())
 
 
-def test_another_process_draws_the_same_replicates(predictors: dict[str, Predictor], tmp_path: Any) -> None:
-    save(predictors["neuboots"], tmp_path / "model")
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[2]); import neuboots; from zoo import TwoBranches;"
-        "p = neuboots.load(sys.argv[1], net=TwoBranches());"
-        "x = torch.randn(9, 4, generator=torch.Generator().manual_seed(5));"
-        "torch.save(p.predict(x, 5).samples, sys.argv[1] + '.pt')"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "model"), str(__file__.rsplit("/", 1)[0])]
-    subprocess.run(command, check=True)
-    assert torch.equal(torch.load(tmp_path / "model.pt"), predictors["neuboots"].predict(X, 5).samples)
+# -- bad data ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda p: p.predict(X, 0), "got B = 0 replicates; expected num_samples ≥ 1"),
-        (lambda p: p.summarize(X, -1), "got B = -1 replicates"),
-        (lambda p: p.predict(X * torch.nan, 2), r"the input has 36 NaN or infinite value\(s\) of 36"),
-        (lambda p: p.predict(X.numpy(), 2), "got inputs of type ndarray; expected a tensor"),
-        (lambda p: p.predict(classes(), 2), "got inputs of type TensorDataset; expected a tensor"),
-        (lambda p: p.predict(X, 2.5), r"got B = 2.5 replicates; expected num_samples ≥ 1, a whole number"),
-        (lambda p: p.predict(X, 2, seed=1.5), "got seed=1.5; expected a whole number"),
-        (lambda p: p.predict(X.to(torch.uint8), 2), r"got uint8 inputs; expected floating-point numbers"),
-        (lambda p: p.moments(X * torch.nan), "NaN or infinite"),
-        (lambda p: NeuBoots(law="dirichlet"), r"got law='dirichlet'; expected a law such as Dirichlet\(\)"),
-        (lambda p: NeuBoots(law=Dirichlet), "expected a law such as"),
-        (lambda p: NeuBoots(loss=CrossEntropy), r"expected a function of \(outputs, targets\)"),
-        (lambda p: Plain(loss="ce"), "got loss='ce'"),
-        (lambda p: NeuBoots(num_blocks=2.5), "got S = 2.5 blocks"),
-        (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),
-        (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected 'epoch', 'step' or 'sample'"),
-        (lambda p: NeuBoots(tune="tail"), "got tune='tail'; expected 'all' or 'head'"),
-        (lambda p: NeuBoots(warmup=-1), "got warmup=-1"),
-        (lambda p: NeuBoots(link="log").fit(TwoBranches, classes(), RECIPE), "got link='log'"),
-        (lambda p: NeuBoots().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
-        (lambda p: Plain().fit(TwoBranches, TensorDataset(X[:0], X[:0]), RECIPE), "n = 0 rows"),
-        (
-            lambda p: NeuBoots().fit(TwoBranches, TensorDataset(X, torch.arange(9)), RECIPE),
-            "got label [3-8] for a net with 3 outputs; expected 0 … 2",
-        ),
-        (lambda p: Plain().fit(TwoBranches, TensorDataset(X), RECIPE), "one tensor; expected inputs and targets"),
-        (
-            lambda p: NeuBoots(loss=nn.CrossEntropyLoss()).fit(TwoBranches, classes(), RECIPE),
-            'got a single number for 16 weights.*reduction="none"',
-        ),
-        (
-            lambda p: NeuBoots().fit(lambda: nn.Sequential(nn.Conv1d(4, 3, 3)), classes(), RECIPE),
-            "the net has no Linear or 1×1 convolution",
-        ),
-    ],
-)
-def test_bad_calls_get_one_sentence(call: Any, sentence: str, predictors: dict[str, Predictor]) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        call(predictors["neuboots"])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_rows(name: str) -> None:
+    method = find(name).make(loss=SquaredError())
+    with pytest.raises(ValueError, match="n = 0 rows"):
+        method.fit(lambda: nn.Linear(4, 1), TensorDataset(X[:0], X[:0, :1]), RECIPE)
 
 
-def test_a_net_that_cannot_be_replicated_is_refused_before_training() -> None:
-    class Branching(TwoBranches):
-        def forward(self, x: Tensor) -> Tensor:
-            z = super().forward(x)
-            return z if z.sum().item() > 0 else -z
-
-    reports: list[Any] = []
-    recipe = Recipe(epochs=1, batch_size=16, progress=False, on_epoch=reports.append)
-    with pytest.raises(ValueError, match="after its head the net reads values"):
-        NeuBoots().fit(Branching, classes(), recipe)
-    assert not reports
+@pytest.mark.parametrize("name", METHODS)
+def test_nan_in_the_training_data(name: str) -> None:
+    x = rows(40, 4)
+    x[7, 2] = torch.nan
+    method = find(name).make(loss=SquaredError())
+    with pytest.raises((ValueError, FloatingPointError), match="NaN|nan"):
+        method.fit(lambda: MLP(4, 1, widths=(8,)), TensorDataset(x, rows(40)), RECIPE)
 
 
-def test_a_batch_that_is_not_on_the_first_axis_is_refused_where_alpha_is_drawn_for_each_sample() -> None:
-    folded = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Flatten(0, 1), nn.Linear(1, 3))
-    with pytest.raises(ValueError, match=r"have \d+ rows, so α cannot be drawn for each sample.*redraw='step'"):
-        NeuBoots().fit(lambda: folded, classes(), RECIPE)
+@pytest.mark.parametrize("name", NETS)
+def test_labels_out_of_range(name: str) -> None:
+    with pytest.raises(ValueError, match="got label [3-8] for a net with 3 outputs; expected 0 … 2"):
+        find(name).make().fit(TwoBranches, TensorDataset(X, torch.arange(9)), RECIPE)
 
 
-def test_lazy_layers_are_settled_by_the_first_row() -> None:
-    def lazy() -> nn.Module:
-        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
-
-    for method in (Plain(), NeuBoots()):
-        torch.manual_seed(1)
-        first = method.fit(lazy, classes(), RECIPE).predict(X, 2).samples
-        torch.manual_seed(2)
-        assert torch.equal(method.fit(lazy, classes(), RECIPE).predict(X, 2).samples, first)
-    with pytest.raises(ValueError, match="lazy layers that have seen no input.*example=x"):
-        BootstrapGenerator(lazy())
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_in_place_of_a_function(name: str) -> None:
+    with pytest.raises(ValueError, match="got a net; expected a function that makes one"):
+        find(name).make().fit(TwoBranches(), classes(), RECIPE)
 
 
-def test_several_inputs_and_a_random_split() -> None:
-    class TwoInputs(TwoBranches):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            return super().forward(a + b)
-
-    data = TensorDataset(rows(50, 4), rows(50, 4, seed=1), torch.arange(50) % 3)
-    train_part, held_out = random_split(data, [40, 10], generator=torch.Generator().manual_seed(0))
-    for method in (Plain(), NeuBoots()):
-        predictor = method.fit(TwoInputs, train_part, RECIPE, validation=held_out)
-        assert predictor.predict((X, X), 2).samples.shape == (2, 9, 3)
-
-
-def test_equal_replicates_have_no_mutual_information(predictors: dict[str, Predictor]) -> None:
-    assert bool((predictors["plain"].predict(X, 50).mutual_information == 0).all())
-    assert bool((predictors["plain"].summarize(X, 50).mutual_information == 0).all())
+@pytest.mark.parametrize("name", METHODS)
+def test_a_saved_predictor_of_another_method_or_net_is_refused(name: str, tmp_path: Path) -> None:
+    entry = find(name)
+    save(Subject(entry).predictor, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    if entry.needs_net:
+        with pytest.raises(ValueError, match="fit"):
+            load(tmp_path / "model", net=MLP(4, 3, widths=(5,)))
+    path.write_text(json.dumps({key: config[key] for key in ("format", "version", "method", "net")}))
+    if len(config) > 4:  # the method has options
+        with pytest.raises(ValueError, match="does not fit the net, or is damaged"):
+            load(tmp_path / "model", net=Subject(entry).case.make_net() if entry.needs_net else None)
 
 
-def test_nan_in_training_data_is_said() -> None:
-    x = rows(20, 4)
-    x[3, 2] = torch.nan
-    with pytest.raises((ValueError, FloatingPointError), match="NaN"):
-        NeuBoots().fit(TwoBranches, TensorDataset(x, torch.arange(20) % 3), RECIPE)
+# -- another process -----------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+import neuboots
+from neuboots.contract import Subject
+from neuboots.methods import METHODS, find
+for name in METHODS:
+    subject = Subject(find(name))
+    net = subject.case.make_net() if subject.entry.needs_net else None
+    predictor = neuboots.load(Path(sys.argv[1]) / name, net=net)
+    torch.save(predictor.predict(subject.x, 5, seed=2).samples, Path(sys.argv[1]) / f"{name}.pt")
+"""
+
+
+def test_another_process_draws_the_same_replicates(tmp_path: Path) -> None:
+    subjects = {name: Subject(find(name)) for name in METHODS}
+    for name, subject in subjects.items():
+        save(subject.predictor, tmp_path / name)
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)], check=True)
+    for name, subject in subjects.items():
+        found = torch.load(tmp_path / f"{name}.pt")
+        assert torch.equal(found, subject.predictor.predict(subject.x, 5, seed=2).samples), name
+
+
+def test_a_predictor_may_be_copied() -> None:
+    for name in METHODS:
+        subject = Subject(find(name))
+        twin = copy.deepcopy(subject.predictor)
+        assert torch.equal(twin.predict(subject.x, 2).samples, subject.predictor.predict(subject.x, 2).samples), name
+
+
+def test_labels_that_do_not_count_are_ignored_by_every_loss() -> None:
+    loss = CrossEntropy(ignore_index=2)
+    for name in NETS:
+        predictor = find(name).make(loss=loss).fit(TwoBranches, classes(), RECIPE)
+        assert bool(torch.isfinite(predictor.predict(X, 2).samples).all()), name

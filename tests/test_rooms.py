@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "weights",
         "surgery",
         "prediction",
+        "regression",
         "generator",
         "losses",
         "batches",
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {
     "estimators": {"methods", "training", "losses", "prediction", "saving"},
-    "cli": {"experiments", "estimators", "report"},
+    "cli": {"experiments", "estimators", "report", "methods"},
     "__init__": {
         "weights", "surgery", "prediction", "generator", "losses", "batches", "training", "methods", "saving",
         "regression",
@@ -60,7 +61,7 @@ ALLOWED |= {
 
 CORE = ALLOWED["__init__"] | {"__init__", "keys", "tape", "checkpoints"}
 LIGHT = sys.stdlib_module_names | {"torch", "numpy", "neuboots"}
-HEAVY = ["lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics"]
+HEAVY = ["lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics", "gpytorch"]
 
 
 class Import(NamedTuple):

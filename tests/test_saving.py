@@ -190,3 +190,20 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"expected it beside config.json"):
         load(tmp_path / "model")
+
+
+def test_a_half_precision_net_with_figures_in_double_keeps_both(tmp_path: Path) -> None:
+    """Its own tensors come back in the precision they were saved in, whatever else is saved beside them."""
+
+    class Mixed(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("exact", torch.full((2,), 1 / 3, dtype=torch.float64))
+
+    first = Mixed()
+    first.weight.data, first.bias.data = first.weight.data.double(), first.bias.data.half()
+    save(PlainPredictor(first), tmp_path / "model")
+    again = load(tmp_path / "model", net=Mixed()).module.state_dict()
+    for name, tensor in first.state_dict().items():
+        assert tensor.dtype == again[name].dtype
+        assert torch.equal(tensor, again[name])

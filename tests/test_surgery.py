@@ -160,7 +160,7 @@ def test_parallel_heads_are_listed() -> None:
 
 
 def test_a_net_without_a_linear_head_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the net has no Linear or 1×1 convolution.*end the net in one"):
+    with pytest.raises(ValueError, match=r"the net has no Linear or 1×1 convolution.*expected a net that ends in one"):
         split_head(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()))
 
 

@@ -1,14 +1,46 @@
 """The command `neuboots`: a subcommand is a frozen dataclass of options with `run()`, and one line in COMMANDS."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
+from neuboots.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods: what each is, what it can do, and what it costs."""
+
+    json: bool = False
+    """One JSON object a line, for machines."""
+
+    def run(self) -> None:
+        if self.json:
+            shown = ("name", "summary", "tasks", "train_cost", "predict_cost", "reference")
+            for entry in METHODS.values():
+                print(json.dumps({key: getattr(entry, key) for key in shown}, ensure_ascii=False))
+            return
+        from rich import box, get_console
+        from rich.table import Table
+
+        table = Table(
+            box=box.SIMPLE, caption="Costs in the passes L of one net and the number K of members or replicates."
+        )
+        for head in ("method", "what it is", "tasks", "training", "prediction"):
+            table.add_column(head, overflow="fold")
+        for entry in METHODS.values():
+            tasks = "all" if len(entry.tasks) == 3 else ", ".join(entry.tasks)
+            table.add_row(entry.name, entry.summary, tasks, entry.train_cost, entry.predict_cost)
+        get_console().print(table)
+
 
 COMMANDS: dict[str, Callable[..., Experiment]] = {
     "demo": Demo,
+    "methods": Methods,
 }
 
 ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training run. For the version: --version."

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from neuboots.methods import METHODS
+from neuboots.methods.registry import METHODS, entry_of, predictor_of
 from neuboots.nets import build, describe
 from neuboots.prediction import Predictor
 from neuboots.surgery import has_lazy_layers, unwrap
@@ -92,8 +92,8 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
         raise ValueError(f"got net={net!r}; expected an nn.Module, such as MyNet()")
     config = _read_config(source)
     tensors = _read_tensors(source / "model.safetensors")
-    entry = METHODS[config["method"]]
-    if not entry.needs_net:
+    maker = predictor_of(config)
+    if not entry_of(config).needs_net:
         if net is not None:
             raise ValueError(f"got a net for {config['method']!r}, which has none; expected load(folder) alone")
         net = nn.Module()
@@ -107,9 +107,9 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
     if has_lazy_layers(net):
         raise ValueError("got a net with lazy layers that have seen no input; expected known shapes: run it once first")
     try:
-        predictor = entry.predictor.restore(config, unwrap(net).eval())
+        predictor = maker.restore(config, unwrap(net).eval())
     except (KeyError, TypeError, ValueError) as error:
-        if entry.predictor.module is Predictor.module:  # the tensors are the net's own
+        if maker.module is Predictor.module:  # the tensors are the net's own
             _fill(unwrap(net), tensors, source)  # weights that do not fit say more than options that do not
         raise ValueError(f"{source / 'config.json'} does not fit the net, or is damaged: {error}") from error
     _fill(predictor.module, tensors, source)
@@ -130,11 +130,13 @@ def _read_config(source: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has version {config.get('version')}; expected {VERSION}: load it with the release that wrote it"
         )
-    if config.get("method") not in list(METHODS):
+    try:
+        entry_of(config)
+    except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{path} names the method {config.get('method')!r}; expected one of {', '.join(METHODS)}: a method of "
             "your own is registered first"
-        )
+        ) from None
     return config
 
 
@@ -166,7 +168,12 @@ def _fill(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
         parts = {"missing": missing, "not in the net": extra, "of another shape": shapes}
         said = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in parts.items() if names)
         raise ValueError(f"the weights in {source} do not fit the net ({said}): give the net they were saved from")
+    # Loading into another precision would round in silence.
     precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(precisions) == 1:
-        net.to(dtype=precisions.pop())  # loading into another precision would round in silence
+        net.to(dtype=precisions.pop())
+    places = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    for name, place in places:
+        if name in tensors and place.is_floating_point():
+            place.data = place.data.to(tensors[name].dtype)
     net.load_state_dict(tensors)

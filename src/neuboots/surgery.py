@@ -144,7 +144,7 @@ def find_head(net: nn.Module, *, example: Any = None) -> str:
         layers = [name or type(module).__name__ for name, module in net.named_modules() if _owns(module)]
         raise ValueError(
             f"the net has no Linear or 1×1 convolution that could be its head (layers with parameters: "
-            f"{_listed(layers) or 'none'}); NeuBoots re-weights the last linear layer: end the net in one"
+            f"{_listed(layers) or 'none'}); expected a net that ends in one: add a last layer"
         )
     if example is not None:
         return _find_by_running(net, candidates, example)

@@ -8,8 +8,8 @@ and data-parallel ranks agree without a message.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -164,6 +164,23 @@ class Constant:
 LAWS: dict[str, type[Dirichlet | Exponential | Multinomial | Constant]] = {
     law.name: law for law in (Dirichlet, Exponential, Multinomial, Constant)
 }
+
+
+def describe_law(law: WeightLaw) -> dict[str, Any]:
+    """The law as JSON: its name and options.
+
+    >>> describe_law(Dirichlet(5.0))
+    {'name': 'dirichlet', 'concentration': 5.0}
+    """
+    if type(law) not in LAWS.values():
+        raise ValueError(f"got a law of your own, {law!r}; expected one of {list(LAWS)}: only these can be saved")
+    return {"name": law.name, **asdict(law)}  # type: ignore[call-overload]
+
+
+def build_law(description: dict[str, Any]) -> WeightLaw:
+    """The law that `describe_law` described."""
+    options = dict(description)
+    return LAWS[options.pop("name")](**options)
 
 
 def _kummer(a: float, b: float, z: float) -> float:

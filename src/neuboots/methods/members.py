@@ -10,7 +10,7 @@ checkpoint, so that a run that was cut short goes on at the member that was unde
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class MembersPredictor(Predictor):
     members: nn.ModuleList
     name: str  # of the method
     together: bool = False
+    _stacks: dict[tuple[int, ...], Stacked] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nets(self) -> list[nn.Module]:
@@ -75,14 +76,27 @@ class MembersPredictor(Predictor):
         x = to_net(self.net, x)
 
         def run(numbers: Tensor) -> Tensor:
-            nets = [self.nets[k] for k in numbers.tolist()]
             with eval_mode(self.members):
-                if self.together and len(nets) > 1:
-                    outputs: Tensor = Stacked(nets)(x, alike=True)
+                if len(numbers) == len(self.nets) and self._pays_together(x):
+                    outputs: Tensor = self._stack().eval()(x, alike=True)
                     return outputs[..., None] if outputs.ndim == 2 else outputs  # (K, N, C, *)
-                return torch.stack([with_outputs(output_of(net, x)) for net in nets])
+                return torch.stack([with_outputs(output_of(self.nets[k], x)) for k in numbers.tolist()])
 
         return stream_members(num_samples, len(self.nets), run, seed=seed)
+
+    def _pays_together(self, x: Any) -> bool:
+        """Side by side is faster for many members on few rows; a CPU is busy with many rows of one net as it is."""
+        first = _tensors_of(x)[0]
+        return self.together and len(self.nets) >= 8 and (first.is_cuda or len(first) <= 128)
+
+    def _stack(self) -> Stacked:
+        """The members stacked, kept until one of them changes."""
+        tensors = [*self.members.parameters(), *self.members.buffers()]
+        key = tuple(part for tensor in tensors for part in (tensor.data_ptr(), tensor._version))
+        if key not in self._stacks:
+            self._stacks.clear()
+            self._stacks[key] = Stacked(self.nets)
+        return self._stacks[key]
 
     def config(self) -> dict[str, Any]:
         return {"method": self.name, "num_members": len(self.nets), "together": self.together}
@@ -129,6 +143,11 @@ class _Sums:
         losses = losses.view(*w.shape, *losses.shape[1:])  # (K, N, *)
         mapped = torch.vmap(weighted_loss, in_dims=(0, 0, None if mask is None else 0))
         return mapped(losses, w.to(losses), mask).sum()
+
+
+def _tensors_of(x: Any) -> list[Tensor]:
+    parts = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple | list) else [x]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def tree_floats(function: Callable[[Tensor], Tensor], x: Any) -> Any:

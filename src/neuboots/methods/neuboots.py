@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,6 @@ from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inpu
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Objective, Recipe, make_seeded, train
 from neuboots.weights import (
-    LAWS,
     Blocks,
     BlockTable,
     Dirichlet,
@@ -32,10 +31,12 @@ from neuboots.weights import (
     WeightLaw,
     WeightPlan,
     assign_blocks,
+    build_law,
     check_blocks,
     check_law,
     check_link,
     check_schedule,
+    describe_law,
     link_moments,
     strata_of,
 )
@@ -93,24 +94,18 @@ class NeuBootsPredictor(Predictor):
 
     def config(self) -> dict[str, Any]:
         generator = self.generator
-        if type(self.law) not in LAWS.values():
-            raise ValueError(
-                f"got a law of your own, {self.law!r}; expected one of {list(LAWS)}: only these can be saved"
-            )
         return {
             "method": "neuboots",
             "head": generator.split.name,
             "num_blocks": generator.num_blocks,
             "link": generator.link,
-            "law": {"name": self.law.name, **asdict(self.law)},  # type: ignore[call-overload]
+            "law": describe_law(self.law),
         }
 
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "NeuBootsPredictor":
-        options = dict(config["law"])
-        law = LAWS[options.pop("name")](**options)
         generator = BootstrapGenerator(net, head=config["head"], num_blocks=config["num_blocks"], link=config["link"])
-        return cls(generator.eval(), law)
+        return cls(generator.eval(), build_law(config["law"]))
 
 
 @dataclass(frozen=True)

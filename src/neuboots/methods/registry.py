@@ -9,7 +9,7 @@ and `neuboots.contract.check_method("mine")` puts it through the same contract a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from neuboots.prediction import Method, Predictor
 
@@ -63,3 +63,18 @@ def find(name: str) -> Entry:
     if name not in METHODS:
         raise ValueError(f"got the method {name!r}; expected one of {', '.join(METHODS)}")
     return METHODS[name]
+
+
+WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config has theirs under "inner"
+
+
+def entry_of(config: dict[str, Any]) -> Entry:
+    """The method that made the predictor with this config, inside any wrappers."""
+    while config["method"] in WRAPPERS:
+        config = config["inner"]
+    return find(config["method"])
+
+
+def predictor_of(config: dict[str, Any]) -> type[Predictor]:
+    """The class whose `restore` reads this config."""
+    return WRAPPERS[config["method"]] if config["method"] in WRAPPERS else find(config["method"]).predictor

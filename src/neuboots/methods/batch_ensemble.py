@@ -1,0 +1,376 @@
+"""BatchEnsemble: K members that share every weight matrix up to a rank-one factor each.
+
+    W_k = W ∘ s_k r_kᵀ,   y_k = s_k ∘ (W (x ∘ r_k)) + b_k
+
+All members run in one pass: the batch is tiled K times, and each layer multiplies by its own member's factors. In
+training every member sees every row. Biases and BatchNorm belong to the member, all other weights to all of them.
+
+Wen, Tran and Ba, BatchEnsemble: an alternative approach to efficient ensemble and lifelong learning, ICLR 2020.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset
+
+from neuboots.batches import Batch
+from neuboots.checkpoints import identity_of, name_of
+from neuboots.keys import stable_hash
+from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
+from neuboots.methods.common import example_of, loss_figures, output_of
+from neuboots.methods.members import check_members
+from neuboots.prediction import Predictor, Stream, bytes_of, stream_members
+from neuboots.surgery import Head, eval_mode, skeleton_of, swap_layers, to_net, unwrap
+from neuboots.training import Recipe, make_seeded, train
+
+Init = Literal["normal", "random_sign"]
+MakeLayer = Callable[[nn.Module, str], "RankOne"]
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+SPREAD = 0.5  # standard deviation of factors around 1
+_HELD = 1 << 24  # bytes of tiled inputs in one pass while predicting
+
+# The members that stand one behind the other in the batch; None: all K. A context variable, so that two threads may
+# ask one predictor for different members.
+_MEMBERS: ContextVar[tuple[int, ...] | None] = ContextVar("members", default=None)
+
+
+@contextmanager
+def only(members: Iterable[int]) -> Iterator[None]:
+    """For a while the batch is a tile of these members, one part of it for each."""
+    token = _MEMBERS.set(tuple(members))
+    try:
+        yield
+    finally:
+        _MEMBERS.reset(token)
+
+
+def members_of(num_members: int) -> list[int]:
+    """Who stands in the batch, in order."""
+    members = _MEMBERS.get()
+    return list(range(num_members) if members is None else members)
+
+
+def tile(x: Any, times: int) -> Any:
+    """The inputs, `times` times behind one another; what is not one row for each input stays as it is."""
+    rows = next((len(part) for part in tree_leaves(x) if isinstance(part, Tensor) and part.ndim), 0)
+
+    def part(tensor: Any) -> Any:
+        each = isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == rows
+        return tensor.repeat(times, *[1] * (tensor.ndim - 1)) if each else tensor
+
+    return tree_map(part, x)
+
+
+def _untile(x: Tensor, times: int) -> Tensor:
+    """(R·N, …) as (R, N, …)."""
+    if x.ndim == 0 or len(x) % times:
+        raise ValueError(
+            f"got a tensor of shape {tuple(x.shape)} for {times} members; expected the batch on the first axis in all "
+            "layers: move it there, or take a method that runs members one by one"
+        )
+    return x.reshape(times, len(x) // times, *x.shape[1:])
+
+
+# -- layers --------------------------------------------------------------------------------------------
+
+
+class RankOne(nn.Module):
+    """y_k = s_k ∘ (W (x ∘ r_k)) + b_k around a Linear or convolution, whose bias it takes over."""
+
+    def __init__(self, layer: nn.Module, num_members: int) -> None:
+        super().__init__()
+        self.num_members = num_members
+        self.layer = cast(Head, layer)
+        weight = self.layer.weight.detach()
+        self.r = nn.Parameter(weight.new_ones(num_members, weight.shape[1] * self._groups))
+        self.s = nn.Parameter(weight.new_ones(num_members, weight.shape[0]))
+        bias = self.layer.bias
+        self.layer.bias = None
+        self.biases = None
+        if bias is not None:
+            self.biases = nn.Parameter(bias.detach().repeat(num_members, 1), bias.requires_grad)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the net asks of its layer, such as in_features, the layer answers."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # how to copy it, for one
+                raise
+            return getattr(super().__getattr__("layer"), name)
+
+    @property
+    def _groups(self) -> int:
+        return getattr(self.layer, "groups", 1)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """r and s of the members in the batch: (R, in), (R, out)."""
+        members = members_of(self.num_members)
+        return self.r[members], self.s[members]
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, s = self.factors()
+        rows = _untile(x, len(r))
+        y = _untile(self.layer((rows * self._shaped(r, rows)).flatten(0, 1)), len(r))
+        y = y * self._shaped(s, y)
+        if self.biases is not None:
+            y = y + self._shaped(self.biases[members_of(self.num_members)], y)
+        return y.flatten(0, 1)
+
+    def _shaped(self, factors: Tensor, like: Tensor) -> Tensor:
+        """(R, D) shaped to multiply (R, N, …): outputs last for Linear, after the rows for convolutions."""
+        if isinstance(self.layer, nn.Linear):
+            return factors.view(len(factors), *[1] * (like.ndim - 2), -1)
+        return factors.view(len(factors), 1, -1, *[1] * (like.ndim - 3))
+
+    def fold(self) -> nn.Module:
+        """The layer of the one member in the batch, W ∘ s rᵀ, as a plain layer."""
+        (r,), (s,) = self.factors()
+        layer = self.layer
+        weight = layer.weight.detach()
+        outputs, inputs = weight.shape[:2]  # inputs of one group
+        per_output = r.view(self._groups, 1, inputs).expand(-1, outputs // self._groups, -1)
+        outer = s[:, None] * per_output.reshape(outputs, inputs)
+        bias = None if self.biases is None else self.biases[members_of(self.num_members)[0]]
+        return _plain_layer(layer, weight * outer.view(outputs, inputs, *[1] * (weight.ndim - 2)), bias)
+
+
+def _plain_layer(layer: Head, weight: Tensor, bias: Tensor | None) -> Head:
+    """A layer of the same geometry with these weights, whatever parametrisation the layer has."""
+    plain: Head
+    if isinstance(layer, nn.Linear):
+        plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
+    else:
+        kind = next(kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, kind))
+        geometry = ("stride", "padding", "dilation", "groups", "padding_mode")
+        options = {name: getattr(layer, name) for name in geometry}
+        plain = kind(layer.in_channels, layer.out_channels, cast(Any, layer.kernel_size), **options, device="meta")
+    plain.weight = nn.Parameter(weight.detach().clone())
+    plain.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return plain
+
+
+class MemberNorm(nn.Module):
+    """BatchNorm with statistics and parameters of each member's own."""
+
+    def __init__(self, norm: nn.Module, num_members: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([norm, *(copy.deepcopy(norm) for _ in range(num_members - 1))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        members = members_of(len(self.norms))
+        return torch.cat([self.norms[k](part) for k, part in zip(members, _untile(x, len(members)), strict=True)])
+
+    def fold(self) -> nn.Module:
+        """The norm of the one member in the batch."""
+        return self.norms[members_of(len(self.norms))[0]]
+
+
+# -- the ensemble --------------------------------------------------------------------------------------
+
+
+def make_ensemble(net: nn.Module, num_members: int, make_layer: MakeLayer) -> nn.Module:
+    """The net with member layers in the place of its own, in place."""
+    if isinstance(net, KINDS):
+        net = nn.Sequential(net)  # a bare layer has no place in which another could stand
+    if not swap_layers(net, KINDS, make_layer):
+        raise ValueError("the net has no Linear or convolution; expected at least one, which its members can differ in")
+    swap_layers(net, NORMS, lambda norm, name: MemberNorm(norm, num_members))
+    return net
+
+
+def rank_one_layers(ensemble: nn.Module) -> dict[str, RankOne]:
+    return {name: layer for name, layer in ensemble.named_modules() if isinstance(layer, RankOne)}
+
+
+@torch.no_grad()
+def draw_factors(ensemble: nn.Module, init: Init, *, seed: int) -> None:
+    """First values of r and s: N(1, ½²), or random signs."""
+    for name, layer in rank_one_layers(ensemble).items():
+        rng = torch.Generator().manual_seed(stable_hash(seed, "factors", name) & ((1 << 63) - 1))
+        for factor in (layer.r, layer.s):
+            if init == "normal":
+                factor.copy_(1 + SPREAD * torch.randn(factor.shape, generator=rng))
+            else:
+                factor.copy_(2 * torch.randint(2, factor.shape, generator=rng) - 1)
+
+
+def run_members(ensemble: nn.Module, x: Any, members: Sequence[int]) -> Tensor:
+    """The outputs of these members at x, from one pass: (R, N, C, *)."""
+    with only(members):
+        outputs = _untile(output_of(ensemble, tile(x, len(members))), len(members))
+    return outputs[..., None] if outputs.ndim == 2 else outputs
+
+
+def export_member(ensemble: nn.Module, k: int) -> nn.Module:
+    """Member k by itself: a copy of the net with plain layers."""
+    net = copy.deepcopy(ensemble)
+    with only([k]):
+        swap_layers(net, (RankOne, MemberNorm), lambda layer, name: cast(RankOne | MemberNorm, layer).fold())
+    return net
+
+
+def check_ensemble(ensemble: nn.Module, num_members: int, example: Any) -> None:
+    """A net whose members do not keep apart in a tile is refused now, not after the training."""
+    last = num_members - 1
+    with eval_mode(ensemble), torch.no_grad():
+        tiled = run_members(ensemble, example, range(num_members))[last]
+        alone = run_members(export_member(ensemble, last), example, [last])[0]
+    if tiled.shape != alone.shape or not torch.allclose(tiled, alone, rtol=1e-2, atol=1e-3):
+        raise ValueError(
+            "a member's outputs in a tiled batch are not those it has alone; expected the batch on the first axis in "
+            "all layers, and each row treated by itself: take a method that runs members one by one"
+        )
+
+
+def without_decay(recipe: Recipe, spared: Iterable[nn.Parameter]) -> Recipe:
+    """The recipe with no weight decay on these parameters: on factors it would pull all members to zero."""
+    names = {id(parameter) for parameter in spared}
+
+    def optimizer(parameters: list[nn.Parameter]) -> Optimizer:
+        made = recipe.optimizer(parameters)
+        for group in list(made.param_groups):
+            own = [parameter for parameter in group["params"] if id(parameter) in names]
+            if own and group.get("weight_decay"):
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in names]
+                made.add_param_group({**group, "params": own, "weight_decay": 0.0})
+        return made
+
+    optimizer.__qualname__ = name_of(recipe.optimizer)  # what a checkpoint knows it by
+    return replace(recipe, optimizer=optimizer)
+
+
+def fit_ensemble(
+    ensemble: nn.Module,
+    data: Dataset[Any],
+    loss: Loss,
+    recipe: Recipe,
+    *,
+    num_members: int,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    validation: Dataset[Any] | None = None,
+    identity: str = "",
+) -> None:
+    """Minimise 1/K Σ_k of the mean losses of all members, and the penalty."""
+    recipe = without_decay(recipe, [p for layer in rank_one_layers(ensemble).values() for p in (layer.r, layer.s)])
+
+    def objective(model: nn.Module, batch: Batch) -> Tensor:
+        y = tile(batch.y, num_members)
+        losses = loss(output_of(model, tile(batch.x, num_members)), y)
+        value = weighted_loss(losses, losses.new_ones(len(y)), unmasked(loss, y))
+        return value if penalty is None else value + penalty(model)
+
+    def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return loss_figures(loss, output_of(model, tile(batch.x, num_members)), tile(batch.y, num_members))
+
+    train(ensemble, data, lambda epoch: objective, recipe, validation=validation, validate=validate, identity=identity)
+
+
+# -- the method ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchEnsemblePredictor(Predictor):
+    """Replicates are members: every K of them are all K, in an order that the seed draws."""
+
+    ensemble: nn.Module
+    skeleton: nn.Module  # the net before its layers were swapped, without its numbers
+    num_members: int
+
+    @property
+    def net(self) -> nn.Module:
+        return self.skeleton
+
+    @property
+    def module(self) -> nn.Module:
+        return self.ensemble
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        x = to_net(self.ensemble, x)
+        held = sum(bytes_of(part) for part in tree_leaves(x) if isinstance(part, Tensor))
+        size = max(1, _HELD // held)
+
+        def run(numbers: Tensor) -> Tensor:
+            with eval_mode(self.ensemble):
+                parts = torch.split(numbers, size)
+                return torch.cat([run_members(self.ensemble, x, part.tolist()) for part in parts])
+
+        return stream_members(num_samples, self.num_members, run, seed=seed)
+
+    def export(self, k: int) -> nn.Module:
+        """Member k as a plain net: its layers have the weights W ∘ s_k r_kᵀ."""
+        if not 0 <= k < self.num_members:
+            raise ValueError(f"got member {k}; expected 0 … {self.num_members - 1}")
+        return export_member(self.ensemble, k)
+
+    def config(self) -> dict[str, Any]:
+        return {"method": "batch-ensemble", "num_members": self.num_members}
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "BatchEnsemblePredictor":
+        skeleton, num_members = skeleton_of(net), config["num_members"]
+        ensemble = make_ensemble(net, num_members, lambda layer, name: RankOne(layer, num_members))
+        return cls(ensemble.eval(), skeleton, num_members)
+
+
+@dataclass(frozen=True)
+class BatchEnsemble:
+    """K members of one net. `init` draws their first factors: N(1, ½²), or "random_sign", ±1.
+
+    Factors get no weight decay, whatever the recipe's optimiser does to the other weights.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
+    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
+    >>> predictor = BatchEnsemble(num_members=3).fit(make_net, data, Recipe(epochs=1, progress=False))
+    >>> predictor.predict(torch.zeros(5, 2), 3).samples.shape  # (B, N, C)
+    torch.Size([3, 5, 3])
+    """
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    num_members: int = 4
+    init: Init = "normal"
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_members(self.num_members)
+        if self.init not in get_args(Init):
+            raise ValueError(f"got init={self.init!r}; expected 'normal' or 'random_sign'")
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> BatchEnsemblePredictor:
+        """Train the K members of the net that `make_net()` gives, on (x, y) rows, as the recipe says."""
+        num_members = self.num_members
+        net = make_seeded(make_net, recipe.seed)
+        example = example_of(net, data, seed=recipe.seed)
+        net = unwrap(net)
+        skeleton = skeleton_of(net)
+        ensemble = make_ensemble(net, num_members, lambda layer, name: RankOne(layer, num_members))
+        draw_factors(ensemble, self.init, seed=recipe.seed)
+        check_ensemble(ensemble, num_members, example)
+        fit_ensemble(
+            ensemble,
+            data,
+            self.loss,
+            recipe,
+            num_members=num_members,
+            validation=validation,
+            identity=identity_of(self),
+        )
+        return BatchEnsemblePredictor(ensemble.eval(), skeleton, num_members)

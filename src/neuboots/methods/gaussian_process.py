@@ -1,0 +1,479 @@
+"""Exact Gaussian process regression: no net, but a kernel whose parameters maximise the marginal likelihood.
+
+    f ~ GP(0, k),  y = f(X) + ε,  ε ~ N(0, σ²I);   log p(y) = log N(y | 0, K + σ²I)
+    f | y:  mean k(x, X)(K + σ²I)⁻¹y,   variance k(x, x) − k(x, X)(K + σ²I)⁻¹k(X, x)
+
+A sample of the posterior is one function of x, by Matheron's rule (Wilson et al. 2020): a path g of the prior that is
+corrected where the data say otherwise,
+
+    f_b(x) = g_b(x) + k(x, X)(K + σ²I)⁻¹(y − g_b(X) − ε_b),   g_b(x) = Σ_j a_j cos(ω_jᵀx) + c_j sin(ω_jᵀx)
+
+so no covariance of the N test inputs is ever built. The frequencies ω_j follow the kernel's spectral density (Rahimi
+and Recht 2007) and are drawn anew for each replicate: mean and covariance over the replicates are then those of the
+exact posterior, whatever the number of frequencies; many of them make a single path more nearly Gaussian.
+
+Rasmussen and Williams, Gaussian Processes for Machine Learning, MIT Press, 2006. Wilson, Borovitskiy, Terenin,
+Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML 2020. Rahimi and Recht,
+Random features for large-scale kernel machines, NeurIPS 2007. The kernels are gpytorch's (Gardner et al., 2018).
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from neuboots.batches import Batch, Loader, own_randomness, size_of
+from neuboots.checkpoints import identity_of
+from neuboots.keys import draw_keys, gammas, normals
+from neuboots.losses import Loss, SquaredError, check_loss
+from neuboots.methods.common import loss_figures
+from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
+from neuboots.surgery import to_net
+from neuboots.training import Recipe, constant, train
+
+Kernel = Literal["rbf", "matern52"]
+
+MOST_POINTS = 5_000  # K has n² numbers, and its Cholesky factor costs n³/3
+_FREQUENCIES = 512  # of one path of the prior
+_PIECE = 1 << 22  # numbers held at once by a product over many inputs
+_LEAST_NOISE = 1e-6  # σ² of standardised targets: keeps K + σ²I away from singular
+
+
+# -- data ----------------------------------------------------------------------------------------------
+
+
+def flat(x: Any) -> Tensor:
+    """All inputs of a row side by side, in double precision: (N, D)."""
+    if isinstance(x, Mapping):
+        x = [x[key] for key in sorted(x)]
+    parts = x if isinstance(x, tuple | list) else [x]
+    return torch.cat([part.reshape(len(part), -1).double() for part in parts], 1)
+
+
+def read_points(data: Dataset[Any], recipe: Recipe, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """Every row of the data set, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
+    _check_count(size_of(data), most)
+    loader = Loader(
+        data,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        shuffle=False,
+        num_workers=recipe.num_workers,
+        steps_per_epoch=recipe.steps_per_epoch,
+    )
+    with own_randomness():
+        batches = [batch for _, batch, _ in loader.epoch(0)]
+    for batch in batches:
+        check_inputs(batch.x)
+    x, y = torch.cat([flat(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
+    _check_count(len(x), most)
+    if not y.is_floating_point():
+        raise ValueError(
+            f"got targets of type {y.dtype}; a Gaussian process is for regression: expected floating-point numbers, "
+            "as y.float() makes them"
+        )
+    if y.ndim not in (1, 2):
+        raise ValueError(f"got targets of shape {tuple(y.shape)}; expected (n,), or (n, k) for k outputs")
+    if not bool(torch.isfinite(y).all()):
+        raise ValueError("got NaN or infinite targets; expected finite numbers: drop those rows")
+    return x, y.reshape(len(y), -1).double()
+
+
+def _check_count(n: int | None, most: int | None) -> None:
+    if n is not None and most is not None and n > most:
+        raise ValueError(
+            f"got n = {n} points; expected at most {most}, since an exact Gaussian process costs n³: take SparseGP "
+            "('sparse-gp'), or fewer points"
+        )
+
+
+def check_regression(loss: Loss) -> None:
+    """The likelihood is Gaussian, so that the squared error is the only loss it can honour."""
+    check_loss(loss)
+    if not isinstance(loss, SquaredError | nn.MSELoss):
+        raise ValueError(
+            f"got loss={loss!r}; a Gaussian process is for regression under Gaussian noise: expected SquaredError()"
+        )
+
+
+def check_kernel(kernel: str) -> None:
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"got kernel={kernel!r}; expected 'rbf' or 'matern52'")
+
+
+def check_ascent(steps: int, learning_rate: float) -> None:
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"got steps={steps!r}; expected a whole number ≥ 1")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"got learning_rate={learning_rate!r}; expected a positive number")
+
+
+def ascent(recipe: Recipe, n: int, steps: int, learning_rate: float) -> Recipe:
+    """Adam on all n points at once. Of the recipe stay its seed, its folder, its reports and its device.
+
+    The process is in double precision by itself; the recipe's "32-true" converts nothing.
+    """
+    mps = torch.backends.mps.is_available()  # it has no double precision
+    return Recipe(
+        epochs=steps,
+        batch_size=n,
+        optimizer=partial(torch.optim.Adam, lr=learning_rate),
+        schedule=constant,
+        seed=recipe.seed,
+        folder=recipe.folder,
+        on_epoch=recipe.on_epoch,
+        progress=recipe.progress,
+        accelerator="cpu" if mps else recipe.accelerator,
+    )
+
+
+# -- the process ---------------------------------------------------------------------------------------
+
+
+def cholesky(covariance: Tensor) -> Tensor:
+    """L with LLᵀ = covariance; where rounding made it indefinite, a little is added to its diagonal."""
+    diagonal = covariance.detach().diagonal(dim1=-2, dim2=-1)
+    size = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
+    for little in (0.0, 1e-10, 1e-8, 1e-6, 1e-4):
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(little * size) if little else covariance)
+        if not bool(info.any()):
+            return factor
+    raise ValueError(
+        "the covariance of the points is not positive definite; expected a kernel that fits them: lower learning_rate, "
+        "or drop points that repeat others"
+    )
+
+
+def whiten(root: Tensor, values: Tensor) -> Tensor:
+    """L⁻¹ values, for a lower triangular L."""
+    white: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
+    return white
+
+
+def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+    """function(x), (…, N), over some rows of x at a time: each takes `width` numbers."""
+    return torch.cat([function(part) for part in torch.split(x, max(1, _PIECE // width))], -1)
+
+
+def _import_gpytorch() -> Any:
+    """gpytorch, which scripts functions as it is imported: torch's complaint about that is not for our callers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+        import gpytorch
+    return gpytorch
+
+
+class Process(nn.Module, ABC):
+    """k independent Gaussian processes of D inputs, one for each output, in the units of the data.
+
+    Inputs and targets are standardised inside. `posterior` and `correction` are what an exact and a sparse process do
+    in different ways; both are functions of x through k(x, basis).
+    """
+
+    x_mean: Tensor
+    x_std: Tensor
+    y_mean: Tensor
+    y_std: Tensor
+
+    def __init__(self, inputs: int, outputs: int, kernel: Kernel, ard: bool) -> None:
+        super().__init__()
+        gpytorch = _import_gpytorch()
+        self.inputs, self.outputs, self.kind, self.ard = inputs, outputs, kernel, ard
+        batch = torch.Size([outputs])
+        logs = {"transform": torch.exp, "inv_transform": torch.log}  # steps by factors: an input may matter not at all
+        positive = gpytorch.constraints.Positive(**logs)
+        shape = {"ard_num_dims": inputs if ard else None, "batch_shape": batch, "lengthscale_constraint": positive}
+        kernels = gpytorch.kernels
+        base = kernels.RBFKernel(**shape) if kernel == "rbf" else kernels.MaternKernel(nu=2.5, **shape)
+        self.kernel = kernels.ScaleKernel(base, batch_shape=batch, outputscale_constraint=positive)
+        noisy = gpytorch.constraints.GreaterThan(_LEAST_NOISE, **logs)
+        self.likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch, noise_constraint=noisy)
+        self.double()
+        base.lengthscale = math.sqrt(inputs)  # about the distance of two standardised inputs
+        self.kernel.outputscale = 1.0
+        self.likelihood.noise = 0.1
+        for name, size in (("x", inputs), ("y", outputs)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float64))
+            self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float64))
+
+    # -- units
+
+    def set_units(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the units of these data, (n, D) and (n, k); gives the data in standard units."""
+        for values, mean, std in ((x, self.x_mean, self.x_std), (y, self.y_mean, self.y_std)):
+            mean.copy_(values.mean(0))
+            spread = values.std(0, correction=0)
+            std.copy_(spread.where(spread > 0, 1.0))
+        return self.standardised(x), (y - self.y_mean) / self.y_std
+
+    def standardised(self, x: Any) -> Tensor:
+        """Any inputs as the kernel sees them: (N, D)."""
+        rows = flat(x)
+        if rows.shape[1] != self.inputs:
+            raise ValueError(f"got {rows.shape[1]} numbers for each input; expected {self.inputs}, as in training")
+        return (rows - self.x_mean) / self.x_std
+
+    def in_units(self, f: Tensor) -> Tensor:
+        """(…, k, N) in standard units as (…, N, k) in those of the targets, single precision."""
+        return (f.mT * self.y_std + self.y_mean).float()
+
+    @property
+    def noise(self) -> Tensor:
+        """σ² in standard units: (k, 1)."""
+        noise: Tensor = self.likelihood.noise
+        return noise
+
+    @property
+    def scale(self) -> Tensor:
+        """k(x, x), the same at every x: (k, 1)."""
+        scale: Tensor = self.kernel.outputscale[:, None]
+        return scale
+
+    def covariance(self, x: Tensor, other: Tensor) -> Tensor:
+        """k(x, x'): (k, N, M)."""
+        dense: Tensor = self.kernel(x, other).to_dense()
+        return dense
+
+    # -- what an exact and a sparse process do in different ways
+
+    @property
+    @abstractmethod
+    def basis(self) -> Tensor:
+        """The points through which the data speak: (M, D), or (k, M, D)."""
+
+    @abstractmethod
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f(x) given the data, in standard units: (k, N) each."""
+
+    @abstractmethod
+    def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
+        """v such that prior(x) + k(x, basis) v is a path of the posterior: (k, M)."""
+
+    # -- samples
+
+    def prior_path(self, *name: int | str) -> Callable[[Tensor], Tensor]:
+        """g, one function drawn from the prior under this name: (N, D) or (k, N, D) → (k, N)."""
+        count = self.outputs * _FREQUENCIES
+        where = self.x_mean.device
+        keys = draw_keys(torch.arange(1), *name, "prior")
+        drawn = normals(keys, count * (self.inputs + 2)).to(where)[0]
+        omega = drawn[: count * self.inputs].view(self.outputs, self.inputs, _FREQUENCIES)
+        if self.kind == "matern52":  # its spectral density is Student's t with 2ν = 5 degrees of freedom
+            chi2 = 2.0 * gammas(draw_keys(torch.arange(1), *name, "t"), count, 2.5).to(where)
+            omega = omega * (5.0 / chi2.view(self.outputs, 1, _FREQUENCIES)).sqrt()
+        lengthscale: Tensor = self.kernel.base_kernel.lengthscale  # (k, 1, D)
+        omega = omega / lengthscale.mT  # (k, D, F)
+        a, c = drawn[count * self.inputs :].view(2, self.outputs, _FREQUENCIES, 1)
+        height = (self.scale / _FREQUENCIES).sqrt()
+
+        def path(x: Tensor) -> Tensor:
+            angle = x @ omega  # (k, N, F)
+            heights: Tensor = height * (angle.cos() @ a + angle.sin() @ c)[..., 0]
+            return heights
+
+        return path
+
+    def paths(self, x: Tensor, start: int, stop: int, seed: int) -> Tensor:
+        """Replicates start … stop−1 of this seed at x, in standard units: (stop − start, k, N)."""
+        priors, weights = [], []
+        for b in range(start, stop):
+            prior = self.prior_path(seed, "replicate", b)
+            with torch.no_grad():
+                weights.append(self.correction(prior, seed, "replicate", b))
+            priors.append(in_pieces(prior, x, self.outputs * _FREQUENCIES))
+        v = torch.stack(weights, -1)  # (k, M, B)
+        basis = self.basis
+
+        def corrections(part: Tensor) -> Tensor:
+            return (self.covariance(part, basis) @ v).movedim(-1, 0)  # (B, k, N)
+
+        return torch.stack(priors) + in_pieces(corrections, x, self.outputs * basis.shape[-2])
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of f(x) given the data, in standard units: (k, N) each."""
+
+        def both(part: Tensor) -> Tensor:
+            mean, variance = self.posterior(part)
+            return torch.stack([mean, variance.clamp_min(0.0).sqrt()])
+
+        mean, std = in_pieces(both, x, self.outputs * self.basis.shape[-2])
+        return mean, std
+
+
+class ExactProcess(Process):
+    """A Gaussian process that keeps its n training points."""
+
+    x: Tensor
+    y: Tensor
+
+    def __init__(self, points: int, inputs: int, outputs: int, kernel: Kernel, ard: bool) -> None:
+        super().__init__(inputs, outputs, kernel, ard)
+        self.register_buffer("x", torch.zeros(points, inputs, dtype=torch.float64))
+        self.register_buffer("y", torch.zeros(outputs, points, dtype=torch.float64))
+        self._solved: tuple[Any, Tensor, Tensor] | None = None
+
+    def take(self, x: Tensor, y: Tensor) -> None:
+        """Keep these training data, (n, D) and (n, k)."""
+        standard_x, standard_y = self.set_units(x, y)
+        self.x.copy_(standard_x)
+        self.y.copy_(standard_y.T)
+
+    def _factor(self) -> Tensor:
+        """L with LLᵀ = K + σ²I: (k, n, n)."""
+        noise = self.noise[..., None] * torch.eye(len(self.x)).to(self.x)
+        return cholesky(self.covariance(self.x, self.x) + noise)
+
+    def forward(self) -> Tensor:
+        """−log p(y) / n, summed over the outputs: what training minimises."""
+        factor = self._factor()
+        white = whiten(factor, self.y[..., None])
+        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        n = len(self.x)
+        return 0.5 * (white.square().sum() + logdet) / n + 0.5 * self.outputs * math.log(2.0 * math.pi)
+
+    def _solve(self) -> tuple[Tensor, Tensor]:
+        """L and (K + σ²I)⁻¹y, computed once for as long as nothing they depend on changes."""
+        state = [*self.parameters(), *self.buffers()]
+        made_of = [(tensor.data_ptr(), tensor._version) for tensor in state]
+        if self._solved is None or self._solved[0] != made_of:
+            with torch.no_grad():
+                factor = self._factor()
+                self._solved = (made_of, factor, torch.cholesky_solve(self.y[..., None], factor))
+        return self._solved[1:]
+
+    @property
+    def basis(self) -> Tensor:
+        return self.x
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        factor, weights = self._solve()
+        cross = self.covariance(x, self.x)  # (k, N, n)
+        white = whiten(factor, cross.mT)  # (k, n, N)
+        return (cross @ weights)[..., 0], self.scale - white.square().sum(1)
+
+    def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
+        factor, _ = self._solve()
+        drawn = normals(draw_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
+        noise = self.noise.sqrt() * drawn.to(self.y)
+        residual = self.y - in_pieces(prior, self.x, self.outputs * _FREQUENCIES) - noise  # (k, n)
+        return torch.cholesky_solve(residual[..., None], factor)[..., 0]
+
+
+# -- the method ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GaussianProcessPredictor(Predictor):
+    """Exact posterior mean and standard deviation of the function, and sampled functions."""
+
+    process: Process
+
+    @property
+    def net(self) -> None:
+        return None
+
+    @property
+    def module(self) -> nn.Module:
+        return self.process
+
+    @property
+    def noise_std(self) -> Tensor:
+        """σ of the noise around the function, for `prediction_interval`: (C,)."""
+        process = self.process
+        return (process.noise[:, 0].sqrt() * process.y_std).float().detach()
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        process = self.process
+        rows = process.standardised(to_net(process, x))
+        mean, std = process.moments(rows)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield process.in_units(process.paths(rows, start, min(start + size, num_samples), seed))
+
+        in_units = process.in_units(mean)
+        return Stream(num_samples, bytes_of(mean), chunks, Moments(in_units, (std.T * process.y_std).float()))
+
+    def config(self) -> dict[str, Any]:
+        process = self.process
+        return {
+            "method": "gp",
+            "points": len(process.basis),
+            "inputs": process.inputs,
+            "outputs": process.outputs,
+            "kernel": process.kind,
+            "ard": process.ard,
+        }
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
+        options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
+        return cls(ExactProcess(**options).eval())
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """Options of an exact Gaussian process, for at most 5,000 points: each of its `steps` steps of Adam costs n³.
+
+    `kernel` is "rbf" (squared exponential) or "matern52"; with `ard` each input has its own length-scale. Inputs are
+    flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
+
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> predictor = GaussianProcess(steps=50).fit(None, TensorDataset(x, x.sin()), Recipe(progress=False))
+    >>> prediction = predictor.predict(x[:5], 20)
+    >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
+    (torch.Size([20, 5, 1]), True)
+    """
+
+    loss: Loss = field(default_factory=SquaredError)
+    kernel: Kernel = "rbf"
+    ard: bool = True
+    steps: int = 200
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_regression(self.loss)
+        check_kernel(self.kernel)
+        check_ascent(self.steps, self.learning_rate)
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module] | None,
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> GaussianProcessPredictor:
+        """Maximise the marginal likelihood on (x, y) rows. `make_net` is not called."""
+        x, y = read_points(data, recipe, most=MOST_POINTS)
+        process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
+        process.take(x, y)
+
+        def objective(model: nn.Module, batch: Batch) -> Tensor:
+            value: Tensor = model()
+            return value
+
+        train(
+            process,
+            TensorDataset(x, y),
+            lambda epoch: objective,
+            ascent(recipe, len(x), self.steps, self.learning_rate),
+            validation=validation,
+            validate=partial(validate, process, self.loss),
+            identity=identity_of(self),
+        )
+        return GaussianProcessPredictor(process.eval())
+
+
+def validate(process: Process, loss: Loss, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The loss of the posterior mean."""
+    mean, _ = process.moments(process.standardised(batch.x))
+    return loss_figures(loss, process.in_units(mean), batch.y)

@@ -1,0 +1,258 @@
+"""GBS, the generative bootstrap sampler: the bootstrap weights are an input of every layer.
+
+    h_{l+1} = act(W_l h_l + V_l α + b_l),   ĝ = argmin_g E_α [ 1/n Σᵢ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) ]     (eq. 2.6)
+
+Concatenating α ∈ R^S to the input of a linear layer adds V α to its output, V being the S new columns of the widened
+layer. For a convolution α stands in S constant planes; each then adds a number to every output channel, the same at
+every pixel (also at the border, where padded planes would not be constant). Prediction is one pass for each replicate.
+
+Shin, Wang and Liu, Scalable uncertainty quantification via generative bootstrap sampler, arXiv 2006.00767, 2020; its
+use on networks is described in Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021, section 3, which also reports
+that it degrades as networks get deeper: the weights that enter early are lost on the way.
+"""
+
+import math
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from neuboots.batches import Batch, size_of
+from neuboots.checkpoints import identity_of
+from neuboots.keys import draw_keys, uniforms
+from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
+from neuboots.methods.common import example_of, loss_figures, with_outputs
+from neuboots.methods.neuboots import make_blocks, replicate_weights
+from neuboots.prediction import Predictor, Stream, stream_passes
+from neuboots.surgery import Head, call_net, eval_mode, main_output, skeleton_of, swap_layers, to_net, unwrap
+from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.weights import (
+    Dirichlet,
+    Redraw,
+    WeightLaw,
+    WeightPlan,
+    build_law,
+    check_blocks,
+    check_law,
+    check_schedule,
+    describe_law,
+)
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MOST_BLOCKS = 100  # S of the authors' own package; every layer gets S columns, so S = n would outgrow the net itself
+
+_ALPHA: ContextVar[Tensor | None] = ContextVar("alpha", default=None)  # what the layers of this pass are given
+
+
+class Widened(nn.Module):
+    """A layer with the input (x, α): W x + V α + b. Without α it is the layer itself."""
+
+    def __init__(self, layer: Head, num_blocks: int, *name: int | str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.V = nn.Parameter(_new_columns(layer.weight, num_blocks, *name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        alpha = _ALPHA.get()
+        if alpha is None:
+            return out
+        added = nn.functional.linear(alpha.to(self.V), self.V).to(out.dtype)  # (C,) or (N, C)
+        return out + self._shaped(added, out)
+
+    def _shaped(self, added: Tensor, out: Tensor) -> Tensor:
+        axis = out.ndim - 1 if isinstance(self.layer, nn.Linear) else out.ndim - self.layer.weight.ndim + 1
+        shape = [1] * out.ndim
+        shape[axis] = added.shape[-1]
+        if added.ndim == 2:
+            if len(added) != len(out) or axis == 0:
+                raise ValueError(
+                    f"a layer sees {len(out)} rows of {len(added)} inputs, so α cannot be drawn for each sample; "
+                    "expected the batch on the first axis: choose redraw='step' or 'epoch'"
+                )
+            shape[0] = len(added)
+        return added.view(shape)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the net asks of the layer (its weight, its width), the layer answers."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+def _new_columns(weight: Tensor, num_blocks: int, *name: int | str) -> Tensor:
+    """V as torch would begin the columns for α of the widened layer: uniform within 1/√fan-in, where the fan-in counts
+    α too. Over a constant plane the columns at the k places of a kernel add up; their sum has the variance, k times a
+    k-th, of a column of a 1×1 kernel, which is drawn in their place: (C, S)."""
+    outputs, width = weight.shape[:2]
+    bound = 1.0 / math.sqrt(width + num_blocks)
+    drawn = uniforms(draw_keys(torch.arange(outputs), *name)[:, None], torch.arange(num_blocks))
+    return (bound * (2.0 * drawn - 1.0)).to(weight)
+
+
+def check_uncompiled(net: nn.Module) -> None:
+    """Compiled code has its layers' inputs and parameters built in."""
+    if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in net.modules()):
+        raise ValueError(
+            "parts of the net are compiled, and their layers cannot be given other inputs or parameters; expected a "
+            "net that is not: compile none of it"
+        )
+
+
+class GBSGenerator(nn.Module):
+    """g(x, α): the net, changed in place so that every Linear layer and convolution is given α.
+
+    Attention projections, recurrent layers and transposed convolutions keep the inputs they have.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> g = GBSGenerator(net, num_blocks=5)
+    >>> g(torch.zeros(2, 4), torch.ones(5)).shape, [tuple(layer.V.shape) for layer in (net[0], net[2])]
+    (torch.Size([2, 3]), [(8, 5), (3, 5)])
+    """
+
+    def __init__(self, net: nn.Module, num_blocks: int, *, seed: int = 0) -> None:
+        super().__init__()
+        check_blocks(num_blocks)
+        check_uncompiled(net)
+        self.net = nn.Sequential(net) if isinstance(net, LAYERS) else net
+        self.num_blocks = num_blocks
+
+        def widen(layer: nn.Module, name: str) -> nn.Module:
+            return Widened(cast(Head, layer), num_blocks, seed, "widened", name)
+
+        if not swap_layers(self.net, LAYERS, widen):
+            raise ValueError("the net has no Linear layer and no convolution to widen; expected at least one")
+
+    def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
+        """g(x, α). α is (S,), or (N, S) with a row for each input; None is the net without its columns V."""
+        if alpha is not None and (alpha.ndim not in (1, 2) or alpha.shape[-1] != self.num_blocks):
+            raise ValueError(
+                f"got α of shape {tuple(alpha.shape)}; expected ({self.num_blocks},), or (N, {self.num_blocks}) with a "
+                "row for each input"
+            )
+        before = _ALPHA.set(alpha)
+        try:
+            return main_output(call_net(self.net, x))
+        finally:
+            _ALPHA.reset(before)
+
+
+@dataclass(frozen=True)
+class GBSPredictor(Predictor):
+    """Replicate b is a pass with α_b in every layer."""
+
+    generator: GBSGenerator
+    skeleton: nn.Module
+    law: WeightLaw  # the one it was trained with
+
+    @property
+    def net(self) -> nn.Module:
+        return self.skeleton
+
+    @property
+    def module(self) -> nn.Module:
+        return self.generator
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        generator = self.generator
+        x = to_net(generator, x)
+
+        def run(b: int) -> Tensor:
+            alpha = replicate_weights(self.law, generator.num_blocks, b, b + 1, seed)[0]
+            with eval_mode(generator):
+                return with_outputs(generator(x, alpha))
+
+        return stream_passes(num_samples, run)
+
+    def config(self) -> dict[str, Any]:
+        return {"method": "gbs", "num_blocks": self.generator.num_blocks, "law": describe_law(self.law)}
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "GBSPredictor":
+        skeleton = skeleton_of(net)
+        return cls(GBSGenerator(net, config["num_blocks"]).eval(), skeleton, build_law(config["law"]))
+
+
+@dataclass(frozen=True)
+class GBS:
+    """Options of GBS. `num_blocks` is S (None: 100, or n if that is less); `law` is the paper's Dirichlet(1).
+
+    `redraw` says how long one α is held. Drawn for each sample (the default), α differs inside a batch; held for a step
+    or an epoch it does not, and a BatchNorm after a widened layer subtracts V α together with the batch's mean: such a
+    net learns nothing of α. Accuracy suffers in deep nets, as the paper says.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
+    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> predictor = GBS(num_blocks=10).fit(make_net, data, Recipe(epochs=2, progress=False))
+    >>> predictor.predict(x[:5], 20).samples.shape  # (B, N, C)
+    torch.Size([20, 5, 2])
+    """
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    law: WeightLaw = field(default_factory=Dirichlet)
+    num_blocks: int | None = None
+    redraw: Redraw = "sample"
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_law(self.law)
+        check_schedule(self.redraw, 0)
+        if self.num_blocks is not None:
+            check_blocks(self.num_blocks)
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> GBSPredictor:
+        """Train the net that `make_net()` gives, widened by α, with the weighted loss (eq. 2.6)."""
+        net = unwrap(make_seeded(make_net, recipe.seed))
+        example = example_of(net, data, seed=recipe.seed)
+        skeleton = skeleton_of(net)
+        num_blocks = self.num_blocks or min(MOST_BLOCKS, size_of(data) or MOST_BLOCKS)
+        generator = GBSGenerator(net, num_blocks, seed=recipe.seed)
+        self._check_rows(generator, example)
+        blocks = make_blocks(data, num_blocks, loss=self.loss, seed=recipe.seed)
+        plan = WeightPlan(self.law, blocks, recipe.seed, self.redraw)
+
+        def objective_at(epoch: int) -> Objective:
+            weights = plan.resample(epoch)
+
+            def objective(g: nn.Module, batch: Batch) -> Tensor:
+                alpha, w = weights(batch.index, step=batch.step)
+                losses = self.loss(g(to_net(g, batch.x), alpha), batch.y)
+                return weighted_loss(losses, w, unmasked(self.loss, batch.y))
+
+            return objective
+
+        def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            return loss_figures(self.loss, g(to_net(g, batch.x), torch.ones(num_blocks)), batch.y)  # at E α
+
+        train(
+            generator,
+            data,
+            objective_at,
+            recipe,
+            validation=validation,
+            validate=validate,
+            identity=identity_of(self),
+        )
+        return GBSPredictor(generator.eval(), skeleton, self.law)
+
+    def _check_rows(self, generator: GBSGenerator, example: Any) -> None:
+        """A net whose layers see other rows than the inputs is refused now, not at the first step."""
+        if self.redraw != "sample":
+            return
+        with eval_mode(generator), torch.no_grad():
+            rows = len(generator(example))
+            generator(example, torch.ones(rows, generator.num_blocks))

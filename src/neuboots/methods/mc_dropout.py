@@ -1,0 +1,471 @@
+"""MC dropout: dropout stays on at prediction, and each replicate is one thinned net.
+
+    f_b(x) = f(x; m_b),   layer(h) → layer(h ⊙ m_b / (1 − p)),   m_b ~ Bernoulli(1 − p), independent
+
+Gal and Ghahramani, Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning, ICML 2016.
+
+A replicate has one mask for each dropout layer, shared by all rows of x: it is one function of x, and the law of
+its output at any one x is that of a mask drawn for each row. What lies before the first dropout is computed once;
+what follows is recorded and repeated under other masks. Where the only dropout stands before a plain head, the
+masks fold into the head's weights: one product for all replicates, and exact moments.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils.data import Dataset
+
+from neuboots.checkpoints import identity_of
+from neuboots.generator import BootstrapGenerator
+from neuboots.keys import draw_keys, uniforms
+from neuboots.losses import CrossEntropy, Loss, check_loss
+from neuboots.methods.common import example_of, fit_net, output_of, with_outputs
+from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
+from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, unwrap
+from neuboots.training import Recipe, make_seeded
+
+Where = Literal["all", "head", "own"]
+Kind = Literal["element", "channel"]
+
+_LAYERS = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
+_ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)  # set to a constant and keep mean and variance
+_OWN = (nn.Dropout, *_CHANNELS, *_ALPHA)
+
+
+# -- masks ---------------------------------------------------------------------------------------------
+
+
+def _keys(ids: Tensor, seed: int, layer: str, call: int) -> Tensor:
+    """One key for the mask of each replicate at the call-th use of this layer in a pass."""
+    return draw_keys(ids, seed, "dropout", layer, call)
+
+
+def _kept(keys: Tensor, size: int, rate: float) -> Tensor:
+    """Which elements are kept: (num, size)."""
+    return uniforms(keys[:, None], torch.arange(size)) >= rate
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """α_s = m_s / (1 − p), m_s ~ Bernoulli(1 − p), independent: dropout as a law of weights.
+
+    >>> Bernoulli(0.2).covariance(10)  # p / (1 − p), 0
+    (0.25, 0.0)
+    """
+
+    rate: float
+    name = "bernoulli"
+
+    def sample(self, keys: Tensor, size: int) -> Tensor:
+        return _kept(keys, size, self.rate).double() / (1.0 - self.rate)
+
+    def covariance(self, size: int) -> tuple[float, float]:
+        return self.rate / (1.0 - self.rate), 0.0
+
+    def laplace(self, t: float, parts: int, size: int) -> float:
+        return math.pow(self.rate + (1.0 - self.rate) * math.exp(-t / (1.0 - self.rate)), parts)
+
+
+@dataclass
+class _Draw:
+    """The replicate under way. `first` names the layer where the recording begins; None: nothing is recorded."""
+
+    seed: int
+    b: int
+    first: str | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    anchor: Tensor | None = None  # any tensor on the tape
+
+
+_DRAW: ContextVar[_Draw | None] = ContextVar("dropout", default=None)
+
+
+@contextmanager
+def _drawing(draw: _Draw) -> Iterator[None]:
+    token = _DRAW.set(draw)
+    try:
+        yield
+    finally:
+        _DRAW.reset(token)
+
+
+def _masked(x: Tensor, anchor: Tensor | None, layer: "_Drops", call: int) -> Tensor:
+    """x under the mask that the replicate under way has here: an operation of its own, noted whole on a tape.
+
+    The anchor puts it on the tape also where x does not come from there: a branch beside the first dropout.
+    """
+    if has_torch_function((x, anchor)):
+        return handle_torch_function(_masked, (x, anchor), x, anchor, layer, call)
+    draw = _DRAW.get()
+    assert draw is not None, "a mask belongs to a replicate"
+    shape = layer.mask_shape(x)
+    kept = _kept(_keys(torch.tensor([draw.b]), draw.seed, layer.name, call), shape.numel(), layer.rate)
+    return layer.under(x, kept.view(shape).to(x))
+
+
+# -- layers --------------------------------------------------------------------------------------------
+
+
+class _Drops(nn.Module):
+    """A dropout: in training anew for each row, in a replicate one mask for all rows, else nothing."""
+
+    def __init__(self, layer: nn.Module, name: str, rate: float) -> None:
+        super().__init__()
+        self.layer, self.name, self.rate = layer, name, rate
+        self.mark = nn.Identity()  # where a recording begins
+
+    def mask_shape(self, x: Tensor) -> torch.Size:
+        """The shape of a mask for one row of x."""
+        raise NotImplementedError
+
+    def under(self, x: Tensor, kept: Tensor) -> Tensor:
+        """x where it is kept, scaled so that the mean is x."""
+        return x * (kept / (1.0 - self.rate))
+
+    def drop(self, x: Tensor, draw: _Draw) -> Tensor:
+        call = draw.calls[self.name]
+        draw.calls[self.name] += 1
+        if draw.first is not None and draw.anchor is None:
+            if draw.first != self.name:
+                raise ValueError(f"the dropout {self.name!r} came before {draw.first!r}; expected the order of the fit")
+            x = draw.anchor = self.mark(x)
+        return _masked(x, draw.anchor, self, call)
+
+
+class Dropped(_Drops):
+    """layer(drop(h)), for a Linear or convolution; what the net asks of the layer, the layer answers."""
+
+    def __init__(self, layer: nn.Module, name: str, rate: float, kind: Kind) -> None:
+        super().__init__(layer, name, rate)
+        self.kind = kind
+
+    def mask_shape(self, x: Tensor) -> torch.Size:
+        if self.kind == "element":
+            return x.shape[1:]
+        return x.shape[-1:] if isinstance(self.layer, nn.Linear) else torch.Size([x.shape[1], *[1] * (x.ndim - 2)])
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        draw = _DRAW.get()
+        if draw is not None:
+            dropped = self.drop(input, draw)
+        elif self.training and self.kind == "channel":
+            shape = (len(input), *[1] * (input.ndim - 1 - len(self.mask_shape(input))), *self.mask_shape(input))
+            dropped = input * F.dropout(input.new_ones(shape), self.rate)
+        else:
+            dropped = F.dropout(input, self.rate, self.training)
+        out: Tensor = self.layer(dropped, *args, **kwargs)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+class OwnDropout(_Drops):
+    """A dropout layer that the net came with, at its own rate."""
+
+    def mask_shape(self, x: Tensor) -> torch.Size:
+        whole = isinstance(self.layer, (*_CHANNELS, nn.FeatureAlphaDropout))
+        return torch.Size([x.shape[1], *[1] * (x.ndim - 2)]) if whole else x.shape[1:]
+
+    def under(self, x: Tensor, kept: Tensor) -> Tensor:
+        p = self.rate
+        if p == 1.0:
+            return torch.zeros_like(x)
+        if not isinstance(self.layer, _ALPHA):
+            return super().under(x, kept)
+        low = -1.7580993408473766  # what SELU tends to (Klambauer et al., Self-Normalizing Neural Networks, 2017)
+        scale = 1.0 / math.sqrt((1.0 - p) * (1.0 + p * low**2))
+        return scale * (x * kept + low * (1.0 - kept)) - scale * p * low
+
+    def forward(self, input: Tensor) -> Tensor:
+        draw = _DRAW.get()
+        if draw is not None:
+            return self.drop(input, draw)
+        out: Tensor = self.layer(input)
+        return out
+
+
+# -- surgery -------------------------------------------------------------------------------------------
+
+
+def _layers_of(net: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """The layers of these kinds that can be replaced, by name."""
+    found: dict[str, nn.Module] = {}
+    swap_layers(net, kinds, lambda layer, name: found.setdefault(name, layer))
+    return found
+
+
+def _own(net: nn.Module) -> dict[str, float]:
+    """The net's own dropout layers that drop anything, and their rates."""
+    rates = {name: cast(nn.Dropout, layer).p for name, layer in _layers_of(net, _OWN).items()}
+    return {name: rate for name, rate in rates.items() if rate > 0}
+
+
+def put_in(net: nn.Module, places: Collection[str], rate: float, kind: Kind) -> nn.Module:
+    """The net with dropout before the layers of these names, in place; a bare layer becomes a net of one layer."""
+    net = _as_net(net)
+    own = _own(net)
+
+    def make(layer: nn.Module, name: str) -> nn.Module:
+        if name in own:
+            return OwnDropout(layer, name, own[name])
+        return Dropped(layer, name, rate, kind) if name in places else layer
+
+    swap_layers(net, (*_OWN, *_LAYERS), make)
+    return net
+
+
+def _as_net(net: nn.Module) -> nn.Module:
+    return nn.Sequential(net) if isinstance(net, _LAYERS) else net
+
+
+def _calls(net: nn.Module, example: Any) -> dict[str, bool]:
+    """The layers that the example reaches, in order, and whether the output of an earlier layer reaches them.
+
+    Parameters are frozen for the pass, and the outputs of layers ask for gradients: whatever comes from one does too.
+    """
+    reached: dict[str, bool] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
+            reached[name] = reached.get(name, False) or any(part.requires_grad for part in given)
+
+        return see
+
+    def mark(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        return out.detach().requires_grad_().clone()  # a leaf could not be written to in place
+
+    layers = _layers_of(net, _LAYERS)
+    hooks = [layer.register_forward_hook(mark) for layer in layers.values()]
+    for name, layer in {**layers, **_layers_of(net, _OWN)}.items():
+        hooks.append(layer.register_forward_pre_hook(note(name), with_kwargs=True))
+    learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        with eval_mode(net), torch.enable_grad():
+            output_of(net, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter in learned:
+            parameter.requires_grad_(True)
+    return reached
+
+
+# -- the method ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MCDropoutPredictor(Predictor):
+    """B thinned nets."""
+
+    dropped: nn.Module  # with dropout put in
+    skeleton: nn.Module  # as its maker built it
+    rate: float
+    kind: Kind
+    places: tuple[str, ...]  # layers before which dropout was put
+    first: str  # the first dropout that an input reaches
+    head: str | None  # the plain head before which the only dropout stands, if it does
+
+    @property
+    def net(self) -> nn.Module:
+        return self.skeleton
+
+    @property
+    def module(self) -> nn.Module:
+        return self.dropped
+
+    @cached_property
+    def _generator(self) -> BootstrapGenerator:
+        return BootstrapGenerator(self.dropped, head=f"{self.head}.layer")
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        x = to_net(self.dropped, x)
+        if self.head is not None:
+            return self._stream_heads(x, num_samples, seed, self.head)
+        return stream_passes(num_samples, self._passes(x, seed))
+
+    def _stream_heads(self, x: Any, num_samples: int, seed: int, head: str) -> Stream:
+        """Masks folded into the head's weights."""
+        generator, law = self._generator, Bernoulli(self.rate)
+        with eval_mode(generator):
+            at = generator.at(x)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                keys = _keys(torch.arange(start, min(start + size, num_samples)), seed, head, 0)
+                samples = at(law.sample(keys, generator.num_blocks))
+                yield samples if samples.ndim > 2 else samples[..., None]
+                del samples  # the next chunk finds the memory as this one did
+
+        moments = at.moments(law) if at.passed.ends_at_head else None
+        each = bytes_of(at.output) + bytes_of(generator.split.head.weight)
+        return Stream(num_samples, each, chunks, moments)
+
+    def _passes(self, x: Any, seed: int) -> Callable[[int], Tensor]:
+        """Replicate b: what follows the first dropout, repeated, or else a whole pass."""
+        net = self.dropped
+        mark = net.get_submodule(f"{self.first}.mark")
+        split = Split(net, self.first, cast(Head, mark))
+        try:
+            with eval_mode(net), _drawing(_Draw(seed, 0, self.first)):
+                passed = split.trace(x)
+        except ValueError:  # what follows cannot be repeated; if it is the input that is wrong, a whole pass says so
+
+            def whole(b: int) -> Tensor:
+                with eval_mode(net), _drawing(_Draw(seed, b)):
+                    return with_outputs(output_of(net, x))
+
+            return whole
+
+        def repeated(b: int) -> Tensor:
+            if b == 0:
+                return with_outputs(passed.output)
+            with _drawing(_Draw(seed, b)):
+                return with_outputs(passed.tape.repeat(passed.phi, passed.slot))
+
+        return repeated
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "method": "mc-dropout",
+            "rate": self.rate,
+            "kind": self.kind,
+            "places": list(self.places),
+            "first": self.first,
+            "head": self.head,
+        }
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
+        skeleton, places = skeleton_of(net), tuple(config["places"])
+        dropped = put_in(net, places, config["rate"], config["kind"])
+        return cls(dropped, skeleton, config["rate"], config["kind"], places, config["first"], config["head"])
+
+
+@dataclass(frozen=True)
+class MCDropout:
+    """Options of MC dropout.
+
+    `where="all"` puts dropout at `rate` before every Linear and convolution that comes after another one (inputs are
+    not dropped), `"head"` before the last layer only (or the one named by `head`), `"own"` nowhere: the net's own
+    dropout layers do it. Those stay on at prediction in any case, at their own rates. `kind="channel"` drops whole
+    channels of maps (N, C, *), `"element"` single elements; for (N, D) they are the same. `MCDropout.paper_mlp()` is
+    the setting of the paper's MLP. Calls of `F.dropout` inside a forward, and the dropout inside attention and
+    recurrent layers, cannot be reached and stay off at prediction.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 3)
+    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> predictor = MCDropout(rate=0.5).fit(make_net, data, Recipe(epochs=1, progress=False))
+    >>> predictor.places, predictor.predict(torch.zeros(4, 2), 100).samples.shape
+    (('2',), torch.Size([100, 4, 3]))
+    """
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    rate: float = 0.2
+    where: Where = "all"
+    kind: Kind = "element"
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        if isinstance(self.rate, bool) or not isinstance(self.rate, int | float) or not 0.0 < self.rate < 1.0:
+            raise ValueError(f"got rate={self.rate!r}; expected a number between 0 and 1, such as 0.2")
+        if self.where not in ("all", "head", "own"):
+            raise ValueError(f"got where={self.where!r}; expected 'all', 'head' or 'own'")
+        if self.kind not in ("element", "channel"):
+            raise ValueError(f"got kind={self.kind!r}; expected 'element' or 'channel'")
+        if self.head is not None and self.where != "head":
+            raise ValueError(f"got head={self.head!r} with where={self.where!r}; expected where='head' with it")
+
+    @classmethod
+    def paper_mlp(cls, loss: Loss | None = None) -> "MCDropout":
+        """Rate 0.1 before the final layer only (paper, NeuBoots vs Dropout)."""
+        return cls(loss=loss or CrossEntropy(), rate=0.1, where="head")
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> MCDropoutPredictor:
+        """Train the net that `make_net()` gives with dropout, on (x, y) rows, as the recipe says."""
+        net = unwrap(make_seeded(make_net, recipe.seed))
+        predictor = self.around(net, example_of(net, data, seed=recipe.seed))
+        fit_net(predictor.dropped, data, self.loss, recipe, validation=validation, identity=identity_of(self))
+        predictor.dropped.eval()
+        return predictor
+
+    def around(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
+        """The predictor around a net that is trained already, changed in place; `example` are a few of its inputs."""
+        net = unwrap(net)
+        skeleton = skeleton_of(net)
+        net = _as_net(net)
+        calls = _calls(net, example)
+        places, own = self._places(net, calls, example), _own(net)
+        first = next((name for name in calls if name in places or name in own), None)
+        if first is None:
+            raise ValueError(self._nothing_drops())
+        dropped = put_in(net, places, self.rate, self.kind)
+        head = None if own else _plain_head(dropped, places, self.kind, example)
+        return MCDropoutPredictor(dropped.eval(), skeleton, self.rate, self.kind, places, first, head)
+
+    def _places(self, net: nn.Module, calls: dict[str, bool], example: Any) -> tuple[str, ...]:
+        layers = _layers_of(net, _LAYERS)
+        if self.where == "own":
+            return ()
+        if self.where == "all":
+            return tuple(name for name, follows in calls.items() if name in layers and follows)
+        name = find_head(net, example=example) if self.head is None else self.head
+        if name not in layers or name not in calls:
+            used = ", ".join(repr(layer) for layer in layers if layer in calls)
+            raise ValueError(f"got head={name!r}; expected a Linear or convolution that the net uses: one of {used}")
+        return (name,)
+
+    def _nothing_drops(self) -> str:
+        if self.where == "own":
+            return (
+                "the net uses no dropout layer of its own (a call of F.dropout inside forward cannot be reached), so "
+                "all replicates would be the same; expected nn.Dropout layers: put some in, or choose where='all'"
+            )
+        return (
+            "the net has no Linear or convolution after its first one, so all replicates would be the same; expected a "
+            "second layer: deepen the net, or choose where='head'"
+        )
+
+
+def _plain_head(dropped: nn.Module, places: tuple[str, ...], kind: Kind, example: Any) -> str | None:
+    """The only layer with dropout, if its masks fold into its weights: a plain head and one mask for each feature."""
+    if len(places) != 1:
+        return None
+    try:
+        generator = BootstrapGenerator(dropped, head=f"{places[0]}.layer")
+        with eval_mode(generator), torch.no_grad():
+            phi = generator.at(to_net(generator, example)).passed.phi
+    except ValueError:
+        return None
+    linear = isinstance(generator.split.head, nn.Linear)
+    return places[0] if phi.ndim == 2 or (kind == "channel" and not linear) else None
