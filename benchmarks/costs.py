@@ -53,19 +53,19 @@ class Net:
 
 
 def cnn(quick: bool = False) -> Net:
-    n, epochs = (16, 2) if quick else (256, 4)
+    n, epochs = (16, 2) if quick else (128, 4)
     widths = (4, 8) if quick else (16, 32, 64, 128)
     data = TensorDataset(torch.randn(n, 3, 32, 32), torch.arange(n) % 10)
     title = f"CNN with {len(widths)} convolutions of {widths[0]} to {widths[-1]} channels, {n} images of 3 × 32 × 32"
-    recipe = Recipe(epochs=epochs, batch_size=64, seed=SEED, progress=False)
+    recipe = Recipe(epochs=epochs, batch_size=32, seed=SEED, progress=False)
     return Net(title, CrossEntropy(), lambda: SmallCNN(3, 10, widths=widths), data, torch.randn(n, 3, 32, 32), recipe)
 
 
 def mlp(quick: bool = False) -> Net:
-    n, epochs, width = (16, 2, 8) if quick else (1024, 4, 500)
+    n, epochs, width = (16, 2, 8) if quick else (512, 4, 500)
     x = torch.randn(n, 100)
     data = TensorDataset(x, x[:, :10].sum(1) + 0.1 * torch.randn(n))
-    recipe = Recipe(epochs=epochs, batch_size=128, seed=SEED, progress=False)
+    recipe = Recipe(epochs=epochs, batch_size=64, seed=SEED, progress=False)
     title = f"MLP with five layers of {width}, {n} rows of 100 columns"
     return Net(title, SquaredError(), lambda: MLP(100, 1, widths=(width,) * 5), data, torch.randn(n, 100), recipe)
 
@@ -79,8 +79,8 @@ def made(entry: Entry, loss: Loss, K: int) -> Method:
     options: dict[str, object] = {} if isinstance(probe.loss, type(loss)) else {"loss": loss}  # type: ignore[attr-defined]
     if entry.name == "deep-ensemble-original" and isinstance(loss, CrossEntropy):
         options = {}
-    if "num_members" in {option.name for option in fields(probe)}:  # type: ignore[arg-type]
-        options["num_members"] = K
+    has = {option.name for option in fields(probe)}  # type: ignore[arg-type]
+    options |= {name: K for name in ("num_members", "num_resamples") if name in has}
     return entry.make(**options)
 
 
@@ -199,6 +199,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, which show that it runs and nothing else")
     parser.add_argument("--write", action="store_true", help="keep the rows and write the page")
     args = parser.parse_args()
+    if args.quick and args.write:
+        parser.error("got --quick with --write; expected measurements worth keeping")
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     names = list(dict.fromkeys(["plain", *args.methods]))
@@ -206,6 +208,8 @@ def main() -> None:
     rows = memory(rows, args.quick)
     print(table(rows))
     if args.write:
+        measured = {(row["net"], row["method"]) for row in rows}
+        rows += [row for row in read_rows() if (row["net"], row["method"]) not in measured]
         ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows))
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
 

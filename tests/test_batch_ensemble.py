@@ -18,6 +18,7 @@ from neuboots.methods import batch_ensemble
 from neuboots.methods.batch_ensemble import (
     BatchEnsemble,
     BatchEnsemblePredictor,
+    MemberNorm,
     RankOne,
     draw_factors,
     export_member,
@@ -321,6 +322,86 @@ class Reads(nn.Module):
         return F.linear(self.body(x).relu(), self.head.weight, self.head.bias)
 
 
+class Listed(nn.Module):
+    """Calls its layers by a plain list beside its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.steps = [self.first, nn.ReLU(), self.last]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class HalfListed(Listed):
+    """Calls one of its layers by a plain list, the other by its attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.steps[0](x).relu())
+
+
+class NormByReference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.steps = [self.norm]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.steps[0](self.first(x)))
+
+
+class Functional(nn.Module):
+    """Calls no layer, but a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.fc.weight)
+
+
+class Small(TimeFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-3 * super().forward(x)
+
+
+class Centred(nn.Module):
+    """Statistics of the batch that are of one's own making, in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.head((h - h.mean(0) if self.training else h).relu())
+
+
+class MyNorm(nn.BatchNorm1d):
+    """A forward of one's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * super().forward(x)
+
+
+class TwoInputNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return super().forward(x) + shift
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = TwoInputNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(x, x))
+
+
 def fit(make_net: Any, x: Tensor, **options: Any) -> BatchEnsemblePredictor:
     return BatchEnsemble(**options).fit(make_net, TensorDataset(x, torch.arange(len(x)) % 3), RECIPE)
 
@@ -334,6 +415,16 @@ def fit(make_net: Any, x: Tensor, **options: Any) -> BatchEnsemblePredictor:
         (lambda: fit(TimeFirst, rows(9, 8, 2)), "outputs in a tiled batch are not those it has alone"),
         (lambda: fit(TimeFirst, rows(9, 7, 2)), r"got a tensor of shape \(7, 8, 2\) for 4 members; expected the batch"),
         (lambda: fit(Reads, rows(9, 4)), "outputs in a tiled batch are not those it has alone"),
+        (lambda: fit(Small, rows(9, 8, 2)), "outputs in a tiled batch are not those it has alone"),
+        (lambda: fit(Centred, rows(9, 4)), "outputs in a tiled batch are not those it has alone"),
+        (
+            lambda: fit(Conditional, rows(9, 4)),
+            "BatchNorm of the net is given more than its input.*expected one tensor",
+        ),
+        (lambda: fit(Listed, rows(9, 4)), "calls its layers by other ways than its attributes"),
+        (lambda: fit(HalfListed, rows(9, 4)), "calls its layers by other ways than its attributes"),
+        (lambda: fit(NormByReference, rows(9, 4)), "calls its layers by other ways than its attributes"),
+        (lambda: fit(Functional, rows(9, 4)), "calls its layers by other ways than its attributes"),
     ],
 )
 def test_bad_options_and_nets_get_one_sentence(call: Any, sentence: str) -> None:
@@ -365,6 +456,39 @@ def test_odd_nets_are_trained() -> None:
         return nn.DataParallel(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)))
 
     assert fit(lazy, rows(9, 4)).predict(rows(2, 4), 3).samples.shape == (3, 2, 3)
+
+
+def test_layers_whose_forward_is_called_by_name_are_trained() -> None:
+    class ByName(Listed):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last.forward(self.first.forward(x).relu())
+
+    predictor = fit(ByName, rows(9, 4))
+    assert bool((predictor.predict(rows(5, 4), 4).std > 0).all())
+    assert all("forward" not in vars(module) for module in predictor.ensemble.modules())  # the watch is over
+
+
+def test_small_outputs_and_random_passes_are_no_reason_to_refuse() -> None:
+    class Tiny(Listed):
+        def forward(self, x: Tensor) -> Tensor:
+            return 1e-6 * self.last(F.dropout(self.first(x), 0.5, self.training))
+
+    state = torch.get_rng_state()
+    for _ in range(5):
+        fit(Tiny, rows(9, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_norms_with_a_forward_of_their_own_belong_to_the_member() -> None:
+    predictor = fit(lambda: nn.Sequential(nn.Linear(4, 8), MyNorm(8), nn.BatchNorm1d(8), nn.Linear(8, 3)), rows(40, 4))
+    mine, plain = predictor.ensemble[1], predictor.ensemble[2]
+    assert isinstance(mine, MemberNorm)
+    assert isinstance(plain, MemberNorm)
+    assert all(type(norm) is MyNorm for norm in mine.norms)
+    assert not torch.allclose(mine.norms[0].running_mean, mine.norms[1].running_mean)
+    x = rows(6, 4, seed=5)
+    members = torch.stack([predictor.export(k)(x).detach() for k in range(4)])
+    torch.testing.assert_close(predictor.predict(x, 4).mean, members.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_row_of_the_batch_is_not_tiled() -> None:

@@ -1,5 +1,6 @@
 """Exact Gaussian processes, against scikit-learn and against dense formulas."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_the_noise_is_found() -> None:
 def test_units_do_not_matter() -> None:
     x, y = curve()
     new = 3.0 + 2.0 * rows(7, 2, seed=5)
-    plain = fitted(steps=20).predict(new, 3)
+    plain = fitted(steps=20).predict(new.double(), 3)
     data = TensorDataset(1e3 * x.double() - 7, -5 * y.double() + 2)
     other = GaussianProcess(steps=20).fit(None, data, RECIPE).predict(1e3 * new.double() - 7, 3)
     torch.testing.assert_close(other.mean, -5 * plain.mean + 2, rtol=1e-5, atol=0)
@@ -233,12 +234,87 @@ def test_a_stream_gives_one_epoch() -> None:
         GaussianProcess().fit(None, Endless(), RECIPE)
 
 
-def test_constant_inputs_targets_and_a_single_point() -> None:
-    x = torch.cat([rows(10, 1), torch.ones(10, 1)], 1)
-    for data in (TensorDataset(x, torch.full((10,), 4.0)), TensorDataset(x[:1], torch.tensor([4.0]))):
-        prediction = GaussianProcess(steps=5).fit(None, data, RECIPE).predict(x, 3)
-        assert bool(torch.isfinite(prediction.samples).all())
-        torch.testing.assert_close(prediction.mean, torch.full((10, 1), 4.0))
+@pytest.mark.parametrize("constant", [4.0, 0.1, 1 / 3])
+def test_constant_inputs_and_targets(constant: float) -> None:
+    """Numbers that are all the same have a mean that is rounded, and so a spread that is rounding."""
+    same = torch.full((37, 1), constant, dtype=torch.float64)
+    x = torch.cat([rows(37, 1).double(), same], 1)
+    prediction = GaussianProcess(steps=5).fit(None, TensorDataset(x, same), RECIPE).predict(x, 3)
+    torch.testing.assert_close(prediction.mean, same)
+    predictor = GaussianProcess(steps=5).fit(None, TensorDataset(x, x[:, 0].sin()), RECIPE)
+    assert predictor.process.x_std[1] == 1
+    torch.testing.assert_close(predictor.predict(x + torch.tensor([0, 1e-9]), 3).mean, predictor.predict(x, 3).mean)
+
+
+def test_the_answer_has_the_precision_of_the_input() -> None:
+    x = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
+    y = x[:, 0].sin()
+    predictor = GaussianProcess(steps=20).fit(None, TensorDataset(x, 1e8 + y), RECIPE)
+    prediction = predictor.predict(x, 400)
+    assert {prediction.samples.dtype, prediction.mean.dtype, prediction.std.dtype} == {torch.float64}
+    torch.testing.assert_close(prediction.samples.std(0), prediction.std, rtol=standard_errors(1) / 800**0.5, atol=0)
+    with pytest.raises(ValueError, match=r"in single precision for targets around 1e\+08 that spread by 0.7.*x.double"):
+        predictor.predict(x.float(), 2)
+    predictor = GaussianProcess(steps=2).fit(None, TensorDataset(x, 1e4 + y), RECIPE)
+    prediction = predictor.predict(x.float(), 2)
+    assert {prediction.samples.dtype, prediction.mean.dtype, prediction.std.dtype} == {torch.float32}
+    assert predictor.predict(torch.ones(3, 1).long(), 2).samples.dtype == torch.float32
+
+
+def test_no_inputs() -> None:
+    x, y = curve()
+    predictor = GaussianProcess(steps=2).fit(None, TensorDataset(x, torch.stack([y, -y], 1)), RECIPE)
+    assert predictor.predict(x[:0], 3).samples.shape == (3, 0, 2)
+    assert predictor.summarize(x[:0], 3, quantiles=(0.1,)).quantile(0.1).shape == (0, 2)
+
+
+def test_inference_mode(tmp_path: Path) -> None:
+    """Neither what is solved there nor what is loaded there stands in the way of gradients later."""
+    predictor, x = fitted(steps=2), rows(3, 2)
+    save(predictor, tmp_path / "model")
+    with torch.inference_mode():
+        samples = predictor.predict(x, 2).samples
+        loaded = load(tmp_path / "model")
+        assert torch.equal(loaded.predict(x, 2).samples, samples)
+        assert torch.equal(copy.deepcopy(predictor).predict(x, 2).samples, samples)
+    for each in (predictor, loaded):
+        inputs = x.clone().requires_grad_()
+        prediction = each.predict(inputs, 2)
+        assert torch.equal(prediction.samples, samples)
+        (prediction.samples.sum() + prediction.std.sum()).backward()
+        assert bool((inputs.grad != 0).any())
+
+
+def test_paths_held_at_once_are_few_where_each_holds_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 1000
+    predictor = GaussianProcess(steps=1).fit(None, TensorDataset(rows(n, 1), rows(n, seed=1)), RECIPE)
+    sizes: list[int] = []
+
+    def paths(x: Tensor, start: int, stop: int, seed: int) -> Tensor:
+        sizes.append(stop - start)
+        return torch.zeros(stop - start, 1, len(x), dtype=torch.float64)
+
+    monkeypatch.setattr(predictor.process, "paths", paths)
+    predictor.summarize(rows(1, 1), 500)
+    assert sum(sizes) == 500
+    assert max(sizes) * n * 8 <= 1 << 18  # the weights (K + σ²I)⁻¹(…) of each path are n numbers
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern52"])
+def test_a_function_of_many_waves_is_found_and_noise_is_left_alone(kernel: Any) -> None:
+    """From a long length-scale the ascent ends where all is noise; pure noise in turn begins there. Outputs differ."""
+    x = torch.linspace(0, 10, 100)[:, None]
+    waves = (6 * x[:, 0]).sin()
+    method = GaussianProcess(kernel=kernel, steps=100)
+    predictor = method.fit(None, TensorDataset(x, torch.stack([waves, rows(100, seed=1)], 1)), RECIPE)
+    assert float((predictor.predict(x, 1).mean[:, 0] - waves).abs().max()) < 0.1
+    assert float(predictor.noise_std[0]) < 0.05
+    start = GaussianProcess(kernel=kernel, steps=1, learning_rate=1e-12)
+    process = start.fit(None, TensorDataset(x, torch.stack([waves, rows(100, seed=1)], 1)), RECIPE).process
+    lengths = process.kernel.base_kernel.lengthscale.detach().flatten()
+    assert float(lengths[0]) < 0.5
+    assert float(lengths[1]) == pytest.approx(1.0)
+    assert float(process.noise[0].detach()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_points_that_repeat_have_a_covariance_all_the_same() -> None:
@@ -325,12 +401,14 @@ def test_bad_options(options: dict[str, Any], sentence: str) -> None:
         (TensorDataset(rows(9, 2), rows(9, 2, 2)), r"targets of shape \(9, 2, 2\); expected \(n,\), or \(n, k\)"),
         (TensorDataset(rows(9, 2), rows(9) / 0), "NaN or infinite targets; expected finite numbers"),
         (TensorDataset(rows(9, 2) * torch.nan, rows(9)), "NaN or infinite"),
+        (TensorDataset(rows(1, 2), rows(1)), "got a single row; expected at least 2"),
+        (TensorDataset(rows(9, 0), rows(9)), r"without a number in them \(0 columns\); expected at least one column"),
         (
             TensorDataset(torch.zeros(5001, 1), torch.zeros(5001)),
             "got n = 5001 points; expected at most 5000.*SparseGP",
         ),
     ],
-    ids=["classes", "shape", "infinite targets", "NaN", "too many"],
+    ids=["classes", "shape", "infinite targets", "NaN", "one row", "no columns", "too many"],
 )
 def test_bad_data(data: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -16,7 +16,7 @@ from zoo import ZOO, Case, Squeezed, Tokens, WeightNormed, make
 import neuboots.methods.gbs as room
 from neuboots.batches import Batch
 from neuboots.losses import CrossEntropy, SquaredError
-from neuboots.methods.gbs import GBS, GBSGenerator, GBSPredictor, Widened
+from neuboots.methods.gbs import GBS, GBSGenerator, GBSPredictor, Widened, same_outputs
 from neuboots.methods.neuboots import make_blocks, replicate_weights
 from neuboots.nets import MLP
 from neuboots.saving import load, save
@@ -279,6 +279,62 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x.reshape(-1, 2)).relu().reshape(len(x), 12))
+
+
+class Listed(nn.Module):
+    """Calls its layers by a plain list beside its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.steps = [self.first, nn.ReLU(), self.last]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class Asking(nn.Module):
+    """Asks what its layers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = x.tanh() if isinstance(layer, nn.Linear) else x
+        return x
+
+
+class Drawing(nn.Sequential):
+    """Writes into its input, and draws random numbers in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 0.5
+        return F.dropout(super().forward(x), 0.5)
+
+
+@pytest.mark.parametrize("redraw", ["sample", "step", "epoch"])
+def test_nets_that_are_others_with_other_layers(redraw: Any) -> None:
+    with pytest.raises(ValueError, match="calls its layers by other ways than its attributes.*expected every layer"):
+        GBS(redraw=redraw).fit(Listed, classes(), RECIPE)
+    with pytest.raises(ValueError, match="the widened net has other outputs than the net had; expected"):
+        GBS(redraw=redraw).fit(Asking, classes(), RECIPE)
+    GBS(redraw=redraw).fit(Drawing, classes(), RECIPE)
+
+
+def test_outputs_are_compared_by_their_size() -> None:
+    x = rows(5, 3)
+    assert same_outputs(1e-9 * x * (1 + 1e-6), 1e-9 * x)
+    assert not same_outputs(1e-9 * x * 1.1, 1e-9 * x)
+    assert not same_outputs(x[:1], x)
+    assert same_outputs(0 * x, 0 * x)
 
 
 def test_layers_that_see_other_rows() -> None:

@@ -373,6 +373,35 @@ def test_a_net_trained_elsewhere_is_left_as_it_is() -> None:
     assert torch.equal(around.predict(rows(5, 4), 3).samples, fitted.predict(rows(5, 4), 3).samples)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_net_trained_elsewhere_keeps_its_modes(training: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)).train(training)
+    net[1].eval()
+    Laplace().around(net, TensorDataset(rows(40, 4), torch.arange(40) % 3), RECIPE)
+    assert [module.training for module in net.modules()] == [training, training, False, training, training]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_reduces_is_refused_without_training_too(reduction: str) -> None:
+    method = Laplace(nn.CrossEntropyLoss(reduction=reduction))
+    with pytest.raises(ValueError, match="got a single number for 16 weights; expected one loss for each point"):
+        method.around(nn.Linear(4, 3), TensorDataset(rows(40, 4), torch.arange(40) % 3), RECIPE)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_a_predictor_may_be_cast_to_and_fro(structure: str) -> None:
+    data = TensorDataset(rows(40, 4), torch.arange(40) % 3)
+    predictor = Laplace(structure=structure).fit(partial(MLP, 4, 3, widths=(8,)), data, RECIPE)
+    x = rows(20, 4, seed=5)
+    before, evidence = predictor.predict(x, 4), predictor.log_evidence()
+    predictor.module.double().float()
+    after = predictor.predict(x, 4)
+    torch.testing.assert_close(after.samples, before.samples, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(after.std, before.std, rtol=1e-3, atol=1e-4)
+    assert predictor.log_evidence() == pytest.approx(evidence, rel=1e-4)
+    assert predictor.heads(0, 2, seed=0).dtype == torch.float64
+
+
 def test_large_heads_are_held_as_factors() -> None:
     data = TensorDataset(rows(8, 4), torch.arange(8) % 3)
     fits = {width: Laplace().fit(partial(MLP, 4, 3, widths=(width,)), data, RECIPE) for width in (10, 1000)}
@@ -454,6 +483,7 @@ def test_the_pass_over_the_data_may_be_shown() -> None:
         ({"prior_precision": math.inf}, "got prior_precision=inf; expected"),
         ({"prior_precision": "1"}, "got prior_precision='1'; expected"),
         ({"prior_precision": True}, "got prior_precision=True; expected"),
+        ({"head": 3}, "got head=3; expected the name of a layer"),
         ({"structure": "diag"}, "got structure='diag'; expected 'auto', 'full' or 'kron'"),
         ({"loss": Brier()}, "whose curvature is not known here; expected CrossEntropy"),
         ({"loss": nn.CrossEntropyLoss(torch.ones(3), reduction="none")}, "whose curvature is not known here"),
@@ -476,6 +506,58 @@ def test_what_follows_the_head_must_be_linear() -> None:
     data = TensorDataset(rows(6, 2, 4, 4), torch.zeros(6, 4, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="does more than upsample after its head 'head'"):
         Laplace().fit(Pooled, data, RECIPE)
+
+
+class Pooling(Pixels):
+    """Does less than its head's output allows, at these places after it."""
+
+    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(super().forward(x))
+
+
+def upsampled(z: Tensor) -> Tensor:
+    return nn.functional.interpolate(z, size=(12, 12), mode="bicubic")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda z: z.mean((2, 3)),
+        lambda z: z[:, :, -1, 0],
+        lambda z: z[:, :, 1:-1, 1:-1],
+        lambda z: nn.functional.avg_pool2d(z, 2),
+        lambda z: upsampled(z[:, :, 1:-1]),
+        lambda z: torch.cat([z[:, :, :1]] * 4, 2),  # as many points as before, but all the same
+    ],
+    ids=["mean", "select", "crop", "pool", "crop, then upsample", "repeat one"],
+)
+def test_what_follows_the_head_must_use_all_of_it(after: Callable[[Tensor], Tensor]) -> None:
+    net = Pooling(after)
+    y = torch.zeros(6, *net(rows(1, 2, 4, 4)).shape[2:], dtype=torch.long)
+    with pytest.raises(ValueError, match="pools, selects or crops after its head 'head' .16 points of a row become"):
+        Laplace().around(net, TensorDataset(rows(6, 2, 4, 4), y), RECIPE)
+
+
+def test_tokens_that_do_not_count_are_refused() -> None:
+    class Last(Folded):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x)[:, -1]
+
+    with pytest.raises(ValueError, match="'head' .5 points of a row become 1 outputs., so the curvature there is not"):
+        Laplace().fit(Last, TensorDataset(rows(6, 5, 4), torch.arange(6) % 3), RECIPE)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_any_upsampling_may_follow_the_head(inference: bool) -> None:
+    net = Pooling(upsampled)
+    data = TensorDataset(rows(6, 2, 4, 4), torch.zeros(6, 12, 12, dtype=torch.long))
+    with torch.inference_mode(inference):
+        predictor = Laplace(prior_precision=1.0).around(net, data, RECIPE)
+        assert predictor.predict(rows(2, 2, 4, 4), 3).samples.shape == (3, 2, 3, 12, 12)
 
 
 class Folded(nn.Module):

@@ -229,6 +229,28 @@ def test_a_fit_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Any) -> Non
     assert torch.equal(LPBNN().fit(TwoBranches, classes(), recipe).predict(x, 3).samples, whole)
 
 
+class Listed(nn.Module):
+    """Calls its layers by a plain list beside its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.steps = [self.first, nn.ReLU(), self.last]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class Centred(Listed):
+    """Statistics of the batch that are of one's own making, in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last((h - h.mean(0) if self.training else h).relu())
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -238,6 +260,8 @@ def test_a_fit_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Any) -> Non
         (lambda: LPBNN(elbo_weight=-1), "got elbo_weight=-1; expected a finite number ≥ 0"),
         (lambda: LPBNN(elbo_weight=float("nan")), "got elbo_weight=nan; expected a finite number ≥ 0"),
         (lambda: LPBNN().fit(nn.Flatten, classes(), RECIPE), "the net has no Linear or convolution"),
+        (lambda: LPBNN().fit(Listed, classes(), RECIPE), "calls its layers by other ways than its attributes"),
+        (lambda: LPBNN().fit(Centred, classes(), RECIPE), "outputs in a tiled batch are not those it has alone"),
     ],
 )
 def test_bad_options_and_nets_get_one_sentence(call: Any, sentence: str) -> None:

@@ -17,6 +17,7 @@ from zoo import ZOO, TwoBranches, make
 
 import neuboots.methods.mc_dropout as room
 from neuboots import Recipe, load, save
+from neuboots.keys import draw_keys, uniforms
 from neuboots.methods.common import output_of, with_outputs
 from neuboots.methods.mc_dropout import Bernoulli, MCDropout, MCDropoutPredictor, _Draw, _drawing, put_in
 from neuboots.nets import MLP, resnet8
@@ -195,7 +196,7 @@ def test_training_drops_each_row_anew_and_validation_does_not() -> None:
     data = TensorDataset(rows(32, 4), torch.arange(32) % 3)
     MCDropout(rate=P).fit(make_net, data, RECIPE, validation=data)
     trained = torch.cat([h for training, h in seen if training])
-    validated = torch.cat([h for training, h in seen[2:] if not training])
+    validated = torch.cat([h for training, h in seen[3:] if not training])
     assert trained.shape == (32, 50)
     gap = abs(float((trained == 0).double().mean()) - P)
     assert gap <= standard_errors(1) * math.sqrt(P * (1 - P) / trained.numel())
@@ -414,6 +415,204 @@ def test_gradients_reach_the_input() -> None:
     assert bool((x.grad != 0).any())
 
 
+# -- the batch on another axis -------------------------------------------------------------------------
+
+
+class SequenceFirst(nn.Module):
+    """Tokens before rows, with dropout of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(x).transpose(0, 1)).mean(0))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn = nn.Linear(4, 8), nn.LSTM(8, 8)
+        self.middle, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.rnn(self.embed(x).transpose(0, 1))[0]).relu()[-1])
+
+
+class Table(nn.Module):
+    """A small net makes a table that all rows share, as for relative positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", rows(5, 2))
+        self.table = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.embed(x) + self.table(self.places)).tanh().mean(1))
+
+
+ELSEWHERE = {
+    (SequenceFirst, "all"): {f"layer.{name}": 1 for name in ("linear1", "linear2", "dropout", "dropout1", "dropout2")},
+    (SequenceFirst, "own"): {f"layer.{name}": 1 for name in ("dropout", "dropout1", "dropout2")},
+    (Recurrent, "all"): {"middle": 1},
+    (Recurrent, "head"): {},
+    (Table, "all"): {"table.2": None},
+}
+
+
+@pytest.mark.parametrize("kind", ["element", "channel"])
+@pytest.mark.parametrize(("make_net", "where"), ELSEWHERE)
+def test_a_mask_does_not_depend_on_the_place_in_the_batch(make_net: Any, where: str, kind: str, tmp_path: Any) -> None:
+    x = rows(12, 5, 4)
+    predictor = fit(make_net, x, rate=P, where=where, kind=kind)
+    assert predictor.config()["axes"] == ELSEWHERE[make_net, where]
+    samples = predictor.predict(x, 4).samples
+    torch.testing.assert_close(samples, whole_passes(predictor, x, 4), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(predictor.predict(x[3:6], 4).samples, samples[:, 3:6], rtol=1e-4, atol=1e-5)
+    twins = predictor.predict(x[[0, 0]], 4).samples
+    torch.testing.assert_close(twins[:, 0], twins[:, 1], rtol=1e-4, atol=1e-5)
+    assert bool((samples.std(0) > 0).all())
+    save(predictor, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model", net=make_net()).predict(x, 4).samples, samples)
+
+
+@pytest.mark.parametrize("rows_given", [1, 2])
+def test_tokens_have_masks_of_their_own_and_rows_share_them(rows_given: int) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.last = identity(30, 30)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.body(x.transpose(0, 1))).transpose(0, 1)
+
+    kept = {}
+    for kind in ("element", "channel"):
+        predictor = MCDropout(kind=kind, rate=P).around(Turned(), torch.ones(rows_given, 4, 30))
+        kept[kind] = predictor.predict(torch.ones(5, 4, 30), 3).samples != 0  # (B, N, T, D)
+        assert bool((kept[kind] == kept[kind][:, :1]).all())
+    assert not bool((kept["element"] == kept["element"][:, :, :1]).all())
+    assert bool((kept["channel"] == kept["channel"][:, :, :1]).all())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trained = predictor.module.train()(torch.ones(5, 4, 30)) != 0
+    assert bool((trained == trained[:, :1]).all())  # channels, whole
+    assert len(torch.unique(trained[:, 0], dim=0)) == 5  # a mask for each row
+
+
+def test_the_draws_of_a_mask_are_written_down() -> None:
+    """So that they stay as they are, on the first axis and on another."""
+    keys = draw_keys(torch.arange(2), 7, "dropout", "1", 0)
+    kept = uniforms(keys[:, None], torch.arange(12)) >= P
+    predictor = dropping(nn.Sequential(nn.Identity(), identity(4)[0]), ("1",))
+    found = predictor.predict(torch.ones(5, 3, 4), 2, seed=7).samples != 0
+    assert torch.equal(found, kept.view(2, 1, 3, 4).expand(2, 5, 3, 4))
+
+
+class Misplaced(nn.Module):
+    """Puts its batch where the name says."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self.body, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.conv, self.whole, self.drop = nn.Conv1d(5, 5, 1), nn.Dropout1d(0.5), nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (N, 5, 4)
+        h = self.body(x)
+        if self.place == "pairs":
+            self.drop(h[:, 0] @ h[:, 0].T)
+        if self.place == "loop":
+            h = torch.stack([self.layer(row) for row in h])
+        if self.place == "shared":
+            h = self.drop(h) + self.drop(h.transpose(0, 1)).transpose(0, 1)
+        if self.place == "maps":
+            h = h + self.conv(h.permute(2, 1, 0)).permute(2, 1, 0)
+        if self.place == "own maps":
+            h = self.whole(h.transpose(0, 1)).transpose(0, 1)
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "sentence"),
+    [
+        ("pairs", {}, r"the layer 'drop' is given \(2, 2\), and \(4, 4\) for twice as many rows; expected one axis"),
+        ("loop", {}, "the layer 'layer' is used 2 times, and 4 times for twice as many rows; expected all rows"),
+        ("shared", {}, "the layer 'drop' is used with the batch on different axes; expected the same one"),
+        ("maps", {"kind": "channel"}, "the layer 'conv' is given the batch on axis 2, and is to drop whole channels"),
+        ("own maps", {}, "the layer 'whole' is given the batch on axis 1, and is to drop whole channels"),
+    ],
+)
+def test_a_batch_that_cannot_share_a_mask_is_refused(place: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit(lambda: Misplaced(place), rows(12, 5, 4), **options)
+
+
+def test_single_elements_are_dropped_wherever_the_batch_is() -> None:
+    x = rows(12, 5, 4)
+    predictor = fit(lambda: Misplaced("maps"), x)
+    assert predictor.config()["axes"] == {"conv": 2}
+    samples = predictor.predict(x, 4).samples
+    torch.testing.assert_close(predictor.predict(x[3:6], 4).samples, samples[:, 3:6], rtol=1e-4, atol=1e-5)
+
+
+# -- what follows another layer ------------------------------------------------------------------------
+
+
+class WithoutGradients(nn.Module):
+    """A body that does not learn, behind torch.no_grad()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.body(x)
+        return self.head(self.middle(h).relu())
+
+
+class Embedded(nn.Module):
+    """A transformer that torch would run on its fast path, since nothing in it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1).requires_grad_(False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x, src_key_padding_mask=x[..., 0] > 1.5)[:, 0])
+
+
+class PartlyCompiled(WithoutGradients):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.compile(self.body, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("make_net", "x", "places"),
+    [
+        (WithoutGradients, rows(12, 4), ("body.2", "middle", "head")),
+        (PartlyCompiled, rows(12, 4), ("body._orig_mod.2", "middle", "head")),
+        (Embedded, rows(12, 5, 4), ("encoder.layers.0.linear2", "head")),
+    ],
+)
+def test_layers_that_follow_are_found_without_gradients(make_net: Any, x: Tensor, places: tuple[str, ...]) -> None:
+    net = make_net()
+    learned = [parameter.requires_grad for parameter in net.parameters()]
+    predictor = MCDropout(rate=P).around(net, x[:2])
+    assert predictor.places == places
+    assert [parameter.requires_grad for parameter in predictor.module.parameters()] == learned
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.testing.assert_close(predictor.predict(x, 3).samples, whole_passes(predictor, x, 3), rtol=1e-4, atol=1e-5)
+
+
 # -- saving, resuming, refusing ------------------------------------------------------------------------
 
 
@@ -451,6 +650,8 @@ def test_a_fit_cut_short_goes_on(tmp_path: Any) -> None:
         ({"rate": float("nan")}, "got rate=nan; expected"),
         ({"where": "tail"}, "got where='tail'; expected 'all', 'head' or 'own'"),
         ({"kind": "row"}, "got kind='row'; expected 'element' or 'channel'"),
+        ({"head": 3}, "got head=3; expected the name of a layer"),
+        ({"where": "head", "head": 3}, "got head=3; expected the name of a layer"),
         ({"head": "fc"}, "got head='fc' with where='all'; expected where='head'"),
         ({"loss": nn.CrossEntropyLoss}, "expected a function of"),
     ],

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from zoo import ZOO, Case, make
 
-from neuboots import CrossEntropy, EpochReport, GaussianNLL, Plain, Recipe, SquaredError, constant
+from neuboots import CrossEntropy, EpochReport, GaussianNLL, Plain, Recipe, SquaredError, constant, load, save
 from neuboots.batches import Batch
 from neuboots.contract import TwoBranches, Upsampling
 from neuboots.losses import Brier
@@ -66,8 +67,8 @@ def both_ways(method: Callable[..., Any], make_net: Any, data: Any, x: Any, **op
         method(num_members=4, together=way, **options).fit(make_net, data, EXACT) for way in (True, False)
     )
     assert (together.together, in_turn.together) == (True, False)
-    for mine, theirs in zip(together.state().values(), in_turn.state().values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)  # double precision: rounding alone
+    for mine, theirs in zip(together.nets, in_turn.nets, strict=True):  # double precision: rounding alone
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict(), rtol=1e-9, atol=1e-11)
     return together.predict(x, 4).samples, in_turn.predict(x, 4).samples
 
 
@@ -171,18 +172,95 @@ def test_small_nets_go_together_by_themselves_and_large_ones_do_not() -> None:
     assert (small.together, large.together) == (True, False)
 
 
-def test_many_members_on_few_rows_predict_together_and_notice_a_change() -> None:
-    predictor = DeepEnsemble(num_members=9).fit(lambda: TwoBranches(3), table(), RECIPE)
-    in_turn = MembersPredictor(predictor.members, predictor.name, together=False)
+def test_nets_trained_side_by_side_predict_side_by_side() -> None:
+    predictor = DeepEnsemble(num_members=5).fit(lambda: TwoBranches(3), table(), RECIPE)
+    assert predictor.together
+    in_turn = MembersPredictor(nn.ModuleList(predictor.nets).eval(), predictor.name)
+    for n in (0, 1, 5, 300):  # 300 rows go through in three parts
+        x = rows(n, 4, seed=1)
+        torch.testing.assert_close(predictor.predict(x, 5).samples, in_turn.predict(x, 5).samples)
+        torch.testing.assert_close(predictor.predict(x, 3).samples, predictor.predict(x, 5).samples[:3])
+    before = predictor.predict(rows(4, 4), 5).samples
+    predictor.module.stacked.fc.weight.data.mul_(3.0)
+    assert not torch.allclose(predictor.predict(rows(4, 4), 5).samples, before)  # nothing is out of date
+    with torch.inference_mode():
+        assert predictor.predict(rows(4, 4), 5).samples.shape == (5, 4, 3)
+    predictor.module.double()
+    assert predictor.predict(rows(4, 4), 5).samples.dtype == torch.float64
+
+
+class Counting(nn.Module):
+    """Keeps a number from one pass to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.passes = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        return self.head(x) * (1 + 0.01 * self.passes)
+
+
+class FixedFeatures(nn.Module):
+    """Random features that no state holds, under a head that begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = torch.randn(4, 8), nn.Linear(8, 3)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x @ self.w).relu())
+
+
+def sometimes_tanh() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), [nn.ReLU(), nn.Tanh()][int(torch.randint(0, 2, ()))], nn.Linear(8, 3))
+
+
+def other_widths() -> nn.Module:
+    width = int(torch.randint(4, 20, ()))
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):  # deprecated, and still found
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("make_net", [Counting, FixedFeatures, sometimes_tanh, other_widths, old_weight_norm])
+def test_nets_that_only_seem_alike_are_trained_in_turn(make_net: Callable[[], nn.Module], tmp_path: Path) -> None:
+    recipe = replace(RECIPE, optimizer=SGD, seed=1)
+    found, in_turn = (DeepEnsemble(num_members=4, together=way).fit(make_net, table(), recipe) for way in (None, False))
+    assert not found.together
+    if make_net is sometimes_tanh:
+        assert {type(net[1]) for net in found.nets} == {nn.ReLU, nn.Tanh}
     x = rows(5, 4, seed=1)
-    assert predictor._pays_together(x)
-    assert not in_turn._pays_together(x)
-    assert not predictor._pays_together(rows(200, 4))
-    for _ in range(2):
-        torch.testing.assert_close(predictor.predict(x, 9).samples, in_turn.predict(x, 9).samples)
-        torch.testing.assert_close(predictor.predict(x, 4).samples, predictor.predict(x, 9).samples[:4])
-        with torch.no_grad():
-            predictor.nets[3].fc.weight.mul_(3.0)  # what was stacked is out of date
+    torch.testing.assert_close(found.predict(x, 4).samples, in_turn.predict(x, 4).samples)
+    if make_net is old_weight_norm:
+        save(found, tmp_path / "model")
+        again = load(tmp_path / "model", net=make_net())
+        torch.testing.assert_close(again.predict(x, 4).samples, found.predict(x, 4).samples)
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"sparse": True}])
+def test_embeddings_that_torch_maps_wrongly_are_trained_in_turn(options: Any) -> None:
+    ids = torch.arange(150).view(50, 3) % 10
+    recipe = replace(RECIPE, optimizer=partial(torch.optim.SGD, lr=0.1))
+    predictor = DeepEnsemble(num_members=2).fit(
+        lambda: nn.Sequential(nn.Embedding(10, 6, **options), nn.Flatten(), nn.Linear(18, 3)),
+        TensorDataset(ids, torch.arange(50) % 3),
+        recipe,
+    )
+    assert not predictor.together
+    if "padding_idx" in options:
+        assert all(not net[0].weight[0].any() for net in predictor.nets)
+
+
+def test_nets_that_share_a_layer_are_refused() -> None:
+    backbone = nn.Linear(4, 8)
+    with pytest.raises(ValueError, match=r"gave nets that share weights.*copy.deepcopy what is pretrained"):
+        DeepEnsemble(num_members=3).fit(lambda: nn.Sequential(backbone, nn.Linear(8, 3)), table(), RECIPE)
 
 
 # -- members are named by (seed, k) --------------------------------------------------------------------
@@ -227,7 +305,7 @@ def test_members_differ_in_first_weights_and_in_the_order_of_their_data() -> Non
 
 def test_a_net_made_once_is_refused() -> None:
     net = TwoBranches(3)
-    with pytest.raises(ValueError, match="gave the same net twice; expected a new one at each call"):
+    with pytest.raises(ValueError, match="gave nets that share weights.*expected a new net at each call"):
         DeepEnsemble(num_members=2).fit(lambda: net, table(), RECIPE)
 
 
@@ -247,7 +325,12 @@ def test_a_stream_has_no_points_to_resample() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"num_members": 0}, "got num_members=0; expected K ≥ 1"), ({"num_members": 2.5}, "got num_members=2.5")],
+    [
+        ({"num_members": 0}, "got num_members=0; expected K ≥ 1"),
+        ({"num_members": 2.5}, "got num_members=2.5"),
+        ({"num_members": True}, "got num_members=True"),
+        ({"together": "no"}, "got together='no'; expected True, False, or None"),
+    ],
 )
 def test_bad_options(method: Callable[..., Any], options: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -373,8 +456,22 @@ def test_the_original_ensemble_in_regression_gives_mean_and_noise() -> None:
     assert predictor.predict(x, 2).samples.shape == (2, 40, 2)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])
-def test_a_step_of_no_size_is_refused(epsilon: float) -> None:
+def test_an_input_without_a_gradient_is_not_moved() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.head(x) * (mask > 0)
+
+    data = TensorDataset(rows(50, 4), torch.ones(50, 1), torch.arange(50) % 3)
+    predictor = AdversarialEnsemble(num_members=2).fit(Masked, data, RECIPE)
+    assert predictor.predict((rows(5, 4), torch.ones(5, 1)), 2).samples.shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), "a", True])
+def test_a_step_of_no_size_is_refused(epsilon: Any) -> None:
     with pytest.raises(ValueError, match="got epsilon=.*; expected a positive fraction of the inputs' range"):
         AdversarialEnsemble(epsilon=epsilon)
 
@@ -419,6 +516,16 @@ def test_a_folder_of_other_members_is_refused(tmp_path: Path) -> None:
     StandardBootstrap(num_members=2).fit(lambda: TwoBranches(3), table(), recipe)
     with pytest.raises(ValueError, match="was made by another run"):
         BayesianBootstrap(num_members=2).fit(lambda: TwoBranches(3), table(), recipe)
+
+
+def test_a_folder_of_fewer_members_is_continued(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=1, batch_size=16, progress=False, folder=tmp_path)
+    few = StandardBootstrap(num_members=2, together=False).fit(lambda: TwoBranches(3), table(), recipe)
+    reports: list[EpochReport] = []
+    method = StandardBootstrap(num_members=3, together=False)
+    more = method.fit(lambda: TwoBranches(3), table(), replace(recipe, on_epoch=reports.append))
+    assert [report.title for report in reports] == ["member 3/3"]
+    assert torch.equal(more.nets[1].fc.weight, few.nets[1].fc.weight)
 
 
 def test_validation_figures_together_are_the_mean_of_those_in_turn() -> None:

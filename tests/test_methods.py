@@ -2,8 +2,10 @@
 
 import copy
 import json
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,19 @@ from torch.utils.data import Dataset, TensorDataset
 from zoo import TwoBranches
 
 from neuboots import BinaryCrossEntropy, CrossEntropy, GaussianNLL, Recipe, SquaredError, load, save, split_gaussian
-from neuboots.contract import Subject, check_coherence, check_method, check_prediction_changes_nothing, check_seeds
+from neuboots.contract import (
+    Subject,
+    check_coherence,
+    check_exact_moments,
+    check_method,
+    check_prediction_changes_nothing,
+    check_resume,
+    check_seeds,
+)
 from neuboots.methods import METHODS, Entry, NeuBootsPredictor, Plain, PlainPredictor, find, register
 from neuboots.methods.registry import TASKS
 from neuboots.nets import MLP, SmallCNN, resnet8
-from neuboots.prediction import Stream, stream_passes
+from neuboots.prediction import Moments, Stream, stream_passes
 
 RECIPE = Recipe(epochs=2, batch_size=16, progress=False)
 NETS = [name for name, entry in METHODS.items() if entry.needs_net]
@@ -60,6 +70,11 @@ def test_a_name_that_is_not_in_the_table_lists_those_that_are() -> None:
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="got the name 'plain', which another method has"):
         register(Entry("plain", Plain, NeuBootsPredictor, "not it"))
+
+
+def test_a_wrapper_has_its_name_too() -> None:
+    with pytest.raises(ValueError, match="got the name 'scaled', which another method has"):
+        register(Entry("scaled", Plain, PlainPredictor, "not it"))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +149,22 @@ class Incoherent(NoisyPredictor):
         return stream_passes(num_samples, run)
 
 
+class Boastful(NoisyPredictor):
+    """Says that it knows its moments."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        stream = super().stream(x, num_samples, seed=seed)
+        output = next(stream.chunks(1))[0]
+        moments = Moments(torch.full_like(output, 42.0), torch.full_like(output, 7.0))
+        return replace(stream, moments=moments)
+
+
+class Reseeding(NoisyPredictor):
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        random.seed(seed)
+        return super().stream(x, num_samples, seed=seed)
+
+
 class Careless(NoisyPredictor):
     """Predicts in training mode: BatchNorm learns from what it is asked."""
 
@@ -145,7 +176,13 @@ class Careless(NoisyPredictor):
 
 @pytest.mark.parametrize(
     ("predictor", "check"),
-    [(Forgetful, check_seeds), (Incoherent, check_coherence), (Careless, check_prediction_changes_nothing)],
+    [
+        (Forgetful, check_seeds),
+        (Incoherent, check_coherence),
+        (Careless, check_prediction_changes_nothing),
+        (Boastful, check_exact_moments),
+        (Reseeding, check_prediction_changes_nothing),
+    ],
 )
 def test_the_contract_finds_what_breaks_it(predictor: Any, check: Any) -> None:
     class Broken(Noisy):
@@ -154,6 +191,22 @@ def test_the_contract_finds_what_breaks_it(predictor: Any, check: Any) -> None:
     Broken.predictor = predictor
     with pytest.raises(AssertionError):
         check(Subject(Entry("broken", Broken, predictor, "")))
+
+
+def test_a_method_that_does_not_resume_is_found() -> None:
+    class FromTheStart(Noisy):
+        def fit(self, make_net: Any, data: Any, recipe: Recipe) -> PlainPredictor:
+            return super().fit(make_net, data, replace(recipe, folder=None))
+
+    with pytest.raises(AssertionError, match="nothing was found in the folder"):
+        check_resume(Subject(Entry("broken", FromTheStart, NoisyPredictor, "")))
+
+
+def test_a_broken_contract_is_named(noisy: Entry) -> None:
+    METHODS["noisy"] = replace(noisy, random=False, members=True)
+    with pytest.raises(AssertionError, match="noisy breaks the contract"):
+        check_method("noisy", loss=SquaredError())
+    METHODS["noisy"] = noisy
 
 
 # -- nets, data and losses -----------------------------------------------------------------------------
@@ -261,7 +314,7 @@ def test_double_precision(name: str) -> None:
     predictor = method.fit(lambda: MLP(4, 1, widths=(8,)).double(), TensorDataset(x, x.sum(1)), recipe)
     samples = predictor.predict(x[:3], 2).samples
     assert samples.shape == (2, 3, 1)
-    assert samples.dtype == (torch.float64 if find(name).needs_net else torch.float32)
+    assert samples.dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -333,6 +333,18 @@ def test_shuffles_are_independent() -> None:
     assert kept[:, 0].unique().numel() == n  # any row may be among them
 
 
+def test_frozen_layers_may_read_the_only_input() -> None:
+    weight = fit(frozen, FLAT, num_members=1).multi.net[0].weight
+    assert weight.shape == (8, 4)
+
+
+@pytest.mark.parametrize(("repetition", "apart"), [(0.8, 2), (0.7, 3), (0.4, 6), (1.0, 0)])
+def test_the_share_that_is_shuffled_is_rounded(repetition: float, apart: int) -> None:
+    drawn = torch.stack([_shuffle(10, repetition) for _ in range(50)])  # (50, K, 10)
+    differs = (drawn != drawn[:, :1]).any(1).any(0)  # (10,)
+    assert differs.tolist() == [True] * apart + [False] * (10 - apart)
+
+
 def _shuffle(n: int, repetition: float = 0.0) -> Tensor:
     return shuffles(n, K, input_repetition=repetition, batch_repetition=1)
 
@@ -448,6 +460,12 @@ def fit(make_net: Any, x: Any, **options: Any) -> MIMOPredictor:
 FLAT = (rows(9, 4),)
 
 
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[0].requires_grad_(False)
+    return net
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -464,6 +482,10 @@ FLAT = (rows(9, 4),)
         (lambda: fit(Named, FLAT), "the input is given to a linear map by name, or as its weights"),
         (lambda: fit(normed_weights, FLAT), "are computed from others, or in no layer"),
         (lambda: fit(grouped, (rows(9, 2, 6, 6),)), "'0' reads the input in groups of channels"),
+        (
+            lambda: fit(frozen, FLAT),
+            "'0' reads the input and is frozen, so it would never learn to read K of them; expec",
+        ),
         (lambda: fit(nn.Flatten, FLAT), "the net has no Linear or 1×1 convolution"),
         (lambda: fit(TwoBranches, FLAT, head="left"), "got head='left'; expected the name of a Linear"),
     ],

@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
         "keys",
         "checkpoints",
         "weights",
+        "tape",
         "surgery",
         "prediction",
         "regression",

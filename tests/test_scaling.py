@@ -149,6 +149,13 @@ def test_where_the_mean_is_not_known_a_replicate_still_does_not_know_b() -> None
     torch.testing.assert_close(scaled.predict(x, 9).samples[:4], scaled.predict(x, 4).samples)
 
 
+def test_the_centre_of_many_members_does_not_depend_on_b() -> None:
+    method = find("deep-ensemble").make(loss=SquaredError(), num_members=120)
+    scaled = scale_std(method.fit(lambda: nn.Linear(4, 1), numbers(), Recipe(epochs=1, progress=False)), numbers())
+    x = rows(5, 4, seed=3)
+    torch.testing.assert_close(scaled.predict(x, 120).samples[:4], scaled.predict(x, 4).samples)
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
@@ -164,6 +171,11 @@ def test_bad_calls() -> None:
         scale_temperature(predictor, TensorDataset(rows(0, 4), rows(0)))
     with pytest.raises(ValueError, match=r"got targets \(60,\) for outputs \(60, 3\); expected the same shape"):
         scale_std(predictor, numbers())
+    with pytest.raises(ValueError, match="none of the held-out labels counts"):
+        scale_temperature(predictor, TensorDataset(rows(9, 4), torch.full((9,), -100)))
+    for scale in (scale_temperature, scale_std):
+        with pytest.raises(ValueError, match="got a NoneType; expected a predictor, as fit gives one"):
+            scale(None, classes())  # type: ignore[arg-type]
     plain = Plain(SquaredError()).fit(lambda: TwoBranches(1), numbers(), RECIPE)
     with pytest.raises(ValueError, match="the replicates are all the same at some held-out rows"):
         scale_std(plain, numbers())

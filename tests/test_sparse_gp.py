@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from neuboots.losses import CrossEntropy
+from neuboots.methods.gaussian_process import GaussianProcess
 from neuboots.methods.sparse_gp import SparseGP, SparseGPPredictor, SparseProcess
 from neuboots.saving import load, save
 from neuboots.training import EpochReport, Recipe
@@ -227,6 +228,47 @@ def test_more_inducing_points_than_points() -> None:
     data = TensorDataset(rows(5, 2), rows(5, seed=1))
     predictor = SparseGP(num_inducing=100, steps=2).fit(None, data, RECIPE)
     assert predictor.process.basis.shape == (1, 5, 2)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern52"])
+def test_with_all_points_inducing_they_stay_and_the_noise_is_found(kernel: Any) -> None:
+    x = rows(80, 2)
+    y = 10.0 * (3 * x[:, 0]).sin() + x[:, 1] + rows(80, seed=1)
+    data = TensorDataset(x, y)
+    predictor = SparseGP(num_inducing=500, kernel=kernel, steps=200).fit(None, data, RECIPE)
+    exact = GaussianProcess(kernel=kernel).fit(None, data, RECIPE)
+    Z, inputs = predictor.process.basis[0].detach(), predictor.process.standardised(x)
+    assert float(torch.cdist(Z, inputs).amin(0).max()) < 1e-6
+    assert float(predictor.noise_std) == pytest.approx(float(exact.noise_std), rel=0.05)
+    torch.testing.assert_close(predictor.predict(x, 1).mean, exact.predict(x, 1).mean, rtol=0, atol=0.3)
+
+
+def test_a_function_of_many_waves_is_found() -> None:
+    x = torch.linspace(0, 10, 100)[:, None]
+    y = (6 * x[:, 0]).sin()
+    predictor = SparseGP(num_inducing=60).fit(None, TensorDataset(x, y), RECIPE)
+    assert float((predictor.predict(x, 1).mean[:, 0] - y).abs().max()) < 0.1
+    assert float(predictor.noise_std) < 0.05
+
+
+def test_no_inputs_and_double_precision() -> None:
+    x = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
+    predictor = SparseGP(num_inducing=10, steps=20).fit(None, TensorDataset(x, 1e8 + x[:, 0].sin()), RECIPE)
+    assert predictor.predict(x[:0], 3).samples.shape == (3, 0, 1)
+    prediction = predictor.predict(x, 400)
+    torch.testing.assert_close(prediction.samples.std(0), prediction.std, rtol=standard_errors(1) / 800**0.5, atol=0)
+
+
+def test_it_is_loaded_and_asked_in_inference_mode(tmp_path: Path) -> None:
+    predictor, x = fitted(steps=2), rows(3, 2)
+    samples = predictor.predict(x, 2).samples
+    save(predictor, tmp_path / "model")
+    with torch.inference_mode():
+        loaded = load(tmp_path / "model")
+        assert torch.equal(loaded.predict(x, 2).samples, samples)
+    x.requires_grad_()
+    loaded.predict(x, 2).std.sum().backward()
+    assert bool((x.grad != 0).any())
 
 
 def test_inducing_points_on_one_another() -> None:

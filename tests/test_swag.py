@@ -92,6 +92,18 @@ def test_a_training_that_stopped_early_has_no_iterates() -> None:
         SWAG().fit(plain_net, DATA, recipe, validation=against)
 
 
+def test_patience_is_fine_where_the_training_goes_on() -> None:
+    recipe = replace(RECIPE, epochs=8, patience=8)
+    assert int(SWAG(start=0.5).fit(plain_net, DATA, recipe, validation=DATA).iterates.count) >= 2
+
+
+def test_a_net_that_does_not_learn_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="the net has no parameters to train; expected at least one with requires_grad"
+    ):
+        SWAG().fit(lambda: plain_net().requires_grad_(False), DATA, RECIPE)
+
+
 def test_an_optimiser_that_asks_twice_gives_one_iterate() -> None:
     recipe = replace(RECIPE, optimizer=partial(torch.optim.LBFGS, lr=0.1, max_iter=3), schedule=constant)
     assert int(SWAG().fit(plain_net, DATA, recipe).iterates.count) == 4
@@ -249,6 +261,72 @@ def test_statistics_are_computed_once_for_a_replicate(monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "_CACHE", 1)  # room for one replicate
     assert torch.equal(predictor.predict(X[:3], 4, seed=1).samples, predictor.predict(X[:3], 4, seed=1).samples)
     assert len(predictor._statistics) == 1
+
+
+class Frozen(nn.Module):
+    """Holds one BatchNorm layer in evaluation mode while it trains."""
+
+    def __init__(self, both: bool = False) -> None:
+        super().__init__()
+        self.body, self.frozen, self.norm, self.head = (
+            nn.Linear(4, 6),
+            *[nn.BatchNorm1d(6) for _ in "ab"],
+            nn.Linear(6, 3),
+        )
+        self.both = both
+        self.frozen.running_mean.fill_(1.0)
+        self.frozen.running_var.fill_(4.0)
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.frozen.eval()
+        self.norm.train(mode and not self.both)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.frozen(self.body(x))).relu())
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_frozen_statistics_stay(both: bool, tmp_path: Any) -> None:
+    predictor = SWAG(refresh_rows=48).fit(partial(Frozen, both), DATA, replace(RECIPE, batch_size=48, epochs=12))
+    assert predictor.config()["norms"] == ([] if both else ["norm"])
+    assert (predictor.iterates.inputs is None) == both
+    assert not any(module.training for module in predictor.net.modules())
+    tensors = predictor.tensors(0)
+    assert not any(name.startswith("frozen.running") for name in tensors)
+    assert ("norm.running_mean" in tensors) != both
+    if not both:
+        h = (X @ tensors["body.weight"].T + tensors["body.bias"] - 1.0) / math.sqrt(4.0 + predictor.net.frozen.eps)
+        h = h * tensors["frozen.weight"] + tensors["frozen.bias"]
+        torch.testing.assert_close(tensors["norm.running_mean"], h.mean(0))
+    assert bool((predictor.net.frozen.running_mean == 1.0).all())
+    samples = predictor.predict(X, 3).samples
+    save(predictor, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model", net=Frozen(both)).predict(X, 3).samples, samples)
+
+
+@pytest.mark.parametrize("change", ["frozen weight", "input", "dtype"])
+def test_statistics_are_forgotten_when_anything_changes(change: str) -> None:
+    def make_net() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        net[0].weight.requires_grad_(False)
+        return net
+
+    predictor = SWAG().fit(make_net, DATA, RECIPE)
+    predictor.predict(X, 3)
+    with torch.no_grad():
+        if change == "frozen weight":
+            predictor.net[0].weight *= 10.0
+        elif change == "input":
+            predictor.iterates.inputs.part0 += 1.0
+        else:
+            predictor.module.double()
+    found = predictor.predict(X, 3).samples
+    assert len(predictor._statistics) == 3
+    predictor._statistics.clear()
+    assert torch.equal(predictor.predict(X, 3).samples, found)
+    assert predictor.tensors(0)["1.running_mean"].dtype == found.dtype
 
 
 def test_a_net_without_batch_norm_keeps_no_rows() -> None:

@@ -30,8 +30,9 @@ class Methods:
         table = Table(
             box=box.SIMPLE, caption="Costs in the passes L of one net and the number K of members or replicates."
         )
-        for head in ("method", "what it is", "tasks", "training", "prediction"):
-            table.add_column(head, overflow="fold")
+        table.add_column("method", no_wrap=True)
+        for head in ("what it is", "tasks", "training", "prediction"):
+            table.add_column(head, overflow="fold", min_width=26 if head == "what it is" else None)
         for entry in METHODS.values():
             tasks = "all" if len(entry.tasks) == 3 else ", ".join(entry.tasks)
             table.add_row(entry.name, entry.summary, tasks, entry.train_cost, entry.predict_cost)

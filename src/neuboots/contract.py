@@ -3,9 +3,12 @@
     predict(x)[:, :k] = predict(x[:k]),   load(save(p)) = p,   summarize = predict,   …
 
 `check_method("neuboots")` fits the method on small made-up data and runs every check that its line in the table of
-methods promises; the tests of this library run the same checks. A check that fails raises AssertionError.
+methods promises; the tests of this library run the same checks. A check that fails raises AssertionError. A method is
+made with `loss=…`, which it must take, and with `num_members=…` if its line says `members=True`.
 """
 
+import contextlib
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -22,7 +26,7 @@ from neuboots.methods import Entry, PlainPredictor, find
 from neuboots.methods.registry import TASKS, Task
 from neuboots.prediction import Predictor
 from neuboots.saving import load, save
-from neuboots.training import Recipe
+from neuboots.training import EpochReport, Recipe
 
 RECIPE = Recipe(epochs=2, batch_size=16, progress=False)
 
@@ -114,7 +118,13 @@ class Subject:
     recipe: Recipe = RECIPE
 
     def make(self, **options: Any) -> Any:
-        return self.entry.make(**{**self.options, **options})
+        options = {**self.options, **options}
+        try:
+            return self.entry.make(**options)
+        except TypeError as error:
+            raise AssertionError(
+                f"It was made with {sorted(options)}, and expected to take these ({error})."
+            ) from error
 
     def fit(self, task: Task, *, recipe: Recipe | None = None, **options: Any) -> Predictor:
         case = CASES[task]()
@@ -191,11 +201,26 @@ def check_coherence(subject: Subject) -> None:
     if not subject.entry.coherent:
         return
     predictor, x = subject.predictor, subject.x
-    samples = predictor.predict(x, 5).samples
-    torch.testing.assert_close(predictor.predict(x[:4], 5).samples, samples[:, :4], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(predictor.predict(x[2:3], 5).samples, samples[:, 2:3], rtol=1e-4, atol=1e-5)
-    order = torch.arange(len(x)).flip(0).roll(2)
-    torch.testing.assert_close(predictor.predict(x[order], 5).samples, samples[:, order], rtol=1e-4, atol=1e-5)
+    whole = predictor.predict(x, 5)
+    for rows in (torch.arange(4), torch.tensor([2]), torch.arange(len(x)).flip(0).roll(2), torch.arange(0)):
+        part = predictor.predict(x[rows], 5)
+        torch.testing.assert_close(part.samples, whole.samples[:, rows], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part.mean, whole.mean[rows], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part.std, whole.std[rows], rtol=1e-4, atol=1e-5)
+
+
+def check_exact_moments(subject: Subject) -> None:
+    """Where mean and standard deviation are said to be exact, many samples have them, within their standard errors."""
+    many = 400
+    prediction = subject.predictor.predict(subject.x, many)
+    if prediction.moments is None:
+        return
+    mean, std = prediction.moments.mean, prediction.moments.std
+    gap = (prediction.samples.mean(0) - mean).abs()
+    assert bool((gap <= 6 * std / many**0.5 + 1e-5).all()), f"the samples' mean is {float(gap.max()):g} off"
+    drawn = prediction.samples.std(0)
+    # 400 draws have it within a few per cent; K members, counted again and again, have √((K − 1)/K) of it
+    assert bool(((drawn >= 0.6 * std - 1e-5) & (drawn <= 1.5 * std + 1e-5)).all()), "the samples have another spread"
 
 
 def check_summarize_is_predict(subject: Subject) -> None:
@@ -220,15 +245,20 @@ def check_prediction_changes_nothing(subject: Subject) -> None:
     next(iter(module.children()), module).eval()
     modes = [part.training for part in module.modules()]
     state = {name: value.clone() for name, value in predictor.state().items()}
-    random = torch.get_rng_state()
+    before = _random_states()
     predictor.predict(x, 3)
     predictor.summarize(x, 3)
-    assert torch.equal(torch.get_rng_state(), random), "prediction moved torch's random state"
+    assert _random_states() == before, "prediction moved the random state of torch, NumPy or Python"
     assert [part.training for part in module.modules()] == modes, "prediction left modules in another mode"
     after = predictor.state()
     changed = [name for name, value in state.items() if not torch.equal(value, after[name])]
     assert not changed, f"prediction changed {changed}"
     module.eval()
+
+
+def _random_states() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return torch.get_rng_state().tolist(), kind, list(keys), rest, random.getstate()
 
 
 def check_modes_do_not_matter(subject: Subject) -> None:
@@ -256,27 +286,40 @@ def check_save_and_load(subject: Subject) -> None:
 
 def check_fit_is_governed_by_the_seed(subject: Subject) -> None:
     """The recipe's seed alone decides what is learned."""
-    random = torch.get_rng_state()
+    before = torch.get_rng_state()
     with torch.random.fork_rng():
         torch.manual_seed(99)
         again = subject.fit(subject.task)
         torch.manual_seed(1)
         other = subject.fit(subject.task, recipe=replace(subject.recipe, seed=1))
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), before), "the fit moved torch's random state"
     first, second, third = (p.predict(subject.x, 3).samples for p in (subject.predictor, again, other))
     assert torch.equal(first, second), "two fits with one seed differ"
     if subject.entry.needs_net:
         assert not torch.equal(first, third), "two fits with different seeds are the same"
 
 
+class _Cut(Exception):
+    pass
+
+
 def check_resume(subject: Subject) -> None:
-    """A finished fit with a folder is found there again, and gives the same predictor."""
+    """A fit that was cut short goes on where it stopped, and ends in the same predictor."""
+    whole: list[EpochReport] = []
+    rest: list[EpochReport] = []
+
+    def cut(report: EpochReport) -> None:
+        raise _Cut
+
     with tempfile.TemporaryDirectory() as folder:
-        recipe = replace(subject.recipe, folder=Path(folder))
-        first, second = subject.fit(subject.task, recipe=recipe), subject.fit(subject.task, recipe=recipe)
-    samples = [p.predict(subject.x, 4).samples for p in (subject.predictor, first, second)]
-    assert torch.equal(samples[0], samples[1])
-    assert torch.equal(samples[1], samples[2])
+        recipe = replace(subject.recipe, folder=Path(folder), on_epoch=cut)
+        with contextlib.suppress(_Cut):
+            subject.fit(subject.task, recipe=recipe)
+        resumed = subject.fit(subject.task, recipe=replace(recipe, on_epoch=rest.append))
+    subject.fit(subject.task, recipe=replace(subject.recipe, on_epoch=whole.append))
+    assert len(rest) < len(whole), "the epoch that was done is done again: nothing was found in the folder"
+    samples = [p.predict(subject.x, 4).samples for p in (subject.predictor, resumed)]
+    assert torch.equal(*samples), "a fit that was cut short and resumed ends elsewhere"
 
 
 def check_one_member_is_a_single_net(subject: Subject) -> None:
@@ -287,10 +330,10 @@ def check_one_member_is_a_single_net(subject: Subject) -> None:
     prediction = predictor.predict(subject.x, 4)
     assert bool((prediction.std == 0).all())
     torch.testing.assert_close(prediction.samples[0], prediction.samples[3])
-    nets = getattr(predictor, "nets", None)
-    if nets is not None:
-        single = PlainPredictor(nets[0]).predict(subject.x, 1).samples[0]
-        torch.testing.assert_close(prediction.samples[0], single)
+    nets, export = getattr(predictor, "nets", None), getattr(predictor, "export", None)
+    if nets or export:
+        single = nets[0] if nets else export(0)  # type: ignore[misc]
+        torch.testing.assert_close(prediction.samples[0], PlainPredictor(single).predict(subject.x, 1).samples[0])
 
 
 def check_bad_calls(subject: Subject) -> None:
@@ -304,6 +347,8 @@ def check_bad_calls(subject: Subject) -> None:
         (lambda: predictor.predict(x, 2, seed="a"), "expected a whole number"),  # type: ignore[arg-type]
         (lambda: subject.make(loss="ce"), "got loss='ce'"),
     ]
+    if subject.entry.members:
+        calls.append((lambda: subject.make(num_members=0), "got num_members=0; expected K ≥ 1"))
     for call, sentence in calls:
         said = _refusal(call)
         assert sentence in said, f"said {said!r}; expected {sentence!r} in it"
@@ -314,6 +359,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     check_other_tasks_are_refused,
     check_seeds,
     check_coherence,
+    check_exact_moments,
     check_summarize_is_predict,
     check_prediction_changes_nothing,
     check_modes_do_not_matter,
@@ -332,4 +378,7 @@ def check_method(name: str, **options: Any) -> None:
     """
     subject = Subject(find(name), options)
     for check in CHECKS:
-        check(subject)
+        try:
+            check(subject)
+        except AssertionError as error:
+            raise AssertionError(f"{name} breaks the contract. {check.__doc__} {error}") from error

@@ -6,7 +6,6 @@ h is the link: the identity in the paper. The features F(x) are computed once; t
 one product. The output is linear in h(α), so its mean and variance over α are known in closed form.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from neuboots.keys import draw_keys
 from neuboots.prediction import Moments
-from neuboots.surgery import Head, Pass, main_output, plain_head, split_head
+from neuboots.surgery import Head, Pass, copy_of, main_output, plain_head, split_head
 from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, check_link, link_moments
 
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
@@ -107,7 +106,7 @@ class BootstrapGenerator(nn.Module):
 
     def export(self, alpha: Tensor | None = None) -> nn.Module:
         """The replicate g(·, α) as a plain net: a copy whose head has the weights W diag h(α)."""
-        net = copy.deepcopy(self.net)
+        net = copy_of(self.net)
         if alpha is None:
             return net
         with torch.no_grad():
@@ -254,7 +253,7 @@ class GeneratorAt:
             whole += part
             squares += part.square()
             sums += tests[:, block].view(-1, *[1] * part.ndim) * part
-        for factor, total in zip(tests, sums, strict=True):
+        for factor, total in zip(tests, sums, strict=True) if offset.numel() else ():  # no rows, nothing to test
             direct = self._finish_one(weight * factor[generator.feature_blocks], bias)
             others = [axis for axis in range(direct.ndim) if axis != 1]  # each output against its own size
             size = torch.maximum(direct.abs(), offset.abs()).amax(others, keepdim=True)

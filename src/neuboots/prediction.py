@@ -57,6 +57,11 @@ def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:
     return p.sum(0), entropy_of(p, 2).sum(0)
 
 
+def _std(samples: Tensor) -> Tensor:
+    """Over the first axis, with B − 1 in the denominator; zero for a single one, and for none at all."""
+    return samples.std(0) if len(samples) > 1 and samples.numel() else torch.zeros_like(samples[0])
+
+
 def bytes_of(tensor: Tensor) -> int:
     return max(1, tensor.numel() * tensor.element_size())
 
@@ -197,7 +202,7 @@ class Prediction(_Figures):
         """The standard deviation of f(x) over replicates: (N, C, *); zero for a single sample."""
         if self.moments is not None:
             return self.moments.std
-        return self.samples.std(0) if self.num_samples > 1 else torch.zeros_like(self.samples[0])
+        return _std(self.samples)
 
     @cached_property
     def _class_figures(self) -> tuple[Tensor, Tensor]:
@@ -309,8 +314,7 @@ def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], T
 
     moments = None
     if len(wanted) == num_members:
-        std = outputs.std(0) if num_members > 1 else torch.zeros_like(outputs[0])
-        moments = Moments(outputs.mean(0), std)
+        moments = Moments(outputs.mean(0), _std(outputs))
     return Stream(num_samples, bytes_of(outputs[0]), chunks, moments)
 
 
@@ -415,6 +419,11 @@ class Predictor(ABC):
         """All that was learned: whatever prediction needs is in its state."""
         assert self.net is not None, "a predictor without a net has a module of its own"
         return self.net
+
+    @property
+    def num_distinct(self) -> int | None:
+        """K, where the replicates are K members and no more; None where there are infinitely many."""
+        return None
 
     @abstractmethod
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:

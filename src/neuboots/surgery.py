@@ -173,7 +173,7 @@ def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str
         return act
 
     stand_ins = {cast(Head, net.get_submodule(name)): traced(name) for name in candidates}
-    with eval_mode(net), torch.no_grad(), _uncompiled(net), _standing_in(net, stand_ins):
+    with eval_mode(net), torch.no_grad(), uncompiled(net), _standing_in(net, stand_ins):
         output = main_output(call_net(net, example))
     names, learned = tape.origins(output.slot) if isinstance(output, Traced) else (set(), False)
     if len(names) == 1 and not learned:
@@ -199,9 +199,20 @@ def _used(name: str, calls: int) -> str:
 # -- other layers in place of a net's own --------------------------------------------------------------
 
 
+def _computed(net: nn.Module) -> dict[int, Tensor]:
+    """Tensors that a layer computes and keeps beside its parameters (torch's older weight_norm): no copy knows them."""
+    found = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return {id(value): value.detach().clone() for value in found if not value.is_leaf}
+
+
+def copy_of(net: nn.Module) -> nn.Module:
+    """A copy of the net that shares nothing with it."""
+    return copy.deepcopy(net, dict(_computed(net)))
+
+
 def skeleton_of(net: nn.Module) -> nn.Module:
     """A copy of the net without its numbers (on torch's meta device): its architecture, for no memory."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = dict(_computed(net))
     for tensor in [*net.parameters(), *net.buffers()]:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -237,8 +248,12 @@ def swap_layers(
                     names[name] = made[child]
             parent._modules[key] = made[child]
     for module in net.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(new in names.values() for new in module.modules()):
+        if not any(new in names.values() for new in module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else torch's fast path reads the weights and never calls the layers
+        if isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False  # which belongs to the fast path
     return names
 
 
@@ -246,7 +261,7 @@ def swap_layers(
 
 
 @contextmanager
-def _uncompiled(net: nn.Module) -> Iterator[None]:
+def uncompiled(net: nn.Module) -> Iterator[None]:
     """Compiled parts of the net run as plain Python for a while: a compiler cannot look through a tape."""
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
     if not compiled:
@@ -379,7 +394,7 @@ class Split:
                 tape.constants.append((phi, phi._version))
             return tape.source(head(phi), self.name)
 
-        with _uncompiled(self.net):
+        with uncompiled(self.net):
             output = main_output(self.run(x, note))
         if not isinstance(output, Traced):
             raise ValueError(

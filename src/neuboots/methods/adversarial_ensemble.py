@@ -33,8 +33,9 @@ def _floats(x: Any) -> list[Tensor]:
 
 def fgsm(value: Tensor, x: Any, *, step: list[Tensor]) -> Any:
     """x + ε sign(∂value/∂x): the fast gradient sign method, with ε for each input on its own scale."""
-    gradients = torch.autograd.grad(value, _floats(x), retain_graph=True)
-    moves = iter([gradient.sign() * eps.to(gradient) for gradient, eps in zip(gradients, step, strict=True)])
+    gradients = torch.autograd.grad(value, _floats(x), retain_graph=True, allow_unused=True)  # a mask has none
+    pairs = zip(gradients, step, strict=True)
+    moves = iter([0.0 if gradient is None else gradient.sign() * eps.to(gradient) for gradient, eps in pairs])
     return tree_floats(lambda part: (part + next(moves)).detach(), x)
 
 
@@ -87,8 +88,9 @@ class AdversarialEnsemble:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        check_members(self.num_members)
-        if not 0 < self.epsilon < float("inf"):
+        check_members(self.num_members, self.together)
+        number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
+        if not (number and 0 < self.epsilon < float("inf")):
             raise ValueError(f"got epsilon={self.epsilon!r}; expected a positive fraction of the inputs' range")
 
     @classmethod

@@ -9,35 +9,38 @@ Wen, Tran and Ba, BatchEnsemble: an alternative approach to efficient ensemble a
 """
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch
+from neuboots.batches import Batch, own_randomness, seed_everything
 from neuboots.checkpoints import identity_of, name_of
 from neuboots.keys import stable_hash
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures, output_of
+from neuboots.methods.gbs import same_outputs, watched
 from neuboots.methods.members import check_members
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_members
-from neuboots.surgery import Head, eval_mode, skeleton_of, swap_layers, to_net, unwrap
+from neuboots.surgery import Head, copy_of, eval_mode, skeleton_of, swap_layers, to_net, unwrap
 from neuboots.training import Recipe, make_seeded, train
 
 Init = Literal["normal", "random_sign"]
 MakeLayer = Callable[[nn.Module, str], "RankOne"]
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 SPREAD = 0.5  # standard deviation of factors around 1
-_HELD = 1 << 24  # bytes of tiled inputs in one pass while predicting
+_HELD = 1 << 20  # bytes of tiled inputs in one pass while predicting: more would not fit in a cache
 
 # The members that stand one behind the other in the batch; None: all K. A context variable, so that two threads may
 # ask one predictor for different members.
@@ -167,7 +170,12 @@ class MemberNorm(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([norm, *(copy.deepcopy(norm) for _ in range(num_members - 1))])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *others: Any, **named: Any) -> Tensor:
+        if others or named:
+            raise ValueError(
+                "a BatchNorm of the net is given more than its input, which cannot be parted between members; expected "
+                "one tensor: take a method that runs members one by one"
+            )
         members = members_of(len(self.norms))
         return torch.cat([self.norms[k](part) for k, part in zip(members, _untile(x, len(members)), strict=True)])
 
@@ -185,7 +193,10 @@ def make_ensemble(net: nn.Module, num_members: int, make_layer: MakeLayer) -> nn
         net = nn.Sequential(net)  # a bare layer has no place in which another could stand
     if not swap_layers(net, KINDS, make_layer):
         raise ValueError("the net has no Linear or convolution; expected at least one, which its members can differ in")
-    swap_layers(net, NORMS, lambda norm, name: MemberNorm(norm, num_members))
+    # Each class by itself: a layer is swapped only where it has its kind's forward. Subclasses before their bases.
+    norms = {type(module) for module in net.modules() if isinstance(module, _BatchNorm)}
+    kinds = sorted(norms, key=lambda kind: -len(kind.__mro__))
+    swap_layers(net, tuple(kinds), lambda norm, name: MemberNorm(norm, num_members))
     return net
 
 
@@ -223,14 +234,43 @@ def export_member(ensemble: nn.Module, k: int) -> nn.Module:
 def check_ensemble(ensemble: nn.Module, num_members: int, example: Any) -> None:
     """A net whose members do not keep apart in a tile is refused now, not after the training."""
     last = num_members - 1
+    norms = [(norm, norm.norms[0]) for norm in ensemble.modules() if isinstance(norm, MemberNorm)]
+    layers = [(layer, layer.layer) for layer in rank_one_layers(ensemble).values()]
     with eval_mode(ensemble), torch.no_grad():
-        tiled = run_members(ensemble, example, range(num_members))[last]
+        with watched(layers), watched(norms, needed=False):
+            tiled = run_members(ensemble, example, range(num_members))[last]
         alone = run_members(export_member(ensemble, last), example, [last])[0]
-    if tiled.shape != alone.shape or not torch.allclose(tiled, alone, rtol=1e-2, atol=1e-3):
+    if same_outputs(tiled, alone):
+        with own_randomness(), torch.no_grad():
+            tiled, alone = _in_training(ensemble, num_members, example)
+    if not same_outputs(tiled, alone):
         raise ValueError(
             "a member's outputs in a tiled batch are not those it has alone; expected the batch on the first axis in "
             "all layers, and each row treated by itself: take a method that runs members one by one"
         )
+
+
+def _in_training(ensemble: nn.Module, num_members: int, example: Any) -> tuple[Tensor, Tensor]:
+    """The last member's outputs in a tile and alone, in training mode, where statistics of the batch may be taken.
+
+    A pass that draws random numbers cannot be compared; it is then given twice.
+    """
+
+    def run(members: Sequence[int]) -> tuple[Tensor, bool]:
+        seed_everything(0)
+        expected = _next_numbers(ensemble)
+        seed_everything(0)
+        outputs = run_members(copy_of(ensemble).train(), example, members)[-1]
+        return outputs, _next_numbers(ensemble) != expected
+
+    alone, drawn = run([num_members - 1])
+    return (alone, alone) if drawn else (run(range(num_members))[0], alone)
+
+
+def _next_numbers(net: nn.Module) -> tuple[float, ...]:
+    """What the generators that a net may draw from give next."""
+    where = next(net.parameters()).device
+    return float(torch.rand(())), float(torch.rand((), device=where)), random.random(), float(np.random.random())
 
 
 def without_decay(recipe: Recipe, spared: Iterable[nn.Parameter]) -> Recipe:
@@ -294,6 +334,10 @@ class BatchEnsemblePredictor(Predictor):
     @property
     def module(self) -> nn.Module:
         return self.ensemble
+
+    @property
+    def num_distinct(self) -> int | None:
+        return self.num_members
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         x = to_net(self.ensemble, x)

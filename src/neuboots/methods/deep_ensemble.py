@@ -37,7 +37,7 @@ class DeepEnsemble:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        check_members(self.num_members)
+        check_members(self.num_members, self.together)
 
     def fit(
         self,

@@ -44,6 +44,9 @@ MOST_POINTS = 5_000  # K has n² numbers, and its Cholesky factor costs n³/3
 _FREQUENCIES = 512  # of one path of the prior
 _PIECE = 1 << 22  # numbers held at once by a product over many inputs
 _LEAST_NOISE = 1e-6  # σ² of standardised targets: keeps K + σ²I away from singular
+_LENGTHS = (1.0, 1 / 4, 1 / 16)  # starts of the length-scale, in units of the usual distance of two inputs
+_NOISES = (0.1, 1.0)  # σ² of standardised targets at which starts are compared; the ascent begins at the first
+_ROUNDING = 0.01  # of the targets' spread: what single precision may lose
 
 
 # -- data ----------------------------------------------------------------------------------------------
@@ -54,7 +57,13 @@ def flat(x: Any) -> Tensor:
     if isinstance(x, Mapping):
         x = [x[key] for key in sorted(x)]
     parts = x if isinstance(x, tuple | list) else [x]
-    return torch.cat([part.reshape(len(part), -1).double() for part in parts], 1)
+    return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])).double() for part in parts], 1)
+
+
+def precision_of(x: Any) -> torch.dtype:
+    """Double precision where an input has it, else single."""
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
+    return torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
 
 
 def read_points(data: Dataset[Any], recipe: Recipe, *, most: int | None = None) -> tuple[Tensor, Tensor]:
@@ -74,6 +83,10 @@ def read_points(data: Dataset[Any], recipe: Recipe, *, most: int | None = None) 
         check_inputs(batch.x)
     x, y = torch.cat([flat(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
     _check_count(len(x), most)
+    if len(x) < 2:
+        raise ValueError("got a single row; expected at least 2, since one target has no spread to learn from")
+    if x.shape[1] == 0:
+        raise ValueError("got inputs without a number in them (0 columns); expected at least one column")
     if not y.is_floating_point():
         raise ValueError(
             f"got targets of type {y.dtype}; a Gaussian process is for regression: expected floating-point numbers, "
@@ -199,7 +212,7 @@ class Process(nn.Module, ABC):
         self.double()
         base.lengthscale = math.sqrt(inputs)  # about the distance of two standardised inputs
         self.kernel.outputscale = 1.0
-        self.likelihood.noise = 0.1
+        self.likelihood.noise = _NOISES[0]
         for name, size in (("x", inputs), ("y", outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float64))
@@ -211,7 +224,8 @@ class Process(nn.Module, ABC):
         for values, mean, std in ((x, self.x_mean, self.x_std), (y, self.y_mean, self.y_std)):
             mean.copy_(values.mean(0))
             spread = values.std(0, correction=0)
-            std.copy_(spread.where(spread > 0, 1.0))
+            least = 1e-12 * values.abs().amax(0)  # what rounding makes of numbers that are all the same
+            std.copy_(spread.where(spread > least, 1.0))
         return self.standardised(x), (y - self.y_mean) / self.y_std
 
     def standardised(self, x: Any) -> Tensor:
@@ -222,8 +236,18 @@ class Process(nn.Module, ABC):
         return (rows - self.x_mean) / self.x_std
 
     def in_units(self, f: Tensor) -> Tensor:
-        """(…, k, N) in standard units as (…, N, k) in those of the targets, single precision."""
-        return (f.mT * self.y_std + self.y_mean).float()
+        """(…, k, N) in standard units as (…, N, k) in those of the targets."""
+        return f.mT * self.y_std + self.y_mean
+
+    def check_precision(self, dtype: torch.dtype) -> None:
+        """Targets whose spread is lost when they are rounded to this precision are not to be predicted in it."""
+        lost = self.y_mean.abs() * (torch.finfo(dtype).eps / 2) > _ROUNDING * self.y_std
+        if bool(lost.any()):
+            mean, std = (float(values[lost][0]) for values in (self.y_mean, self.y_std))
+            raise ValueError(
+                f"got inputs in single precision for targets around {mean:g} that spread by {std:g}, which it would "
+                "round away; expected double precision: give x.double(), or fit with the targets' mean subtracted"
+            )
 
     @property
     def noise(self) -> Tensor:
@@ -236,6 +260,29 @@ class Process(nn.Module, ABC):
         """k(x, x), the same at every x: (k, 1)."""
         scale: Tensor = self.kernel.outputscale[:, None]
         return scale
+
+    @torch.no_grad()
+    def choose_start(self, objectives: Callable[[], Tensor], n: int) -> None:
+        """Begin at the length-scale of the greatest likelihood. `objectives()` is −log p(y) / n of each output: (k,).
+
+        From a long one the ascent may end where all is noise, though a short one would follow the data. At its best
+        noise, a shorter one must win by a tenth for each point and three besides: noise, too, can be followed.
+        """
+        base = self.kernel.base_kernel
+        first: Tensor = base.lengthscale.clone()
+        chosen, best = first.clone(), None
+        for length in _LENGTHS:
+            base.lengthscale = first * length
+            tried = []
+            for noise in _NOISES:
+                self.likelihood.noise = noise
+                tried.append(objectives())
+            value = torch.stack(tried).amin(0)  # (k,)
+            better = torch.ones_like(value).bool() if best is None else value < best - (0.1 + 3 / n)
+            chosen[better] = base.lengthscale[better]
+            best = value if best is None else value.where(better, best)
+        base.lengthscale = chosen
+        self.likelihood.noise = _NOISES[0]
 
     def covariance(self, x: Tensor, other: Tensor) -> Tensor:
         """k(x, x'): (k, N, M)."""
@@ -331,23 +378,31 @@ class ExactProcess(Process):
         noise = self.noise[..., None] * torch.eye(len(self.x)).to(self.x)
         return cholesky(self.covariance(self.x, self.x) + noise)
 
-    def forward(self) -> Tensor:
-        """−log p(y) / n, summed over the outputs: what training minimises."""
+    def objectives(self) -> Tensor:
+        """−log p(y) / n of each output: (k,)."""
         factor = self._factor()
         white = whiten(factor, self.y[..., None])
-        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
-        n = len(self.x)
-        return 0.5 * (white.square().sum() + logdet) / n + 0.5 * self.outputs * math.log(2.0 * math.pi)
+        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(self.x) + 0.5 * math.log(2.0 * math.pi)
+
+    def forward(self) -> Tensor:
+        """−log p(y) / n, summed over the outputs: what training minimises."""
+        return self.objectives().sum()
 
     def _solve(self) -> tuple[Tensor, Tensor]:
         """L and (K + σ²I)⁻¹y, computed once for as long as nothing they depend on changes."""
         state = [*self.parameters(), *self.buffers()]
+        if any(tensor.is_inference() for tensor in state):  # nobody counts their changes
+            return self._solve_anew()
         made_of = [(tensor.data_ptr(), tensor._version) for tensor in state]
         if self._solved is None or self._solved[0] != made_of:
-            with torch.no_grad():
-                factor = self._factor()
-                self._solved = (made_of, factor, torch.cholesky_solve(self.y[..., None], factor))
+            self._solved = (made_of, *self._solve_anew())
         return self._solved[1:]
+
+    def _solve_anew(self) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode(False), torch.no_grad():  # else it could be of no use to gradients later
+            factor = self._factor()
+            return factor, torch.cholesky_solve(self.y[..., None], factor)
 
     @property
     def basis(self) -> Tensor:
@@ -392,15 +447,18 @@ class GaussianProcessPredictor(Predictor):
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         process = self.process
+        dtype = precision_of(x)
+        process.check_precision(dtype)
         rows = process.standardised(to_net(process, x))
         mean, std = process.moments(rows)
 
         def chunks(size: int) -> Iterator[Tensor]:
             for start in range(0, num_samples, size):
-                yield process.in_units(process.paths(rows, start, min(start + size, num_samples), seed))
+                yield process.in_units(process.paths(rows, start, min(start + size, num_samples), seed)).to(dtype)
 
-        in_units = process.in_units(mean)
-        return Stream(num_samples, bytes_of(mean), chunks, Moments(in_units, (std.T * process.y_std).float()))
+        moments = Moments(process.in_units(mean).to(dtype), (std.T * process.y_std).to(dtype))
+        weights = mean.element_size() * process.outputs * process.basis.shape[-2]  # a path holds v beside its values
+        return Stream(num_samples, bytes_of(mean) + weights, chunks, moments)
 
     def config(self) -> dict[str, Any]:
         process = self.process
@@ -416,7 +474,8 @@ class GaussianProcessPredictor(Predictor):
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
-        return cls(ExactProcess(**options).eval())
+        with torch.inference_mode(False):  # tensors whose changes are counted, wherever it is loaded
+            return cls(ExactProcess(**options).eval())
 
 
 @dataclass(frozen=True)
@@ -456,6 +515,7 @@ class GaussianProcess:
         x, y = read_points(data, recipe, most=MOST_POINTS)
         process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
         process.take(x, y)
+        process.choose_start(process.objectives, len(x))
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             value: Tensor = model()

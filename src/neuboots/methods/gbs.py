@@ -12,16 +12,18 @@ that it degrades as networks get deeper: the weights that enter early are lost o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, size_of
+from neuboots.batches import Batch, own_randomness, seed_everything, size_of
 from neuboots.checkpoints import identity_of
 from neuboots.keys import draw_keys, uniforms
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
@@ -104,6 +106,63 @@ def check_uncompiled(net: nn.Module) -> None:
         )
 
 
+@contextmanager
+def watched(successors: Iterable[tuple[nn.Module, nn.Module]], *, needed: bool = True) -> Iterator[None]:
+    """Refuse a net that in this pass calls a layer beside its successor, or none of the successors though `needed`.
+
+    Of (successor, layer) pairs the net knows the successor by its attributes; a plain list of its own, or a reference,
+    still holds the layer.
+    """
+    inside = called = 0
+    stray = False
+    places: list[tuple[nn.Module, Any]] = []  # modules, and the forward that they had of their own
+
+    def succeeding(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside, called
+            inside, called = inside + 1, called + 1
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                inside -= 1
+
+        return run
+
+    def succeeded(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal stray
+            stray = stray or not inside
+            return forward(*args, **kwargs)
+
+        return run
+
+    try:
+        for pair in successors:
+            for module, around in zip(pair, (succeeding, succeeded), strict=True):
+                places.append((module, vars(module).get("forward")))
+                vars(module)["forward"] = around(module.forward)  # unlike a hook, it sees layer.forward(x) too
+        yield
+    finally:
+        for module, own in places:
+            del vars(module)["forward"]
+            if own is not None:
+                vars(module)["forward"] = own
+    if stray or (needed and not called):
+        raise ValueError(
+            "the net calls its layers by other ways than its attributes, or reads their weights without calling them, "
+            "so others cannot take their places; expected every layer to be called, and held in an attribute, an "
+            "nn.ModuleList or an nn.Sequential, not in a plain list: hold them so, or take a method that leaves the "
+            "layers as they are"
+        )
+
+
+def same_outputs(outputs: Tensor, expected: Tensor) -> bool:
+    """Whether they are the same up to rounding, which goes by the size of the outputs."""
+    if outputs.shape != expected.shape:
+        return False
+    return bool((outputs - expected).abs().amax() <= 1e-2 * expected.abs().amax())
+
+
 class GBSGenerator(nn.Module):
     """g(x, α): the net, changed in place so that every Linear layer and convolution is given α.
 
@@ -140,6 +199,26 @@ class GBSGenerator(nn.Module):
             return main_output(call_net(self.net, x))
         finally:
             _ALPHA.reset(before)
+
+
+def _outputs_at(net: nn.Module, example: Any, seed: int) -> Tensor:
+    """The outputs in evaluation mode, with the same random numbers each time; a net may write into its inputs."""
+    example = tree_map_only(Tensor, Tensor.clone, example)
+    with eval_mode(net), torch.no_grad(), own_randomness():
+        seed_everything(seed, "example")
+        return main_output(call_net(net, example))
+
+
+def _check_surgery(generator: GBSGenerator, example: Any, before: Tensor, seed: int) -> None:
+    """A net that is another one with other layers in it is refused now, not after the training."""
+    layers = [layer for layer in generator.modules() if isinstance(layer, Widened)]
+    with watched((layer, layer.layer) for layer in layers):
+        after = _outputs_at(generator.net, example, seed)
+    if not same_outputs(after, before):
+        raise ValueError(
+            "without α the widened net has other outputs than the net had; expected a net whose forward does not ask "
+            "what its layers are (isinstance): take a method that leaves the layers as they are"
+        )
 
 
 @dataclass(frozen=True)
@@ -219,8 +298,10 @@ class GBS:
         net = unwrap(make_seeded(make_net, recipe.seed))
         example = example_of(net, data, seed=recipe.seed)
         skeleton = skeleton_of(net)
+        before = _outputs_at(net, example, recipe.seed)
         num_blocks = self.num_blocks or min(MOST_BLOCKS, size_of(data) or MOST_BLOCKS)
         generator = GBSGenerator(net, num_blocks, seed=recipe.seed)
+        _check_surgery(generator, example, before, recipe.seed)
         self._check_rows(generator, example)
         blocks = make_blocks(data, num_blocks, loss=self.loss, seed=recipe.seed)
         plan = WeightPlan(self.law, blocks, recipe.seed, self.redraw)

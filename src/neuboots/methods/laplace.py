@@ -113,15 +113,21 @@ class Full(nn.Module):
         self.values, self.vectors = (scale * values).clamp_min(0.0), vectors
 
     def eigenvalues(self) -> Tensor:
-        return self.values
+        return _double(self.values)
+
+    def _root(self, precision: float) -> tuple[Tensor, Tensor]:
+        """P^{−1/2}, as U and the diagonal, in double precision whatever the net was cast to."""
+        return _double(self.vectors), (self.eigenvalues() + precision).rsqrt()
 
     def deviations(self, noise: Tensor, precision: float) -> Tensor:
         """P^{−1/2} on noise (B, K): (B, C, D̃)."""
-        return ((noise * (self.values + precision).rsqrt()) @ self.vectors.T).view(-1, self.outputs, self.width)
+        vectors, root = self._root(precision)
+        return ((noise * root) @ vectors.T).view(-1, self.outputs, self.width)
 
     def variance(self, phi: Tensor, precision: float) -> Tensor:
         """φ̃ᵀ P⁻¹ φ̃ for each point and output: (M, C)."""
-        root = (self.vectors * (self.values + precision).rsqrt()).view(self.outputs, self.width, -1)  # (C, D̃, K)
+        vectors, diagonal = self._root(precision)
+        root = (vectors * diagonal).view(self.outputs, self.width, -1)  # (C, D̃, K)
         if len(phi) <= self.width:
             return (phi @ root).square().sum(2).T
         return ((phi @ (root @ root.mT)) * phi).sum(2).T.clamp_min(0.0)
@@ -163,7 +169,8 @@ class Kron(nn.Module):
         self.inner, self.outer = (scale * inner).clamp_min(0.0), (outer / total).clamp_min(0.0)
 
     def _grid(self) -> Tensor:
-        return self.outer[:, None] * self.inner  # (C, D̃)
+        """In double precision, whatever the net was cast to."""
+        return _double(self.outer)[:, None] * _double(self.inner)  # (C, D̃)
 
     def eigenvalues(self) -> Tensor:
         return self._grid().flatten()
@@ -171,12 +178,12 @@ class Kron(nn.Module):
     def deviations(self, noise: Tensor, precision: float) -> Tensor:
         """P^{−1/2} on noise (B, K): (B, C, D̃)."""
         scaled = noise.view(-1, len(self.outer), len(self.inner)) * (self._grid() + precision).rsqrt()
-        return self.outer_vectors @ scaled @ self.inner_vectors.T
+        return _double(self.outer_vectors) @ scaled @ _double(self.inner_vectors).T
 
     def variance(self, phi: Tensor, precision: float) -> Tensor:
         """φ̃ᵀ P⁻¹ φ̃ for each point and output: (M, C)."""
-        along = (phi @ self.inner_vectors).square() @ (self._grid() + precision).reciprocal().T  # (M, C)
-        return along @ self.outer_vectors.square().T
+        along = (phi @ _double(self.inner_vectors)).square() @ (self._grid() + precision).reciprocal().T  # (M, C)
+        return along @ _double(self.outer_vectors).square().T
 
 
 class Posterior(nn.Module):
@@ -338,7 +345,7 @@ class Laplace:
     For the squared error σ² is the mean squared residual of the trained net over all training points and outputs.
     Every pixel is a point; void ones count for nothing. Where the net upsamples its head's output, Λ is taken at the
     head's own resolution, and the outputs of a row that count are shared equally by its points there; a net that does
-    anything else after its head is refused. Of a stream one epoch's rows are seen.
+    anything else after its head (pooling, selecting, cropping) is refused. Of a stream one epoch's rows are seen.
 
     >>> from torch.utils.data import TensorDataset
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
@@ -364,6 +371,8 @@ class Laplace:
             raise ValueError(f"got prior_precision={tau!r}; expected a positive number, or None to choose it")
         if self.structure not in ("auto", "full", "kron"):
             raise ValueError(f"got structure={self.structure!r}; expected 'auto', 'full' or 'kron'")
+        if self.head is not None and not isinstance(self.head, str):
+            raise ValueError(f"got head={self.head!r}; expected the name of a layer")
 
     def fit(
         self,
@@ -395,7 +404,7 @@ class Laplace:
             validate=validate,
             identity=identity_of(self),
         )
-        return self._predictor(generator, data, recipe)
+        return self._predictor(generator.eval(), data, recipe)
 
     def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> LaplacePredictor:
         """The predictor around a net that is trained already, on the data it was trained on; the net stays as it is."""
@@ -408,7 +417,7 @@ class Laplace:
         return generator
 
     def _predictor(self, generator: BootstrapGenerator, data: Dataset[Any], recipe: Recipe) -> LaplacePredictor:
-        posterior = self.posterior(generator.eval(), data, recipe)
+        posterior = self.posterior(generator, data, recipe)
         tau = posterior.best_precision() if self.prior_precision is None else float(self.prior_precision)
         return LaplacePredictor(posterior, tau)
 
@@ -431,6 +440,7 @@ class Laplace:
             for _, batch, _ in _shown(loader.epoch(0), loader.steps, recipe):
                 at, y = generator.at(to_net(generator, batch.x)), batch.y.to(head.weight.device)
                 losses = self.loss(at.output, y)  # zero where the label is void
+                weighted_loss(losses, losses.new_ones(len(batch.index)))  # refuses a loss that reduces
                 posterior.gather(at, likelihood, unmasked(self.loss, y))
                 total, count = total + float(_double(losses).sum()), count + losses.numel()
         scale, log_likelihood = _noise(likelihood, total, count)
@@ -463,7 +473,10 @@ def _shown(batches: Iterable[Any], total: int, recipe: Recipe) -> Iterable[Any]:
 
 
 def _check_finish(generator: BootstrapGenerator, example: Any) -> None:
-    """What follows the head must be nothing, or upsampling: then Λ at the head is that of the loss."""
+    """What follows the head must be nothing, or upsampling: then Λ at the head is that of the loss.
+
+    Upsampling keeps what is the same everywhere, is linear, gives no fewer points than it gets, and uses all of them.
+    """
     with eval_mode(generator), torch.no_grad():
         at = generator.at(to_net(generator, example))
         if len(at.passed.phi) != len(at.output):
@@ -479,6 +492,7 @@ def _check_finish(generator: BootstrapGenerator, example: Any) -> None:
         constant = torch.arange(1.0, len(weight) + 1).to(weight)
         found = at.heads(torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias]))
         found = found if found.ndim > 2 else found[..., None]  # (3, N, C, *)
+        z = head(at.passed.phi)
         kept = found.shape[2] == len(constant) and torch.allclose(
             found[0], constant.view(-1, *[1] * (found.ndim - 3)).expand_as(found[0]), rtol=1e-3, atol=1e-3
         )
@@ -488,3 +502,20 @@ def _check_finish(generator: BootstrapGenerator, example: Any) -> None:
                 "not that of the loss; expected outputs as the head gives them: move the rest into the loss, or end "
                 "the net at its head"
             )
+    points, pixels = z[0].numel() // len(weight), found.shape[3:].numel()
+    if pixels < points or not _reaches(at, z):
+        raise ValueError(
+            f"the net pools, selects or crops after its head {generator.split.name!r} ({points} points of a row become "
+            f"{pixels} outputs), so the curvature there is not that of the loss; expected every point of the head in "
+            "the output: pool, select or crop the features, before the head"
+        )
+
+
+def _reaches(at: GeneratorAt, z: Tensor) -> bool:
+    """Whether every number of the head's output z moves the net's output."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = z.detach().clone().requires_grad_()
+        output = at.passed.finish(leaf)
+        slopes = torch.linspace(1.0, 2.0, output.numel()).to(output).view_as(output)  # of one sign, none like another
+        (moved,) = torch.autograd.grad((slopes * output).sum(), leaf)
+    return bool((moved != 0).all())

@@ -121,6 +121,10 @@ class LPBNNPredictor(BatchEnsemblePredictor):
 
     latent: int
 
+    @property
+    def num_distinct(self) -> None:
+        return None  # every replicate draws its own latents
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         x = to_net(self.ensemble, x)
         order = member_order(self.num_members, num_samples, seed=seed).tolist()
@@ -186,7 +190,8 @@ class LPBNN:
         skeleton = skeleton_of(net)
         ensemble = _make(net, self.num_members, self.latent, seed=recipe.seed)
         draw_factors(ensemble, "normal", seed=recipe.seed)
-        check_ensemble(ensemble, self.num_members, example)
+        with _replicate(recipe.seed, 0):  # one draw of the latents for all passes that are compared
+            check_ensemble(ensemble, self.num_members, example)
         fit_ensemble(
             ensemble,
             data,

@@ -4,15 +4,15 @@
 
 Gal and Ghahramani, Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning, ICML 2016.
 
-A replicate has one mask for each dropout layer, shared by all rows of x: it is one function of x, and the law of
-its output at any one x is that of a mask drawn for each row. What lies before the first dropout is computed once;
-what follows is recorded and repeated under other masks. Where the only dropout stands before a plain head, the
-masks fold into the head's weights: one product for all replicates, and exact moments.
+A replicate has one mask for each dropout layer, shared by all rows of x, on whichever axis they are there: it is one
+function of x, and the law of its output at any one x is that of a mask drawn for each row. What lies before the first
+dropout is computed once; what follows is recorded and repeated under other masks. Where the only dropout stands before
+a plain head, the masks fold into the head's weights: one product for all replicates, and exact moments.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +31,8 @@ from neuboots.keys import draw_keys, uniforms
 from neuboots.losses import CrossEntropy, Loss, check_loss
 from neuboots.methods.common import example_of, fit_net, output_of, with_outputs
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
-from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, unwrap
+from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, uncompiled, unwrap
+from neuboots.tape import Tape, Traced, plain
 from neuboots.training import Recipe, make_seeded
 
 Where = Literal["all", "head", "own"]
@@ -114,7 +115,7 @@ def _masked(x: Tensor, anchor: Tensor | None, layer: "_Drops", call: int) -> Ten
     draw = _DRAW.get()
     assert draw is not None, "a mask belongs to a replicate"
     shape = layer.mask_shape(x)
-    kept = _kept(_keys(torch.tensor([draw.b]), draw.seed, layer.name, call), shape.numel(), layer.rate)
+    kept = _kept(_keys(torch.tensor([draw.b]), draw.seed, layer.name, call), math.prod(shape), layer.rate)
     return layer.under(x, kept.view(shape).to(x))
 
 
@@ -124,14 +125,24 @@ def _masked(x: Tensor, anchor: Tensor | None, layer: "_Drops", call: int) -> Ten
 class _Drops(nn.Module):
     """A dropout: in training anew for each row, in a replicate one mask for all rows, else nothing."""
 
-    def __init__(self, layer: nn.Module, name: str, rate: float) -> None:
+    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None) -> None:
         super().__init__()
         self.layer, self.name, self.rate = layer, name, rate
+        self.axis = axis  # the batch's, in what the layer is given; None: it is given the same for any batch
         self.mark = nn.Identity()  # where a recording begins
 
-    def mask_shape(self, x: Tensor) -> torch.Size:
-        """The shape of a mask for one row of x."""
+    @property
+    def features(self) -> int | None:
+        """The axis of what is dropped whole, if anything is."""
         raise NotImplementedError
+
+    def mask_shape(self, x: Tensor) -> list[int]:
+        """The shape of a mask for all rows of x: 1 along the batch."""
+        if self.features is None:
+            return [1 if axis == self.axis else size for axis, size in enumerate(x.shape)]
+        shape = [1] * x.ndim
+        shape[self.features] = x.shape[self.features]
+        return shape
 
     def under(self, x: Tensor, kept: Tensor) -> Tensor:
         """x where it is kept, scaled so that the mean is x."""
@@ -150,21 +161,24 @@ class _Drops(nn.Module):
 class Dropped(_Drops):
     """layer(drop(h)), for a Linear or convolution; what the net asks of the layer, the layer answers."""
 
-    def __init__(self, layer: nn.Module, name: str, rate: float, kind: Kind) -> None:
-        super().__init__(layer, name, rate)
+    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None, kind: Kind) -> None:
+        super().__init__(layer, name, rate, axis)
         self.kind = kind
 
-    def mask_shape(self, x: Tensor) -> torch.Size:
+    @property
+    def features(self) -> int | None:
         if self.kind == "element":
-            return x.shape[1:]
-        return x.shape[-1:] if isinstance(self.layer, nn.Linear) else torch.Size([x.shape[1], *[1] * (x.ndim - 2)])
+            return None
+        return -1 if isinstance(self.layer, nn.Linear) else 1
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         draw = _DRAW.get()
         if draw is not None:
             dropped = self.drop(input, draw)
         elif self.training and self.kind == "channel":
-            shape = (len(input), *[1] * (input.ndim - 1 - len(self.mask_shape(input))), *self.mask_shape(input))
+            shape = self.mask_shape(input)
+            if self.axis is not None:
+                shape[self.axis] = input.shape[self.axis]  # a mask for each row
             dropped = input * F.dropout(input.new_ones(shape), self.rate)
         else:
             dropped = F.dropout(input, self.rate, self.training)
@@ -181,9 +195,9 @@ class Dropped(_Drops):
 class OwnDropout(_Drops):
     """A dropout layer that the net came with, at its own rate."""
 
-    def mask_shape(self, x: Tensor) -> torch.Size:
-        whole = isinstance(self.layer, (*_CHANNELS, nn.FeatureAlphaDropout))
-        return torch.Size([x.shape[1], *[1] * (x.ndim - 2)]) if whole else x.shape[1:]
+    @property
+    def features(self) -> int | None:
+        return 1 if isinstance(self.layer, (*_CHANNELS, nn.FeatureAlphaDropout)) else None
 
     def under(self, x: Tensor, kept: Tensor) -> Tensor:
         p = self.rate
@@ -219,57 +233,134 @@ def _own(net: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in rates.items() if rate > 0}
 
 
-def put_in(net: nn.Module, places: Collection[str], rate: float, kind: Kind) -> nn.Module:
-    """The net with dropout before the layers of these names, in place; a bare layer becomes a net of one layer."""
+def put_in(
+    net: nn.Module, places: Collection[str], rate: float, kind: Kind, axes: Mapping[str, int | None] | None = None
+) -> nn.Module:
+    """The net with dropout before the layers of these names, in place; a bare layer becomes a net of one layer.
+
+    `axes` says where the batch is in what a layer is given, if not on the first axis.
+    """
     net = _as_net(net)
-    own = _own(net)
+    own, axes = _own(net), axes or {}
 
     def make(layer: nn.Module, name: str) -> nn.Module:
         if name in own:
-            return OwnDropout(layer, name, own[name])
-        return Dropped(layer, name, rate, kind) if name in places else layer
+            return OwnDropout(layer, name, own[name], axes.get(name, 0))
+        return Dropped(layer, name, rate, axes.get(name, 0), kind) if name in places else layer
 
     swap_layers(net, (*_OWN, *_LAYERS), make)
     return net
+
+
+def _dropouts(net: nn.Module) -> list[_Drops]:
+    return [module for module in net.modules() if isinstance(module, _Drops)]
 
 
 def _as_net(net: nn.Module) -> nn.Module:
     return nn.Sequential(net) if isinstance(net, _LAYERS) else net
 
 
-def _calls(net: nn.Module, example: Any) -> dict[str, bool]:
-    """The layers that the example reaches, in order, and whether the output of an earlier layer reaches them.
+@dataclass
+class _Use:
+    """How one pass uses a layer."""
 
-    Parameters are frozen for the pass, and the outputs of layers ask for gradients: whatever comes from one does too.
+    follows: bool = False  # whether the output of an earlier layer reaches it
+    shapes: list[torch.Size] = field(default_factory=list)  # of what it is given, call by call
+
+
+def _uses(net: nn.Module, example: Any) -> tuple[dict[str, _Use], int]:
+    """The layers that the example reaches, in order, and how many rows come out.
+
+    The outputs of layers go onto a tape: whatever comes from one is on it too.
     """
-    reached: dict[str, bool] = {}
+    used: dict[str, _Use] = {}
+    tape = Tape(strict=False)
+    layers = _layers_of(net, _LAYERS)
 
-    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        def see(module: nn.Module, args: Any, kwargs: Any) -> Any:
             given = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
-            reached[name] = reached.get(name, False) or any(part.requires_grad for part in given)
+            use = used.setdefault(name, _Use())
+            use.follows |= any(isinstance(part, Traced) for part in given)
+            use.shapes.append(plain(given[0]).shape)
+            if name not in layers:
+                return None
+            return tuple(_off_tape(part) for part in args), {key: _off_tape(part) for key, part in kwargs.items()}
 
         return see
 
-    def mark(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        return out.detach().requires_grad_().clone()  # a leaf could not be written to in place
+    def mark(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
+        return lambda module, args, out: tape.source(plain(out), name)
 
-    layers = _layers_of(net, _LAYERS)
-    hooks = [layer.register_forward_hook(mark) for layer in layers.values()]
+    hooks = [layer.register_forward_hook(mark(name)) for name, layer in layers.items()]
     for name, layer in {**layers, **_layers_of(net, _OWN)}.items():
         hooks.append(layer.register_forward_pre_hook(note(name), with_kwargs=True))
-    learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
     try:
-        for parameter in learned:
-            parameter.requires_grad_(False)
-        with eval_mode(net), torch.enable_grad():
-            output_of(net, example)
+        with eval_mode(net), torch.enable_grad(), uncompiled(net), _layer_by_layer():
+            output = output_of(net, example)
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter in learned:
-            parameter.requires_grad_(True)
-    return reached
+    return used, len(output) if output.ndim else 1
+
+
+def _off_tape(part: Any) -> Any:
+    return plain(part) if isinstance(part, Traced) else part
+
+
+@contextmanager
+def _layer_by_layer() -> Iterator[None]:
+    """Without torch's fast path through a transformer, which reads the weights and never calls the layers."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _twice(x: Any, rows: int) -> Any:
+    """The inputs with every row twice; what has no rows stays."""
+    if isinstance(x, Mapping):
+        return {key: _twice(value, rows) for key, value in x.items()}
+    if isinstance(x, tuple | list):
+        return type(x)(_twice(value, rows) for value in x)
+    return torch.cat([x, x]) if isinstance(x, Tensor) and x.shape[:1] == (rows,) else x
+
+
+def _batch_axis(name: str, few: _Use, many: _Use) -> int | None:
+    """The axis of the batch in what a layer is given: the one that grows with it; None if none does."""
+    if len(few.shapes) != len(many.shapes):
+        raise ValueError(
+            f"the layer {name!r} is used {len(few.shapes)} times, and {len(many.shapes)} times for twice as many rows; "
+            "expected all rows at each use, so that they share a mask: call it once for the batch"
+        )
+    found: set[int | None] = set()
+    for one, other in zip(few.shapes, many.shapes, strict=True):
+        grown = [axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+        if len(grown) > 1 or len(one) != len(other):
+            raise ValueError(
+                f"the layer {name!r} is given {tuple(one)}, and {tuple(other)} for twice as many rows; expected one "
+                "axis to grow with the batch, so that all rows share a mask: keep the rows on one axis up to there"
+            )
+        found |= set(grown) or {None}
+    if len(found) > 1:
+        raise ValueError(
+            f"the layer {name!r} is used with the batch on different axes; expected the same one at each use: give "
+            "each use a layer of its own"
+        )
+    return next(iter(found))
+
+
+def _check_channels(net: nn.Module) -> None:
+    """Whole channels of maps are on the second axis, after the batch; those of a Linear, on the last, never are it."""
+    for layer in _dropouts(net):
+        if layer.features == 1 and layer.axis != 0:
+            got = "no batch" if layer.axis is None else f"the batch on axis {layer.axis}"
+            raise ValueError(
+                f"the layer {layer.name!r} is given {got}, and is to drop whole channels; expected the batch first and "
+                "then the channels: put them so, or drop single elements (kind='element', nn.Dropout)"
+            )
 
 
 # -- the method ----------------------------------------------------------------------------------------
@@ -354,12 +445,13 @@ class MCDropoutPredictor(Predictor):
             "places": list(self.places),
             "first": self.first,
             "head": self.head,
+            "axes": {layer.name: layer.axis for layer in _dropouts(self.dropped) if layer.axis != 0},
         }
 
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
         skeleton, places = skeleton_of(net), tuple(config["places"])
-        dropped = put_in(net, places, config["rate"], config["kind"])
+        dropped = put_in(net, places, config["rate"], config["kind"], config["axes"])
         return cls(dropped, skeleton, config["rate"], config["kind"], places, config["first"], config["head"])
 
 
@@ -371,8 +463,9 @@ class MCDropout:
     not dropped), `"head"` before the last layer only (or the one named by `head`), `"own"` nowhere: the net's own
     dropout layers do it. Those stay on at prediction in any case, at their own rates. `kind="channel"` drops whole
     channels of maps (N, C, *), `"element"` single elements; for (N, D) they are the same. `MCDropout.paper_mlp()` is
-    the setting of the paper's MLP. Calls of `F.dropout` inside a forward, and the dropout inside attention and
-    recurrent layers, cannot be reached and stay off at prediction.
+    the setting of the paper's MLP. The batch may be on any axis of what a layer is given (sequences first): it is found
+    by running the example once with every row twice. Calls of `F.dropout` inside a forward, and the dropout inside
+    attention and recurrent layers, cannot be reached and stay off at prediction.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 3)
@@ -396,6 +489,8 @@ class MCDropout:
             raise ValueError(f"got where={self.where!r}; expected 'all', 'head' or 'own'")
         if self.kind not in ("element", "channel"):
             raise ValueError(f"got kind={self.kind!r}; expected 'element' or 'channel'")
+        if self.head is not None and not isinstance(self.head, str):
+            raise ValueError(f"got head={self.head!r}; expected the name of a layer")
         if self.head is not None and self.where != "head":
             raise ValueError(f"got head={self.head!r} with where={self.where!r}; expected where='head' with it")
 
@@ -424,24 +519,31 @@ class MCDropout:
         net = unwrap(net)
         skeleton = skeleton_of(net)
         net = _as_net(net)
-        calls = _calls(net, example)
-        places, own = self._places(net, calls, example), _own(net)
-        first = next((name for name in calls if name in places or name in own), None)
+        uses, rows = _uses(net, example)
+        places, own = self._places(net, uses, example), _own(net)
+        first = next((name for name in uses if name in places or name in own), None)
         if first is None:
             raise ValueError(self._nothing_drops())
-        dropped = put_in(net, places, self.rate, self.kind)
+        if rows == 1:  # which a net may squeeze away
+            example = _twice(example, 1)
+            uses, rows = _uses(net, example)
+        longer, _ = _uses(net, _twice(example, rows))
+        drops = [name for name in uses if name in places or name in own]
+        axes = {name: _batch_axis(name, uses[name], longer.get(name, _Use())) for name in drops}
+        dropped = put_in(net, places, self.rate, self.kind, axes)
+        _check_channels(dropped)
         head = None if own else _plain_head(dropped, places, self.kind, example)
         return MCDropoutPredictor(dropped.eval(), skeleton, self.rate, self.kind, places, first, head)
 
-    def _places(self, net: nn.Module, calls: dict[str, bool], example: Any) -> tuple[str, ...]:
+    def _places(self, net: nn.Module, uses: dict[str, _Use], example: Any) -> tuple[str, ...]:
         layers = _layers_of(net, _LAYERS)
         if self.where == "own":
             return ()
         if self.where == "all":
-            return tuple(name for name, follows in calls.items() if name in layers and follows)
+            return tuple(name for name, use in uses.items() if name in layers and use.follows)
         name = find_head(net, example=example) if self.head is None else self.head
-        if name not in layers or name not in calls:
-            used = ", ".join(repr(layer) for layer in layers if layer in calls)
+        if name not in layers or name not in uses:
+            used = ", ".join(repr(layer) for layer in layers if layer in uses)
             raise ValueError(f"got head={name!r}; expected a Linear or convolution that the net uses: one of {used}")
         return (name,)
 
@@ -459,7 +561,7 @@ class MCDropout:
 
 def _plain_head(dropped: nn.Module, places: tuple[str, ...], kind: Kind, example: Any) -> str | None:
     """The only layer with dropout, if its masks fold into its weights: a plain head and one mask for each feature."""
-    if len(places) != 1:
+    if len(places) != 1 or cast(_Drops, dropped.get_submodule(places[0])).axis != 0:
         return None
     try:
         generator = BootstrapGenerator(dropped, head=f"{places[0]}.layer")

@@ -8,9 +8,8 @@ nets are trained together, with the same result as one after another; large ones
 checkpoint, so that a run that was cut short goes on at the member that was under way.
 """
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ from neuboots.losses import Loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures, output_of, with_outputs
 from neuboots.methods.stacked import Stacked, why_not_together
 from neuboots.prediction import Predictor, Stream, stream_members
-from neuboots.surgery import eval_mode, to_net, unwrap
+from neuboots.surgery import copy_of, eval_mode, to_net, unwrap
 from neuboots.training import Recipe, make_seeded, train
 from neuboots.weights import WeightLaw
 
 Perturb = Callable[[Tensor, Any], Any]  # (the objective at x, x with gradients) → other inputs to train on as well
 
+_ROWS = 128  # that K nets side by side take at once: more would not fit in a cache
 SMALL = 300_000  # parameters of one net; above, the operations themselves take the time
 
 # Each element is updated by itself, so that K nets in one tensor are updated as K nets apart.
@@ -46,65 +46,66 @@ def member_seed(seed: int, k: int) -> int:
     return seed if k == 0 else stable_hash(seed, "member", k) & ((1 << 63) - 1)
 
 
-def check_members(num_members: int) -> None:
-    if not isinstance(num_members, int) or num_members < 1:
+def check_members(num_members: int, together: bool | None = None) -> None:
+    if isinstance(num_members, bool) or not isinstance(num_members, int) or num_members < 1:
         raise ValueError(f"got num_members={num_members!r}; expected K ≥ 1, a whole number")
+    if together not in (None, True, False):
+        raise ValueError(f"got together={together!r}; expected True, False, or None to let it be found out")
 
 
 @dataclass(frozen=True)
 class MembersPredictor(Predictor):
-    """Replicates are members: every K of them are all K, in an order that the seed draws."""
+    """Replicates are members: every K of them are all K, in an order that the seed draws.
 
-    members: nn.ModuleList
+    Nets that were trained side by side stay so, in one module with stacked parameters; `nets` gives them apart.
+    """
+
+    members: nn.ModuleList | Stacked
     name: str  # of the method
-    together: bool = False
-    _stacks: dict[tuple[int, ...], Stacked] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def together(self) -> bool:
+        return isinstance(self.members, Stacked)
 
     @property
     def nets(self) -> list[nn.Module]:
-        return list(self.members)
+        """The K nets; copies, where they are held side by side."""
+        return self.members.nets() if isinstance(self.members, Stacked) else list(self.members)
 
     @property
     def net(self) -> nn.Module:
-        return self.members[0]
+        return self.members.template if isinstance(self.members, Stacked) else self.members[0]
 
     @property
     def module(self) -> nn.Module:
         return self.members
 
+    @property
+    def num_distinct(self) -> int:
+        return len(self.members)
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
-        x = to_net(self.net, x)
+        x = to_net(self.members, x)
+        run = self._run_stacked if isinstance(self.members, Stacked) else self._run_in_turn
+        with eval_mode(self.members):
+            return stream_members(num_samples, len(self.members), partial(run, x), seed=seed)
 
-        def run(numbers: Tensor) -> Tensor:
-            with eval_mode(self.members):
-                if len(numbers) == len(self.nets) and self._pays_together(x):
-                    outputs: Tensor = self._stack().eval()(x, alike=True)
-                    return outputs[..., None] if outputs.ndim == 2 else outputs  # (K, N, C, *)
-                return torch.stack([with_outputs(output_of(self.nets[k], x)) for k in numbers.tolist()])
+    def _run_in_turn(self, x: Any, numbers: Tensor) -> Tensor:
+        return torch.stack([with_outputs(output_of(self.nets[k], x)) for k in numbers.tolist()])
 
-        return stream_members(num_samples, len(self.nets), run, seed=seed)
-
-    def _pays_together(self, x: Any) -> bool:
-        """Side by side is faster for many members on few rows; a CPU is busy with many rows of one net as it is."""
-        first = _tensors_of(x)[0]
-        return self.together and len(self.nets) >= 8 and (first.is_cuda or len(first) <= 128)
-
-    def _stack(self) -> Stacked:
-        """The members stacked, kept until one of them changes."""
-        tensors = [*self.members.parameters(), *self.members.buffers()]
-        key = tuple(part for tensor in tensors for part in (tensor.data_ptr(), tensor._version))
-        if key not in self._stacks:
-            self._stacks.clear()
-            self._stacks[key] = Stacked(self.nets)
-        return self._stacks[key]
+    def _run_stacked(self, x: Any, numbers: Tensor) -> Tensor:
+        parts = torch.split(x, _ROWS) if isinstance(x, Tensor) and len(x) else [x]
+        outputs = torch.cat([self.members(part, alike=True) for part in parts], 1)
+        outputs = outputs[..., None] if outputs.ndim == 2 else outputs  # (K, N, C, *)
+        return outputs if len(numbers) == len(outputs) else outputs[numbers.to(outputs.device)]
 
     def config(self) -> dict[str, Any]:
-        return {"method": self.name, "num_members": len(self.nets), "together": self.together}
+        return {"method": self.name, "num_members": len(self.members), "together": self.together}
 
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "MembersPredictor":
-        members = nn.ModuleList([net, *(copy.deepcopy(net) for _ in range(config["num_members"] - 1))])
-        return cls(members, config["method"], config["together"])
+        nets = [net, *(copy_of(net) for _ in range(config["num_members"] - 1))]
+        return cls((Stacked(nets) if config["together"] else nn.ModuleList(nets)).eval(), config["method"])
 
 
 # -- fitting -------------------------------------------------------------------------------------------
@@ -145,11 +146,6 @@ class _Sums:
         return mapped(losses, w.to(losses), mask).sum()
 
 
-def _tensors_of(x: Any) -> list[Tensor]:
-    parts = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple | list) else [x]
-    return [part for part in parts if isinstance(part, Tensor)]
-
-
 def tree_floats(function: Callable[[Tensor], Tensor], x: Any) -> Any:
     """The function on every floating-point tensor of the inputs."""
     if isinstance(x, Mapping):
@@ -183,39 +179,46 @@ def fit_members(
             f"got a stream of unknown length; expected a data set with a length, since {type(method).__name__} draws "
             "weights over all n points"
         )
-    nets = [make_seeded(make_net, seed) for seed in seeds]
-    if any(net is nets[0] for net in nets[1:]):
-        raise ValueError(
-            "make_net() gave the same net twice; expected a new one at each call: build it inside make_net"
-        )
+    nets = [unwrap(make_seeded(make_net, seed)) for seed in seeds]
     examples = [example_of(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
-    nets = [unwrap(net) for net in nets]
+    _check_apart(nets)
     weights = None
     if law is not None and n is not None:
         weights = torch.stack([point_weights(law, n, k, seed=recipe.seed) for k in range(len(nets))])  # (K, n)
-    why = _why_in_turn(nets, data, recipe, examples[0])
+    why = "it was forbidden" if method.together is False else _why_in_turn(nets, data, recipe, examples[0])
     if method.together and why:
         raise ValueError(f"got together=True, but {why}; expected together=False, or None to let it be found out")
-    wanted = _is_small(nets[0]) if method.together is None else method.together
-    together = len(nets) > 1 and why is None and wanted
+    together = len(nets) > 1 and why is None and (method.together or _is_small(nets[0]))
+    identity = identity_of(replace(method, num_members=1, together=None))  # a member does not know how many there are
 
     def fit(net: nn.Module, rows: Tensor | None, recipe: Recipe, what: str = "", **options: Any) -> None:
         """Train one net under its weights (n,), or all of them stacked under (K, n)."""
         objective = _Sums(method.loss, rows, perturb, stacked=isinstance(net, Stacked))
         validate = partial(_figures, method.loss, isinstance(net, Stacked))
-        options |= {"validation": validation, "validate": validate, "identity": identity_of(method) + what}
+        options |= {"validation": validation, "validate": validate, "identity": identity + what}
         train(net, data, lambda epoch: objective, recipe, **options)
 
     if together:
         stacked = Stacked(nets)
-        fit(stacked, weights, recipe, seeds=seeds)
-        stacked.write_back(nets)
-    else:
-        for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
-            mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
-            title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
-            fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
-    return MembersPredictor(nn.ModuleList(nets).eval(), name, together)
+        fit(stacked, weights, recipe, f" {len(nets)} together", seeds=seeds)
+        return MembersPredictor(stacked.eval(), name)
+    for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
+        mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
+        title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
+        fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
+    return MembersPredictor(nn.ModuleList(nets).eval(), name)
+
+
+def _check_apart(nets: list[nn.Module]) -> None:
+    """Members that share a layer would overwrite each other."""
+    seen: dict[int, int] = {}
+    for k, net in enumerate(nets):
+        for tensor in [*net.parameters(), *net.buffers()]:
+            if tensor.numel() and seen.setdefault(tensor.data_ptr(), k) != k:
+                raise ValueError(
+                    "make_net() gave nets that share weights, which would overwrite each other; expected a new net at "
+                    "each call: build it inside make_net, or copy.deepcopy what is pretrained"
+                )
 
 
 def _member_folder(recipe: Recipe, k: int) -> Path | None:

@@ -170,6 +170,8 @@ def widen_inputs(split: Split, example: Any, times: int, *, seed: int) -> list[s
             raise _refused("the weights that read the input are computed from others, or in no layer")
         if getattr(layer, "groups", 1) != 1:
             raise _refused(f"{name!r} reads the input in groups of channels")
+        if times > 1 and not weight.requires_grad:
+            raise _refused(f"{name!r} reads the input and is frozen, so it would never learn to read K of them")
         if name not in widened:
             widen(layer, times, seed, "widen", name)
             widened.append(name)
@@ -202,7 +204,7 @@ def shuffles(rows: int, num_members: int, *, input_repetition: float, batch_repe
     """
     whole = torch.arange(rows).repeat(batch_repetition)
     whole = whole[torch.randperm(len(whole))]
-    apart = int(len(whole) * (1 - input_repetition))
+    apart = round(len(whole) * (1 - input_repetition))
     orders = [torch.cat([whole[torch.randperm(apart)], whole[apart:]]) for _ in range(num_members)]
     return torch.stack(orders)
 
@@ -252,6 +254,10 @@ class MIMOPredictor(Predictor):
     @property
     def module(self) -> nn.Module:
         return self.multi
+
+    @property
+    def num_distinct(self) -> int | None:
+        return self.multi.num_members
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         num_members = self.multi.num_members

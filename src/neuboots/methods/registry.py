@@ -48,11 +48,12 @@ class Entry:
 
 
 METHODS: dict[str, Entry] = {}
+WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config has theirs under "inner"
 
 
 def register(entry: Entry) -> Entry:
     """Add a method to the table, for `load`, the command line and `check_method`."""
-    if METHODS.get(entry.name, entry) != entry:
+    if METHODS.get(entry.name, entry) != entry or entry.name in WRAPPERS:
         raise ValueError(f"got the name {entry.name!r}, which another method has; expected a new one")
     METHODS[entry.name] = entry
     return entry
@@ -63,9 +64,6 @@ def find(name: str) -> Entry:
     if name not in METHODS:
         raise ValueError(f"got the method {name!r}; expected one of {', '.join(METHODS)}")
     return METHODS[name]
-
-
-WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config has theirs under "inner"
 
 
 def entry_of(config: dict[str, Any]) -> Entry:

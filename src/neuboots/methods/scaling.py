@@ -46,6 +46,10 @@ class ScaledPredictor(Predictor):
     def module(self) -> nn.Module:
         return self.inner.module
 
+    @property
+    def num_distinct(self) -> int | None:
+        return self.inner.num_distinct
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         inner = self.inner.stream(x, num_samples, seed=seed)
         scaled = self._hotter if self.std_scale is None else self._wider(x, inner, seed)
@@ -64,7 +68,7 @@ class ScaledPredictor(Predictor):
     def _wider(self, x: Any, inner: Stream, seed: int) -> Callable[[Tensor, bool], Tensor]:
         """Samples moved away from the centre by s; standard deviations times s."""
         if inner.moments is None:
-            centre = accumulate(self.inner.stream(x, _CENTRE, seed=seed)).mean
+            centre = accumulate(self.inner.stream(x, max(_CENTRE, self.num_distinct or 0), seed=seed)).mean
         else:
             centre = inner.moments.mean  # (N, C, *)
         scale, shift = torch.ones_like(centre[:1]), torch.zeros_like(centre[:1])  # (1, C, *)
@@ -90,6 +94,11 @@ class ScaledPredictor(Predictor):
         return cls(inner, config["temperature"], std_scale, config["gaussian"])
 
 
+def _check_predictor(predictor: Predictor) -> None:
+    if not isinstance(predictor, Predictor):
+        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as fit gives one")
+
+
 def _batches(data: Dataset[Any], batch_size: int) -> Iterator[Batch]:
     if size_of(data) is None:
         raise ValueError("got a stream of unknown length; expected held-out rows with a length")
@@ -109,7 +118,8 @@ def scale_temperature(
 ) -> ScaledPredictor:
     """The predictor with its outputs divided by the temperature that gives held-out labels the highest likelihood.
 
-    The rows must not have been trained on. They are read a few times, batch by batch, and never held.
+    The rows must not have been trained on. They are read a few times, batch by batch, and never held. T stays between
+    0.02 and 50: a predictor that is always right wants none, one that knows nothing wants infinity.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots.methods import PlainPredictor
@@ -118,6 +128,7 @@ def scale_temperature(
     >>> scale_temperature(sure, rows).temperature > 1  # labels are noise: it should not be sure
     True
     """
+    _check_predictor(predictor)
     low, high = math.log(_COLDEST), math.log(_HOTTEST)
     best = 0.0
     for _ in range(_ZOOMS):
@@ -126,6 +137,8 @@ def scale_temperature(
         for batch in _batches(data, batch_size):
             samples = predictor.predict(batch.x, num_samples, seed=seed).samples
             total += torch.stack([_log_likelihood(samples / t, batch.y, ignore_index) for t in grid.exp().tolist()])
+        if bool((total == 0).all()):
+            raise ValueError("none of the held-out labels counts (all are void); expected rows with labels")
         if not bool(torch.isfinite(total).all()):
             raise ValueError("the outputs on the held-out rows are not finite; expected finite numbers")
         at = int(total.argmax())
@@ -153,6 +166,7 @@ def scale_std(
     Where the net has two outputs for each target (GaussianNLL), s scales band and noise alike. Otherwise the scaled
     band also stands for the noise: its `interval` is then where a new y falls, not where the regression function lies.
     """
+    _check_predictor(predictor)
     squares: Tensor | float = 0.0
     rows = 0
     gaussian = False

@@ -6,14 +6,17 @@
 Kernel, noise and the m inputs maximise that likelihood in O(nm²) time and O(nm) memory. This is the approximation of
 Snelson and Ghahramani, in which training points keep their exact variances (Λ); gpytorch's InducingPointKernel trains
 another one, the variational bound of Titsias (2009), so here only gpytorch's kernels are used. What prediction needs of
-the data are m + m² numbers for each output: the points themselves are not kept.
+the data are m + m² numbers for each output: the points themselves are not kept. With m = n points at the inputs it is
+the exact process, so there they stay. With fewer, Λ can pass for noise: FITC's own estimate of σ tends to be too small
+(Bauer, van der Wilk and Rasmussen 2016), and `noise_std` with it.
 
 A sample is one function of x: u, the values at the m points, is drawn from its posterior, and a path of the prior is
 corrected to go through it, f_b(x) = g_b(x) + k_m(x)ᵀK_mm⁻¹(u_b − g_b(Z)).
 
 Snelson and Ghahramani, Sparse Gaussian processes using pseudo-inputs, NeurIPS 18, 2006. The samples: Wilson,
 Borovitskiy, Terenin, Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML
-2020.
+2020. The noise: Bauer, van der Wilk and Rasmussen, Understanding probabilistic sparse Gaussian process approximations,
+NeurIPS 29, 2016.
 """
 
 import math
@@ -82,16 +85,20 @@ class SparseProcess(Process):
         rest = (self.scale - A.square().sum(1)).clamp_min(0.0)  # rounding may make it negative at an inducing point
         return A, rest + self.noise
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """−log N(y | 0, Q + Λ) / n in standard units, summed over the outputs; x is (n, D) and y (n, k)."""
+    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+        """−log N(y | 0, Q + Λ) / n of each output in standard units: (k,). x is (n, D) and y (n, k)."""
         A, lam = self._seen(x)
         scaled = A / lam.sqrt()[:, None]  # AΛ^{−1/2}
         white = y.T / lam.sqrt()  # Λ^{−1/2}y
         factor = cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
         fitted = whiten(factor, scaled @ white[..., None])
-        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum() + lam.log().sum()
-        quadratic = white.square().sum() - fitted.square().sum()
-        return 0.5 * (quadratic + logdet) / len(x) + 0.5 * self.outputs * math.log(2.0 * math.pi)
+        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + lam.log().sum(-1)
+        quadratic = white.square().sum(-1) - fitted.square().sum((-2, -1))
+        return 0.5 * (quadratic + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Their sum over the outputs: what training minimises."""
+        return self.objectives(x, y).sum()
 
     @torch.no_grad()
     def absorb(self, x: Tensor, y: Tensor) -> None:
@@ -132,13 +139,15 @@ class SparseGPPredictor(GaussianProcessPredictor):
     @classmethod
     def restore(cls, config: dict[str, Any], net: nn.Module) -> "SparseGPPredictor":
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
-        return cls(SparseProcess(**options).eval())
+        with torch.inference_mode(False):  # as tensors that gradients may pass, wherever it is loaded
+            return cls(SparseProcess(**options).eval())
 
 
 @dataclass(frozen=True)
 class SparseGP:
     """Options of a sparse Gaussian process with m = `num_inducing` points (all n where that is less), learned together
-    with the kernel by `steps` steps of Adam that cost O(nm²); they begin as a random subset of the training inputs.
+    with the kernel by `steps` steps of Adam that cost O(nm²); they begin as a random subset of the training inputs, and
+    stay there where m = n. With m < n `noise_std` tends to be too small.
 
     `kernel` is "rbf" (squared exponential) or "matern52"; with `ard` each input has its own length-scale. Inputs are
     flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
@@ -179,6 +188,8 @@ class SparseGP:
         x, y = process.set_units(x, y)
         chosen = draw_keys(torch.arange(len(x)), recipe.seed, "inducing").argsort()[: process.Z.shape[1]]
         process.Z.data.copy_(x[chosen])
+        process.Z.requires_grad_(len(chosen) < len(x))  # all n at the inputs are the exact process: moved, they overfit
+        process.choose_start(lambda: process.objectives(x, y), len(x))
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             value: Tensor = model(batch.x, batch.y)  # the batch is all the data

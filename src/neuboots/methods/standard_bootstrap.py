@@ -40,7 +40,7 @@ class StandardBootstrap:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        check_members(self.num_members)
+        check_members(self.num_members, self.together)
 
     def fit(
         self,

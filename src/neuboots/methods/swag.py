@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,10 +149,16 @@ def call_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
 # -- BatchNorm -----------------------------------------------------------------------------------------
 
 
-def norms_of(net: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers that keep statistics, by name."""
-    layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, _BatchNorm))
-    return {name: layer for name, layer in layers if layer.running_mean is not None}
+def norms_of(net: nn.Module) -> list[str]:
+    """The BatchNorm layers that keep statistics and gather them in training; some nets keep theirs frozen."""
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        net.train()
+        layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, _BatchNorm)]
+        return [name for name, layer in layers if layer.training and layer.running_mean is not None]
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager
@@ -168,12 +174,14 @@ def _gathering(layers: Collection[_BatchNorm]) -> Iterator[None]:
             layer.training, layer.momentum = training, momentum
 
 
-def refreshed(net: nn.Module, weights: dict[str, Tensor], inputs: Inputs, batch_size: int) -> dict[str, Tensor]:
-    """The BatchNorm statistics of the net with these weights on these inputs, by name of the buffer.
+def refreshed(
+    net: nn.Module, norms: Collection[str], weights: dict[str, Tensor], inputs: Inputs, batch_size: int
+) -> dict[str, Tensor]:
+    """The statistics of these BatchNorm layers with these weights on these inputs, by name of the buffer.
 
     Each layer is normalised by its batch, as in training, and keeps the mean of the batches' means and variances.
     """
-    layers = norms_of(net)
+    layers = {name: cast(_BatchNorm, net.get_submodule(name)) for name in norms}
     names = [f"{name}.{buffer}" for name, layer in layers.items() for buffer, _ in layer.named_buffers(recurse=False)]
     buffers = dict(net.named_buffers())
     fresh = {name: torch.zeros_like(buffers[name]) for name in names}
@@ -235,6 +243,7 @@ class SWAGPredictor(Predictor):
     iterates: Iterates
     scale: float
     batch_size: int  # of the passes that compute BatchNorm statistics
+    norms: tuple[str, ...]  # the BatchNorm layers whose statistics they are
     _statistics: OrderedDict[Any, dict[str, Tensor]] = field(
         default_factory=OrderedDict, init=False, repr=False, compare=False
     )
@@ -257,14 +266,21 @@ class SWAGPredictor(Predictor):
 
     def _statistics_of(self, seed: int, b: int, weights: dict[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
         """From memory where the replicate was seen before; the oldest are forgotten first."""
-        mean, known = self.iterates.mean, self._statistics
-        name = (seed, b, mean.device, 0 if mean.is_inference() else mean._version)  # other weights, other statistics
+        known, name = self._statistics, (self._state(), seed, b)
+        if known and next(iter(known))[0] != name[0]:
+            known.clear()  # other weights, other statistics
         if name not in known:
-            known[name] = refreshed(self.net, weights, inputs, self.batch_size)
+            known[name] = refreshed(self.net, self.norms, weights, inputs, self.batch_size)
             each = sum(bytes_of(tensor) for tensor in known[name].values())
             while len(known) > max(1, _CACHE // each):
                 known.popitem(last=False)
         return known[name]
+
+    def _state(self) -> int:
+        """A number that changes with any parameter or buffer."""
+        tensors = [*self.iterates.parameters(), *self.iterates.buffers()]
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return hash(tuple((t.data_ptr(), t.dtype, t.device, v) for t, v in zip(tensors, versions, strict=True)))
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         net = self.net
@@ -286,6 +302,7 @@ class SWAGPredictor(Predictor):
             "batch_size": self.batch_size,
             "columns": len(self.iterates.deviations),
             "frozen": [name for name, _ in self.net.named_parameters() if name not in learned],
+            "norms": list(self.norms),
             "inputs": None if inputs is None else inputs.describe(),
         }
 
@@ -294,7 +311,7 @@ class SWAGPredictor(Predictor):
         iterates = Iterates(net, config["columns"], config["frozen"])
         if config["inputs"] is not None:
             iterates.inputs = Inputs.described(config["inputs"])
-        return cls(iterates.eval(), config["scale"], config["batch_size"])
+        return cls(iterates.eval(), config["scale"], config["batch_size"], tuple(config["norms"]))
 
 
 @dataclass(frozen=True)
@@ -305,7 +322,7 @@ class SWAG:
     epoch, or more often where that would be fewer than ten). `rank` is the number K of deviations kept, `scale`
     multiplies the covariance, `learning_rate` is the constant one (None: half of the optimiser's first). If the net
     has BatchNorm, `refresh_rows` training inputs are kept with the predictor, and each replicate pays one pass over
-    them, once.
+    them, once; layers that the net holds in evaluation mode while it trains keep their statistics.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.zeros(32, 2), torch.arange(32) % 3)
@@ -349,6 +366,8 @@ class SWAG:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says, and collect its iterates."""
         net = unwrap(make_seeded(make_net, recipe.seed))
         example_of(net, data, seed=recipe.seed)  # lazy layers take their shapes
+        if not any(parameter.requires_grad for parameter in net.parameters()):
+            raise ValueError("the net has no parameters to train; expected at least one with requires_grad")
         start, steps = self.steps(data, recipe)
         iterates = Iterates(net, min(self.rank, len(steps)))
 
@@ -379,9 +398,10 @@ class SWAG:
                 f"the training stopped with {int(iterates.count)} iterate collected; expected at least 2: leave "
                 "patience away, or lower start"
             )
-        if norms_of(net):
+        norms = tuple(norms_of(net))
+        if norms:
             iterates.inputs = Inputs.of(to_net(net, self._inputs(data, recipe)))
-        return SWAGPredictor(iterates.eval(), self.scale, recipe.batch_size)
+        return SWAGPredictor(iterates.eval(), self.scale, recipe.batch_size, norms)
 
     def steps(self, data: Dataset[Any], recipe: Recipe) -> tuple[int, range]:
         """The step at which the learning rate becomes constant, and the steps after which an iterate is collected."""
