@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs clean
+.PHONY: help demo test test-slow lint bench costs docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: $(READY)  ## ruff and mypy
 
 bench: $(READY)  ## the benchmarks
 	$(BIN)/python -m benchmarks
+
+costs: $(READY)  ## what each method costs, K = 1 … 5: the table of docs/methods.md (15 minutes)
+	$(BIN)/python -m benchmarks.costs
 
 docs: $(READY)  ## run the examples of the documentation and check its links
 	$(PYTEST) src README.md docs

@@ -1,6 +1,6 @@
 """What each method costs: training time, prediction time and peak memory at K = 1 … 5, on one CNN and one MLP.
 
-    python -m benchmarks.costs [--methods NAME …] [--repeats 3] [--write]
+    python -m benchmarks.costs [--methods NAME …] [--repeats 2] [--write]
 
 Times are whole fits and whole predictions, best of several interleaved runs, as ratios to the plain net of the same
 run; memory is what a fresh process needed beyond what it held before, in megabytes. K is the number of members of a
@@ -195,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS), metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, which show that it runs and nothing else")
     parser.add_argument("--write", action="store_true", help="keep the rows and write the page")
     args = parser.parse_args()

@@ -223,6 +223,23 @@ def test_all_rows_are_there_at_quick_scale(
 # -- what each method costs ------------------------------------------------------------------------------
 
 
+def test_the_page_of_costs_shows_the_committed_rows() -> None:
+    text = costs.PAGE.read_text(encoding="utf-8")
+    assert costs.page_with(text, costs.read_rows()) == text
+
+
+def test_the_rows_have_every_method_at_every_k() -> None:
+    found = {(row["net"], row["method"], row["K"]) for row in costs.read_rows()}
+    wanted = {
+        (net, name, K)
+        for net in costs.NETS
+        for name in METHODS
+        if costs.NETS[net](True).can(find(name))
+        for K in costs.KS
+    }
+    assert found == wanted
+
+
 @pytest.mark.parametrize("net", costs.NETS)
 def test_every_method_can_be_timed(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "KS", (2,))

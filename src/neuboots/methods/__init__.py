@@ -80,7 +80,7 @@ register(
         MembersPredictor,
         "K nets with a proper scoring rule and adversarial training",
         members=True,
-        train_cost="O(LK), twice",
+        train_cost="O(2LK)",
         reference="Lakshminarayanan et al., NeurIPS 2017",
     )
 )
@@ -168,7 +168,7 @@ register(
         MCDropout,
         MCDropoutPredictor,
         "one net with dropout that stays on: B thinned nets",
-        predict_cost="O(LK), O(L + K) before the head only",
+        predict_cost="O(LK); O(L + K) before the head only",
         reference="Gal and Ghahramani, ICML 2016",
     )
 )

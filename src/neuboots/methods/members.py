@@ -157,7 +157,7 @@ def tree_floats(function: Callable[[Tensor], Tensor], x: Any) -> Any:
 
 def point_weights(law: WeightLaw, n: int, k: int, *, seed: int) -> Tensor:
     """w_k over the n points for member k: (n,)."""
-    return law.sample(draw_keys(torch.tensor([k]), seed, "points"), n)[0].float()
+    return law.sample(draw_keys(torch.tensor([k]), seed, "point weights"), n)[0].float()
 
 
 def fit_members(
