@@ -565,7 +565,8 @@ if __name__ == "__main__":
             epochs=2, batch_size=10, accelerator="cpu", devices=devices, strategy=strategy, progress=False,
             folder=folder / str(i),
         )
-        states.append(method.fit(lambda: MLP(4, 3, widths=(8,)), data, recipe).state())
+        predictor = method.fit(lambda: MLP(4, 3, widths=(8,)), data, recipe)
+        states.append([net.state_dict() for net in predictor.nets])
     import os
     if os.environ.get("LOCAL_RANK", "0") == "0":
         torch.save(states, folder / "out.pt")
