@@ -203,7 +203,7 @@ def training(scale: Scale) -> list[Row]:
 
 def members(scale: Scale) -> list[Row]:
     """K small nets trained together against one after another: whole fits, set-up included."""
-    num, epochs = (2, 1) if scale.quick else (20, 20)
+    num, epochs = (2, 1) if scale.quick else (20, 40)
     x = torch.randn(500, 8)
     data = TensorDataset(x, x.sum(1) + 0.1 * torch.randn(500))
     recipe = Recipe(epochs=epochs, seed=SEED, progress=False)
