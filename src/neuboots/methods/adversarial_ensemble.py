@@ -10,18 +10,17 @@ Lakshminarayanan, Pritzel and Blundell, Simple and scalable predictive uncertain
 NeurIPS 2017, algorithm 1. The sign step: Goodfellow, Shlens and Szegedy, ICLR 2015.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from neuboots.batches import Loader, own_randomness
-from neuboots.losses import Brier, GaussianNLL, Loss, check_loss
-from neuboots.methods.members import MembersPredictor, check_members, fit_members, tree_floats
+from neuboots.losses import Brier, GaussianNLL, Loss
+from neuboots.methods.members import MembersMethod, Perturb, tree_floats
 from neuboots.training import Recipe
 
 
@@ -68,11 +67,12 @@ def input_ranges(data: Dataset[Any], recipe: Recipe) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class AdversarialEnsemble:
+class AdversarialEnsemble(MembersMethod):
     """K nets trained on their data and on its adversarial twin, `epsilon` of the inputs' range away.
 
     `AdversarialEnsemble.regression()` takes the Gaussian likelihood, for nets with 2k outputs (means, log-variances).
 
+    >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
     >>> method = AdversarialEnsemble(num_members=3)
@@ -82,13 +82,12 @@ class AdversarialEnsemble:
     """
 
     loss: Loss = field(default_factory=Brier)
-    num_members: int = 5
     epsilon: float = 0.01
-    together: bool | None = None
+
+    name: ClassVar[str] = "deep-ensemble-original"
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_members(self.num_members, self.together)
+        super().__post_init__()
         number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
         if not (number and 0 < self.epsilon < float("inf")):
             raise ValueError(f"got epsilon={self.epsilon!r}; expected a positive fraction of the inputs' range")
@@ -98,22 +97,6 @@ class AdversarialEnsemble:
         """The scoring rule for continuous targets: the Gaussian likelihood."""
         return cls(loss=GaussianNLL(), **options)
 
-    def fit(
-        self,
-        make_net: Callable[[], nn.Module],
-        data: Dataset[Any],
-        recipe: Recipe,
-        *,
-        validation: Dataset[Any] | None = None,
-    ) -> MembersPredictor:
-        """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says."""
-        step = [self.epsilon * part for part in input_ranges(data, recipe)]
-        return fit_members(
-            self,
-            make_net,
-            data,
-            recipe,
-            name="deep-ensemble-original",
-            perturb=partial(fgsm, step=step),
-            validation=validation,
-        )
+    def perturb_on(self, data: Dataset[Any], recipe: Recipe) -> Perturb | None:
+        """FGSM, `epsilon` of the inputs' range in these data."""
+        return partial(fgsm, step=[self.epsilon * part for part in input_ranges(data, recipe)])

@@ -7,45 +7,24 @@ as Ashukha, Lyzhov, Molchanov and Vetrov (Pitfalls of in-domain uncertainty esti
 learning, ICLR 2020) compare it. `AdversarialEnsemble` is the original.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import nn
-from torch.utils.data import Dataset
-
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods.members import MembersPredictor, check_members, fit_members
-from neuboots.training import Recipe
+from neuboots.methods.members import MembersMethod
 
 
 @dataclass(frozen=True)
-class DeepEnsemble:
+class DeepEnsemble(MembersMethod):
     """K nets; `together` trains them side by side (None: where that is faster and gives the same).
 
     >>> import torch
+    >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import Recipe
     >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
     >>> predictor = DeepEnsemble(num_members=3).fit(lambda: nn.Linear(2, 3), data, Recipe(epochs=1, progress=False))
     >>> predictor.predict(torch.zeros(1, 2), 3).samples.shape  # (B, N, C)
     torch.Size([3, 1, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
-    num_members: int = 5
-    together: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_members(self.num_members, self.together)
-
-    def fit(
-        self,
-        make_net: Callable[[], nn.Module],
-        data: Dataset[Any],
-        recipe: Recipe,
-        *,
-        validation: Dataset[Any] | None = None,
-    ) -> MembersPredictor:
-        """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says."""
-        return fit_members(self, make_net, data, recipe, name="deep-ensemble", validation=validation)
+    name: ClassVar[str] = "deep-ensemble"

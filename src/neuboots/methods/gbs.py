@@ -26,12 +26,12 @@ from torch.utils.data import Dataset
 from neuboots.batches import Batch, own_randomness, seed_everything, size_of
 from neuboots.checkpoints import identity_of
 from neuboots.keys import draw_keys, uniforms
-from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
+from neuboots.losses import CrossEntropy, Loss, check_loss
 from neuboots.methods.common import example_of, loss_figures, with_outputs
-from neuboots.methods.neuboots import make_blocks, replicate_weights
+from neuboots.methods.neuboots import make_blocks, replicate_weights, weighted_objective
 from neuboots.prediction import Predictor, Stream, stream_passes
 from neuboots.surgery import Head, call_net, eval_mode, main_output, skeleton_of, swap_layers, to_net, unwrap
-from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.training import Recipe, make_seeded, train
 from neuboots.weights import (
     Dirichlet,
     Redraw,
@@ -306,23 +306,13 @@ class GBS:
         blocks = make_blocks(data, num_blocks, loss=self.loss, seed=recipe.seed)
         plan = WeightPlan(self.law, blocks, recipe.seed, self.redraw)
 
-        def objective_at(epoch: int) -> Objective:
-            weights = plan.resample(epoch)
-
-            def objective(g: nn.Module, batch: Batch) -> Tensor:
-                alpha, w = weights(batch.index, step=batch.step)
-                losses = self.loss(g(to_net(g, batch.x), alpha), batch.y)
-                return weighted_loss(losses, w, unmasked(self.loss, batch.y))
-
-            return objective
-
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
             return loss_figures(self.loss, g(to_net(g, batch.x), torch.ones(num_blocks)), batch.y)  # at E α
 
         train(
             generator,
             data,
-            objective_at,
+            weighted_objective(plan, self.loss),
             recipe,
             validation=validation,
             validate=validate,

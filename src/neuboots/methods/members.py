@@ -9,10 +9,10 @@ checkpoint, so that a run that was cut short goes on at the member that was unde
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from neuboots.batches import Batch, size_of
 from neuboots.checkpoints import identity_of, name_of
 from neuboots.keys import draw_keys, stable_hash
-from neuboots.losses import Loss, unmasked, weighted_loss
+from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures, output_of, with_outputs
 from neuboots.methods.stacked import Stacked, why_not_together
 from neuboots.prediction import Predictor, Stream, stream_members
@@ -46,11 +46,9 @@ def member_seed(seed: int, k: int) -> int:
     return seed if k == 0 else stable_hash(seed, "member", k) & ((1 << 63) - 1)
 
 
-def check_members(num_members: int, together: bool | None = None) -> None:
+def check_members(num_members: int) -> None:
     if isinstance(num_members, bool) or not isinstance(num_members, int) or num_members < 1:
         raise ValueError(f"got num_members={num_members!r}; expected K ≥ 1, a whole number")
-    if together not in (None, True, False):
-        raise ValueError(f"got together={together!r}; expected True, False, or None to let it be found out")
 
 
 @dataclass(frozen=True)
@@ -160,53 +158,83 @@ def point_weights(law: WeightLaw, n: int, k: int, *, seed: int) -> Tensor:
     return law.sample(draw_keys(torch.tensor([k]), seed, "point weights"), n)[0].float()
 
 
-def fit_members(
-    method: Any,
-    make_net: Callable[[], nn.Module],
-    data: Dataset[Any],
-    recipe: Recipe,
-    *,
-    name: str,
-    law: WeightLaw | None = None,
-    perturb: Perturb | None = None,
-    validation: Dataset[Any] | None = None,
-) -> MembersPredictor:
-    """K nets, together where that gives the same result and is faster (`method.together` None), else in turn."""
-    seeds = [member_seed(recipe.seed, k) for k in range(method.num_members)]
-    n = size_of(data)
-    if law is not None and n is None:
-        raise ValueError(
-            f"got a stream of unknown length; expected a data set with a length, since {type(method).__name__} draws "
-            "weights over all n points"
-        )
-    nets = [unwrap(make_seeded(make_net, seed)) for seed in seeds]
-    examples = [example_of(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
-    _check_apart(nets)
-    weights = None
-    if law is not None and n is not None:
-        weights = torch.stack([point_weights(law, n, k, seed=recipe.seed) for k in range(len(nets))])  # (K, n)
-    why = "it was forbidden" if method.together is False else _why_in_turn(nets, data, recipe, examples[0])
-    if method.together and why:
-        raise ValueError(f"got together=True, but {why}; expected together=False, or None to let it be found out")
-    together = len(nets) > 1 and why is None and (method.together or _is_small(nets[0]))
-    identity = identity_of(replace(method, num_members=1, together=None))  # a member does not know how many there are
+@dataclass(frozen=True)
+class MembersMethod:
+    """K nets; `together` trains them side by side (None: where that is faster and gives the same).
 
-    def fit(net: nn.Module, rows: Tensor | None, recipe: Recipe, what: str = "", **options: Any) -> None:
-        """Train one net under its weights (n,), or all of them stacked under (K, n)."""
-        objective = _Sums(method.loss, rows, perturb, stacked=isinstance(net, Stacked))
-        validate = partial(_figures, method.loss, isinstance(net, Stacked))
-        options |= {"validation": validation, "validate": validate, "identity": identity + what}
-        train(net, data, lambda epoch: objective, recipe, **options)
+    What a method of this kind adds is a law of weights over the n points, or other inputs to train on as well.
+    """
 
-    if together:
-        stacked = Stacked(nets)
-        fit(stacked, weights, recipe, f" {len(nets)} together", seeds=seeds)
-        return MembersPredictor(stacked.eval(), name)
-    for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
-        mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
-        title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
-        fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
-    return MembersPredictor(nn.ModuleList(nets).eval(), name)
+    loss: Loss = field(default_factory=CrossEntropy)
+    num_members: int = 5
+    together: bool | None = None
+
+    name: ClassVar[str]  # in the table of methods
+    law: ClassVar[WeightLaw | None] = None  # None: all points count alike
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_members(self.num_members)
+        if self.together not in (None, True, False):
+            raise ValueError(f"got together={self.together!r}; expected True, False, or None to let it be found out")
+
+    def perturb_on(self, data: Dataset[Any], recipe: Recipe) -> Perturb | None:
+        """How inputs are changed to be trained on a second time, if they are."""
+        return None
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> MembersPredictor:
+        """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says: together, or in turn."""
+        seeds = [member_seed(recipe.seed, k) for k in range(self.num_members)]
+        weights = self._weights(data, recipe.seed)
+        perturb = self.perturb_on(data, recipe)
+        nets = [unwrap(make_seeded(make_net, seed)) for seed in seeds]
+        examples = [example_of(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
+        _check_apart(nets)
+        identity = identity_of(replace(self, num_members=1, together=None))  # a member does not know how many there are
+
+        def fit(net: nn.Module, rows: Tensor | None, recipe: Recipe, what: str = "", **options: Any) -> None:
+            """Train one net under its weights (n,), or all of them stacked under (K, n)."""
+            objective = _Sums(self.loss, rows, perturb, stacked=isinstance(net, Stacked))
+            validate = partial(_figures, self.loss, isinstance(net, Stacked))
+            options |= {"validation": validation, "validate": validate, "identity": identity + what}
+            train(net, data, lambda epoch: objective, recipe, **options)
+
+        if self._go_together(nets, data, recipe, examples[0]):
+            stacked = Stacked(nets)
+            fit(stacked, weights, recipe, f" {len(nets)} together", seeds=seeds)
+            return MembersPredictor(stacked.eval(), self.name)
+        for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
+            mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
+            title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
+            fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
+        return MembersPredictor(nn.ModuleList(nets).eval(), self.name)
+
+    def _weights(self, data: Dataset[Any], seed: int) -> Tensor | None:
+        """w_k over the n points, for every member: (K, n)."""
+        if self.law is None:
+            return None
+        n = size_of(data)
+        if n is None:
+            raise ValueError(
+                f"got a stream of unknown length; expected a data set with a length, since {type(self).__name__} draws "
+                "weights over all n points"
+            )
+        return torch.stack([point_weights(self.law, n, k, seed=seed) for k in range(self.num_members)])
+
+    def _go_together(self, nets: list[nn.Module], data: Dataset[Any], recipe: Recipe, example: Any) -> bool:
+        if len(nets) == 1 or self.together is False or (self.together is None and not _is_small(nets[0])):
+            return False  # without a trial, which would copy all the nets
+        why = _why_in_turn(nets, data, recipe, example)
+        if self.together and why:
+            raise ValueError(f"got together=True, but {why}; expected together=False, or None to let it be found out")
+        return why is None
 
 
 def _check_apart(nets: list[nn.Module]) -> None:

@@ -183,16 +183,6 @@ class NeuBoots:
         self._check_replicates(generator, example)
         plan = self.plan(generator, data, seed=recipe.seed)
 
-        def objective_at(epoch: int) -> Objective:
-            weights = plan.resample(epoch)
-
-            def objective(g: nn.Module, batch: Batch) -> Tensor:
-                alpha, w = weights(batch.index, step=batch.step)
-                losses = self.loss(g(to_net(g, batch.x), alpha), batch.y)
-                return weighted_loss(losses, w, unmasked(self.loss, batch.y))
-
-            return objective
-
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
             output = g(to_net(g, batch.x), mean_weights(self.law, self.link, generator.num_blocks))
             return loss_figures(self.loss, output, batch.y)
@@ -200,7 +190,7 @@ class NeuBoots:
         train(
             generator,
             data,
-            objective_at,
+            weighted_objective(plan, self.loss),
             recipe,
             validation=validation,
             validate=validate,
@@ -225,6 +215,22 @@ class NeuBoots:
                 f"the features of {rows} inputs have {len(at.passed.phi)} rows, so α cannot be drawn for each sample; "
                 "expected the batch on the first axis: choose redraw='step' or 'epoch'"
             )
+
+
+def weighted_objective(plan: WeightPlan, loss: Loss) -> Callable[[int], Objective]:
+    """epoch → the mean over a batch of α_{u(i)} ℓ(g(Xᵢ, α), yᵢ), with α as the plan draws it (eq. 2.6)."""
+
+    def objective_at(epoch: int) -> Objective:
+        weights = plan.resample(epoch)
+
+        def objective(g: nn.Module, batch: Batch) -> Tensor:
+            alpha, w = weights(batch.index, step=batch.step)
+            losses = loss(g(to_net(g, batch.x), alpha), batch.y)
+            return weighted_loss(losses, w, unmasked(loss, batch.y))
+
+        return objective
+
+    return objective_at
 
 
 def mean_weights(law: WeightLaw, link: Link, num_blocks: int) -> Tensor:

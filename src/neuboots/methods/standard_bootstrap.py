@@ -7,26 +7,21 @@ The weights are drawn over all n points at once, never inside a batch: wᵢ coun
 Efron, Bootstrap methods: another look at the jackknife, Annals of Statistics 1979.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import nn
-from torch.utils.data import Dataset
-
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods.members import MembersPredictor, check_members, fit_members
-from neuboots.training import Recipe
-from neuboots.weights import Multinomial
+from neuboots.methods.members import MembersMethod
+from neuboots.weights import Multinomial, WeightLaw
 
 
 @dataclass(frozen=True)
-class StandardBootstrap:
+class StandardBootstrap(MembersMethod):
     """K nets on resampled data; `together` trains them side by side (None: where that is faster and gives the same).
 
     >>> import torch
+    >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import SquaredError
+    >>> from neuboots import Recipe, SquaredError
     >>> data = TensorDataset(torch.randn(8, 2), torch.randn(8))
     >>> method = StandardBootstrap(SquaredError(), num_members=3)
     >>> predictor = method.fit(lambda: nn.Linear(2, 1), data, Recipe(epochs=1, progress=False))
@@ -34,22 +29,7 @@ class StandardBootstrap:
     torch.Size([3, 1, 1])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     num_members: int = 20
-    together: bool | None = None
 
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_members(self.num_members, self.together)
-
-    def fit(
-        self,
-        make_net: Callable[[], nn.Module],
-        data: Dataset[Any],
-        recipe: Recipe,
-        *,
-        validation: Dataset[Any] | None = None,
-    ) -> MembersPredictor:
-        """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says."""
-        law = Multinomial()
-        return fit_members(self, make_net, data, recipe, name="standard-bootstrap", law=law, validation=validation)
+    name: ClassVar[str] = "standard-bootstrap"
+    law: ClassVar[WeightLaw | None] = Multinomial()
