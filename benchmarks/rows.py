@@ -1,7 +1,7 @@
 """What is claimed of speed and memory, one function a topic; each gives the rows of the table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ from neuboots import (
 )
 from neuboots.methods import MCDropout, StandardBootstrap
 from neuboots.methods.neuboots import replicate_weights
-from neuboots.nets import MLP, resnet8, resnet18, resnet20, resnet110
+from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
 
 SEED = 0
 
@@ -202,21 +202,55 @@ def training(scale: Scale) -> list[Row]:
 
 
 def members(scale: Scale) -> list[Row]:
-    """K small nets trained together against one after another: whole fits, set-up included."""
-    num, epochs = (2, 1) if scale.quick else (20, 40)
+    """K nets trained together against one after another: whole fits, set-up included."""
+    num, epochs, n = (2, 1, 8) if scale.quick else (20, 40, 64)
     x = torch.randn(500, 8)
-    data = TensorDataset(x, x.sum(1) + 0.1 * torch.randn(500))
+    table = TensorDataset(x, x.sum(1) + 0.1 * torch.randn(500))
+    images = TensorDataset(torch.randn(n, 1, 28, 28), torch.arange(n) % 10)
     recipe = Recipe(epochs=epochs, seed=SEED, progress=False)
 
-    def fit(together: bool) -> object:
+    def mlps(together: bool) -> object:
         method = StandardBootstrap(SquaredError(), num_members=num, together=together)
-        return method.fit(lambda: MLP(8, 1, widths=(64, 64)), data, recipe)
+        return method.fit(lambda: MLP(8, 1, widths=(64, 64)), table, recipe)
+
+    def cnns(together: bool) -> object:
+        method = StandardBootstrap(num_members=2 if scale.quick else 5, together=together)
+        return method.fit(lambda: SmallCNN(1, 10, widths=(8, 16, 32)), images, replace(recipe, epochs=1))
 
     watch = Watch()
-    runners = {name: watch.timed(partial(fit, name == "together")) for name in ("together", "in turn")}
+    runners = {
+        f"{name} {together}": watch.timed(partial(fit, together))
+        for name, fit in (("mlps", mlps), ("cnns", cnns))
+        for together in (True, False)
+    }
     series = interleave(runners, scale.repeats)
     title = f"standard bootstrap, K = {num} MLPs 2 × 64, n = 500, batches of {recipe.batch_size}"
-    return [Row(f"{title}: in turn / together", series.ratio("in turn", "together"), at_least=4.0)]
+    return [
+        Row(f"{title}: in turn / together", series.ratio("mlps False", "mlps True"), at_least=4.0),
+        Row(f"standard bootstrap, small CNNs, n = {n}: in turn / together", series.ratio("cnns False", "cnns True")),
+    ]
+
+
+def drawing(scale: Scale) -> list[Row]:
+    """What drawing α costs beside a shallow net with D = 500 features: whole fits against the plain net's."""
+    n, width, epochs = (8, 8, 1) if scale.quick else (512, 500, 4)
+    x = torch.randn(n, 100)
+    data = TensorDataset(x, x[:, :10].sum(1))
+    recipe = Recipe(epochs=epochs, batch_size=64, seed=SEED, progress=False)
+    methods: dict[str, Method] = {
+        "plain": Plain(SquaredError()),
+        'redraw="sample"': NeuBoots(SquaredError()),
+        'redraw="step"': NeuBoots(SquaredError(), redraw="step"),
+        "the paper's": NeuBoots.paper(SquaredError()),
+    }
+    watch = Watch()
+    runners = {
+        name: watch.timed(partial(method.fit, lambda: MLP(100, 1, widths=(width,) * 5), data, recipe))
+        for name, method in methods.items()
+    }
+    series = interleave(runners, scale.repeats)
+    title = f"MLP 5 × {width}, n = {n}: fit, NeuBoots"
+    return [Row(f"{title}, {name} / Plain", series.ratio(name, "plain")) for name in methods if name != "plain"]
 
 
 # -- import --------------------------------------------------------------------------------------------
@@ -248,6 +282,7 @@ TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
     "memory": memory_rows,
     "training": training,
     "members": members,
+    "drawing": drawing,
     "dropout": dropout,
     "import": importing,
 }

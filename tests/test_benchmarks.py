@@ -210,7 +210,8 @@ def test_all_rows_are_there_at_quick_scale(
         *["MLP 3 × 500"] * 2,
         *["summarize"] * 4,
         *["ResNet-8"] * 2,
-        "standard bootstrap",
+        *["standard bootstrap"] * 2,
+        *["MLP 5 × 8"] * 3,
         *["ResNet-8"] * 2,
         "import neuboots / import torch",
     ]

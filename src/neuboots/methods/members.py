@@ -263,7 +263,7 @@ def _figures(loss: Loss, stacked: bool, net: nn.Module, batch: Batch) -> dict[st
 
 def _is_small(net: nn.Module) -> bool:
     """Whether the net spends its time between operations. On a CPU convolutions keep it busy by themselves: K of them
-    in one are no faster than K in turn (measured in docs/methods.md)."""
+    in one are slower than K in turn (a row of `make bench`)."""
     convolves = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in net.modules())
     busy = convolves and not torch.cuda.is_available()
     return sum(parameter.numel() for parameter in net.parameters()) <= SMALL and not busy
