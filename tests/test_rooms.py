@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "losses": set(),
     "batches": {"keys"},
     "checkpoints": set(),
-    "training": {"batches", "checkpoints"},
+    "progress": set(),
+    "training": {"batches", "checkpoints", "progress"},
     "metrics": set(),
     "methods": {
         "keys",
@@ -43,7 +44,17 @@ ALLOWED: dict[str, set[str]] = {
         "batches",
         "training",
     },
-    "tasks": {"prediction", "metrics", "batches", "training", "losses"},
+    "tasks": {
+        "keys",
+        "surgery",
+        "prediction",
+        "regression",
+        "metrics",
+        "losses",
+        "batches",
+        "progress",
+        "training",
+    },
     "nets": set(),
     "data": set(),
     "report": {"prediction", "metrics", "tasks"},
@@ -60,7 +71,7 @@ ALLOWED |= {
     },
 }  # fmt: skip
 
-CORE = ALLOWED["__init__"] | {"__init__", "keys", "tape", "checkpoints"}
+CORE = ALLOWED["__init__"] | {"__init__", "keys", "tape", "checkpoints", "progress"}
 LIGHT = sys.stdlib_module_names | {"torch", "numpy", "neuboots"}
 HEAVY = ["lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics", "gpytorch"]
 

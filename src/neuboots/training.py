@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, Loader, MemberLoader, own_randomness, seed_everything, size_of
 from neuboots.checkpoints import Keeper, Progress, name_of
+from neuboots.progress import bar
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -224,7 +225,9 @@ def _run(job: _Job, fabric: "Fabric") -> bytes | None:
     optimizer = cast(Optimizer, fabric.setup_optimizers(inner))
     keeper = Keeper(fabric, recipe.folder, job.made_by, net, optimizer, schedule)
     at = keeper.restore()
-    with own_randomness(), _interruptible() as stop, _bar(fabric, job, loader, at) as bar:
+    shown = recipe.progress and fabric.is_global_zero
+    total, done = recipe.epochs * loader.steps, at.epoch * loader.steps + at.step
+    with own_randomness(), _interruptible() as stop, bar("training", total, show=shown, done=done) as advance:
         while at.epoch < recipe.epochs and not at.finished:
             began = time.monotonic()
             objective = job.objective_at(at.epoch)
@@ -240,7 +243,7 @@ def _run(job: _Job, fabric: "Fabric") -> bytes | None:
                 schedule.step()
                 value /= len(job.seeds or (recipe.seed,))
                 at.step, at.loss_sum = k + 1, at.loss_sum + value
-                bar(f"{job.title}  epoch {at.epoch + 1}/{recipe.epochs}  loss {value:.4f}".strip())
+                advance(f"{job.title}  epoch {at.epoch + 1}/{recipe.epochs}  loss {value:.4f}".strip())
                 if _anyone(fabric, stop.asked):
                     keeper.save(at)
                     raise KeyboardInterrupt(keeper.advice)
@@ -364,28 +367,6 @@ def _anyone(fabric: "Fabric", asked: bool) -> bool:
         return asked
     votes = fabric.all_reduce(torch.tensor(float(asked), device=fabric.device), reduce_op="sum")
     return bool(votes)
-
-
-@contextmanager
-def _bar(fabric: "Fabric", job: _Job, loader: Loader | MemberLoader, at: Progress) -> Iterator[Callable[[str], None]]:
-    """A progress bar with the time left, on the first rank."""
-    if not (job.recipe.progress and fabric.is_global_zero):
-        yield lambda text: None
-        return
-    from rich import get_console
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeRemainingColumn(),
-    )
-    quiet = not get_console().is_terminal  # into a file or a pipe a bar would print blank lines
-    with rich.Progress(*columns, transient=True, disable=quiet) as progress:
-        total = job.recipe.epochs * loader.steps
-        task = progress.add_task("training", total=total, completed=at.epoch * loader.steps + at.step)
-        yield lambda text: progress.update(task, advance=1, description=text)
 
 
 def make_seeded(make_net: Callable[[], nn.Module], seed: int) -> nn.Module:
