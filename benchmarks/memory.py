@@ -1,4 +1,4 @@
-"""Peak extra memory of `summarize`, in a process of its own.
+"""Peak extra memory of `summarize`, and of all figures of calibration, in a process of its own.
 
     python -m benchmarks.memory CASE B [--quick]
 
@@ -19,9 +19,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from benchmarks import fresh
-from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
+from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor, Predictor
+from neuboots.tasks.calibration import calibration
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 STATUS = Path("/proc/self/status")
@@ -33,6 +35,16 @@ class Case:
 
     net: nn.Module
     x: Tensor
+    labels: Tensor | None = None  # with labels: not the summary alone, but all figures of its calibration
+
+    def work(self, predictor: Predictor, rows: slice, num_samples: int) -> None:
+        if self.labels is None:
+            predictor.summarize(self.x[rows], num_samples)
+        else:
+            data = TensorDataset(self.x[rows], self.labels[rows])
+            # in one batch, where everything there is to hold is held at once
+            figures = calibration(predictor, data, num_samples=num_samples, batch_size=len(data), progress=False)
+            assert figures.ece >= 0
 
 
 def flat(quick: bool) -> Case:
@@ -48,7 +60,14 @@ def upsampled(quick: bool) -> Case:
     return Case(nn.Sequential(*layers, nn.Upsample(scale_factor=4, mode="bilinear")), torch.randn(2, 3, side, side))
 
 
-CASES = {"flat": flat, "upsampled": upsampled}
+def labelled(quick: bool) -> Case:
+    """10,000 inputs of 100 classes."""
+    n = 100 if quick else 10_000
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 100))
+    return Case(net, torch.randn(n, 16), torch.arange(n) % 100)
+
+
+CASES = {"flat": flat, "upsampled": upsampled, "labelled": labelled}
 
 
 def resident(field: str) -> int:
@@ -60,11 +79,11 @@ def resident(field: str) -> int:
 
 
 def extra(case: Case, num_samples: int) -> int:
-    """Bytes that `summarize` needed beyond what was there before."""
+    """Bytes that the work needed beyond what was there before."""
     predictor = NeuBootsPredictor(BootstrapGenerator(case.net).eval(), NeuBoots().law)
-    predictor.summarize(case.x[:1], 2)  # threads, kernels and their caches are there before we look
+    case.work(predictor, slice(2), 2)  # threads, kernels and their caches are there before we look
     before = resident("VmRSS")
-    predictor.summarize(case.x, num_samples)
+    case.work(predictor, slice(None), num_samples)
     return resident("VmHWM") - before
 
 

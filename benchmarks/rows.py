@@ -148,7 +148,7 @@ def dropout(scale: Scale) -> list[Row]:
 
 
 def memory_rows(scale: Scale) -> list[Row]:
-    """`summarize` holds a few replicates at a time, whatever B is."""
+    """`summarize` holds a few replicates at a time, whatever B is; so do the figures that stand on it."""
     few, many = (2, 4) if scale.quick else (10, 1000)
     rows = []
     for case, shape in (("flat", "(N, C)"), ("upsampled", "(N, C, H, W)")):
@@ -158,7 +158,10 @@ def memory_rows(scale: Scale) -> list[Row]:
             note = f"{megabytes:.0f} MB at B = {few}"
             row = Row(name, ratio, at_most=1.2, note=note) if exact else Row(f"{name}, malloc's own", ratio, note=note)
             rows.append(row)
-    return rows
+    few, many = (1, 2) if scale.quick else (1, 100)
+    ratio, megabytes = memory.growth("labelled", few, many, quick=scale.quick, exact=True)
+    name = f"calibration, 10,000 × 100 classes: peak memory, B = {many} / B = {few}"
+    return [*rows, Row(name, ratio, at_most=2.0, note=f"{megabytes:.0f} MB at B = {few}")]
 
 
 # -- training ------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_fresh_process_prints_numbers(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("case", memory.CASES)
 def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
     made = memory.CASES[case](quick=True)
-    assert made.net(made.x).ndim == {"flat": 2, "upsampled": 4}[case]
+    assert made.net(made.x).ndim == {"flat": 2, "upsampled": 4, "labelled": 2}[case]
     slack = 2**22  # the kernel adds up pages thread by thread, and now and then
     assert 0 < memory.resident("VmRSS") <= memory.resident("VmHWM") + slack
     assert memory.extra(made, 3) >= -slack
@@ -209,6 +209,7 @@ def test_all_rows_are_there_at_quick_scale(
         *["ResNet-8"] * 6,
         *["MLP 3 × 500"] * 2,
         *["summarize"] * 4,
+        "calibration",
         *["ResNet-8"] * 2,
         *["standard bootstrap"] * 2,
         *["MLP 5 × 8"] * 3,

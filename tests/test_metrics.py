@@ -1,335 +1,451 @@
-"""The metrics against known figures, against other people's libraries, and at their edges."""
+"""All metrics: against the figures that other libraries agree on, and each in parts against all at once."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    multiclass_accuracy,
-    multiclass_calibration_error,
-)
 
-from neuboots.metrics import auroc, brier, ece, error, nll, reliability_curve
+import neuboots.metrics as m
+from neuboots.prediction import Prediction
 
-CLASSIFICATION = [error, nll, brier, ece]
-many = settings(deadline=None, max_examples=50, derandomize=True)
+many = settings(deadline=None, max_examples=10, derandomize=True)
+
+# -- the figures that other libraries agree on ---------------------------------------------------------
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights: np.ndarray = np.exp(logits)
-    weights /= weights.sum(-1, keepdims=True)
-    return weights
+@dataclass(frozen=True)
+class Golden:
+    logits: Tensor  # (8, 500, 4)
+    labels: Tensor  # (500,)
+    elsewhere: Tensor  # (300, 4) probabilities
+    mean: Tensor  # (500,)
+    std: Tensor  # (500,)
+    y: Tensor  # (500,)
+
+    @property
+    def samples(self) -> Tensor:
+        return self.logits.softmax(2)
+
+    @property
+    def probs(self) -> Tensor:
+        return self.samples.mean(0)
+
+    @property
+    def detection(self) -> tuple[Tensor, Tensor]:
+        """Scores, larger = more out-of-distribution, inside and outside."""
+        return -self.probs.amax(1), -self.elsewhere.amax(1)
 
 
-@pytest.fixture(scope="module")
-def golden() -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities (500, 4), the mean of 8 samples; labels (500,); 300 rows from elsewhere."""
+def golden_set() -> Golden:
+    def softmax(z: np.ndarray) -> np.ndarray:
+        weights: np.ndarray = np.exp(z)
+        return weights / weights.sum(-1, keepdims=True)
+
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(500, 4)) * 2
     samples = logits[None] + rng.normal(size=(8, 500, 4)) * 0.7
     labels = np.array([rng.choice(4, p=p) for p in softmax(logits)])
     elsewhere = softmax(rng.normal(size=(300, 4)) * 0.6)
-    probs = softmax(samples).mean(0)
-    return torch.from_numpy(probs), torch.from_numpy(labels), torch.from_numpy(elsewhere)
+    mean = rng.normal(size=500)
+    std = 0.5 + rng.random(500)
+    y = mean + std * rng.normal(size=500) * 1.3
+    return Golden(*map(torch.from_numpy, (samples, labels, elsewhere, mean, std, y)))
 
 
-def test_golden_values(golden: tuple[Tensor, Tensor, Tensor]) -> None:
-    """To the printed digits, as torchmetrics, torch-uncertainty, netcal and baal give them."""
-    probs, labels, _ = golden
-    assert f"{1 - error(probs, labels):.3f}" == "0.680"
-    assert f"{ece(probs, labels, num_bins=10):.7f}" == "0.0631242"
-    assert f"{ece(probs, labels, num_bins=15):.7f}" == "0.0689147"
-    assert f"{brier(probs, labels):.7f}" == "0.4269366"
-    assert f"{nll(probs, labels):.7f}" == "0.7635682"
+GOLDEN = golden_set()
 
 
-def test_golden_auroc(golden: tuple[Tensor, Tensor, Tensor]) -> None:
-    """The maximum of p as the score and in-distribution as the positive class."""
-    inside, _, outside = golden
-    scores = torch.cat([inside, outside]).amax(1)
-    in_distribution = torch.arange(800) < 500
-    assert f"{auroc(scores, positive=in_distribution):.7f}" == "0.8816133"
-    assert f"{auroc(-scores, positive=~in_distribution):.7f}" == "0.8816133"
+def of_classes(metric: Callable[..., Tensor], **options: Any) -> Callable[[], Tensor]:
+    return lambda: metric(GOLDEN.probs, GOLDEN.labels, **options)
 
 
-# -- other libraries -----------------------------------------------------------------------------
+def of_guesses(metric: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    return lambda: metric(GOLDEN.samples.argmax(2), GOLDEN.labels)
 
 
-def random_case(seed: int, num: int, classes: int) -> tuple[Tensor, Tensor]:
+def of_numbers(metric: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    return lambda: metric(GOLDEN.mean, GOLDEN.std, GOLDEN.y)
+
+
+def of_scores(metric: Callable[..., Tensor], positive: str) -> Callable[[], Tensor]:
+    def value() -> Tensor:
+        scores = torch.cat(GOLDEN.detection)
+        outside = torch.arange(800) >= 500
+        return metric(scores, positive=outside) if positive == "out" else metric(-scores, positive=~outside)
+
+    return value
+
+
+def of_detection(figure: str, positive: Any) -> Callable[[], Tensor]:
+    return lambda: getattr(m.Detection.of(*GOLDEN.detection, positive=positive), figure)
+
+
+def of_prediction(figure: str) -> Callable[[], Tensor]:
+    return lambda: getattr(Prediction(GOLDEN.logits), figure).mean()
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (of_classes(m.accuracy), "0.680"),
+        (of_classes(m.ece, num_bins=10), "0.0631242"),
+        (of_classes(m.ece), "0.0689147"),
+        (of_classes(m.adaptive_ece), "0.0701223"),
+        (of_classes(m.brier), "0.4269366"),
+        (of_classes(m.nll), "0.7635682"),
+        (lambda: m.nll_at_mean_logit(GOLDEN.logits.mean(0), GOLDEN.labels), "0.7572897"),
+        (lambda: m.paper_nll(GOLDEN.logits.mean(0), GOLDEN.labels), "7.572897"),
+        (of_classes(m.aurc), "0.1592960"),
+        (of_prediction("entropy"), "0.8323329"),
+        (of_prediction("expected_entropy"), "0.7507586"),
+        (of_prediction("mutual_information"), "0.0815744"),
+        (of_guesses(m.disagreement), "0.2666429"),
+        (of_guesses(m.q_statistic), "0.8382323"),
+        (of_guesses(m.correlation), "0.5303534"),
+        (of_guesses(m.ratio_error), "0.2430040"),
+        (of_scores(m.auroc, "in"), "0.8816133"),
+        (of_scores(m.auroc, "out"), "0.8816133"),
+        (of_scores(m.aupr, "in"), "0.9332891"),
+        (of_scores(m.aupr, "out"), "0.7805471"),
+        (of_scores(m.fpr_at_tpr, "out"), "0.408"),
+        (of_scores(m.tnr_at_tpr, "in"), "0.42333"),
+        (of_scores(m.detection_accuracy, "in"), "0.81933"),
+        (of_scores(m.detection_accuracy, "out"), "0.81933"),
+        (of_detection("aupr_in", "out"), "0.9332891"),
+        (of_detection("aupr_out", "in"), "0.7805471"),
+        (of_detection("fpr_at_95_tpr", "out"), "0.408"),
+        (of_detection("tnr_at_95_tpr", "in"), "0.42333"),
+        (of_numbers(m.gaussian_nll), "1.7288950"),
+        (of_numbers(m.crps), "0.7208968"),
+        (of_numbers(m.check_score), "0.3639524"),
+        (of_numbers(m.mean_interval_score), "3.7015790"),
+        (of_numbers(m.mean_absolute_calibration), "0.06724"),
+        (of_numbers(m.rms_calibration), "0.0739931"),
+        (of_numbers(m.miscalibration_area), "0.0679192"),
+    ],
+)
+def test_golden_values(value: Callable[[], Tensor], printed: str) -> None:
+    """To the printed digits."""
+    digits = len(printed.split(".")[1])
+    assert f"{value():.{digits}f}" == printed
+
+
+# -- every metric, in parts and all at once ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A metric: its one-shot form, the tally and the figure of it, and data to try it on."""
+
+    once: Callable[..., Any]
+    make: Callable[..., m.Tally]
+    figure: str
+    draw: Callable[[torch.Generator, int], tuple[Tensor, ...]]
+    axes: tuple[int, ...]  # where each argument has its inputs
+
+    def __str__(self) -> str:
+        return self.figure
+
+    def rows(self, data: tuple[Tensor, ...], index: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.index_select(axis, index) for part, axis in zip(data, self.axes, strict=True))
+
+
+def classes(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    """Half of the rows are of five kinds only, so that confidences tie."""
+    few = torch.randn(5, 4, generator=rng, dtype=torch.float64)[torch.randint(5, (num,), generator=rng)]
+    fresh = torch.randn(num, 4, generator=rng, dtype=torch.float64)
+    logits = torch.where(torch.rand(num, 1, generator=rng) < 0.5, few, fresh)
+    return (2 * logits).softmax(1), torch.randint(4, (num,), generator=rng)
+
+
+def raw(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(num, 3, generator=rng), torch.randint(3, (num,), generator=rng)
+
+
+def images(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(5, (num, 4, 3), generator=rng, dtype=torch.uint8)  # 4 is void: 255
+    return torch.randn(num, 4, 4, 3, generator=rng).softmax(1), torch.where(labels == 4, 255, labels)
+
+
+def numbers(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    mean, y = torch.randn(2, num, generator=rng, dtype=torch.float64)
+    return mean, 0.1 + torch.rand(num, generator=rng, dtype=torch.float64), y
+
+
+def pairs(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    mean, _, y = numbers(rng, num)
+    return mean, y
+
+
+def spreads(rng: torch.Generator, num: int) -> tuple[Tensor]:
+    return (numbers(rng, num)[1],)
+
+
+def bands(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    mean, std, y = numbers(rng, num)
+    return mean - std, mean + std, y
+
+
+def widths(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    return bands(rng, num)[:2]
+
+
+def drawn(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(7, num, generator=rng), torch.randn(num, generator=rng)
+
+
+def scored(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    """Few different scores, so that they tie; of both kinds, however few."""
+    scores = torch.randint(8, (num,), generator=rng).double()
+    outside = torch.rand(num, generator=rng) < 0.4
+    return scores, outside
+
+
+def voted(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
+    samples = torch.randn(4, num, 3, generator=rng, dtype=torch.float64)
+    return samples.softmax(2), torch.randint(3, (num,), generator=rng)
+
+
+def detection(scores: Tensor, outside: Tensor, *, positive: Any) -> m.Detection:
+    return m.Detection.of(scores[~outside], scores[outside], positive=positive)
+
+
+def of_side(metric: Callable[..., Tensor], positive: str) -> Callable[..., Tensor]:
+    if positive == "out":
+        return lambda scores, outside: metric(scores, positive=outside)
+    return lambda scores, outside: metric(-scores, positive=~outside)
+
+
+def of_labels(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda samples, labels: metric(samples.argmax(2), labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Alone(m.Tally):
+    """A mean by itself, for figures whose bundle asks for more arguments."""
+
+    mean: m.Mean
+
+    @property
+    def mean_width(self) -> Tensor:
+        return self.mean.value
+
+    @property
+    def sharpness(self) -> Tensor:
+        return self.mean.value.sqrt()
+
+
+BY_CLASS = [
+    "error", "accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "aurc", "reliability_curve", "risk_coverage",
+    "confusion_matrix", "precision", "recall", "f1",
+]  # fmt: skip
+BY_NUMBER = [
+    "crps", "check_score", "mean_interval_score", "calibration_curve", "mean_absolute_calibration", "rms_calibration",
+    "miscalibration_area",
+]  # fmt: skip
+BY_SIDE = {"auroc": m.auroc, "tnr_at_95_tpr": m.tnr_at_tpr, "fpr_at_95_tpr": m.fpr_at_tpr}
+CASES = [
+    *(Case(getattr(m, name), m.Classification.of, name, classes, (0, 0)) for name in BY_CLASS),
+    Case(partial(m.ece, num_bins=4), partial(m.Classification.of, num_bins=4), "ece", classes, (0, 0)),
+    Case(
+        partial(m.adaptive_ece, num_bins=4), partial(m.Classification.of, num_bins=4), "adaptive_ece", classes, (0, 0)
+    ),
+    *(Case(getattr(m, name), m.LogitScores.of, name, raw, (0, 0)) for name in ("nll_at_mean_logit", "paper_nll")),
+    *(Case(getattr(m, name), m.Segmentation.of, name, images, (0, 0)) for name in ("iou", "mean_iou", "dice")),
+    *(Case(getattr(m, name), m.Regression.of, name, numbers, (0, 0, 0)) for name in BY_NUMBER),
+    Case(m.gaussian_nll, m.Regression.of, "nll", numbers, (0, 0, 0)),
+    Case(m.rmse, lambda mean, y: m.Regression.of(mean, torch.ones_like(mean), y), "rmse", pairs, (0, 0)),
+    Case(m.sharpness, lambda std: Alone(m.Mean.of(std.square())), "sharpness", spreads, (0,)),
+    Case(m.coverage, m.Intervals.of, "coverage", bands, (0, 0, 0)),
+    Case(partial(m.interval_score, level=0.95), m.Intervals.of, "interval_score", bands, (0, 0, 0)),
+    Case(m.mean_width, lambda low, high: Alone(m.Mean.of(high - low)), "mean_width", widths, (0, 0)),
+    Case(partial(m.pinball, q=0.3), partial(m.Quantiles.of, q=0.3), "pinball", pairs, (0, 0)),
+    Case(m.crps_samples, m.SampleScores.of, "crps", drawn, (1, 0)),
+    *(
+        Case(of_side(metric, side), partial(detection, positive=side), name, scored, (0, 0))
+        for name, metric in BY_SIDE.items()
+        for side in ("in", "out")
+    ),
+    Case(of_side(m.aupr, "in"), partial(detection, positive="out"), "aupr_in", scored, (0, 0)),
+    Case(of_side(m.aupr, "out"), partial(detection, positive="out"), "aupr_out", scored, (0, 0)),
+    Case(of_side(m.detection_accuracy, "in"), partial(detection, positive="in"), "detection_accuracy", scored, (0, 0)),
+    *(
+        Case(of_labels(getattr(m, name)), m.Diversity.of, name, voted, (1, 0))
+        for name in ("disagreement", "q_statistic", "correlation", "ratio_error")
+    ),
+    Case(lambda samples, labels: m.pairwise_kl(samples), m.Diversity.of, "pairwise_kl", voted, (1, 0)),
+]
+every = pytest.mark.parametrize("case", CASES, ids=[f"{case}-{k}" for k, case in enumerate(CASES)])
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of a figure: itself, or those of a curve."""
+    return [getattr(value, part.name) for part in fields(value)] if is_dataclass(value) else [value]
+
+
+def same(value: Any, expected: Any) -> None:
+    for a, b in zip(leaves(value), leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15, equal_nan=True)
+
+
+def test_every_function_of_the_package_is_in_the_table() -> None:
+    functions = {name for name in m.__all__ if name.islower()}
+    used = {name for name in functions if any(_calls(case.once, getattr(m, name)) for case in CASES)}
+    assert functions == used
+
+
+def _calls(once: Any, metric: Any) -> bool:
+    if isinstance(once, partial):
+        return _calls(once.func, metric)
+    if once.__name__ != "<lambda>":
+        return bool(once is metric)
+    return (
+        metric in [cell.cell_contents for cell in once.__closure__ or ()] or metric.__name__ in once.__code__.co_names
+    )
+
+
+@every
+@many
+@given(seed=st.integers(0, 10**6), num=st.integers(12, 40), cuts=st.sets(st.integers(1, 40), max_size=8))
+def test_parts_add_up_to_the_whole(case: Case, seed: int, num: int, cuts: set[int]) -> None:
+    """In any order and any parts."""
     rng = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(num, classes, generator=rng, dtype=torch.float64)
-    return logits.softmax(1), torch.randint(classes, (num,), generator=rng)
+    data = case.draw(rng, num)
+    order = torch.randperm(num, generator=rng)
+    parts = [case.rows(data, order[rows]) for rows in torch.arange(num).tensor_split(sorted(cuts)) if len(rows)]
+    same(getattr(sum(case.make(*part) for part in parts), case.figure), case.once(*data))
 
 
-cases = st.builds(random_case, st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 6))
+@every
+def test_parts_of_one_row_add_up_to_the_whole(case: Case) -> None:
+    data = case.draw(torch.Generator().manual_seed(0), 20)
+    tally = sum(case.make(*case.rows(data, torch.tensor([k]))) for k in range(20))
+    same(getattr(tally, case.figure), case.once(*data))
 
 
-@many
-@given(cases, st.integers(1, 20))
-def test_agrees_with_torchmetrics(case: tuple[Tensor, Tensor], num_bins: int) -> None:
-    probs, labels = case
-    classes = probs.shape[1]
-    theirs = multiclass_calibration_error(probs, labels, classes, n_bins=num_bins)
-    # torchmetrics averages 60 numbers below 1 in float32, whose eps is 1.2e-7.
-    assert ece(probs, labels, num_bins=num_bins).item() == pytest.approx(theirs.item(), abs=1e-5)
-    accuracy = multiclass_accuracy(probs, labels, classes, average="micro")
-    assert 1 - error(probs, labels).item() == pytest.approx(accuracy.item(), abs=1e-5)
+@every
+def test_a_figure_is_float64_and_says_nothing_of_gradients(case: Case) -> None:
+    data = case.draw(torch.Generator().manual_seed(0), 20)
+    tracked = [part.requires_grad_() if part.is_floating_point() else part for part in data]
+    for value in leaves(case.once(*tracked)):
+        assert value.dtype == torch.float64 or case.figure in ("confusion_matrix", "reliability_curve")
+        assert not value.requires_grad
 
 
-@many
-@given(cases)
-def test_agrees_with_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
-    probs, labels = case
-    every = range(probs.shape[1])
-    theirs = sklearn.metrics.log_loss(labels.numpy(), probs.numpy(), labels=every)
-    assert nll(probs, labels).item() == pytest.approx(theirs)
-    theirs = sklearn.metrics.zero_one_loss(labels.numpy(), probs.argmax(1).numpy())
-    assert error(probs, labels).item() == pytest.approx(theirs)
-    truth = torch.eye(len(every), dtype=torch.float64)[labels]
-    theirs = sklearn.metrics.mean_squared_error(truth.numpy(), probs.numpy()) * len(every)
-    assert brier(probs, labels).item() == pytest.approx(theirs)
+@every
+def test_data_are_left_as_they_were(case: Case) -> None:
+    data = case.draw(torch.Generator().manual_seed(0), 20)
+    before = [part.clone() for part in data]
+    case.once(*data)
+    assert all(torch.equal(a, b) for a, b in zip(data, before, strict=True))
 
 
-@many
-@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=2, max_size=60))
-def test_auroc_agrees_with_scikit_learn_on_many_ties(pairs: list[tuple[int, bool]]) -> None:
-    scores = torch.tensor([float(score) for score, _ in pairs] + [4.0, 5.0])
-    positive = torch.tensor([flag for _, flag in pairs] + [True, False])
-    theirs = sklearn.metrics.roc_auc_score(positive.numpy(), scores.numpy())
-    assert auroc(scores, positive=positive).item() == pytest.approx(theirs)
+@every
+def test_one_input_has_a_figure(case: Case) -> None:
+    """Of two kinds of input there must be one each."""
+    data = case.draw(torch.Generator().manual_seed(0), 1)
+    if case.draw is scored:
+        data = torch.tensor([0.0, 1.0]), torch.tensor([False, True])
+    if case.draw is images:
+        data = data[0], torch.zeros_like(data[1])
+    for value in leaves(case.once(*data)):
+        assert not value.isnan().any() or case.figure == "reliability_curve"
+        assert value.isfinite().all() or case.figure in ("reliability_curve", "ratio_error")
 
 
-@many
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=40),
-    st.sampled_from([5, 10, 20]),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_ece_on_bin_edges_is_the_definition(
-    twentieths: list[tuple[int, bool]], num_bins: int, dtype: torch.dtype
-) -> None:
-    """Confidences k/20 lie on the edges; whole numbers say which bin (a, b] is theirs."""
-    higher = [max(k, 20 - k) for k, _ in twentieths]
-    probs = torch.tensor([[k / 20, (20 - k) / 20] for k in higher], dtype=dtype)
-    labels = torch.tensor([0 if right else 1 for _, right in twentieths])
-    total = 0.0
-    for b in range(num_bins):
-        inside = [i for i, k in enumerate(higher) if b * 20 < k * num_bins <= (b + 1) * 20]
-        total += abs(sum((labels[i] == 0).item() - higher[i] / 20 for i in inside))
-    value = ece(probs, labels, num_bins=num_bins).item()
-    assert value == pytest.approx(total / len(higher), abs=1e-6)
+# -- bad arguments -------------------------------------------------------------------------------------
+
+FLOATS = [
+    pytest.param(case, k, id=f"{case}-{n}-{k}")
+    for n, case in enumerate(CASES)
+    for k, part in enumerate(case.draw(torch.Generator().manual_seed(0), 12))
+    if part.is_floating_point()
+]
 
 
-# -- edges ---------------------------------------------------------------------------------------
+def calls(case: Case) -> list[Callable[..., Any]]:
+    """Both forms, where they take the same arguments and check them."""
+
+    def tallied(*data: Tensor) -> Any:
+        return getattr(case.make(*data), case.figure)
+
+    if case.draw is voted and case.figure != "pairwise_kl":  # the one-shot form takes guesses, which cannot be NaN
+        return [tallied]
+    return [case.once] if case.draw in (spreads, widths) else [case.once, tallied]
 
 
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-def test_figures_are_0_dim_float64(metric: Callable[..., Tensor]) -> None:
-    value = metric(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
-    assert value.shape == ()
-    assert value.dtype == torch.float64
+@pytest.mark.parametrize(("case", "argument"), FLOATS)
+def test_nan_is_refused_with_a_sentence(case: Case, argument: int) -> None:
+    data = case.draw(torch.Generator().manual_seed(0), 12)
+    data[argument].view(-1)[-1] = math.nan
+    for call in calls(case):
+        with pytest.raises(ValueError, match=r"NaN.*; expected .*numbers: "):
+            call(*data)
 
 
-def test_one_sample() -> None:
-    probs, labels = torch.tensor([[0.25, 0.75]]), torch.tensor([1])
-    assert error(probs, labels) == 0
-    assert nll(probs, labels).item() == pytest.approx(-math.log(0.75))
-    assert brier(probs, labels) == 0.125
-    assert ece(probs, labels) == 0.25
+@pytest.mark.parametrize(("case", "argument"), FLOATS)
+def test_infinity_is_refused_where_it_means_nothing(case: Case, argument: int) -> None:
+    """Ends of an interval and scores may be infinite; nothing else may."""
+    data = case.draw(torch.Generator().manual_seed(0), 12)
+    data[argument].view(-1)[-1] = math.inf
+    for call in calls(case):
+        if case.draw is scored or (case.draw in (bands, widths) and argument == 1):
+            assert not leaves(call(*data))[0].isnan()
+        else:
+            with pytest.raises(ValueError, match=r"; expected "):
+                call(*data)
 
 
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-def test_one_class_is_always_right(metric: Callable[..., Tensor]) -> None:
-    assert metric(torch.ones(5, 1), torch.zeros(5, dtype=torch.long)) == 0
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+@every
+def test_shapes_that_do_not_fit_are_refused_with_a_sentence(case: Case, dropped: int) -> None:
+    data = list(case.draw(torch.Generator().manual_seed(0), 12))
+    if dropped >= len(data) or len(data) == 1 or case.figure == "pairwise_kl":
+        return
+    data[dropped] = data[dropped].narrow(case.axes[dropped], 0, 11)
+    with pytest.raises(ValueError, match=r"shapes? .*; expected .*: reshape|expected one shape"):
+        case.once(*data)
 
 
-@pytest.mark.parametrize("num_bins", [1, 2, 15])
-def test_confidence_one_falls_in_the_last_bin(num_bins: int) -> None:
-    probs, labels = torch.tensor([[1.0, 0.0], [0.99, 0.01]]), torch.tensor([0, 0])
-    curve = reliability_curve(probs, labels, num_bins=num_bins)
-    assert curve.count.tolist() == [0] * (num_bins - 1) + [2]
-    assert ece(probs, labels, num_bins=num_bins).item() == pytest.approx(0.005, rel=1e-5)
+@every
+def test_nothing_is_refused_with_a_sentence(case: Case) -> None:
+    none = case.rows(case.draw(torch.Generator().manual_seed(0), 12), torch.tensor([], dtype=torch.long))
+    with pytest.raises(ValueError, match=r"; expected (at least one|some of both)"):
+        case.once(*none)
 
 
-def test_empty_bins_have_no_mean_and_do_not_count() -> None:
-    probs, labels = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 1])
-    curve = reliability_curve(probs, labels, num_bins=10)
-    filled = curve.count > 0
-    assert filled.nonzero().flatten().tolist() == [5, 8]
-    assert curve.accuracy[filled].tolist() == [1, 0]
-    assert curve.confidence[filled].tolist() == pytest.approx([0.6, 0.9])
-    assert curve.accuracy[~filled].isnan().all()
-    assert curve.confidence[~filled].isnan().all()
-    assert ece(probs, labels, num_bins=10).item() == pytest.approx((0.4 + 0.9) / 2)
+def test_tallies_of_other_options_do_not_add() -> None:
+    probs, labels = classes(torch.Generator().manual_seed(0), 12)
+    with pytest.raises(ValueError, match=r"^got confidence of shapes \(15,\) and \(10,\); expected the same: "):
+        m.Classification.of(probs, labels) + m.Classification.of(probs, labels, num_bins=10)
+    ones = torch.ones(2)
+    with pytest.raises(ValueError, match=r"^got level=0.95 and level=0.9; expected tallies with the same options$"):
+        m.Regression.of(ones, ones, ones) + m.Regression.of(ones, ones, ones, level=0.9)
+    with pytest.raises(ValueError, match=r"^got positive='in' and positive='out'; expected "):
+        m.Detection.of(ones, ones, positive="in") + m.Detection.of(ones, ones, positive="out")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        m.Classification.of(probs, labels) + m.Regression.of(ones, ones, ones)
 
 
-def test_a_tie_goes_to_the_first_class() -> None:
-    probs = torch.full((2, 4), 0.25)
-    assert error(probs, torch.tensor([0, 3])) == 0.5
+def test_sums_take_memory_that_does_not_grow_with_the_data() -> None:
+    """Only what needs ranks keeps a score for each input; a segmentation keeps nothing."""
 
+    def held(tally: m.Tally) -> int:
+        parts = [getattr(tally, part.name) for part in fields(tally)]
+        inner = [held(part) for part in parts if isinstance(part, m.Tally)]
+        joined = [x for part in parts for x in (part if isinstance(part, tuple) else [part]) if isinstance(x, Tensor)]
+        return sum(inner) + sum(x.numel() for x in joined)
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_certain_mistake_costs_a_finite_loss(dtype: torch.dtype) -> None:
-    value = nll(torch.tensor([[1.0, 0.0]], dtype=dtype), torch.tensor([1]))
-    assert value.item() == pytest.approx(-math.log(torch.finfo(dtype).tiny))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-def test_half_precision_is_welcome(metric: Callable[..., Tensor], dtype: torch.dtype) -> None:
-    """Rounded rows are off by at most eps/2 and used as they are: no figure moves by 2 eps."""
-    probs, labels = random_case(0, 50, 3)
-    rounded = (0.9 * probs + 0.1 / 3).to(dtype)
-    exact = rounded.double()
-    exact /= exact.sum(1, keepdim=True)
-    allowed = 2 * torch.finfo(dtype).eps
-    value = metric(rounded, labels).item()
-    assert value == pytest.approx(metric(exact, labels).item(), abs=allowed)
-
-
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-def test_pixels_are_inputs_of_their_own(metric: Callable[..., Tensor]) -> None:
-    probs, labels = random_case(0, 2 * 4 * 5, 3)
-    images = probs.reshape(2, 4, 5, 3).movedim(-1, 1)  # (N, C, H, W)
-    assert metric(images, labels.reshape(2, 4, 5)) == metric(probs, labels)
-
-
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-def test_the_order_of_the_inputs_does_not_matter(metric: Callable[..., Tensor]) -> None:
-    probs, labels = random_case(0, 100, 3)
-    value = metric(probs.flip(0), labels.flip(0)).item()
-    assert value == pytest.approx(metric(probs, labels).item())
-
-
-def test_auroc_at_its_limits() -> None:
-    positive = torch.tensor([True, True, False])
-    assert auroc(torch.tensor([2.0, 3.0, 1.0]), positive=positive) == 1
-    assert auroc(torch.tensor([1.0, 2.0, 3.0]), positive=positive) == 0
-    assert auroc(torch.tensor([0.0, -0.0, 0.0]), positive=positive) == 0.5
-    assert auroc(torch.tensor([math.inf, -math.inf, 0.0]), positive=positive) == 0.5
-    assert auroc(torch.tensor([1, 2, 1]), positive=positive) == 0.75
-
-
-# -- bad arguments -------------------------------------------------------------------------------
-
-HALVES = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
-ZEROS = torch.tensor([0, 0])
-
-
-@pytest.mark.parametrize("metric", CLASSIFICATION)
-@pytest.mark.parametrize(
-    ("probs", "labels", "sentence"),
-    [
-        (
-            HALVES,
-            torch.tensor([0]),
-            "probs has shape (2, 2) and labels (1,); expected (N, C, *) and (N, *): reshape one of them",
-        ),
-        (
-            torch.tensor([0.5, 0.5]),
-            ZEROS,
-            "probs has shape (2,) and labels (2,); expected (N, C, *) and (N, *): reshape one of them",
-        ),
-        (
-            HALVES,
-            torch.tensor([0.0, 1.0]),
-            "probs is torch.float32 and labels torch.float32; expected floats and integers: "
-            "convert them with .float() and .long()",
-        ),
-        (
-            torch.tensor([[1, 0], [0, 1]]),
-            ZEROS,
-            "probs is torch.int64 and labels torch.int64; expected floats and integers: "
-            "convert them with .float() and .long()",
-        ),
-        (
-            torch.zeros(0, 3),
-            torch.zeros(0, dtype=torch.long),
-            "probs has shape (0, 3), which is empty; expected at least one input and one class: check the data set",
-        ),
-        (
-            torch.tensor([[0.5, 0.5], [math.nan, 0.5]]),
-            ZEROS,
-            "probs has NaN in 1 of 2 rows; expected numbers: check the net's outputs",
-        ),
-        (
-            torch.tensor([[0.5, 0.5], [0.5, 0.25]]),
-            ZEROS,
-            "probs has a smallest entry of 0.25 and a row whose sum misses 1 by 0.25; "
-            "expected probabilities: pass logits through softmax(1) first",
-        ),
-        (
-            torch.tensor([[0.5, 0.5], [-1.0, 2.0]]),
-            ZEROS,
-            "probs has a smallest entry of -1 and a row whose sum misses 1 by 0; "
-            "expected probabilities: pass logits through softmax(1) first",
-        ),
-        (
-            HALVES,
-            torch.tensor([0, 2]),
-            "labels run from 0 to 2; expected 0 to 1 for 2 classes: "
-            "renumber the labels, or drop the inputs without one",
-        ),
-        (
-            HALVES,
-            torch.tensor([-1, 0]),
-            "labels run from -1 to 0; expected 0 to 1 for 2 classes: "
-            "renumber the labels, or drop the inputs without one",
-        ),
-    ],
-)
-def test_bad_arguments_get_one_sentence(
-    metric: Callable[..., Tensor], probs: Tensor, labels: Tensor, sentence: str
-) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
-        metric(probs, labels)
-    assert str(caught.value) == sentence
-
-
-def test_ece_needs_a_bin() -> None:
-    with pytest.raises(ValueError, match=r"^num_bins is 0; expected at least 1: pass such a number$"):
-        ece(HALVES, ZEROS, num_bins=0)
-
-
-@pytest.mark.parametrize(
-    ("scores", "positive", "sentence"),
-    [
-        (
-            torch.zeros(3),
-            torch.tensor([True, True, True]),
-            "positive marks 3 of 3 scores; expected some of both classes: pass positive and negative inputs together",
-        ),
-        (
-            torch.zeros(0),
-            torch.zeros(0, dtype=torch.bool),
-            "positive marks 0 of 0 scores; expected some of both classes: pass positive and negative inputs together",
-        ),
-        (
-            torch.zeros(3),
-            torch.tensor([1, 0, 1]),
-            "scores has shape (3,) and positive (3,) of torch.int64; expected one shape and "
-            "torch.bool: pass a mask such as labels == 1",
-        ),
-        (
-            torch.zeros(3),
-            torch.tensor([True, False]),
-            "scores has shape (3,) and positive (2,) of torch.bool; expected one shape and "
-            "torch.bool: pass a mask such as labels == 1",
-        ),
-        (
-            torch.tensor([0.0, math.nan]),
-            torch.tensor([True, False]),
-            "scores has 1 NaN among 2; expected numbers: check the net's outputs",
-        ),
-    ],
-)
-def test_auroc_bad_arguments_get_one_sentence(scores: Tensor, positive: Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
-        auroc(scores, positive=positive)
-    assert str(caught.value) == sentence
+    rng = torch.Generator().manual_seed(0)
+    for draw, make in [(images, m.Segmentation.of), (numbers, m.Regression.of), (voted, m.Diversity.of)]:
+        assert held(make(*draw(rng, 100))) == held(make(*draw(rng, 10)))
+    assert held(m.Classification.of(*classes(rng, 110))) - held(m.Classification.of(*classes(rng, 10))) == 200

@@ -53,8 +53,18 @@ def entropy_of(probs: Tensor, axis: int) -> Tensor:
 
 def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_b p_b and Σ_b H(p_b) over a chunk of replicates: (N, C, *), (N, *)."""
-    p = class_probabilities(samples, 2)
-    return p.sum(0), entropy_of(p, 2).sum(0)
+    parts = _in_parts(samples)
+    p = class_probabilities(parts[0], 2)
+    probs, entropy = p.sum(0), entropy_of(p, 2).sum(0)
+    for part in parts[1:]:
+        p = class_probabilities(part, 2)
+        probs, entropy = probs.add_(p.sum(0)), entropy.add_(entropy_of(p, 2).sum(0))
+    return probs, entropy
+
+
+def _in_parts(samples: Tensor) -> tuple[Tensor, ...]:
+    """A chunk at once where replicates are small, else one by one: each step makes several copies of its part."""
+    return torch.split(samples, len(samples) if bytes_of(samples[0]) <= _SMALL else 1)
 
 
 def _std(samples: Tensor) -> Tensor:
@@ -158,6 +168,10 @@ class _Figures:
         `residual_std` estimates σ on held-out data; `split_gaussian` reads it off a Gaussian head.
         """
         _check_level(level)
+        return _normal_interval(self.mean, self.predictive_std(noise_std), level)
+
+    def predictive_std(self, noise_std: Tensor | float) -> Tensor:
+        """√(std² + σ²): the standard deviation of a new y: (N, C, *). σ is one number, (C,), or one for each element."""
         noise_std = torch.as_tensor(noise_std)
         if not bool((noise_std >= 0).all()):
             raise ValueError("got a negative or NaN noise_std; expected standard deviations ≥ 0")
@@ -169,7 +183,7 @@ class _Figures:
                 f"got noise_std of shape {tuple(noise_std.shape)} for outputs {tuple(shape)}; expected (C,), one "
                 "number for each output, or one for each element"
             )
-        return _normal_interval(self.mean, (self.std**2 + noise**2).sqrt(), level)
+        return (self.std**2 + noise.to(self.std) ** 2).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +364,10 @@ class _Running:
     @classmethod
     def of(cls, chunk: Tensor) -> "_Running":
         mean = chunk.mean(0)
-        return cls(len(chunk), mean, (chunk - mean).square_().sum(0), *_class_sums(chunk))
+        squares = torch.zeros_like(mean)
+        for part in _in_parts(chunk):
+            squares += (part - mean).square_().sum(0)
+        return cls(len(chunk), mean, squares, *_class_sums(chunk))
 
     def merge(self, other: "_Running") -> "_Running":
         """Both together, in place (Chan's rule)."""

@@ -1,14 +1,22 @@
 """How good are the probabilities p of C classes, given the true labels y?
 
+    error = mean 1[argmax p ≠ y],   NLL = mean −log p_y,   Brier = mean Σ_c (p_c − 1[y = c])²
+
 Everywhere `probs` is (N, C, *), rows of probabilities along the class axis, and `labels` the whole
 numbers (N, *) in 0 … C − 1; pixels count as inputs of their own. Sums run in float64.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from neuboots.metrics.calibration import Bins, ReliabilityCurve
+from neuboots.metrics.checks import logit_rows, rows
+from neuboots.metrics.confusion import Confusion
+from neuboots.metrics.ranking import Ranking, RiskCoverage
+from neuboots.metrics.tally import Mean, Tally
 
 
 def error(probs: Tensor, labels: Tensor) -> Tensor:
@@ -17,8 +25,16 @@ def error(probs: Tensor, labels: Tensor) -> Tensor:
     >>> error(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
     tensor(0.5000, dtype=torch.float64)
     """
-    probs, labels = _rows(probs, labels)
-    return (probs.argmax(1) != labels).double().mean()
+    return Mean.of(_wrong(*rows(probs, labels))).value
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
+    """mean of 1[argmax p = y] = 1 − error.
+
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return 1 - error(probs, labels)
 
 
 def nll(probs: Tensor, labels: Tensor) -> Tensor:
@@ -30,9 +46,7 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
     >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
     tensor(0.6931, dtype=torch.float64)
     """
-    probs, labels = _rows(probs, labels)
-    of_truth = probs.gather(1, labels[:, None])  # (N, 1)
-    return -of_truth.clamp_min(torch.finfo(probs.dtype).tiny).double().log().mean()
+    return Mean.of(_surprise(*rows(probs, labels))).value
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
@@ -41,90 +55,174 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
     tensor(0.5000, dtype=torch.float64)
     """
-    probs, labels = _rows(probs, labels)
-    truth = functional.one_hot(labels, probs.shape[1])  # (N, C)
-    return (probs.double() - truth).square().sum(1).mean()
+    return Mean.of(_distance(*rows(probs, labels))).value
+
+
+def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
+    """mean of −log softmax(z)_y at the mean z of the replicates' logits: (N, C, *).
+
+    By convexity of −log softmax it is at most the mean NLL of the replicates, as `nll` is, but is no
+    likelihood of the predictive probability: compare it only with itself.
+
+    >>> nll_at_mean_logit(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+    return LogitScores.of(logits, labels).nll_at_mean_logit
+
+
+def paper_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """10 × `nll_at_mean_logit`: the column NLL of the paper's tables.
+
+    >>> paper_nll(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    tensor(6.9315, dtype=torch.float64)
+    """
+    return LogitScores.of(logits, labels).paper_nll
+
+
+def _wrong(p: Tensor, y: Tensor) -> Tensor:
+    return p.argmax(1) != y  # (N,)
+
+
+def _surprise(p: Tensor, y: Tensor) -> Tensor:
+    return -_of_truth(p, y).clamp_min(torch.finfo(p.dtype).tiny).double().log()  # (N,)
+
+
+def _distance(p: Tensor, y: Tensor) -> Tensor:
+    gap = p.to(torch.float64, copy=True)  # (N, C)
+    gap[torch.arange(len(y), device=y.device), y] -= 1
+    return gap.square_().sum(1)  # (N,)
+
+
+def _of_truth(p: Tensor, y: Tensor) -> Tensor:
+    return p.gather(1, y[:, None])[:, 0]  # (N,)
 
 
 @dataclass(frozen=True, eq=False)
-class ReliabilityCurve:
-    """Mean confidence, accuracy and number of inputs in each bin; an empty bin has NaN means."""
+class LogitScores(Tally):
+    """Scores of mean logits, for data that come in parts."""
 
-    confidence: Tensor  # (num_bins,)
-    accuracy: Tensor  # (num_bins,)
-    count: Tensor  # (num_bins,)
+    surprise: Mean
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor) -> Self:
+        """Of the mean of the replicates' logits (N, C, *) and labels (N, *)."""
+        z, y = logit_rows(logits, labels)
+        return cls(Mean.of(-_of_truth(z.double().log_softmax(1), y)))
+
+    @property
+    def nll_at_mean_logit(self) -> Tensor:
+        return self.surprise.value
+
+    @property
+    def paper_nll(self) -> Tensor:
+        return 10 * self.surprise.value
 
 
-def reliability_curve(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> ReliabilityCurve:
-    """Means of max p and of 1[argmax p = y] over the inputs with max p in ((k − 1)/K, k/K].
+class ClassFigures:
+    """The figures of classification that need no input's score kept, by one formula for every holder."""
 
-    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [1.0, 0.0]])
-    >>> curve = reliability_curve(probs, torch.tensor([0, 0, 0]), num_bins=2)
-    >>> curve.count, curve.accuracy
-    (tensor([0, 3]), tensor([   nan, 0.6667], dtype=torch.float64))
-    """
-    if num_bins < 1:
-        raise ValueError(f"num_bins is {num_bins}; expected at least 1: pass such a number")
-    probs, labels = _rows(probs, labels)
-    confidence, guess = probs.max(1)  # (N,), (N,)
-    # The inner edges k/K, rounded as the probabilities are: 0.6 in float32 lies on 3/5, not above.
-    edges = (torch.arange(1, num_bins, device=probs.device).double() / num_bins).to(probs.dtype)
-    bins = torch.bucketize(confidence, edges)  # (N,)
-    zeros = torch.zeros(num_bins, dtype=torch.float64, device=probs.device)
-    count = torch.bincount(bins, minlength=num_bins)
-    return ReliabilityCurve(
-        confidence=zeros.index_add(0, bins, confidence.double()) / count,
-        accuracy=zeros.index_add(0, bins, (guess == labels).double()) / count,
-        count=count,
+    wrong: Mean
+    surprise: Mean
+    distance: Mean
+    bins: Bins
+    confusion: Confusion
+
+    @property
+    def count(self) -> int:
+        return int(self.wrong.count)
+
+    @property
+    def error(self) -> Tensor:
+        return self.wrong.value
+
+    @property
+    def accuracy(self) -> Tensor:
+        return 1 - self.wrong.value
+
+    @property
+    def nll(self) -> Tensor:
+        return self.surprise.value
+
+    @property
+    def brier(self) -> Tensor:
+        return self.distance.value
+
+    @property
+    def ece(self) -> Tensor:
+        return self.bins.ece
+
+    @property
+    def mce(self) -> Tensor:
+        return self.bins.mce
+
+    @property
+    def reliability_curve(self) -> ReliabilityCurve:
+        return self.bins.curve
+
+    @property
+    def confusion_matrix(self) -> Tensor:
+        return self.confusion.matrix
+
+    @property
+    def precision(self) -> Tensor:
+        return self.confusion.precision
+
+    @property
+    def recall(self) -> Tensor:
+        return self.confusion.recall
+
+    @property
+    def f1(self) -> Tensor:
+        return self.confusion.f1
+
+
+def tallied(p: Tensor, y: Tensor, num_bins: int) -> tuple[Mean, Mean, Mean, Bins, Confusion]:
+    """The tallies that `ClassFigures` reads, of checked rows (N, C) and (N,)."""
+    confidence, guess = p.max(1)  # (N,), (N,)
+    return (
+        Mean.of(guess != y),
+        Mean.of(_surprise(p, y)),
+        Mean.of(_distance(p, y)),
+        Bins.of(confidence, guess == y, num_bins=num_bins),
+        Confusion.of(guess, y, classes=p.shape[1]),
     )
 
 
-def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
-    """Σ_k (n_k / n) |accuracy_k − confidence_k|, over the bins of `reliability_curve` not empty.
+@dataclass(frozen=True, eq=False)
+class Classification(ClassFigures, Tally):
+    """Every figure of this file, of data that come in parts.
 
-    >>> ece(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
-    tensor(0.2000, dtype=torch.float64)
+    >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
+    >>> tally = sum(Classification.of(p, y) for p, y in zip(probs.split(2), labels.split(2)))
+    >>> tally.count, tally.error
+    (3, tensor(0.3333, dtype=torch.float64))
+    >>> tally.f1
+    tensor([0.6667, 0.6667], dtype=torch.float64)
     """
-    curve = reliability_curve(probs, labels, num_bins=num_bins)
-    gap = (curve.accuracy - curve.confidence).abs()  # (num_bins,)
-    return (curve.count * gap)[curve.count > 0].sum() / curve.count.sum()
 
+    wrong: Mean
+    surprise: Mean
+    distance: Mean
+    bins: Bins
+    confusion: Confusion
+    ranking: Ranking
+    num_bins: int
 
-def _rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check (N, C, *) and (N, *), and flatten them to rows (N, C) and (N,)."""
-    if probs.dim() < 2 or labels.shape != (probs.shape[0], *probs.shape[2:]):
-        raise ValueError(
-            f"probs has shape {tuple(probs.shape)} and labels {tuple(labels.shape)}; "
-            "expected (N, C, *) and (N, *): reshape one of them"
-        )
-    if not probs.is_floating_point() or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"probs is {probs.dtype} and labels {labels.dtype}; expected floats and integers: "
-            "convert them with .float() and .long()"
-        )
-    if probs.numel() == 0:
-        raise ValueError(
-            f"probs has shape {tuple(probs.shape)}, which is empty; expected at least one input "
-            "and one class: check the data set"
-        )
-    classes = probs.shape[1]
-    rows = probs.movedim(1, -1).reshape(-1, classes)  # (N, C)
-    truth = labels.reshape(-1).to(rows.device).long()  # (N,)
-    if rows.isnan().any():
-        raise ValueError(
-            f"probs has NaN in {int(rows.isnan().any(1).sum())} of {len(rows)} rows; "
-            "expected numbers: check the net's outputs"
-        )
-    # Rounding each entry moves a row's sum by less than eps; float64 rows may come from float32.
-    miss = (rows.double().sum(1) - 1).abs().max()
-    if rows.min() < 0 or miss > max(1e-3, torch.finfo(rows.dtype).eps):
-        raise ValueError(
-            f"probs has a smallest entry of {rows.min():.3g} and a row whose sum misses 1 by "
-            f"{miss:.3g}; expected probabilities: pass logits through softmax(1) first"
-        )
-    if truth.min() < 0 or truth.max() >= classes:
-        raise ValueError(
-            f"labels run from {truth.min()} to {truth.max()}; expected 0 to {classes - 1} for "
-            f"{classes} classes: renumber the labels, or drop the inputs without one"
-        )
-    return rows, truth
+    @classmethod
+    def of(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Self:
+        """Of probabilities (N, C, *) and labels (N, *)."""
+        p, y = rows(probs, labels)
+        confidence, guess = p.max(1)
+        return cls(*tallied(p, y, num_bins), Ranking.of(confidence, guess == y), num_bins)
+
+    @property
+    def adaptive_ece(self) -> Tensor:
+        return self.ranking.adaptive_ece(self.num_bins)
+
+    @property
+    def risk_coverage(self) -> RiskCoverage:
+        return self.ranking.risk_coverage
+
+    @property
+    def aurc(self) -> Tensor:
+        return self.ranking.aurc

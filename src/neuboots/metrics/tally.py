@@ -21,10 +21,10 @@ class Tally:
     Any other field is an option, and must be the same on both sides.
 
     >>> @dataclass(frozen=True, eq=False)
-    ... class Mean(Tally):
+    ... class Share(Tally):
     ...     total: Tensor
     ...     count: Tensor
-    >>> a, b = Mean(torch.tensor(2.0), torch.tensor(1)), Mean(torch.tensor(4.0), torch.tensor(2))
+    >>> a, b = Share(torch.tensor(2.0), torch.tensor(1)), Share(torch.tensor(4.0), torch.tensor(2))
     >>> both = sum([a, b])  # as over the batches of a loader
     >>> both.total / both.count
     tensor(2.)
@@ -56,6 +56,27 @@ def _joined(name: str, a: Tally, b: Tally) -> Any:
     return mine
 
 
+@dataclass(frozen=True, eq=False)
+class Mean(Tally):
+    """1/N Σᵢ vᵢ of numbers vᵢ that come in parts; sums run in float64.
+
+    >>> (Mean.of(torch.tensor([1.0, 2.0])) + Mean.of(torch.tensor([6.0]))).value
+    tensor(3., dtype=torch.float64)
+    """
+
+    total: Tensor  # ()
+    count: Tensor  # ()
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        """Of any number of values, none included: a part may be empty, the whole not."""
+        return cls(values.detach().sum(dtype=torch.float64), torch.tensor(values.numel(), device=values.device))
+
+    @property
+    def value(self) -> Tensor:
+        return self.total / some(self.count)
+
+
 def kept(*values: Tensor) -> tuple[Tensor, ...]:
     """Values that a tally keeps one by one, apart from the batch they came in."""
     return tuple(value.detach().flatten().clone() for value in values)
@@ -64,3 +85,21 @@ def kept(*values: Tensor) -> tuple[Tensor, ...]:
 def joined(parts: tuple[Tensor, ...]) -> Tensor:
     """All values kept so far: (N,)."""
     return torch.cat([part.to(parts[0].device) for part in parts])
+
+
+def some(count: Tensor) -> Tensor:
+    """The number of inputs, if there are any: a part of the data may have none, a figure is not drawn from none."""
+    if count == 0:
+        raise ValueError("got a tally of no inputs; expected at least one: check the data set")
+    return count
+
+
+def run_ends(sorted_values: Tensor) -> Tensor:
+    """How many values come up to the end of each run of equal ones: (K,), the last being N.
+
+    >>> run_ends(torch.tensor([0.9, 0.5, 0.5, 0.1]))
+    tensor([1, 3, 4])
+    """
+    last = torch.ones(len(sorted_values), dtype=torch.bool, device=sorted_values.device)
+    last[:-1] = sorted_values[1:] != sorted_values[:-1]  # a difference would make ∞ − ∞ no tie
+    return last.nonzero()[:, 0] + 1

@@ -85,6 +85,34 @@ def check_rows(data: Dataset[Any]) -> int:
     return n
 
 
+def labels_for(probs: Tensor, y: Tensor) -> Tensor:
+    """Labels (N, *) for probabilities (N, C, *), as whole numbers on their device.
+
+    The targets of a net with one logit may be 0.0 and 1.0, and have an axis for that logit.
+
+    >>> labels_for(torch.full((2, 2), 0.5), torch.tensor([[0.0], [1.0]]))
+    tensor([0, 1])
+    """
+    shape = (probs.shape[0], *probs.shape[2:])
+    if y.is_floating_point() and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression?")
+    if y.numel() != probs.numel() // probs.shape[1]:
+        raise ValueError(f"got labels of shape {tuple(y.shape)}; expected {shape}, one for each input (and pixel)")
+    return y.to(probs.device).long().reshape(shape)
+
+
+def targets_for(mean: Tensor, y: Tensor) -> Tensor:
+    """Targets in the shape, device and precision of the outputs (N, C, *): (N,) and (N, 1) are taken as one.
+
+    >>> targets_for(torch.zeros(2, 1), torch.tensor([3, 4]))
+    tensor([[3.],
+            [4.]])
+    """
+    if y.shape[:1] != mean.shape[:1] or y.numel() != mean.numel():
+        raise ValueError(f"got targets of shape {tuple(y.shape)}; expected {tuple(mean.shape)}, as the net's outputs")
+    return y.reshape(mean.shape).to(mean)
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as text, a column for each key; numbers to four significant figures, right-aligned.
 

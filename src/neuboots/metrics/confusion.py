@@ -1,0 +1,106 @@
+"""Which class was taken for which: the counts n_tg of inputs with true class t and guess g.
+
+    precision_c = n_cc / Σ_t n_tc,   recall_c = n_cc / Σ_g n_cg,   F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg)
+    IoU_c = n_cc / (Σ_t n_tc + Σ_g n_cg − n_cc),   Dice_c = F1_c
+
+Where such a ratio is 0 / 0, as for a class that occurs nowhere, it is 0 (scikit-learn's `zero_division=0`).
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from neuboots.metrics.checks import rows
+from neuboots.metrics.tally import Tally, some
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion(Tally):
+    """n_tg: a row for each true class, a column for each guess."""
+
+    matrix: Tensor  # (C, C)
+
+    @classmethod
+    def of(cls, guess: Tensor, truth: Tensor, *, classes: int) -> Self:
+        """Of whole numbers (N,) in 0 … C − 1."""
+        cells = torch.bincount(truth * classes + guess, minlength=classes**2)
+        return cls(cells.reshape(classes, classes))
+
+    @property
+    def occurs(self) -> Tensor:
+        """Whether class c is the truth or the guess of any input: (C,)."""
+        return self._sizes > 0
+
+    @property
+    def precision(self) -> Tensor:
+        return self._hits / self.matrix.sum(0).clamp_min(1)
+
+    @property
+    def recall(self) -> Tensor:
+        return self._hits / self.matrix.sum(1).clamp_min(1)
+
+    @property
+    def f1(self) -> Tensor:
+        return 2 * self._hits / self._sizes.clamp_min(1)
+
+    @property
+    def iou(self) -> Tensor:
+        return self._hits / (self._sizes - self._hits).clamp_min(1)
+
+    @property
+    def mean_iou(self) -> Tensor:
+        return self.iou[self.occurs].mean()
+
+    @property
+    def _hits(self) -> Tensor:
+        """n_cc: (C,); the ratios above have at least 1 below, so that 0 / 0 is 0."""
+        some(self.matrix.sum())
+        return self.matrix.diagonal().double()
+
+    @property
+    def _sizes(self) -> Tensor:
+        return self.matrix.sum(0) + self.matrix.sum(1)
+
+
+def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
+    """n_tg = number of inputs with y = t and argmax p = g: (C, C), a row for each true class.
+
+    >>> confusion_matrix(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+    tensor([[1, 0],
+            [1, 1]])
+    """
+    return _confusion(probs, labels).matrix
+
+
+def precision(probs: Tensor, labels: Tensor) -> Tensor:
+    """n_cc / Σ_t n_tc: of the inputs taken for class c, how many are: (C,); 0 where none was.
+
+    >>> precision(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+    tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).precision
+
+
+def recall(probs: Tensor, labels: Tensor) -> Tensor:
+    """n_cc / Σ_g n_cg: of the inputs of class c, how many are taken for it: (C,); 0 where there are none.
+
+    >>> recall(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).recall
+
+
+def f1(probs: Tensor, labels: Tensor) -> Tensor:
+    """2 n_cc / (Σ_t n_tc + Σ_g n_cg), the harmonic mean of precision and recall: (C,).
+
+    >>> f1(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+    tensor([0.6667, 0.6667], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).f1
+
+
+def _confusion(probs: Tensor, labels: Tensor) -> Confusion:
+    p, y = rows(probs, labels)
+    return Confusion.of(p.argmax(1), y, classes=p.shape[1])

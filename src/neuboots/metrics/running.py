@@ -1,0 +1,99 @@
+"""Any figure of a tally as a torchmetrics metric: it resets, goes into a `MetricCollection`, and syncs over processes.
+
+This module alone needs torchmetrics, and is imported by name: `from neuboots.metrics.running import Running`.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from neuboots.metrics.tally import Tally
+
+
+class Running(Metric):
+    """figure(T₁ + T₂ + …), T = make(batch): `forward` gives the figure of one batch, `compute` that of all.
+
+    >>> from neuboots.metrics import Classification
+    >>> metric = Running(Classification.of, "error")
+    >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
+    >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([1]))
+    >>> metric.compute()
+    tensor(0.5000, dtype=torch.float64)
+
+    Options of a tally are bound first: `Running(functools.partial(Classification.of, num_bins=10), "ece")`. Metrics
+    that tally alike, such as ECE and NLL of one `Classification.of`, share the work in a `MetricCollection`.
+    """
+
+    # torchmetrics gathers states that are tensors and declared beforehand, whereas what a tally holds is known from
+    # the first batch on. So the state is a list of tallies, each written into a tensor of bytes, options included.
+    parts: list[Tensor]
+    full_state_update = False
+
+    def __init__(self, make: Callable[..., Tally], figure: str) -> None:
+        super().__init__()
+        self.make, self.figure = make, figure
+        self.add_state("parts", [], dist_reduce_fx="cat")
+        self.reset()
+
+    def reset(self) -> None:
+        super().reset()
+        # A process without data must still send bytes, not the empty float tensor that stands for an empty list.
+        self.parts = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
+
+    def update(self, *batch: Any) -> None:
+        tally = self.make(*batch)
+        if not hasattr(type(tally), self.figure):
+            raise ValueError(f"got figure={self.figure!r}; expected a property of {type(tally).__name__}")
+        self.parts.append(_packed(tally, self.device))
+        # A part at most twice as large as the next is added to it: sums stay one part, kept scores become log N.
+        while len(self.parts) > 1 and len(self.parts[-2]) <= 2 * len(self.parts[-1]):
+            tail = [self.parts.pop(), self.parts.pop()]
+            self.parts.append(_packed(_total(torch.cat(tail[::-1])), self.device))
+
+    def forward(self, *batch: Any) -> Any:
+        """The figure of this batch, which also joins the others."""
+        self.update(*batch)
+        return self._shown(self.make(*batch))
+
+    def compute(self) -> Any:
+        parts = self.parts if isinstance(self.parts, list) else [self.parts]  # one tensor, once gathered
+        return self._shown(_total(torch.cat(parts)))
+
+    def _shown(self, tally: Tally) -> Any:
+        value = getattr(tally, self.figure)
+        return value.to(self.device) if isinstance(value, Tensor) else value
+
+
+class _Packer(pickle.Pickler):
+    """Tensors as arrays: torch's own form names storages by their address, so that equal tallies differ."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # NumPy has no bfloat16; float32 holds its values.
+            array = (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+            return torch.tensor, (array,)
+        return NotImplemented
+
+
+def _packed(tally: Tally, device: torch.device) -> Tensor:
+    """The tally as bytes: (num_bytes,)."""
+    stream = io.BytesIO()
+    _Packer(stream, protocol=5).dump(tally)
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8).to(device)
+
+
+def _total(packed: Tensor) -> Tally:
+    """The sum of tallies written one after another; they come from this metric, or from its twins on other ranks."""
+    stream, found = io.BytesIO(packed.cpu().numpy().tobytes()), None
+    while stream.tell() < len(packed):
+        part = pickle.load(stream)
+        found = part if found is None else found + part
+    if found is None:
+        raise ValueError("got no batch yet; expected at least one update before compute")
+    assert isinstance(found, Tally)
+    return found

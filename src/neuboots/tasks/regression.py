@@ -1,0 +1,93 @@
+"""How good are the predictive distributions of a regression? All figures over labelled data.
+
+    y | x ~ N(m(x), v(x) + σ²),   m, v: mean and variance over replicates, σ²: the noise
+
+The band of the regression function alone says nothing about where a new y falls; the noise must come from somewhere:
+from the net itself (a Gaussian head), or from held-out residuals (`neuboots.residual_std`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from neuboots.metrics import Regression
+from neuboots.prediction import Predictor
+from neuboots.regression import split_gaussian
+from neuboots.tasks.common import Rows, batches_of, check_predictor, table, targets_for
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionReport:
+    """What `regression` found; `tally` has every figure, and its parts add."""
+
+    tally: Regression
+    num_samples: int
+    seed: int
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure by name, in the units of y (NLL in nats)."""
+        names = (
+            *("rmse", "nll", "crps", "coverage", "mean_width", "interval_score", "mean_interval_score", "check_score"),
+            *("mean_absolute_calibration", "rms_calibration", "miscalibration_area", "sharpness"),
+        )
+        return {name: float(getattr(self.tally, name)) for name in names}
+
+    def __str__(self) -> str:
+        rows = [{"figure": name, "value": value} for name, value in self.figures.items()]
+        header = f"N = {int(self.tally.count):,}, B = {self.num_samples}, seed {self.seed}, level {self.tally.level:g}"
+        return f"{header}\n{table(rows)}"
+
+
+def regression(
+    predictor: Predictor,
+    data: Rows,
+    *,
+    noise_std: Tensor | float | None = None,
+    level: float = 0.95,
+    num_samples: int = 100,
+    seed: int = 0,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> RegressionReport:
+    """RMSE, NLL, CRPS, coverage and width of the prediction interval, and calibration, over rows (x, y).
+
+    `noise_std` is σ, one number or one for each output; a net with a Gaussian head (twice as many outputs as targets)
+    gives its own, and takes none.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import PlainPredictor
+    >>> x = torch.randn(500, 1, generator=torch.Generator().manual_seed(0))
+    >>> noise = torch.randn(500, 1, generator=torch.Generator().manual_seed(1))
+    >>> rows = TensorDataset(x, 2 * x + 0.5 * noise)
+    >>> net = torch.nn.Linear(1, 1)
+    >>> _ = net.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
+    >>> found = regression(PlainPredictor(net), rows, noise_std=0.5, progress=False)
+    >>> round(found.figures["rmse"], 1), round(found.figures["coverage"], 2)
+    (0.5, 0.95)
+    """
+    check_predictor(predictor)
+    total: Regression | int = 0
+    for x, y in batches_of(data, batch_size, title="regression", progress=progress):
+        mean, std = _gaussian(predictor, x, y, noise_std, num_samples, seed)
+        total = total + Regression.of(mean, std, targets_for(mean, y), level=level)
+    assert isinstance(total, Regression), "batches_of gives at least one batch"
+    return RegressionReport(total, num_samples, seed)
+
+
+def _gaussian(
+    predictor: Predictor, x: Any, y: Tensor, noise_std: Tensor | float | None, num_samples: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of a new y: (N, C, *) each."""
+    summary = predictor.summarize(x, num_samples, seed=seed)
+    if noise_std is None and summary.mean.numel() == 2 * y.numel():
+        band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
+        return band.mean, (band.std.square() + noise.square()).sqrt()
+    if noise_std is None:
+        raise ValueError(
+            "got no noise_std for a net without a Gaussian head; expected the standard deviation of the noise: give "
+            "noise_std=residual_std(predictor, x, y) of rows that were not trained on"
+        )
+    return summary.mean, summary.predictive_std(noise_std)
