@@ -1,0 +1,1 @@
+"""What happens to images before a net sees them; see `neuboots.data.corruptions`."""

@@ -1,0 +1,32 @@
+"""Is an input like those the net was trained on? Detectors around any predictor (paper, section 4.3 and table 4.1).
+
+    detector = Odin(predictor).fit(validation_in, validation_out)
+    print(detector.evaluate(test_in, test_out, positive="in"))
+
+Scores are larger where an input is further out of distribution. All detectors have `fit`, `score` and `evaluate` with
+the same arguments, and use those they need: `fit(inside, outside, train=…)`.
+"""
+
+from neuboots.tasks.ood.detector import Detector, LogisticRule, split
+from neuboots.tasks.ood.features import ClassGaussians
+from neuboots.tasks.ood.mahalanobis import Mahalanobis, MahalanobisEnsemble
+from neuboots.tasks.ood.odin import Odin
+from neuboots.tasks.ood.replicates import STATISTICS, ReplicateDetector
+from neuboots.tasks.ood.scores import Energy, Entropy, MaxSoftmax, MutualInformation, Spread
+
+__all__ = [
+    "STATISTICS",
+    "ClassGaussians",
+    "Detector",
+    "Energy",
+    "Entropy",
+    "LogisticRule",
+    "Mahalanobis",
+    "MahalanobisEnsemble",
+    "MaxSoftmax",
+    "MutualInformation",
+    "Odin",
+    "ReplicateDetector",
+    "Spread",
+    "split",
+]
