@@ -1,9 +1,7 @@
 """Metrics of class probabilities against other people's libraries, and at their edges."""
 
-import itertools
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from torchmetrics.functional.classification import (
 )
 
 from neuboots.metrics import (
-    Classification,
     adaptive_ece,
     aurc,
     brier,
@@ -34,7 +31,6 @@ from neuboots.metrics import (
     precision,
     recall,
     reliability_curve,
-    risk_coverage,
 )
 
 SMOOTH = [error, nll, brier, ece]
@@ -88,10 +84,8 @@ def test_classes_agree_with_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case
     every = list(range(probs.shape[1]))
     truth, guess = labels.numpy(), probs.argmax(1).numpy()
-    assert (
-        confusion_matrix(probs, labels).tolist()
-        == sklearn.metrics.confusion_matrix(truth, guess, labels=every).tolist()
-    )
+    counts = sklearn.metrics.confusion_matrix(truth, guess, labels=every)
+    assert confusion_matrix(probs, labels).tolist() == counts.tolist()
     theirs = sklearn.metrics.precision_recall_fscore_support(truth, guess, labels=every, zero_division=0)
     for metric, expected in zip([precision, recall, f1], theirs, strict=False):
         np.testing.assert_allclose(metric(probs, labels).numpy(), expected, rtol=1e-14)
@@ -104,73 +98,6 @@ def test_nll_at_mean_logit_agrees_with_scipy(case: tuple[Tensor, Tensor]) -> Non
     theirs = -scipy.special.log_softmax(logits.numpy(), 1)[np.arange(len(labels)), labels.numpy()].mean()
     assert nll_at_mean_logit(logits, labels).item() == pytest.approx(theirs)
     assert paper_nll(logits, labels).item() == pytest.approx(10 * theirs)
-
-
-@many
-@given(cases, st.integers(1, 20))
-def test_adaptive_ece_is_its_definition(case: tuple[Tensor, Tensor], num_bins: int) -> None:
-    """NumPy cuts the sorted inputs into parts whose sizes differ by at most one; a part may be empty."""
-    probs, labels = case
-    confidence, guess = (part.numpy() for part in probs.max(1))
-    order = np.argsort(confidence)
-    right = guess == labels.numpy()
-    parts = [part for part in np.array_split(order, num_bins) if len(part)]
-    gaps = [len(part) * abs(right[part].mean() - confidence[part].mean()) for part in parts]
-    value = adaptive_ece(probs, labels, num_bins=num_bins).item()
-    assert value == pytest.approx(sum(gaps) / len(labels))
-
-
-@many
-@given(cases)
-def test_risk_and_coverage_are_their_definition(case: tuple[Tensor, Tensor]) -> None:
-    probs, labels = case
-    curve = risk_coverage(probs, labels)
-    confidence, guess = probs.max(1)
-    assert curve.threshold.tolist() == sorted(set(confidence.tolist()), reverse=True)
-    for coverage, risk, threshold in zip(curve.coverage, curve.risk, curve.threshold, strict=True):
-        accepted = confidence >= threshold
-        assert coverage.item() == pytest.approx(accepted.double().mean().item())
-        theirs = sklearn.metrics.zero_one_loss(labels[accepted].numpy(), guess[accepted].numpy())
-        assert risk.item() == pytest.approx(theirs)
-
-
-# -- ties: few inputs, whose confidences are tenths ----------------------------------------------------
-
-tenths = st.lists(st.tuples(st.integers(6, 8), st.booleans()), min_size=1, max_size=6)
-
-
-def of_tenths(rows: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
-    probs = torch.tensor([[k / 10, 1 - k / 10] for k, _ in rows], dtype=torch.float64)
-    return probs, torch.tensor([0 if right else 1 for _, right in rows])
-
-
-@many
-@given(tenths)
-def test_aurc_is_the_expectation_over_the_orders_of_ties(rows: list[tuple[int, bool]]) -> None:
-    found = []
-    for order in itertools.permutations(rows):
-        if [k for k, _ in order] != sorted((k for k, _ in rows), reverse=True):
-            continue
-        wrong = np.cumsum([not right for _, right in order])
-        risk = wrong / np.arange(1, len(rows) + 1)
-        area = np.trapezoid(risk, np.arange(1, len(rows) + 1) / len(rows)) / (1 - 1 / max(2, len(rows)))
-        found.append(area if len(rows) > 1 else risk[0])
-    assert aurc(*of_tenths(rows)).item() == pytest.approx(np.mean(found))
-
-
-@many
-@given(tenths, st.integers(1, 4))
-def test_bins_of_equal_size_share_a_tie_in_proportion(rows: list[tuple[int, bool]], num_bins: int) -> None:
-    """Whole numbers and fractions: each input counts with the accuracy of all that have its confidence."""
-    accuracy = {}
-    for k, _ in rows:
-        tied = [right for other, right in rows if other == k]
-        accuracy[k] = Fraction(sum(tied), len(tied))
-    rising = sorted(k for k, _ in rows)
-    parts = np.array_split(np.array(rising), num_bins)
-    total = sum(abs(sum(accuracy[int(k)] - Fraction(int(k), 10) for k in part)) for part in parts)
-    value = adaptive_ece(*of_tenths(rows), num_bins=num_bins).item()
-    assert value == pytest.approx(float(total) / len(rows), abs=1e-15)
 
 
 # -- bins ----------------------------------------------------------------------------------------------
@@ -240,22 +167,9 @@ def test_empty_bins_have_no_mean_and_do_not_count() -> None:
     assert ece(probs, labels, num_bins=10).item() == pytest.approx((0.4 + 0.9) / 2)
 
 
-def test_a_bin_of_its_own_for_each_of_few_inputs() -> None:
-    probs, labels = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 1])
-    assert adaptive_ece(probs, labels, num_bins=15).item() == pytest.approx((0.4 + 0.9) / 2)
-
-
 def test_the_worst_bin_is_one_that_has_inputs() -> None:
     probs, labels = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 1])
     assert mce(probs, labels, num_bins=10).item() == pytest.approx(0.9)
-
-
-def test_right_only_where_confident_has_the_least_area() -> None:
-    """Errors come last: risk is 0 up to coverage 1/2, then 1/3 and 1/2."""
-    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    assert aurc(probs, torch.tensor([0, 0, 1, 1])).item() == pytest.approx((1 / 3 + 1 / 4) / 3)
-    assert aurc(probs, torch.tensor([0, 0, 0, 0])) == 0
-    assert aurc(probs, torch.tensor([1, 1, 1, 1])) == 1
 
 
 def test_a_class_that_occurs_nowhere_has_zeros() -> None:
@@ -263,13 +177,6 @@ def test_a_class_that_occurs_nowhere_has_zeros() -> None:
     assert precision(probs, labels).tolist() == [1, 0, 0]
     assert recall(probs, labels).tolist() == [0.5, 0, 0]
     assert f1(probs, labels).tolist() == pytest.approx([2 / 3, 0, 0])
-
-
-def test_a_tally_of_thousands_of_parts_joins_them_all() -> None:
-    probs, labels = random_case(0, 3000, 3)
-    tally = sum(Classification.of(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
-    assert tally.count == 3000
-    assert tally.aurc.item() == pytest.approx(aurc(probs, labels).item(), rel=1e-12)
 
 
 def test_a_tie_goes_to_the_first_class() -> None:
@@ -389,11 +296,6 @@ def test_bad_arguments_get_one_sentence(
 def test_ece_needs_a_bin() -> None:
     with pytest.raises(ValueError, match=r"^num_bins is 0; expected at least 1: pass such a number$"):
         ece(HALVES, ZEROS, num_bins=0)
-
-
-def test_adaptive_ece_needs_a_bin() -> None:
-    with pytest.raises(ValueError, match=r"^num_bins is 0; expected at least 1: pass such a number$"):
-        adaptive_ece(HALVES, ZEROS, num_bins=0)
 
 
 @pytest.mark.parametrize("metric", [nll_at_mean_logit, paper_nll])

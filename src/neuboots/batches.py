@@ -26,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from neuboots.keys import stable_hash
+from neuboots.keys import seed_named, stable_hash
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _as_target(y: Any) -> Tensor:
 
 def seed_everything(*name: int | str) -> None:
     """Python, NumPy and torch from one name: whatever a net or an augmentation draws is governed by it."""
-    word = stable_hash(*name) & ((1 << 63) - 1)
+    word = seed_named(*name)
     torch.default_generator.manual_seed(word)  # torch.manual_seed asks every device: a hundred times slower
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(word)

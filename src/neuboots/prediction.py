@@ -150,7 +150,8 @@ class _Figures:
     def mutual_information(self) -> Tensor:
         """H(1/B Σ_b p_b) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats: (N, *)."""
         gap = self.entropy - self.expected_entropy
-        return gap.where(gap > 16 * torch.finfo(gap.dtype).eps, 0.0)  # less is rounding, not disagreement
+        rounding = gap <= 16 * torch.finfo(gap.dtype).eps  # and not disagreement; NaN stays NaN
+        return gap.masked_fill(rounding, 0.0)
 
     def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
         """The confidence band of the regression function: mean ± z·std, or percentiles of the replicates."""
@@ -171,7 +172,7 @@ class _Figures:
         return _normal_interval(self.mean, self.predictive_std(noise_std), level)
 
     def predictive_std(self, noise_std: Tensor | float) -> Tensor:
-        """√(std² + σ²): the standard deviation of a new y: (N, C, *). σ is one number, (C,), or one for each element."""
+        """√(std² + σ²): the standard deviation of a new y: (N, C, *). σ is one number, (C,), or one an element."""
         noise_std = torch.as_tensor(noise_std)
         if not bool((noise_std >= 0).all()):
             raise ValueError("got a negative or NaN noise_std; expected standard deviations ≥ 0")

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, own_randomness, seed_everything
 from neuboots.checkpoints import identity_of, name_of
-from neuboots.keys import stable_hash
+from neuboots.keys import seed_named
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures, output_of
 from neuboots.methods.gbs import same_outputs, watched
@@ -208,7 +208,7 @@ def rank_one_layers(ensemble: nn.Module) -> dict[str, RankOne]:
 def draw_factors(ensemble: nn.Module, init: Init, *, seed: int) -> None:
     """First values of r and s: N(1, ½²), or random signs."""
     for name, layer in rank_one_layers(ensemble).items():
-        rng = torch.Generator().manual_seed(stable_hash(seed, "factors", name) & ((1 << 63) - 1))
+        rng = torch.Generator().manual_seed(seed_named(seed, "factors", name))
         for factor in (layer.r, layer.s):
             if init == "normal":
                 factor.copy_(1 + SPREAD * torch.randn(factor.shape, generator=rng))

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, size_of
 from neuboots.checkpoints import identity_of, name_of
-from neuboots.keys import draw_keys, stable_hash
+from neuboots.keys import draw_keys, seed_named
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures, output_of, with_outputs
 from neuboots.methods.stacked import Stacked, why_not_together
@@ -43,7 +43,7 @@ _ELEMENTWISE = (
 
 def member_seed(seed: int, k: int) -> int:
     """The seed of member k; member 0 has the recipe's own."""
-    return seed if k == 0 else stable_hash(seed, "member", k) & ((1 << 63) - 1)
+    return seed if k == 0 else seed_named(seed, "member", k)
 
 
 def check_members(num_members: int) -> None:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import Batch
 from neuboots.checkpoints import identity_of
-from neuboots.keys import stable_hash
+from neuboots.keys import seed_named
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of, loss_figures
 from neuboots.methods.members import check_members
@@ -118,7 +118,7 @@ def beside(inputs: Sequence[Any]) -> Any:
 
 def _redrawn(tensor: Tensor, *name: int | str) -> Tensor:
     """The same numbers in an order drawn by the name: as the first weights were drawn, whatever drew them."""
-    rng = torch.Generator().manual_seed(stable_hash(*name) & ((1 << 63) - 1))
+    rng = torch.Generator().manual_seed(seed_named(*name))
     order = torch.randperm(tensor.numel(), generator=rng).to(tensor.device)
     return tensor.flatten()[order].view(tensor.shape)
 

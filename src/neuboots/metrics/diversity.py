@@ -23,6 +23,8 @@ from torch import Tensor
 from neuboots.metrics.checks import rows
 from neuboots.metrics.tally import Mean, Tally
 
+_HELD = 1 << 20  # probabilities looked at together: what is computed on the way stays small beside the samples
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Tally):
@@ -175,6 +177,8 @@ def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
 def ratio_error(guesses: Tensor, truth: Tensor) -> Tensor:
     """(n₀₀ − n_same) / n_same, mean over pairs: where both are wrong, different answers for each same one.
 
+    DESlib's `ratio_errors` is another figure, (n₁₀ + n₀₁) / n₀₀: errors of one alone for each error of both.
+
     >>> ratio_error(torch.tensor([[1, 1, 2], [2, 1, 2]]), torch.tensor([0, 0, 0]))
     tensor(0.5000, dtype=torch.float64)
     """
@@ -207,10 +211,12 @@ def _divergence(p: Tensor) -> Tensor:
     """Mean over ordered pairs of KL: (N,).
 
     Σ_{b ≠ b′} Σ_c p_b (log p_b − log p_b′) = B Σ_b Σ_c (p_b − p̄)(log p_b − mean log p): no sum over pairs, and
-    replicates that are almost the same lose no digits.
+    replicates that are almost the same lose few digits.
     """
-    B = len(p)
-    log = p.clamp_min(torch.finfo(p.dtype).tiny).double().log()
-    centred = p.double()
-    centred = centred - centred.mean(0)
-    return ((log - log.mean(0)) * centred).sum((0, 2)) / (B - 1)
+    B, _, C = p.shape
+    found = []
+    for part in torch.split(p, max(1, _HELD // (B * C)), dim=1):
+        log = part.clamp_min(torch.finfo(p.dtype).tiny).double().log()
+        exact = part.double()
+        found.append(((log - log.mean(0)) * (exact - exact.mean(0))).sum((0, 2)).clamp_min(0) / (B - 1))
+    return torch.cat(found)

@@ -17,6 +17,8 @@ from torch import Tensor
 from neuboots.metrics.checks import between, numbers
 from neuboots.metrics.tally import Mean, Tally
 
+_HELD = 1 << 20  # samples looked at together: what is computed on the way stays small beside them
+
 
 @dataclass(frozen=True, eq=False)
 class Intervals(Tally):
@@ -110,12 +112,10 @@ class SampleScores(Tally):
                 "one of them, since (N,) and (N, 1) do not pair up"
             )
         (drawn,), (target,) = numbers(samples=samples), numbers(y=y)
-        B = len(samples)
-        gap = (drawn.view(B, -1) - target.to(drawn.device)).sort(0).values  # (B, N)
-        # 2/B² Σ_b (x_(b) − y)(B 1[y < x_(b)] − b + ½) over sorted samples: no sum over pairs, and no cancellation.
-        rank = torch.arange(B, device=gap.device, dtype=torch.float64) + 0.5
-        weight = torch.where(gap > 0, B, 0.0) - rank[:, None]
-        return cls(Mean.of(2 / B**2 * weight.mul_(gap).sum(0)))
+        drawn, target = drawn.view(len(samples), -1), target.to(drawn.device)  # (B, N), (N,)
+        width = max(1, _HELD // len(drawn))
+        parts = zip(torch.split(drawn, width, dim=1), torch.split(target, width), strict=True)
+        return cls(Mean.of(torch.cat([_ranked(x, to) for x, to in parts])))
 
     @property
     def count(self) -> int:
@@ -169,6 +169,18 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
     tensor(0.2500, dtype=torch.float64)
     """
     return SampleScores.of(samples, y).crps
+
+
+def _ranked(samples: Tensor, y: Tensor) -> Tensor:
+    """CRPS of samples (B, N) at y (N,): 2/B² Σ_b (x_(b) − y)(B 1[y < x_(b)] − b + ½) over sorted samples: (N,).
+
+    No sum over pairs, and no cancellation.
+    """
+    B = len(samples)
+    gap = (samples - y).sort(0).values
+    rank = torch.arange(B, device=gap.device, dtype=torch.float64) + 0.5
+    weight = torch.where(gap > 0, B, 0.0) - rank[:, None]
+    return 2 / B**2 * (weight * gap).sum(0)
 
 
 def _widths(low: Tensor, high: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ This module alone needs torchmetrics, and is imported by name: `from neuboots.me
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ class Running(Metric):
         return self._shown(_total(torch.cat(parts)))
 
     def _shown(self, tally: Tally) -> Any:
+        """The figure on the metric's device; a curve as a dict of its tensors, since torchmetrics takes no other."""
         value = getattr(tally, self.figure)
+        if is_dataclass(value):
+            return {part.name: getattr(value, part.name).to(self.device) for part in fields(value)}
         return value.to(self.device) if isinstance(value, Tensor) else value
 
 

@@ -8,6 +8,7 @@ renamed), so that work that was cut short goes on with the units that are missin
 
 import json
 import multiprocessing
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,15 @@ def run_units(
                 write_json(Path(folder) / f"unit-{k:04d}.json", result)
             advance(title)
     return [results[k] for k in range(count)]
+
+
+def described(*settings: Any) -> str:
+    """What results depend on, for `identity`: their repr, without addresses in memory, which change between runs.
+
+    >>> described([1, "a"], lambda: 0)
+    "[1, 'a'] <function <lambda>>"
+    """
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", " ".join(map(repr, settings)))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,197 @@
+"""One step of active learning: the k rows of a pool to label next, with their scores."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from neuboots.batches import as_pair, in_memory
+from neuboots.prediction import Predictor
+from neuboots.tasks.active.strategies import OF_SPREAD, STRATEGIES, Kind, Score, Spread, check_strategy, same
+from neuboots.tasks.active.together import check_enough, check_numbers, chosen_together, drawn
+from neuboots.tasks.common import batches_of, check_predictor, inputs_of, table
+
+_SHOWN = 10  # rows of a choice that are printed
+
+
+# -- the rows of a pool ----------------------------------------------------------------------------------
+
+
+class _Unlabelled(Dataset[Any]):
+    """Rows of inputs, with or without a label, as (x, 0)."""
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.data))
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return _input_of(self.data[i]), 0
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Batches of inputs, with or without labels, as (x, 0)."""
+
+    loader: Any
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        return ((_input_of(batch), 0) for batch in self.loader)
+
+
+def _input_of(row: Any) -> Any:
+    if isinstance(row, tuple | list):
+        return row[0] if len(row) == 1 else as_pair(row)[0]
+    return row
+
+
+def pool_inputs(pool: Any, batch_size: int, *, progress: bool) -> Iterator[Any]:
+    """x batch by batch, whatever the pool is."""
+    title = "scoring the pool"
+    if isinstance(pool, Tensor | Mapping | tuple):
+        yield from inputs_of(pool, batch_size, title=title, progress=progress)
+        return
+    if not isinstance(pool, Dataset | Iterable):
+        raise ValueError(
+            f"got a pool of type {type(pool).__name__}; expected a tensor of inputs, a data set, or a loader of batches"
+        )
+    if isinstance(getattr(pool, "sampler", None), RandomSampler):
+        raise ValueError("got a loader that shuffles; expected rows in a fixed order: make it with shuffle=False")
+    if isinstance(pool, IterableDataset):
+        pool = DataLoader(pool, batch_size=batch_size)
+    if isinstance(pool, Dataset):
+        tensors, _ = in_memory(pool)
+        labelled = tensors is not None and len(tensors) > 1
+        pool = pool if labelled else _Unlabelled(pool)
+    else:
+        pool = _Batches(pool)
+    for x, _ in batches_of(pool, batch_size, title=title, progress=progress):
+        yield x
+
+
+def rows_in(x: Any) -> int:
+    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
+    return len(first)
+
+
+# -- one step --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What `next_to_label` chose: row numbers, the best first, and their scores (larger is better)."""
+
+    rows: Tensor  # (k,)
+    scores: Tensor  # (k,); for batch the variance that was left when the row was chosen
+    strategy: str
+    pool_size: int
+    num_samples: int
+    seed: int
+
+    def __str__(self) -> str:
+        header = (
+            f"{len(self.rows)} of {self.pool_size:,} rows by {self.strategy}, B = {self.num_samples}, seed {self.seed}"
+        )
+        shown = [
+            {"rank": rank, "row": row, "score": score}
+            for rank, (row, score) in enumerate(zip(self.rows.tolist(), self.scores.tolist(), strict=True), 1)
+        ]
+        rest = len(shown) - _SHOWN
+        more = f"\n… and {rest} more" if rest > 0 else ""
+        return f"{header}\n{table(shown[:_SHOWN])}{more}"
+
+
+def next_to_label(
+    predictor: Predictor,
+    pool: Any,
+    k: int,
+    *,
+    strategy: str | Score = "entropy",
+    kind: Kind = "classes",
+    num_samples: int = 100,
+    seed: int = 0,
+    shortlist: int | None = None,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> Choice:
+    """The k rows of the pool to label next, best first, with their scores.
+
+    The pool is a tensor of inputs (a dict or tuple of them for a net of several), a data set, or a loader; labels are
+    passed over. Rows are numbered in the order in which the pool gives them. A strategy is one of `STRATEGIES`, or a
+    function of a Summary that gives N scores. `kind` says what the outputs are; of a regression the spread of the
+    function itself counts. Equal scores are put in order by the seed.
+
+    `batch` reads the pool once and holds at most `shortlist` rows of it (max(1000, 4k)): of each so many, the k best
+    stay.
+
+    >>> from neuboots import PlainPredictor
+    >>> net = torch.nn.Linear(1, 1)  # one logit, x itself
+    >>> _ = net.load_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+    >>> pool = torch.tensor([[-3.0], [0.1], [2.0], [-0.5]])
+    >>> choice = next_to_label(PlainPredictor(net), pool, 2, num_samples=1, progress=False)
+    >>> print(choice)
+    2 of 4 rows by entropy, B = 1, seed 0
+    rank  row   score
+       1    1  0.6919
+       2    3  0.6628
+    """
+    check_predictor(predictor)
+    name = check_strategy(strategy, kind)
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"got k={k!r}; expected the number of rows to label, at least 1")
+    if predictor.num_distinct is not None:
+        num_samples = min(num_samples, predictor.num_distinct)  # each member once
+    size = max(1000, 4 * k) if shortlist is None else shortlist
+    if size < 2 * k:
+        raise ValueError(
+            f"got shortlist={size} for k={k}; expected at least {2 * k}, twice as many as are to be chosen"
+        )
+    inputs = pool_inputs(pool, batch_size, progress=progress)
+    if strategy == "batch":
+        view = Spread(predictor, kind)
+        rows, scores, total = chosen_together(view, inputs, k, num_samples, seed, size, progress=progress)
+    else:
+        every = _scores(predictor, inputs, strategy, kind, num_samples, seed)  # (N,)
+        total = len(every)
+        check_enough(k, total)
+        rows = _best(every, seed)[:k]
+        scores = every[rows]
+    return Choice(rows, scores, name, total, num_samples, seed)
+
+
+def _scores(
+    predictor: Predictor, inputs: Iterator[Any], strategy: str | Score, kind: Kind, num_samples: int, seed: int
+) -> Tensor:
+    """The score of every row of the pool: (N,)."""
+    score = strategy if callable(strategy) else STRATEGIES[strategy]
+    view = Spread(predictor, kind) if strategy in OF_SPREAD else predictor
+    parts = [torch.zeros(0, dtype=torch.float64)]
+    for x in inputs:
+        size = rows_in(x)
+        if score is same:  # no need to ask the predictor
+            parts.append(torch.zeros(size, dtype=torch.float64))
+            continue
+        figures = view.summarize(x, num_samples, seed=seed)
+        check_numbers(figures.mean)
+        part = torch.as_tensor(score(figures)).detach()
+        if part.shape != (size,):
+            raise ValueError(
+                f"the strategy gave scores of shape {tuple(part.shape)}; expected ({size},), one for each row"
+            )
+        if bool(part.isnan().any()):
+            raise ValueError(f"the strategy gave NaN for {int(part.isnan().sum())} of {size} rows; expected numbers")
+        parts.append(part.double().cpu())
+    return torch.cat(parts)
+
+
+def _best(scores: Tensor, seed: int) -> Tensor:
+    """Row numbers, the largest score first; the seed decides among equals: (N,)."""
+    anyhow = drawn(torch.arange(len(scores)), seed, "tie").argsort()
+    return anyhow[scores[anyhow].argsort(descending=True, stable=True)]

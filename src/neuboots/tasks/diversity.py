@@ -1,0 +1,82 @@
+"""Diversity: how far do the replicates of a predictor differ from each other?
+
+    figure = mean over pairs b < b' of figure(replicate b, replicate b')
+
+over labelled data, for the figures of `neuboots.metrics.diversity`: ratio-error, Q-statistic, correlation, disagreement
+(paper, section 3.2, table 3.3) and the Kullback–Leibler divergence of the probabilities. The data are read batch by
+batch; the samples of one batch, (B, N, C), are held at a time.
+
+Aksela, Comparison of classifier selection methods for improving committee performance, MCS 2003; Kuncheva and Whitaker,
+Measures of diversity in classifier ensembles and their relationship with the ensemble accuracy, Machine Learning 2003;
+Fort, Hu and Lakshminarayanan, Deep ensembles: a loss landscape perspective, arXiv:1912.02757, 2019.
+"""
+
+from dataclasses import dataclass
+
+from neuboots.metrics import Diversity
+from neuboots.prediction import Predictor, class_probabilities
+from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
+
+_REPLICATES = 20  # of a method that has infinitely many
+
+
+@dataclass(frozen=True, eq=False)
+class DiversityReport:
+    """What `diversity` found; `tally` has every figure, and its parts add."""
+
+    tally: Diversity
+    num_samples: int  # B, the replicates compared
+    asked: int  # as the caller wished
+    num_distinct: int | None  # K, for a method of K members
+    seed: int
+
+    @property
+    def num_pairs(self) -> int:
+        return self.num_samples * (self.num_samples - 1) // 2
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure by name: means over pairs; the divergence in nats."""
+        names = ("ratio_error", "q_statistic", "correlation", "disagreement", "pairwise_kl")
+        return {name: float(getattr(self.tally, name)) for name in names}
+
+    def __str__(self) -> str:
+        header = f"N = {self.tally.count:,}, B = {self.num_samples} ({self.num_pairs} pairs), seed {self.seed}"
+        if self.asked > self.num_samples:
+            header += f"; {self.asked} were asked for, but the method has {self.num_distinct} members"
+        return f"{header}\n{table([{'figure': name, 'value': value} for name, value in self.figures.items()])}"
+
+
+def diversity(
+    predictor: Predictor,
+    data: Rows,
+    *,
+    num_samples: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> DiversityReport:
+    """Ratio-error, Q-statistic, correlation, disagreement and pairwise KL over pairs of B replicates, on rows (x, y).
+
+    Of a method of K members each is taken once: B is K if it is not given, and at most K. Others have 20 if it is not.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import PlainPredictor
+    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = diversity(PlainPredictor(torch.nn.Identity()), TensorDataset(x, x.argmin(1)), progress=False)
+    >>> found.num_pairs, found.figures["disagreement"]  # one net, counted twenty times
+    (190, 0.0)
+    """
+    check_predictor(predictor)
+    distinct = predictor.num_distinct
+    asked = num_samples if num_samples is not None else distinct or _REPLICATES
+    B = asked if distinct is None else min(asked, distinct)
+    if B < 2:
+        raise ValueError(f"got B = {B} replicate(s) to compare; expected at least two, which make a pair")
+    total: Diversity | int = 0
+    for x, y in batches_of(data, batch_size, title="diversity", progress=progress):
+        samples = class_probabilities(predictor.predict(x, B, seed=seed).samples, 2)  # (B, N, C, *)
+        total = total + Diversity.of(samples, labels_for(samples[0], y))
+    assert isinstance(total, Diversity), "batches_of gives at least one batch"
+    return DiversityReport(total, B, asked, distinct, seed)

@@ -1,0 +1,372 @@
+"""Imbalance: how well are the rare classes found, and how far do replicates and seeds differ on them?
+
+    F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg),   n_tg: rows of class t taken for g by the predictive mean
+    spread of F1_c = std over b of the F1_c of replicate b, or over seeds of that of the mean
+
+Paper, section 4.5 and figure 5: training sets with counts[c] rows of class c, F1 of the rarest (minor) and the most
+frequent (major) class. Counts of replicates are gathered batch by batch: (B, C, C) numbers, however many the data.
+
+Cui, Jia, Lin, Song and Belongie, Class-balanced loss based on effective number of samples, CVPR 2019 (exponential
+counts).
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from neuboots.batches import targets_of
+from neuboots.keys import draw_keys, seed_named, uniforms
+from neuboots.metrics import confusion_matrix
+from neuboots.metrics.confusion import Confusion
+from neuboots.metrics.tally import Tally
+from neuboots.prediction import Method, Prediction, Predictor, class_probabilities
+from neuboots.tasks.common import Rows, batches_of, check_predictor, check_rows, labels_for, table
+from neuboots.tasks.units import described, run_units
+from neuboots.training import Recipe
+
+# -- training sets ---------------------------------------------------------------------------------------
+
+
+def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
+    """counts[c] = ⌊largest · ratio^(−c / (C − 1))⌋: from `largest` rows of class 0 down to largest / ratio of the last.
+
+    >>> exponential_counts(5000, 100, 10)  # the usual long-tailed CIFAR-10
+    [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    """
+    if largest < 1 or classes < 1 or not 1 <= ratio < math.inf:
+        raise ValueError(
+            f"got largest={largest}, ratio={ratio}, classes={classes}; expected at least one row and one class, and "
+            "ratio ≥ 1, the largest count divided by the smallest"
+        )
+    shares = [ratio ** (-c / max(1, classes - 1)) for c in range(classes)]
+    counts = [math.floor(largest * share * (1 + 1e-12)) for share in shares]  # 49.999… is 50, rounded
+    if counts[-1] < 1:
+        raise ValueError(
+            f"got ratio={ratio} for largest={largest}; expected at most {largest}: the last class has no row"
+        )
+    return counts
+
+
+def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
+    """counts[c] random rows of each class c, in the order of the data; a mapping takes only the classes it names.
+
+    With one seed the rows of smaller counts are among those of larger ones.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> labels = torch.arange(30) % 3
+    >>> few = long_tailed(TensorDataset(torch.zeros(30, 2), labels), [1, 5, 10])
+    >>> labels[few.indices].bincount()
+    tensor([ 1,  5, 10])
+    """
+    check_rows(data)
+    labels = _labels(data)
+    wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
+    if not isinstance(counts, Mapping) and int(labels.max()) >= len(counts):
+        raise ValueError(
+            f"got counts for {len(counts)} classes and data with class {int(labels.max())}; expected a count for each "
+            "class: a mapping such as {0: 50, 3: 500} takes some of them"
+        )
+    keys = draw_keys(torch.arange(len(labels)), seed, "long tail")
+    order = uniforms(keys, torch.zeros_like(keys)).argsort()
+    chosen = []
+    for c, count in wanted.items():
+        rows = order[labels[order] == c]
+        if not isinstance(count, int) or not 0 <= count <= len(rows):
+            raise ValueError(
+                f"got counts[{c}] = {count} for data with {len(rows)} rows of class {c}; expected a whole number, at "
+                f"most {len(rows)}"
+            )
+        chosen.append(rows[:count])
+    indices = torch.cat(chosen).sort().values if chosen else torch.zeros(0)
+    if len(indices) == 0:
+        raise ValueError(f"got counts={counts}, which leave no row; expected at least one")
+    return Subset(data, indices.tolist())
+
+
+def _labels(data: Dataset[Any]) -> Tensor:
+    """The class of each row: (n,)."""
+    labels = targets_of(data)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
+    if labels.ndim != 1 or not whole or bool((labels < 0).any()):
+        raise ValueError(
+            f"got targets of shape {tuple(labels.shape)} and type {labels.dtype}; expected the class of each row, a "
+            "whole number from 0 on"
+        )
+    return labels.long().cpu()
+
+
+# -- one predictor ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts(Tally):
+    """n_tg of the predictive mean, and of each replicate."""
+
+    mean: Confusion
+    replicates: Tensor  # (B, C, C)
+
+    @classmethod
+    def of(cls, prediction: Prediction, y: Tensor) -> Self:
+        probs = prediction.probs  # (N, C, *)
+        labels = labels_for(probs, y)
+        mean = Confusion(confusion_matrix(probs, labels).cpu())
+        classes, B = probs.shape[1], prediction.num_samples
+        guesses = class_probabilities(prediction.samples, 2).argmax(2).flatten(1)  # (B, N·*)
+        first = torch.arange(B, device=guesses.device)[:, None] * classes**2
+        cells = first + labels.flatten() * classes + guesses
+        counted = torch.bincount(cells.flatten(), minlength=B * classes**2)
+        return cls(mean, counted.reshape(B, classes, classes).cpu())
+
+
+@dataclass(frozen=True, eq=False)
+class Imbalance:
+    """What `imbalance` found; C classes, B replicates."""
+
+    f1: Tensor  # of the predictive mean: (C,)
+    precision: Tensor  # (C,)
+    recall: Tensor  # (C,)
+    f1_replicates: Tensor  # (B, C)
+    support: Tensor  # rows of each class in the data: (C,)
+    minor: int  # the rarest class
+    major: int  # the most frequent class
+    num_samples: int
+    seed: int
+
+    @property
+    def f1_std(self) -> Tensor:
+        """Over replicates: (C,); zero for a single one."""
+        return _std(self.f1_replicates)
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean over classes."""
+        return float(self.f1.mean())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class."""
+        columns = {"F1": self.f1, "std": self.f1_std, "precision": self.precision, "recall": self.recall}
+        return [
+            {"class": _named(c, self.minor, self.major), "rows": int(self.support[c])}
+            | {name: float(values[c]) for name, values in columns.items()}
+            for c in range(len(self.f1))
+        ]
+
+    def __str__(self) -> str:
+        header = (
+            f"N = {int(self.support.sum()):,}, B = {self.num_samples}, seed {self.seed}; F1 of the predictive mean "
+            f"(macro {self.macro_f1:.4g}), std over replicates"
+        )
+        return f"{header}\n{table(self.rows())}"
+
+
+def imbalance(
+    predictor: Predictor,
+    data: Rows,
+    *,
+    train_counts: Sequence[int] | None = None,
+    num_samples: int = 100,
+    seed: int = 0,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> Imbalance:
+    """F1, precision and recall of each class over rows (x, y), and the spread of F1 over replicates.
+
+    The minor and the major class are those of `train_counts`, the number of training rows of each class; without it,
+    those of the data. A method of K members has K replicates. A class that is neither there nor guessed has F1 = 0.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import PlainPredictor
+    >>> rows = TensorDataset(torch.tensor([[0.0, 1.0], [3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 0, 1, 1]))
+    >>> print(imbalance(PlainPredictor(torch.nn.Identity()), rows, num_samples=2, progress=False))
+    N = 4, B = 2, seed 0; F1 of the predictive mean (macro 0.7333), std over replicates
+    class      rows      F1  std  precision  recall
+    0 (minor)     1  0.6667    0        0.5       1
+    1 (major)     3     0.8    0          1  0.6667
+    """
+    check_predictor(predictor)
+    B = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
+    total: _Counts | int = 0
+    for x, y in batches_of(data, batch_size, title="imbalance", progress=progress):
+        total = total + _Counts.of(predictor.predict(x, B, seed=seed), y)
+    assert isinstance(total, _Counts), "batches_of gives at least one batch"
+    support = total.mean.matrix.sum(1)
+    minor, major = _extremes(support if train_counts is None else train_counts, len(support))
+    return Imbalance(
+        f1=total.mean.f1,
+        precision=total.mean.precision,
+        recall=total.mean.recall,
+        f1_replicates=torch.stack([Confusion(matrix).f1 for matrix in total.replicates]),
+        support=support,
+        minor=minor,
+        major=major,
+        num_samples=B,
+        seed=seed,
+    )
+
+
+def _extremes(counts: Sequence[int] | Tensor, classes: int) -> tuple[int, int]:
+    """The rarest and the most frequent class, the first of several."""
+    if len(counts) > classes or len(counts) == 0:
+        raise ValueError(f"got counts of {len(counts)} classes for a net with {classes}; expected one for each")
+    numbers = torch.zeros(classes, dtype=torch.int64)
+    numbers[: len(counts)] = torch.as_tensor(counts)
+    there = numbers.where(numbers > 0, numbers.max() + 1)  # a class that is not there is not the rarest
+    return int(there.argmin()), int(numbers.argmax())
+
+
+def _named(c: int, minor: int, major: int) -> str:
+    role = {minor: " (minor)"} | {major: " (major)"} if minor != major else {}
+    return f"{c}{role.get(c, '')}"
+
+
+def _std(values: Tensor) -> Tensor:
+    return values.std(0) if len(values) > 1 else torch.zeros_like(values[0])
+
+
+# -- several seeds ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ImbalanceOverSeeds:
+    """What `over_seeds` found: C classes, a training for each seed."""
+
+    method: str
+    f1: Tensor  # of the predictive mean of each training: (num_seeds, C)
+    replicate_std: Tensor  # std of F1 over the replicates of each training: (num_seeds, C)
+    train_counts: Tensor  # (C,)
+    minor: int
+    major: int
+    seeds: tuple[int, ...]
+    num_samples: int
+
+    @property
+    def mean(self) -> Tensor:
+        """Over seeds: (C,)."""
+        return self.f1.mean(0)
+
+    @property
+    def std(self) -> Tensor:
+        """Over seeds: (C,); zero for a single one."""
+        return _std(self.f1)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class."""
+        return [
+            {
+                "class": _named(c, self.minor, self.major),
+                "train rows": int(self.train_counts[c]),
+                "F1": float(self.mean[c]),
+                "std (seeds)": float(self.std[c]),
+                "std (replicates)": float(self.replicate_std[:, c].mean()),
+            }
+            for c in range(self.f1.shape[1])
+        ]
+
+    def __str__(self) -> str:
+        header = (
+            f"{self.method}: F1 of the predictive mean, {len(self.seeds)} seeds, B = {self.num_samples} "
+            f"(macro {float(self.f1.mean()):.4g})"
+        )
+        return f"{header}\n{table(self.rows())}"
+
+
+def over_seeds(
+    method: Method,
+    make_net: Callable[[], nn.Module],
+    train: Dataset[Any],
+    test: Rows,
+    recipe: Recipe,
+    *,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    num_samples: int = 100,
+    batch_size: int = 256,
+    num_workers: int = 1,
+    folder: Path | None = None,
+    progress: bool = True,
+) -> ImbalanceOverSeeds:
+    """Train once with each seed (in place of the recipe's) and gather the F1 of each class on the test rows.
+
+    Trainings run in `num_workers` processes. With a folder each finished one is kept there, one that was cut short goes
+    on where it stopped, and more seeds may be added at the end.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import Plain
+    >>> x = torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
+    >>> rows = TensorDataset(x, (x[:, 0] > 1).long())
+    >>> recipe = Recipe(epochs=2, progress=False)
+    >>> found = over_seeds(Plain(), lambda: nn.Linear(2, 2), rows, rows, recipe, seeds=(0, 1), progress=False)
+    >>> found.f1.shape, found.minor
+    (torch.Size([2, 2]), 1)
+    """
+    if not hasattr(method, "fit"):
+        raise ValueError(f"got method of type {type(method).__name__}; expected a method such as NeuBoots()")
+    if recipe.folder is not None:
+        raise ValueError("got a recipe with a folder, which all seeds would share; expected over_seeds(folder=…)")
+    seeds = tuple(int(seed) for seed in seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"got seeds={seeds}; expected at least one, and none twice")
+    check_rows(train)
+    counts = _labels(train).bincount()
+    quiet = replace(recipe, progress=recipe.progress and progress and num_workers == 1)
+
+    def run(k: int) -> dict[str, Any]:
+        where = None if folder is None else Path(folder) / f"fit-{k:04d}"
+        predictor = method.fit(make_net, train, replace(quiet, seed=seeds[k], folder=where))
+        found = imbalance(
+            predictor,
+            test,
+            train_counts=counts.tolist(),
+            num_samples=num_samples,
+            seed=seed_named(seeds[k], "imbalance"),
+            batch_size=batch_size,
+            progress=False,
+        )
+        if where is not None:
+            shutil.rmtree(where, ignore_errors=True)  # the checkpoints have done their service
+        return {
+            "seed": seeds[k],
+            "num_samples": found.num_samples,
+            "f1": found.f1.tolist(),
+            "replicate_std": found.f1_std.tolist(),
+        }
+
+    settings = {
+        "method": described(method),
+        "make_net": described(make_net),
+        "recipe": described(replace(recipe, seed=0, progress=False, num_workers=0, on_epoch=None)),
+        "train_counts": counts.tolist(),
+        "num_samples": num_samples,
+    }
+    results = run_units(
+        run,
+        len(seeds),
+        num_workers=num_workers,
+        folder=None if folder is None else Path(folder),
+        identity=json.dumps(settings),
+        title="seeds",
+        progress=progress,
+    )
+    if (kept := tuple(result["seed"] for result in results)) != seeds:
+        raise ValueError(f"got seeds={seeds} for a folder with seeds {kept}; expected these first: give another folder")
+    f1 = torch.tensor([result["f1"] for result in results], dtype=torch.float64)
+    classes = f1.shape[1]
+    minor, major = _extremes(counts, classes)
+    return ImbalanceOverSeeds(
+        method=type(method).__name__,
+        f1=f1,
+        replicate_std=torch.tensor([result["replicate_std"] for result in results], dtype=torch.float64),
+        train_counts=torch.nn.functional.pad(counts, (0, classes - len(counts))),
+        minor=minor,
+        major=major,
+        seeds=seeds,
+        num_samples=results[0]["num_samples"],
+    )
