@@ -219,7 +219,7 @@ def test_nets_of_several_inputs() -> None:
         ({"strategy": lambda s: s.probs}, "the strategy gave scores of shape (12, 3); expected (12,)"),
         ({"strategy": lambda s: s.entropy * torch.nan}, "the strategy gave NaN for 12 of 12 rows"),
         ({"pool": numbered(12) * torch.nan}, "NaN or infinite"),
-        ({"pool": 3}, "got a pool of type int; expected a tensor"),
+        ({"pool": 3}, "got inputs of type int; expected a tensor"),
         ({"pool": []}, "no batch"),
         ({"pool": DataLoader(RowsOf(numbered(12), True), shuffle=True)}, "got a loader that shuffles"),
         ({"strategy": "batch", "k": 4, "shortlist": 7}, "got shortlist=7 for k=4; expected at least 8"),

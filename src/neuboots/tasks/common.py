@@ -85,20 +85,29 @@ def check_rows(data: Dataset[Any]) -> int:
     return n
 
 
-def labels_for(probs: Tensor, y: Tensor) -> Tensor:
-    """Labels (N, *) for probabilities (N, C, *), as whole numbers on their device.
+def labels_for(probs: Tensor, y: Tensor, *, void: int | None = None) -> Tensor:
+    """Labels (N, *) for probabilities (N, C, *), as whole numbers 0 … C − 1 (or `void`) on their device.
 
     The targets of a net with one logit may be 0.0 and 1.0, and have an axis for that logit.
 
     >>> labels_for(torch.full((2, 2), 0.5), torch.tensor([[0.0], [1.0]]))
     tensor([0, 1])
     """
-    shape = (probs.shape[0], *probs.shape[2:])
+    shape, classes = (probs.shape[0], *probs.shape[2:]), probs.shape[1]
     if y.is_floating_point() and not bool(((y == 0) | (y == 1)).all()):
         raise ValueError("got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression?")
-    if y.numel() != probs.numel() // probs.shape[1]:
+    if y.numel() != probs.numel() // classes:
         raise ValueError(f"got labels of shape {tuple(y.shape)}; expected {shape}, one for each input (and pixel)")
-    return y.to(probs.device).long().reshape(shape)
+    labels = y.to(probs.device).long().reshape(shape)
+    wrong = (labels < 0) | (labels >= classes)
+    if void is not None:
+        wrong &= labels != void
+    if bool(wrong.any()):
+        raise ValueError(
+            f"labels run from {int(labels.min())} to {int(labels.max())}; expected 0 to {classes - 1} for {classes} "
+            "classes: renumber the labels, or drop the inputs without one"
+        )
+    return labels
 
 
 def targets_for(mean: Tensor, y: Tensor) -> Tensor:

@@ -1,87 +1,20 @@
 """One step of active learning: the k rows of a pool to label next, with their scores."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import RandomSampler
 
-from neuboots.batches import as_pair, in_memory
 from neuboots.prediction import Predictor
 from neuboots.tasks.active.strategies import OF_SPREAD, STRATEGIES, Kind, Score, Spread, check_strategy, same
 from neuboots.tasks.active.together import check_enough, check_numbers, chosen_together, drawn
-from neuboots.tasks.common import batches_of, check_predictor, inputs_of, table
+from neuboots.tasks.common import check_predictor, table
+from neuboots.tasks.inputs import Inputs, input_batches, rows_in
 
 _SHOWN = 10  # rows of a choice that are printed
-
-
-# -- the rows of a pool ----------------------------------------------------------------------------------
-
-
-class _Unlabelled(Dataset[Any]):
-    """Rows of inputs, with or without a label, as (x, 0)."""
-
-    def __init__(self, data: Dataset[Any]) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.data))
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        return _input_of(self.data[i]), 0
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """Batches of inputs, with or without labels, as (x, 0)."""
-
-    loader: Any
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
-        return ((_input_of(batch), 0) for batch in self.loader)
-
-
-def _input_of(row: Any) -> Any:
-    if isinstance(row, tuple | list):
-        return row[0] if len(row) == 1 else as_pair(row)[0]
-    return row
-
-
-def pool_inputs(pool: Any, batch_size: int, *, progress: bool) -> Iterator[Any]:
-    """x batch by batch, whatever the pool is."""
-    title = "scoring the pool"
-    if isinstance(pool, Tensor | Mapping | tuple):
-        yield from inputs_of(pool, batch_size, title=title, progress=progress)
-        return
-    if not isinstance(pool, Dataset | Iterable):
-        raise ValueError(
-            f"got a pool of type {type(pool).__name__}; expected a tensor of inputs, a data set, or a loader of batches"
-        )
-    if isinstance(getattr(pool, "sampler", None), RandomSampler):
-        raise ValueError("got a loader that shuffles; expected rows in a fixed order: make it with shuffle=False")
-    if isinstance(pool, IterableDataset):
-        pool = DataLoader(pool, batch_size=batch_size)
-    if isinstance(pool, Dataset):
-        tensors, _ = in_memory(pool)
-        labelled = tensors is not None and len(tensors) > 1
-        pool = pool if labelled else _Unlabelled(pool)
-    else:
-        pool = _Batches(pool)
-    for x, _ in batches_of(pool, batch_size, title=title, progress=progress):
-        yield x
-
-
-def rows_in(x: Any) -> int:
-    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
-    return len(first)
-
-
-# -- one step --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +43,7 @@ class Choice:
 
 def next_to_label(
     predictor: Predictor,
-    pool: Any,
+    pool: Inputs,
     k: int,
     *,
     strategy: str | Score = "entropy",
@@ -153,7 +86,9 @@ def next_to_label(
         raise ValueError(
             f"got shortlist={size} for k={k}; expected at least {2 * k}, twice as many as are to be chosen"
         )
-    inputs = pool_inputs(pool, batch_size, progress=progress)
+    if isinstance(getattr(pool, "sampler", None), RandomSampler):
+        raise ValueError("got a loader that shuffles; expected rows in a fixed order: make it with shuffle=False")
+    inputs = input_batches(pool, batch_size, title="scoring the pool", progress=progress)
     if strategy == "batch":
         view = Spread(predictor, kind)
         rows, scores, total = chosen_together(view, inputs, k, num_samples, seed, size, progress=progress)

@@ -291,8 +291,8 @@ class _Loop:
 
     def _tally(self, figures: Summary, y: Tensor) -> Classification | Segmentation:
         """Of rows, or of pixels but for those that the loss ignores."""
-        labels = labels_for(figures.probs, y)
-        if labels.ndim == 1:
-            return Classification.of(figures.probs, labels)
         void = getattr(getattr(self.method, "loss", None), "ignore_index", 255)
+        if figures.probs.ndim == 2:
+            return Classification.of(figures.probs, labels_for(figures.probs, y))
+        labels = labels_for(figures.probs, y, void=void)
         return Segmentation.of(figures.probs, labels, void=void)

@@ -19,14 +19,10 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from neuboots.prediction import Moments, Prediction, Predictor, Stream, Summary, class_probabilities
+from neuboots.tasks.inputs import per_input
 
 Score = Callable[[Summary], Tensor]  # figures of N rows → (N,), the largest to be labelled first
 Kind = Literal["classes", "regression", "gaussian"]  # gaussian: the outputs are k means, then k values of log σ²
-
-
-def _by_row(values: Tensor) -> Tensor:
-    """The mean over pixels, where there are any: (N,)."""
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
 def same(figures: Summary) -> Tensor:
@@ -35,20 +31,20 @@ def same(figures: Summary) -> Tensor:
 
 
 def _entropy(figures: Summary) -> Tensor:
-    return _by_row(figures.entropy)
+    return per_input(figures.entropy)
 
 
 def _margin(figures: Summary) -> Tensor:
     first, second = figures.probs.topk(2, 1).values.unbind(1)
-    return _by_row(second - first)
+    return per_input(second - first)
 
 
 def _bald(figures: Summary) -> Tensor:
-    return _by_row(figures.mutual_information)
+    return per_input(figures.mutual_information)
 
 
 def _std(figures: Summary) -> Tensor:
-    return _by_row(figures.std.sum(1))
+    return per_input(figures.std.sum(1))
 
 
 def variance(figures: Summary | Prediction) -> Tensor:

@@ -7,9 +7,8 @@ scores of two data sets. Some are trained on inputs of both kinds; these must no
 a detector remembers the rows it was fitted on, by a hash of their numbers, and `evaluate` refuses them.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, final
 
@@ -18,12 +17,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from neuboots.batches import size_of
-from neuboots.keys import stable_hash
+from neuboots.keys import seed_named
 from neuboots.metrics import Detection
 from neuboots.prediction import Predictor, Summary
-from neuboots.tasks.common import Rows, batches_of, check_predictor, inputs_of, part_of
-
-Inputs = Any  # a tensor of inputs (or a tuple or dict of them), or a data set or loader of (x, y), whose y is not used
+from neuboots.tasks.common import Rows, check_predictor, part_of
+from neuboots.tasks.inputs import Inputs, are_tensors, input_batches, row_names, rows_in
 
 _TOLERATED = 0.01  # share of the rows fitted on that may stand among those tested: images that a data set has twice
 
@@ -137,48 +135,6 @@ class Detector(ABC):
 # -- inputs --------------------------------------------------------------------------------------------
 
 
-def _tensors(x: Any) -> list[Tensor]:
-    """The tensors of one batch of inputs."""
-    return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
-
-
-def _are_tensors(data: Any) -> bool:
-    """Whether these are inputs themselves, and not a data set or loader of them."""
-    if isinstance(data, Tensor):
-        return True
-    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, tuple | list) else ()
-    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
-
-
-def rows_of(x: Any) -> int:
-    """N of one batch of inputs."""
-    return len(_tensors(x)[0])
-
-
-def input_batches(data: Inputs, batch_size: int, *, title: str, progress: bool) -> Iterator[Any]:
-    """x, batch by batch, with progress."""
-    if not _are_tensors(data):
-        yield from (x for x, _ in batches_of(data, batch_size, title=title, progress=progress))
-        return
-    if rows_of(data) == 0:
-        raise ValueError("got no inputs; expected at least one row")
-    yield from inputs_of(data, batch_size, title=title, progress=progress)
-
-
-def row_names(x: Any) -> list[bytes]:
-    """Eight bytes for each row, by which it is known again."""
-    arrays = [part.detach().cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in _tensors(x)]
-    return [
-        hashlib.blake2b(b"".join(row.tobytes() for row in rows), digest_size=8).digest()
-        for rows in zip(*arrays, strict=True)
-    ]
-
-
-def per_input(values: Tensor) -> Tensor:
-    """One number for each input: the mean over its pixels: (N, *) → (N,)."""
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
-
-
 def precise(tensor: Tensor) -> Tensor:
     """In double precision; on the CPU where the device has none."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
@@ -191,16 +147,16 @@ def split(data: Inputs, num: int, *, seed: int = 0) -> tuple[Any, Any]:
     >>> len(validation), sorted(torch.cat([validation, rest]).flatten().tolist()) == list(range(10))
     (3, True)
     """
-    whole = _are_tensors(data)
+    whole = are_tensors(data)
     if not whole and not isinstance(data, Dataset):
         size_of(data)  # a loader gets a sentence of its own
         raise ValueError(f"got a {type(data).__name__}; expected tensors of inputs, or a data set with a length")
-    n = rows_of(data) if whole else size_of(data)
+    n = rows_in(data) if whole else size_of(data)
     if n is None:
         raise ValueError("got a stream of unknown length; expected a data set with a length")
     if isinstance(num, bool) or not isinstance(num, int) or not 1 <= num < n:
         raise ValueError(f"got num={num!r}; expected a whole number from 1 to {n - 1}, so that both parts have rows")
-    rng = torch.Generator().manual_seed(stable_hash(seed, "ood split") & ((1 << 63) - 1))
+    rng = torch.Generator().manual_seed(seed_named(seed, "ood split"))
     order = torch.randperm(n, generator=rng)
     parts = [rows.sort().values for rows in (order[:num], order[num:])]
     if whole:
@@ -269,7 +225,7 @@ def choose_rule(inside: Tensor, outside: Tensor, *, seed: int) -> tuple[int, Log
 
 
 def _halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(stable_hash(seed, "halves") & ((1 << 63) - 1))
+    rng = torch.Generator().manual_seed(seed_named(seed, "halves"))
     order = torch.randperm(n, generator=rng)
     return order[: n // 2], order[n // 2 :]
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from neuboots.prediction import Predictor, check_inputs
 from neuboots.surgery import Split, eval_mode, main_output, split_head, to_net, uncompiled, unwrap
 from neuboots.tasks.common import part_of
-from neuboots.tasks.ood.detector import precise, rows_of
+from neuboots.tasks.inputs import rows_in
+from neuboots.tasks.ood.detector import precise
 
 _ROUNDING = 8  # eps of the features' precision, of their size: what varies less than that, varies by rounding
 _FEW = 8  # inputs with which a net is tried
@@ -86,9 +87,9 @@ def features_of(split: Split, layers: tuple[str, ...], x: Any) -> list[Tensor]:
     features = {name: found[0] for name, found in seen.items()}
     features[split.name] = _channels(phi, split.axis, of_head=True)
     for name, part in features.items():
-        if len(part) != rows_of(x):
+        if len(part) != rows_in(x):
             raise ValueError(
-                f"the features at {name!r} have {len(part)} rows for {rows_of(x)} inputs; expected the batch on the "
+                f"the features at {name!r} have {len(part)} rows for {rows_in(x)} inputs; expected the batch on the "
                 "first axis: name other layers (layers=…, head=…)"
             )
     return list(features.values())
@@ -127,7 +128,7 @@ def stages_of(split: Split, x: Any) -> tuple[str, ...]:
     calls: list[tuple[str, torch.Size]] = []
 
     def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and output.shape[:1] == (rows_of(x),):
+        if isinstance(output, Tensor) and output.shape[:1] == (rows_in(x),):
             calls.append((name, output.shape[1:]))
 
     with torch.no_grad(), eval_mode(net), uncompiled(net), _watching(net, _blocks(net, "", split.head), note):

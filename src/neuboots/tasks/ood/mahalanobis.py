@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from neuboots.surgery import Split
 from neuboots.tasks.common import Rows, batches_of
-from neuboots.tasks.ood.detector import Detector, Inputs, LogisticRule, check_step, choose_rule
+from neuboots.tasks.inputs import Inputs
+from neuboots.tasks.ood.detector import Detector, LogisticRule, check_step, choose_rule
 from neuboots.tasks.ood.features import (
     ClassGaussians,
     ClassSums,

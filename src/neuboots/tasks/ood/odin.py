@@ -25,7 +25,8 @@ from neuboots.prediction import (
     class_probabilities,
 )
 from neuboots.tasks.common import Rows
-from neuboots.tasks.ood.detector import Detector, Inputs, best_of, check_step, per_input, precise
+from neuboots.tasks.inputs import Inputs, per_input
+from neuboots.tasks.ood.detector import Detector, best_of, check_step, precise
 from neuboots.tasks.ood.scores import check_temperature
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)

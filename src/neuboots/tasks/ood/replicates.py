@@ -18,15 +18,8 @@ import torch
 from torch import Tensor
 
 from neuboots.tasks.common import Rows
-from neuboots.tasks.ood.detector import (
-    Detector,
-    Inputs,
-    LogisticRule,
-    check_step,
-    choose_rule,
-    per_input,
-    precise,
-)
+from neuboots.tasks.inputs import Inputs, per_input
+from neuboots.tasks.ood.detector import Detector, LogisticRule, check_step, choose_rule, precise
 from neuboots.tasks.ood.odin import EPSILONS, moved, towards_confidence
 from neuboots.tasks.ood.scores import check_temperature
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from neuboots.tasks.ood.detector import Detector, per_input
+from neuboots.tasks.inputs import per_input
+from neuboots.tasks.ood.detector import Detector
 
 
 @dataclass(frozen=True, eq=False)

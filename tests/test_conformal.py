@@ -1,0 +1,681 @@
+"""Conformal sets and intervals: the exact law of their coverage, slow oracles, and what they refuse."""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from oracle import p_value, standard_errors
+from sklearn.datasets import load_diabetes, load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from neuboots import NeuBoots, PlainPredictor, Recipe, SquaredError
+from neuboots.keys import draw_keys, normals, uniforms
+from neuboots.metrics import coverage, interval_score, mean_width
+from neuboots.prediction import Predictor, Stream, bytes_of
+from neuboots.tasks.conformal import ConformalIntervals, ConformalSets, conformal_intervals, conformal_sets
+
+LOGITS = PlainPredictor(nn.Identity())  # the input is the output
+SETS = ("threshold", "adaptive", "regularised")
+INTERVALS = ("absolute", "normalised", "quantile")
+quiet: dict[str, Any] = {"progress": False}
+one: dict[str, Any] = {"progress": False, "num_samples": 1}
+
+
+@dataclass(frozen=True)
+class Spread(Predictor):
+    """f_b(x) = x₀ + x₁ z_b for each output, with z_b standard normal: a mean and a spread that the input names.
+
+    Inputs are (N, 2, C, *); with `gaussian` the input's third part joins as log σ².
+    """
+
+    gaussian: bool = False
+
+    @property
+    def net(self) -> None:
+        return None
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
+        def sample(numbers: Tensor) -> Tensor:
+            z = normals(draw_keys(numbers, seed, "z"), 1).to(x).view(-1, *[1] * (x.ndim - 1))
+            out = x[:, 0] + x[:, 1] * z
+            return torch.cat([out, x[:, 2].expand_as(out)], 2) if self.gaussian else out
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield sample(torch.arange(start, min(start + size, num_samples)))
+
+        return Stream(num_samples, bytes_of(x[:, 0]), chunks)
+
+
+def drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def class_rows(seed: int, num: int, classes: int = 6, *, digits: int | None = None) -> TensorDataset:
+    """Logits and labels of other probabilities than theirs: an overconfident net. Rounded logits have ties."""
+    rng = drawn(seed)
+    logits = 2 * torch.randn(num, classes, generator=rng, dtype=torch.float64)
+    labels = torch.multinomial((0.5 * logits).softmax(1), 1, generator=rng)[:, 0]
+    return TensorDataset(logits if digits is None else logits.round(decimals=digits), labels)
+
+
+def number_rows(seed: int, num: int, outputs: int = 1) -> TensorDataset:
+    """Mean and spread of the replicates, and a y whose noise is neither: (N, 2, C) and (N, C)."""
+    rng = drawn(seed)
+    mean = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
+    spread = 0.2 + torch.rand(num, outputs, generator=rng, dtype=torch.float64)
+    noise = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
+    return TensorDataset(torch.stack([mean, spread], 1), mean + (0.3 + spread) * noise)
+
+
+def rank(level: float, n: int, pixels: int = 1) -> int:
+    """In whole numbers: ⌈level (n + 1) P⌉."""
+    return math.ceil(Fraction(str(level)) * (n + 1) * pixels)
+
+
+# -- the law of the coverage ---------------------------------------------------------------------------
+
+DRAWS, FRESH = 80, 100  # enough to tell k from k ± 1
+
+
+def covered(calibrate: Any, make_rows: Any, n: int) -> np.ndarray:
+    """Coverage on fresh rows, for each of many calibration sets."""
+    found = []
+    for k in range(DRAWS):
+        data = make_rows(k, n + FRESH)
+        rule = calibrate(TensorDataset(*(part[:n] for part in data.tensors)))
+        report = rule.evaluate(TensorDataset(*(part[n:] for part in data.tensors)), **quiet)
+        found.append(float(report.coverage))
+    return np.array(found)
+
+
+def error_of_mean(p: float, n: int) -> float:
+    """Of the mean of DRAWS coverages, each of FRESH rows whose chance is Beta(k, n + 1 − k): a beta-binomial law."""
+    return math.sqrt(p * (1 - p) * (1 / FRESH + (1 - 1 / FRESH) / (n + 2)) / DRAWS)
+
+
+@pytest.mark.parametrize(("n", "level"), [(10, 0.5), (20, 0.9)])
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_cover_k_of_n_plus_1(kind: Any, n: int, level: float) -> None:
+    """Scores have no ties, so the mean coverage is k/(n + 1): no less, and no more."""
+    calibrate = partial(conformal_sets, LOGITS, level=level, kind=kind, penalty=0.05, k_reg=2, **one)
+    p = rank(level, n) / (n + 1)
+    miss = covered(calibrate, class_rows, n).mean() - p
+    assert abs(miss) < standard_errors(12) * error_of_mean(p, n)
+
+
+@pytest.mark.parametrize(("n", "level"), [(10, 0.5), (20, 0.9)])
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_intervals_cover_k_of_n_plus_1(kind: Any, n: int, level: float) -> None:
+    calibrate = partial(conformal_intervals, Spread(), level=level, kind=kind, num_samples=5, **quiet)
+    p = rank(level, n) / (n + 1)
+    miss = covered(calibrate, number_rows, n).mean() - p
+    assert abs(miss) < standard_errors(12) * error_of_mean(p, n)
+
+
+def test_the_coverage_of_a_calibration_set_is_beta() -> None:
+    """|y − m| is uniform on (0, 1), so the coverage at the quantile q is q itself: a draw from Beta(k, n + 1 − k)."""
+    n, level = 30, 0.7
+    quantiles = []
+    for seed in range(300):
+        y = 2 * torch.rand(n, generator=drawn(seed), dtype=torch.float64) - 1
+        rule = conformal_intervals(LOGITS, TensorDataset(torch.zeros(n, 1), y), level=level, kind="absolute", **one)
+        quantiles.append(rule.quantiles[0])
+    k = rank(level, n)
+    assert scipy.stats.kstest(quantiles, scipy.stats.beta(k, n + 1 - k).cdf).pvalue > p_value(1)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_ties_only_add_coverage(kind: Any) -> None:
+    n, level = 40, 0.8
+    calibrate = partial(conformal_sets, LOGITS, level=level, kind=kind, **one)
+    found = covered(calibrate, partial(class_rows, digits=0), n).mean()
+    assert found > level - standard_errors(3) * error_of_mean(level, n)
+
+
+def test_targets_at_the_ends_of_an_interval_are_inside() -> None:
+    """Tenths in doubles: m ± |y − m| misses y by rounding, unless the ends are rounded outwards."""
+    for tenths in range(1, 60):
+        x = torch.full((20, 1), tenths / 10, dtype=torch.float64)
+        for y in (0.3, -0.7, 12.1):
+            rows = TensorDataset(x, torch.full((20,), y, dtype=torch.float64))
+            rule = conformal_intervals(LOGITS, rows, kind="absolute", **one)
+            low, high = rule.predict(x[:1], **quiet)
+            assert low.item() <= y <= high.item()
+            assert high - low == pytest.approx(2 * abs(y - tenths / 10), abs=1e-12)
+
+
+def test_each_class_is_covered_by_itself() -> None:
+    """Class 0 is rare and hard: one quantile for all classes leaves it out, its own does not."""
+    level, n = 0.8, 300
+
+    def make_rows(seed: int, num: int) -> TensorDataset:
+        rng = drawn(seed)
+        labels = (torch.rand(num, generator=rng) > 0.15).long()
+        logits = torch.stack([torch.zeros(num), 1 + 0.5 * labels + torch.randn(num, generator=rng)], 1)
+        return TensorDataset(logits, labels)
+
+    rates: dict[bool, list[Tensor]] = {True: [], False: []}
+    for seed in range(60):
+        data = make_rows(seed, 2 * n).tensors
+        for by_class, found in rates.items():
+            rows = TensorDataset(*(part[:n] for part in data))
+            rule = conformal_sets(LOGITS, rows, level=level, kind="threshold", by_class=by_class, **one)
+            found.append(rule.evaluate(TensorDataset(*(part[n:] for part in data)), **quiet).class_coverage)
+    alone, together = torch.stack(rates[True]), torch.stack(rates[False])  # (60, 2)
+    error = alone.std(0) / math.sqrt(60)
+    assert (alone.mean(0) > level - standard_errors(3) * error).all()
+    assert together.mean(0)[0] < level - standard_errors(3) * error[0]
+
+
+def test_images_are_covered_although_their_pixels_agree() -> None:
+    """14 images of 10 equal pixels: the 14th of 14 covers 14/15 of new images, the 13th only 13/15 < 0.9.
+
+    The rank ⌈0.9 (140 + 1)⌉ = 127 of pixels taken for independent would be the 13th image.
+    """
+    found = []
+    for seed in range(200):
+        y = torch.randn(114, 1, 1, 10, generator=drawn(seed))[..., :1].expand(-1, -1, -1, 10)
+        x = torch.zeros(114, 1, 1, 10)
+        rule = conformal_intervals(LOGITS, TensorDataset(x[:14], y[:14]), level=0.9, kind="absolute", **one)
+        found.append(rule.evaluate(TensorDataset(x[14:], y[14:]), **quiet).coverage.item())
+    error = math.sqrt(14 / 15 / 15 * (1 / 100 + 1 / 16) / 200)
+    assert abs(np.mean(found) - 14 / 15) < standard_errors(1) * error
+
+
+# -- slow oracles --------------------------------------------------------------------------------------
+
+
+def uniform_of(row: Tensor, seed: int) -> float:
+    """From the bytes of the row's numbers."""
+    words = b"".join(struct.pack("<d", value) for value in row.flatten().tolist())
+    name = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little", signed=True)
+    return uniforms(draw_keys(torch.tensor([name]), seed, "conformal"), torch.tensor([0])).item()
+
+
+def slow_scores(logits: Tensor, kind: str, penalty: float, k_reg: int, seed: int) -> np.ndarray:
+    """s(x, c), one class of one row after another: (N, C)."""
+    found = np.zeros(logits.shape)
+    for i, row in enumerate(logits):
+        weights = [math.exp(z) for z in row.tolist()]
+        p = [w / sum(weights) for w in weights]
+        u = uniform_of(row, seed)
+        for c in range(len(p)):
+            if kind == "threshold":
+                found[i, c] = 1 - p[c]
+                continue
+            larger = [d for d in range(len(p)) if p[d] > p[c] or (p[d] == p[c] and d < c)]
+            found[i, c] = sum(p[d] for d in larger) + u * p[c]
+            if kind == "regularised":
+                found[i, c] += penalty * max(0, len(larger) + 1 - k_reg)
+    return found
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("by_class", [False, True])
+def test_sets_are_those_of_the_definition(kind: Any, by_class: bool) -> None:
+    n, level, penalty, k_reg, seed = 90, 0.8, 0.07, 2, 5
+    (x, y), (fresh, _) = class_rows(0, n, 4).tensors, class_rows(1, 50, 4).tensors
+    rows = TensorDataset(x, y)
+    options: dict[str, Any] = {"kind": kind, "by_class": by_class, "penalty": penalty, "k_reg": k_reg, "seed": seed}
+    rule = conformal_sets(LOGITS, rows, level=level, **options, **one)
+    scores = slow_scores(x, kind, penalty, k_reg, seed)
+    limits = []
+    for c in range(4):
+        mine = sorted(scores[i, y[i]] for i in range(n) if not by_class or y[i] == c)
+        limits.append(mine[rank(level, len(mine)) - 1])
+    expected = [[c for c in range(4) if row[c] <= limits[c]] for row in slow_scores(fresh, kind, penalty, k_reg, seed)]
+    assert rule.predict(fresh, **quiet).labels == expected
+
+
+def test_the_penalty_counts_ranks_beyond_k_reg() -> None:
+    x = class_rows(0, 400, 8).tensors[0]
+    rows = class_rows(1, 400, 8)
+    sizes = [
+        conformal_sets(LOGITS, rows, kind="regularised", penalty=penalty, k_reg=2, **one).predict(x, **quiet).size
+        for penalty in (0.0, 0.02, 5.0)
+    ]
+    adaptive = conformal_sets(LOGITS, rows, kind="adaptive", **one).predict(x, **quiet).size
+    assert torch.equal(sizes[0], adaptive)
+    assert sizes[1].double().std() < sizes[0].double().std()
+    assert sizes[2].max() <= sizes[2].min() + 1  # every set has the classes up to one rank
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_intervals_are_those_of_the_definition(kind: Any) -> None:
+    n, level, B, sigma = 70, 0.8, 9, (0.4, 0.1)
+    x, y = number_rows(0, n, 2).tensors
+    fresh = number_rows(1, 20, 2).tensors[0]
+    rows = TensorDataset(x, y)
+    rule = conformal_intervals(Spread(), rows, level=level, kind=kind, noise_std=torch.tensor(sigma), num_samples=B,
+                               seed=3, **quiet)  # fmt: skip
+    low, high = rule.predict(fresh, **quiet)
+    samples, targets = (Spread().predict(part, B, seed=3).samples.numpy() for part in (x, fresh))
+    for c in range(2):
+
+        def ends(of: np.ndarray, i: int, c: int = c) -> tuple[float, float, float]:
+            values = of[:, i, c]
+            if kind == "quantile":
+                return np.quantile(values, (1 - level) / 2), np.quantile(values, (1 + level) / 2), 1.0
+            scale = math.hypot(np.std(values, ddof=1), sigma[c]) if kind == "normalised" else 1.0
+            return values.mean(), values.mean(), scale
+
+        scores = []
+        for i in range(n):
+            lower, upper, scale = ends(samples, i)
+            scores.append(max(lower - y[i, c].item(), y[i, c].item() - upper) / scale)
+        q = sorted(scores)[rank(level, n) - 1]
+        for i in range(20):
+            lower, upper, scale = ends(targets, i)
+            assert low[i, c].item() == pytest.approx(lower - q * scale)
+            assert high[i, c].item() == pytest.approx(upper + q * scale)
+
+
+def test_a_gaussian_head_gives_its_noise() -> None:
+    """y's standard deviation is σ(x), which the head knows: the factor is then the normal quantile, everywhere."""
+    rng = drawn(0)
+    sigma = torch.where(torch.rand(8000, 1, generator=rng) < 0.5, 0.1, 3.0)
+    x = torch.stack([torch.zeros(8000, 1), torch.zeros(8000, 1), 2 * sigma.log()], 1)
+    y = sigma * torch.randn(8000, 1, generator=rng)
+    rows, fresh = TensorDataset(x[:4000], y[:4000, 0]), TensorDataset(x[4000:], y[4000:, 0])
+    rule = conformal_intervals(Spread(gaussian=True), rows, level=0.9, kind="normalised", num_samples=3, **quiet)
+    assert rule.gaussian
+    z = scipy.stats.norm.ppf(0.95)
+    error = math.sqrt(0.9 * 0.1 / 4000) / (2 * scipy.stats.norm.pdf(z))
+    assert rule.quantiles[0] == pytest.approx(z, abs=standard_errors(3) * error)
+    report = rule.evaluate(fresh, **quiet)
+    filled = report.bin_count[0] > 0
+    assert report.bin_std[0, filled].tolist() == pytest.approx([0.1, 3.0])
+    spread = (0.09 * (1 / report.bin_count[0, filled] + 1 / 4000)).sqrt()
+    assert ((report.bin_coverage[0, filled] - 0.9).abs() < standard_errors(3) * spread).all()
+    # one width for both would cover all of the narrow half
+    same = conformal_intervals(Spread(gaussian=True), rows, level=0.9, kind="absolute", num_samples=3, **quiet)
+    assert same.evaluate(fresh, **quiet).bin_coverage[0, filled][0] == 1
+
+
+# -- known facts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_predictor_that_knows_has_sets_of_one_class(kind: Any) -> None:
+    labels = torch.arange(200) % 5
+    rows = TensorDataset(200 * nn.functional.one_hot(labels).float() + torch.rand(200, 5), labels)
+    rule = conformal_sets(LOGITS, rows, kind=kind, allow_empty=False, **one)
+    report = rule.evaluate(rows, **quiet)
+    assert (report.coverage, report.mean_size, report.singleton, report.empty) == (1, 1, 1, 0)
+    assert rule.predict(rows.tensors[0], **quiet).labels == [[label] for label in labels.tolist()]
+
+
+def test_the_likeliest_class_fills_an_empty_set_and_no_other() -> None:
+    rows, x = class_rows(0, 100, 4), class_rows(1, 300, 4).tensors[0]
+    rules = [conformal_sets(LOGITS, rows, level=0.3, allow_empty=allow, **one) for allow in (True, False)]
+    with_empty, without = (rule.predict(x, **quiet) for rule in rules)
+    empty = with_empty.size == 0
+    assert 0 < empty.sum() < 300
+    assert torch.equal(without.mask[~empty], with_empty.mask[~empty])
+    assert (without.size[empty] == 1).all()
+    assert torch.equal(without.mask[empty].long().argmax(1), x[empty].argmax(1))
+
+
+def test_a_predictor_that_knows_nothing() -> None:
+    """Equal probabilities: the threshold keeps all classes or none, adaptive sets hold level · C of them on average."""
+    classes, n, level = 10, 2000, 0.7
+    rng = drawn(0)
+    x = torch.rand(2 * n, 3, generator=rng)
+    labels = torch.randint(classes, (2 * n,), generator=rng)
+    net = nn.Linear(3, classes)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    rows, fresh = TensorDataset(x[:n], labels[:n]), TensorDataset(x[n:], labels[n:])
+    all_or_none = conformal_sets(PlainPredictor(net), rows, level=level, kind="threshold", **one)
+    assert all_or_none.evaluate(fresh, **quiet).mean_size == classes
+    adaptive = conformal_sets(PlainPredictor(net), rows, level=level, kind="adaptive", **one)
+    size = adaptive.predict(x[n:], **quiet).size.double()
+    error = math.sqrt(level * (1 - level) / n + 1 / (12 * classes**2 * n)) * classes
+    assert abs(size.mean() - level * classes) < standard_errors(1) * error
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_of_a_higher_level_hold_those_of_a_lower(kind: Any) -> None:
+    rows, x = class_rows(0, 200), class_rows(1, 200).tensors[0]
+    masks = [conformal_sets(LOGITS, rows, level=p, kind=kind, **one).predict(x, **quiet).mask for p in (0.5, 0.8, 0.99)]
+    assert (masks[0] <= masks[1]).all()
+    assert (masks[1] <= masks[2]).all()
+    assert masks[0].sum() < masks[1].sum() < masks[2].sum()
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_set_does_not_depend_on_those_around_it(kind: Any) -> None:
+    rows, x = class_rows(0, 100), class_rows(1, 60).tensors[0]
+    rule = conformal_sets(LOGITS, rows, kind=kind, **one)
+    whole = rule.predict(x, **quiet).mask
+    order = torch.randperm(60, generator=drawn(0))
+    assert torch.equal(rule.predict(x[:7], **quiet).mask, whole[:7])
+    assert torch.equal(rule.predict(x[order], **quiet).mask, whole[order])
+    assert torch.equal(rule.predict(x, batch_size=1, **quiet).mask, whole)
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_an_interval_does_not_depend_on_those_around_it(kind: Any) -> None:
+    x = number_rows(1, 30).tensors[0]
+    rule = conformal_intervals(Spread(), number_rows(0, 50), kind=kind, num_samples=7, **quiet)
+    low, high = rule.predict(x, **quiet)
+    for size in (1, 7, 30):
+        ends = rule.predict(x, batch_size=size, **quiet)
+        torch.testing.assert_close(ends, (low, high))  # means over replicates are rounded batch by batch
+
+
+def test_the_uniforms_are_uniform_and_named_by_the_row_alone() -> None:
+    """Two classes of equal probability: the likelier (first) is in the set iff u/2 ≤ q."""
+    x = torch.rand(500, 3)
+    u = torch.tensor([uniform_of(row, 0) for row in x])
+    assert scipy.stats.kstest(u.numpy(), "uniform").pvalue > p_value(1)
+    net = nn.Linear(3, 2)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    rule = ConformalSets(PlainPredictor(net), (0.2,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    mask = rule.predict(x, **quiet).mask
+    assert mask[:, 0].tolist() == (u / 2 <= 0.2).tolist()
+    signed = torch.where(torch.rand(500, 3, generator=drawn(2)) < 0.5, 0.0, x)
+    positive = rule.predict(signed, **quiet).mask
+    assert torch.equal(rule.predict(torch.where(signed == 0, -0.0, signed), **quiet).mask, positive)
+    net.double()  # a copy of the input in double precision has the same numbers
+    assert torch.equal(rule.predict(x.double(), **quiet).mask, mask)
+
+
+def test_inputs_in_a_tuple_or_a_dict_are_rows_too() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    logits, labels = class_rows(0, 80).tensors
+    some, rest = 0.25 * logits, 0.75 * logits
+    rows = TensorDataset(some, rest, labels)
+    rule = conformal_sets(PlainPredictor(Sum()), rows, **one)
+    mask = rule.predict((some, rest), **quiet).mask
+    assert torch.equal(rule.predict((some[:9], rest[:9]), **quiet).mask, mask[:9])
+    assert torch.equal(rule.predict({"b": rest, "a": some}, **quiet).mask, mask)
+    assert 0.9 <= rule.evaluate(rows, **quiet).coverage < 1
+
+
+def test_a_loader_a_data_set_and_any_batches_give_the_same() -> None:
+    rows, fresh = class_rows(0, 101), class_rows(1, 53)
+    rule = conformal_sets(LOGITS, rows, **one)
+    assert conformal_sets(LOGITS, rows, batch_size=7, **one) == rule
+    assert conformal_sets(LOGITS, DataLoader(rows, batch_size=10), **one) == rule
+    reports = [rule.evaluate(fresh, batch_size=size, **quiet) for size in (1, 8, 53)]
+    for report in reports[1:]:
+        for name, value in vars(report).items():
+            torch.testing.assert_close(value, getattr(reports[0], name), equal_nan=True)
+    intervals = conformal_intervals(Spread(), number_rows(0, 50), num_samples=4, **quiet)
+    assert conformal_intervals(Spread(), number_rows(0, 50), num_samples=4, batch_size=9, **quiet) == intervals
+    many, few = (intervals.evaluate(number_rows(1, 40), batch_size=size, **quiet) for size in (3, 40))
+    for name, value in vars(many).items():
+        torch.testing.assert_close(value, getattr(few, name), equal_nan=True)
+
+
+def test_reports_count_what_they_say() -> None:
+    rows, fresh = class_rows(0, 100), class_rows(1, 200)
+    x, y = fresh.tensors
+    rule = conformal_sets(LOGITS, rows, level=0.6, **one)
+    sets, report = rule.predict(x, **quiet), rule.evaluate(fresh, **quiet)
+    inside = [label in chosen for label, chosen in zip(y.tolist(), sets.labels, strict=True)]
+    sizes = [len(chosen) for chosen in sets.labels]
+    assert sets.size.tolist() == sizes
+    assert (report.count, report.level) == (200, 0.6)
+    assert report.coverage == pytest.approx(np.mean(inside))
+    assert report.mean_size == pytest.approx(np.mean(sizes))
+    assert report.empty == pytest.approx(np.mean([size == 0 for size in sizes]))
+    assert report.singleton == pytest.approx(np.mean([size == 1 for size in sizes]))
+    for c in range(6):
+        mine = [held for held, label in zip(inside, y.tolist(), strict=True) if label == c]
+        assert int(report.class_count[c]) == len(mine)
+        assert float(report.class_coverage[c]) == pytest.approx(np.mean(mine))
+    for k in range(7):
+        mine = [held for held, size in zip(inside, sizes, strict=True) if size == k]
+        assert int(report.size_count[k]) == len(mine)
+        expected = np.mean(mine) if mine else math.nan
+        assert float(report.size_coverage[k]) == pytest.approx(expected, nan_ok=True)
+    assert "coverage" in str(report)
+    assert "100 calibration rows" in str(rule)
+
+
+def test_interval_reports_count_what_they_say() -> None:
+    rows, fresh = number_rows(0, 100, 2), number_rows(1, 203, 2)
+    x, y = fresh.tensors
+    rule = conformal_intervals(Spread(), rows, level=0.6, kind="normalised", num_samples=20, **quiet)
+    low, high = rule.predict(x, **quiet)
+    report = rule.evaluate(fresh, num_bins=4, **quiet)
+    std = Spread().summarize(x, 20).std
+    for c in range(2):
+        assert report.coverage[c] == coverage(low[:, c], high[:, c], y[:, c])
+        torch.testing.assert_close(report.mean_width[c], mean_width(low[:, c], high[:, c]))
+        torch.testing.assert_close(report.interval_score[c], interval_score(low[:, c], high[:, c], y[:, c], level=0.6))
+        order = std[:, c].argsort()
+        inside = ((low <= y) & (y <= high))[:, c].double()
+        assert sorted(report.bin_count[c].tolist()) == [50, 51, 51, 51]
+        start = 0
+        for k, size in enumerate(report.bin_count[c].tolist()):
+            mine = order[start : start + size]
+            assert float(report.bin_coverage[c, k]) == pytest.approx(inside[mine].mean().item())
+            assert float(report.bin_std[c, k]) == pytest.approx(std[mine, c].mean().item())
+            start += size
+    assert "interval_score" in str(report)
+    assert "normalised intervals" in str(rule)
+
+
+def test_rules_go_through_json() -> None:
+    rows, x = class_rows(0, 12, 6), class_rows(1, 20).tensors[0]
+    rule = conformal_sets(LOGITS, rows, by_class=True, **one)  # two rows a class: all infinite
+    assert math.inf in rule.quantiles
+    assert ConformalSets.restore(json.loads(json.dumps(rule.config(), allow_nan=False)), LOGITS) == rule
+    intervals = conformal_intervals(Spread(), number_rows(0, 30, 2), kind="quantile", num_samples=4, **quiet)
+    again = ConformalIntervals.restore(json.loads(json.dumps(intervals.config(), allow_nan=False)), Spread())
+    assert again == intervals
+    assert rule.predict(x, **quiet).mask.shape == (20, 6)
+
+
+def test_pixels_have_sets_and_uniforms_of_their_own() -> None:
+    rng = drawn(0)
+    logits = 2 * torch.randn(60, 3, 4, 5, generator=rng)
+    labels = torch.randint(3, (60, 4, 5), generator=rng)
+    rows = TensorDataset(logits[:40], labels[:40])
+    for kind in SETS:
+        rule = conformal_sets(LOGITS, rows, kind=kind, **one)
+        sets = rule.predict(logits[40:], **quiet)
+        assert sets.mask.shape == (20, 3, 4, 5)
+        assert torch.equal(rule.predict(logits[40:43], **quiet).mask, sets.mask[:3])
+        report = rule.evaluate(TensorDataset(logits[40:], labels[40:]), **quiet)
+        assert report.count == 400
+        assert report.coverage > 0.85
+        with pytest.raises(ValueError, match="got sets of pixels; expected one set for each input: use mask"):
+            _ = sets.labels
+    equal = torch.zeros(1, 2, 30, 30)
+    adaptive = ConformalSets(LOGITS, (0.25,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    assert 300 < adaptive.predict(equal, **quiet).mask[0, 0].sum() < 600  # u ≤ ½ for about half of 900 pixels
+
+
+def test_one_logit_is_two_classes() -> None:
+    x = torch.randn(200, 1, generator=drawn(0))
+    y = (torch.rand(200, 1, generator=drawn(1)) < x.sigmoid()).float()
+    rule = conformal_sets(LOGITS, TensorDataset(x, y), **one)
+    assert rule.predict(x, **quiet).mask.shape == (200, 2)
+    assert rule.evaluate(TensorDataset(x, y), **quiet).coverage >= 0.9
+
+
+def test_no_input_gives_no_set() -> None:
+    rule = conformal_sets(LOGITS, class_rows(0, 50), **one)
+    assert rule.predict(torch.zeros(0, 6), **quiet).mask.shape == (0, 6)
+    assert rule.predict(torch.zeros(0, 6), **quiet).labels == []
+    intervals = conformal_intervals(LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20)), kind="absolute", **one)
+    assert intervals.predict(torch.zeros(0, 1), **quiet)[0].shape == (0, 1)
+
+
+def test_a_quantile_band_that_is_too_wide_is_narrowed_but_never_turned_inside_out() -> None:
+    """Replicates spread over ±10 where y is 0, and over nothing in other places: there only the middle remains."""
+    wide = torch.tensor([0.0, 10.0]).view(1, 2, 1).expand(40, 2, 1)
+    rule = conformal_intervals(Spread(), TensorDataset(wide, torch.zeros(40)), kind="quantile", **quiet)
+    assert rule.quantiles[0] < 0
+    low, high = rule.predict(torch.tensor([[[3.0], [0.0]], [[0.0], [10.0]]]), **quiet)
+    assert low[0].item() == high[0].item() == pytest.approx(3.0)
+    assert low[1] <= 0 <= high[1]
+    assert (high - low)[1] < 20
+
+
+# -- real data -----------------------------------------------------------------------------------------
+
+
+def shuffled(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(len(x), generator=drawn(0))
+    return torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
+
+
+def allowed(level: float, n: int, fresh: int) -> float:
+    """Four standard errors of the coverage on fresh rows after calibration with n."""
+    return 4 * math.sqrt(level * (1 - level) * (1 / n + 1 / fresh))
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Predictor, TensorDataset, TensorDataset]:
+    x, y = shuffled(*load_digits(return_X_y=True))
+    recipe = Recipe(epochs=12, batch_size=32, optimizer=ADAM, progress=False)
+    net = partial(nn.Sequential, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    predictor = NeuBoots(num_blocks=20).fit(net, TensorDataset(x[:500] / 16, y[:500]), recipe)
+    return predictor, TensorDataset(x[500:1100] / 16, y[500:1100]), TensorDataset(x[1100:] / 16, y[1100:])
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("level", [0.8, 0.97])
+def test_digits_are_covered(digits: tuple[Predictor, TensorDataset, TensorDataset], kind: Any, level: float) -> None:
+    predictor, rows, fresh = digits
+    report = conformal_sets(predictor, rows, level=level, kind=kind, num_samples=20, **quiet).evaluate(fresh, **quiet)
+    assert abs(report.coverage - level) < allowed(level, len(rows), len(fresh))
+    assert report.mean_size < 3
+
+
+@pytest.fixture(scope="module")
+def diabetes() -> tuple[Predictor, TensorDataset, TensorDataset]:
+    """Targets in hundreds."""
+    x, y = shuffled(*load_diabetes(return_X_y=True))
+    recipe = Recipe(epochs=10, batch_size=32, optimizer=ADAM, progress=False)
+    net = partial(nn.Sequential, nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+    train = TensorDataset(20 * x[:180], y[:180].float()[:, None] / 100)
+    predictor = NeuBoots(num_blocks=20, loss=SquaredError()).fit(net, train, recipe)
+    rows, fresh = (TensorDataset(20 * x[part], y[part] / 100) for part in (slice(180, 310), slice(310, None)))
+    return predictor, rows, fresh
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_diabetes_is_covered(diabetes: tuple[Predictor, TensorDataset, TensorDataset], kind: Any) -> None:
+    predictor, rows, fresh = diabetes
+    rule = conformal_intervals(predictor, rows, level=0.8, kind=kind, noise_std=0.5, num_samples=30, **quiet)
+    report = rule.evaluate(fresh, **quiet)
+    assert abs(report.coverage.item() - 0.8) < allowed(0.8, len(rows), len(fresh))
+    assert report.mean_width.item() < 4 * fresh.tensors[1].std().item()
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.9, 9), (0.95, 19), (0.07, 1), (0.99, 99)])
+def test_too_few_rows_are_refused_and_the_least_number_is_not(level: float, needed: int) -> None:
+    sentence = f"got {needed - 1} calibration rows; expected at least {needed} for level {level:g}"
+    assert conformal_sets(LOGITS, class_rows(0, needed), level=level, **one).count == needed
+    if needed > 1:
+        with pytest.raises(ValueError, match=sentence):
+            conformal_sets(LOGITS, class_rows(0, needed - 1), level=level, **one)
+        with pytest.raises(ValueError, match=sentence):
+            conformal_intervals(Spread(), number_rows(0, needed - 1), level=level, num_samples=2, **quiet)
+
+
+def test_the_rank_is_that_of_the_level_as_typed() -> None:
+    """0.07 · 100 is a little above 7 in floating point; its rank is 7."""
+    y = torch.arange(1.0, 100.0)
+    rule = conformal_intervals(LOGITS, TensorDataset(torch.zeros(99, 1), y), level=0.07, kind="absolute", **one)
+    assert rule.quantiles == (7.0,)
+
+
+def test_a_class_with_few_rows_is_in_every_set() -> None:
+    x, y = class_rows(0, 200, 3).tensors
+    kept = y != 2
+    kept[(y == 2).nonzero()[:5]] = True
+    rule = conformal_sets(LOGITS, TensorDataset(x[kept], y[kept]), by_class=True, **one)
+    assert [math.isinf(q) for q in rule.quantiles] == [False, False, True]
+    assert rule.predict(x, **quiet).mask[:, 2].all()
+    assert "in every set, for want of calibration rows: 2" in str(rule)
+
+
+BAD = [
+    (lambda: conformal_sets(nn.Identity(), class_rows(0, 50)), "got a Identity; expected a predictor"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), level=1.0), "got level 1.0; expected a number between 0 and 1"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), kind="best"), "got kind='best'; expected one of 'threshold'"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), penalty=-1.0), "got penalty=-1.0 and k_reg=5; expected"),
+    (
+        lambda: conformal_sets(LOGITS, TensorDataset(torch.zeros(50, 3), torch.full((50,), 3)), **one),
+        "labels run from 3 to 3; expected 0 to 2",
+    ),
+    (
+        lambda: conformal_sets(LOGITS, TensorDataset(torch.zeros(50, 3), torch.rand(50)), **one),
+        "got labels that are not whole numbers",
+    ),
+    (
+        lambda: conformal_sets(LOGITS, TensorDataset(torch.full((50, 3), math.nan), torch.zeros(50).long()), **one),
+        "NaN",
+    ),
+    (
+        lambda: conformal_sets(
+            LOGITS, TensorDataset(torch.zeros(50, 3, 2), torch.zeros(50, 2).long()), by_class=True, **one
+        ),
+        "got by_class=True for pixels",
+    ),
+    (
+        lambda: conformal_sets(LOGITS, [(torch.zeros(9, 2, k), torch.zeros(9, k).long()) for k in (1, 2)], **one),
+        "got images of several sizes",
+    ),
+    (
+        lambda: conformal_intervals(LOGITS, TensorDataset(torch.zeros(50, 1), torch.full((50,), math.nan)), **one),
+        "got NaN or infinite targets",
+    ),
+    (
+        lambda: conformal_intervals(
+            LOGITS, TensorDataset(torch.zeros(50, 1), torch.rand(50)), kind="normalised", **one
+        ),
+        "the replicates are all the same at some inputs",
+    ),
+    (
+        lambda: conformal_intervals(LOGITS, TensorDataset(torch.zeros(50, 3), torch.rand(50)), **one),
+        r"got targets of shape \(50,\); expected \(50, 3\)",
+    ),
+    (
+        lambda: conformal_intervals(LOGITS, TensorDataset(torch.zeros(50, 2), torch.rand(50)), kind="quantile", **one),
+        "got kind='quantile' for a net with a Gaussian head",
+    ),
+    (
+        lambda: conformal_intervals(LOGITS, TensorDataset(torch.zeros(50, 1), torch.rand(50)), noise_std=-1.0),
+        "got noise_std=-1.0; expected standard deviations ≥ 0",
+    ),
+    (lambda: conformal_intervals(LOGITS, [], **one), "got data that give no batch"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), BAD)
+def test_bad_calls_get_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()
