@@ -1,0 +1,128 @@
+"""Eight questions put to the same predictors, a panel each: writes tasks.png (or the file you name).
+
+    python examples/tasks.py [out.png]
+
+Needs the extra `demo`; takes a minute or two on two cores. Small nets on small data: panels to learn from, no results.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_diabetes, load_digits
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots import BayesianBootstrap, NeuBoots, Plain, Predictor, Recipe, SquaredError, residual_std
+from neuboots.data.corruptions import CORRUPTIONS
+from neuboots.nets import MLP
+from neuboots.report import figures
+from neuboots.tasks.active import active_learning
+from neuboots.tasks.calibration import calibration
+from neuboots.tasks.coverage import FUNCTIONS, coverage
+from neuboots.tasks.ood import ReplicateDetector, split
+from neuboots.tasks.regression import regression
+from neuboots.tasks.selective import selective
+from neuboots.tasks.shift import shift
+
+RECIPE = Recipe(epochs=40, batch_size=32, progress=False)
+WORKERS = 2
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.from_numpy(x).float() / 16, torch.from_numpy(y).long()
+
+
+def make_net() -> MLP:
+    return MLP(64, 10, widths=(64, 64))
+
+
+def main(out: Path) -> None:
+    sheet = Figure(figsize=(18, 9), layout="constrained")
+    axes = sheet.subplots(2, 4)
+    x, y = digits()
+    train, test = TensorDataset(x[:400], y[:400]), TensorDataset(x[1000:], y[1000:])
+    nets: dict[str, Predictor] = {
+        "plain": Plain().fit(make_net, train, RECIPE),
+        "NeuBoots": NeuBoots().fit(make_net, train, RECIPE),
+    }
+
+    curves = {name: calibration(net, test).reliability_curve for name, net in nets.items()}
+    figures.draw_reliability(axes[0, 0], curves)
+    figures.draw_risk_coverage(axes[0, 1], {name: selective(net, test).curve for name, net in nets.items()})
+
+    noise = torch.rand(600, 64, generator=torch.Generator().manual_seed(0))
+    (inside, test_in), (outside, test_out) = split(x[1000:], 300), split(noise, 300)
+    detector = ReplicateDetector(nets["NeuBoots"]).fit(inside, outside)
+    found = detector.evaluate(test_in, test_out, positive="in")
+    print(found)
+    groups = {"digits": detector.score(test_in), "noise": detector.score(test_out)}
+    figures.draw_histograms(axes[0, 2], groups, label="log-odds of being out of distribution", bottom=-6, top=6)
+
+    pool = TensorDataset(x[:1000], y[:1000])
+    options = {"start": 50, "query": 50, "rounds": 4, "trials": 3, "num_samples": 50, "num_workers": WORKERS}
+    learned = {}
+    for strategy in ("random", "margin", "batch"):
+        curve = active_learning(NeuBoots(), make_net, pool, test, RECIPE, strategy=strategy, **options)  # type: ignore[arg-type]
+        learned[strategy] = (curve.num_labels.tolist(), curve.accuracy)
+    figures.draw_learning_curves(axes[0, 3], learned)
+
+    methods = {
+        "NeuBoots": NeuBoots.regression(),
+        "Bayesian bootstrap": BayesianBootstrap(SquaredError(), num_members=10),
+    }
+    checks = {
+        name: coverage(
+            method,
+            lambda: MLP(1, 1, widths=(64, 64)),
+            FUNCTIONS["sine"],
+            RECIPE,
+            num_sets=20,
+            num_workers=WORKERS,
+        )
+        for name, method in methods.items()
+    }
+    check = checks["NeuBoots"]
+    band, grid = check.bands[0], check.x[:, 0]
+    figures.draw_regression_band(
+        axes[1, 0],
+        grid,
+        band.mean,
+        band.low,
+        band.high,
+        label="NeuBoots, 95 % band",
+        truth=check.truth,
+        points=(band.x[:, 0], band.y),
+    )
+    covered = {name: check.rate for name, check in checks.items()}
+    figures.draw_coverage(axes[1, 1], grid, covered, level=check.level, num_sets=check.num_sets)
+
+    u, v = (torch.from_numpy(part).float() for part in load_diabetes(return_X_y=True))
+    u, v = (u - u.mean(0)) / u.std(0), (v - v.mean()) / v.std()
+    curve = NeuBoots.regression().fit(lambda: MLP(10, 1, widths=(32,)), TensorDataset(u[:250], v[:250]), RECIPE)
+    sigma = residual_std(curve, u[250:340], v[250:340])
+    report = regression(curve, TensorDataset(u[340:], v[340:]), noise_std=sigma)
+    print(report)
+    figures.draw_calibration_curve(axes[1, 2], {"NeuBoots with noise": report.tally.calibration_curve})
+
+    images = TensorDataset(x[1000:].reshape(-1, 1, 8, 8), y[1000:])
+    lines = {}
+    for name in ("gaussian_noise", "gaussian_blur", "contrast", "pixelate"):
+        by = shift(nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, prepare=lambda part: part.flatten(1))
+        lines[name.replace("_", " ")] = {int(row["severity"]): float(row["accuracy"]) for row in by.by_severity}
+    figures.draw_shift(axes[1, 3], lines, label="accuracy of NeuBoots")
+    titles = (
+        *("digits: as often right as it says?", "digits: which to answer?"),
+        *(f"out of distribution? AUROC {float(found.auroc):.3f}, in is positive", "digits: which to label?"),
+        *("a sine: one data set", "a sine: 20 data sets", "diabetes: intervals of every level", "digits: corrupted"),
+    )
+    for ax, title in zip(axes.flat, titles, strict=True):
+        ax.set_title(title, fontsize=11)
+    figures.write_png(sheet, out)
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "tasks.png"))
