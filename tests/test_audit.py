@@ -15,12 +15,12 @@ from oracle import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-import neuboots.tasks.audit as module
 from neuboots import BayesianBootstrap, MCDropout, NeuBoots, Plain, Recipe, SquaredError
 from neuboots.methods.scaling import ScaledPredictor
 from neuboots.nets import MLP
 from neuboots.prediction import Predictor, Stream
-from neuboots.tasks.audit import Audit, audit, compare, distances
+from neuboots.tasks.audit import Audit, audit, compare, spread
+from neuboots.tasks.audit.distances import distances, distances_by_chance
 
 N = 40
 PLACES = torch.arange(N, dtype=torch.float64)[:, None]  # an input is its own number
@@ -114,7 +114,7 @@ def test_maps_are_those_of_numpy_and_scipy() -> None:
 
 @pytest.mark.parametrize("count", [5, 8, 33, 50])
 def test_the_standard_deviations_of_sets_are_those_of_their_replicates(count: int) -> None:
-    sets = module._Sets.of(count, seed=0)
+    sets = spread.Sets.of(count, seed=0)
     samples = torch.randn(count, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logs = sets.log_std(samples)
     group = torch.arange(count) % sets.groups
@@ -131,7 +131,7 @@ def test_the_standard_deviations_of_sets_are_those_of_their_replicates(count: in
 def test_the_jackknife_of_a_mean_is_its_standard_error(groups: int) -> None:
     values = torch.randn(groups, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     without = (values.sum() - values) / (groups - 1)
-    error = module._Sets.of(groups, seed=0).error(without)
+    error = spread.Sets.of(groups, seed=0).error(without)
     assert error == pytest.approx(2 * math.sqrt((groups - 1) / (groups - 3)) * float(values.std()) / math.sqrt(groups))
     assert error == pytest.approx(
         scipy.stats.t.ppf(0.975, groups - 1) * float(values.std()) / math.sqrt(groups), rel=0.02
@@ -141,12 +141,12 @@ def test_the_jackknife_of_a_mean_is_its_standard_error(groups: int) -> None:
 @pytest.mark.parametrize("count", [2, 5, 20])
 def test_the_bias_of_a_log_standard_deviation_is_taken_off(count: int) -> None:
     logs = np.log(np.random.default_rng(0).normal(size=(count, 20_000)).std(0, ddof=1))
-    assert abs(logs.mean() + module._bias(count)) < standard_errors(3) * logs.std() / math.sqrt(20_000)
+    assert abs(logs.mean() + spread._bias(count)) < standard_errors(3) * logs.std() / math.sqrt(20_000)
 
 
 def test_chance_is_what_gaussian_samples_show() -> None:
     """An independent simulation; standard errors of both, 1000 pairs each; the limit is exceeded by 1 % of them."""
-    mean, limit, wasserstein = module._by_chance(10, 40, seed=0)
+    mean, limit, wasserstein = distances_by_chance(10, 40, seed=0)
     rng = np.random.default_rng(0)
     pairs = [(rng.normal(size=10), rng.normal(size=40)) for _ in range(1000)]
     pairs = [(a - a.mean(), b - b.mean(), a.std(ddof=1)) for a, b in pairs]
@@ -300,7 +300,7 @@ def test_a_band_of_one_width_does_not_follow_even_a_mild_true_spread() -> None:
 def test_a_correlation_that_is_anybodys_guess_is_not_reported() -> None:
     laws = [Law(0.1, 0.25, seed) for seed in range(40)]
     found = [compared(law.draw(20), law.draw(20), 20) for law in laws]
-    assert all(one.correlation is None or 0 < one.correlation_error <= module.CLOSE for one in found)  # type: ignore[operator]
+    assert all(one.correlation is None or 0 < one.correlation_error <= spread.CLOSE for one in found)  # type: ignore[operator]
     assert all((one.correlation is None) == (one.correlation_error is None) for one in found)
     assert {one.correlation is None for one in found} == {True, False}
     assert all(one.raw_correlation is not None for one in found)
@@ -387,7 +387,7 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     law = Law(0.1, 0.5, 0)
     t, s = law.draw(20), law.draw(100)
     whole = compared(t, s)
-    monkeypatch.setattr(module, "_HELD", 7 * 120)
+    monkeypatch.setattr("neuboots.tasks.audit.comparison._HELD", 7 * 120)
     parts = compared(t, s)
     assert figures(parts) == pytest.approx(figures(whole))
     assert torch.equal(parts.std, whole.std)
@@ -409,7 +409,7 @@ def test_memory_does_not_grow_with_the_replicates(monkeypatch: pytest.MonkeyPatc
 
     law = Law(0.1, 0.5, 0)
     t, s = law.draw(20), law.draw(400)
-    monkeypatch.setattr(module, "_HELD", 2000)
+    monkeypatch.setattr("neuboots.tasks.audit.comparison._HELD", 2000)
     for num_samples in (40, 400):
         compare(Watched(s), Given(t, 20), PLACES, num_samples=num_samples, progress=False)
     assert max(seen) <= 2000

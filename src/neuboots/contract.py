@@ -285,14 +285,14 @@ def check_save_and_load(subject: Subject) -> None:
 
 
 def check_fit_is_governed_by_the_seed(subject: Subject) -> None:
-    """The recipe's seed alone decides what is learned."""
-    before = torch.get_rng_state()
+    """The recipe's seed alone decides what is learned, and the caller's random state is as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(99)
+        before = _random_states()
         again = subject.fit(subject.task)
+        assert _random_states() == before, "the fit moved the random state of torch, NumPy or Python"
         torch.manual_seed(1)
         other = subject.fit(subject.task, recipe=replace(subject.recipe, seed=1))
-    assert torch.equal(torch.get_rng_state(), before), "the fit moved torch's random state"
     first, second, third = (p.predict(subject.x, 3).samples for p in (subject.predictor, again, other))
     assert torch.equal(first, second), "two fits with one seed differ"
     if subject.entry.needs_net:

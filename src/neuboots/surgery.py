@@ -112,7 +112,8 @@ def plain_head(weight: Tensor, bias: Tensor | None) -> Head:
     """A Linear or 1×1 convolution with these weights (copied), whatever parametrisation they came from."""
     outputs, width = weight.shape[:2]
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3] if weight.ndim > 2 else None
-    head: Head = nn.Linear(width, outputs) if kind is None else kind(width, outputs, 1)
+    # on "meta" no first weights are drawn, so that the caller's random state stays as it is
+    head: Head = nn.Linear(width, outputs, device="meta") if kind is None else kind(width, outputs, 1, device="meta")
     head.weight = nn.Parameter(weight.detach().clone())
     head.bias = None if bias is None else nn.Parameter(bias.detach().clone())
     return head
