@@ -15,7 +15,18 @@ import torch
 from oracle import figures, softmax, standard_errors
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import neuboots
 from neuboots import EpochReport, GaussianNLL, Prediction, Recipe, SquaredError, Summary
@@ -163,6 +174,16 @@ class StreamOf(IterableDataset[Any]):
         return iter(zip(self.x, itertools.repeat(1)) if self.labelled else self.x)
 
 
+class OtherLoader:
+    """A loader of another kind, with a sampler of its own, which is its business."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.sampler = x, RandomSampler(range(len(x)))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.x.split(4))
+
+
 def pools(x: Tensor) -> dict[str, Any]:
     y = torch.zeros(len(x))
     every = list(range(len(x)))
@@ -177,7 +198,7 @@ def pools(x: Tensor) -> dict[str, Any]:
         "loader with labels": DataLoader(RowsOf(x, True), batch_size=4),
         "loader without": DataLoader(RowsOf(x, False), batch_size=4),
         "loader of tensors without": DataLoader(TensorDataset(x), batch_size=4),
-        "list of batches": list(x.split(4)),
+        "list of batches": [(batch, y[: len(batch)]) for batch in x.split(4)],
         "generator of batches": (batch for batch in x.split(4)),
         "stream with labels": StreamOf(x, True),
         "stream without": StreamOf(x, False),
@@ -209,7 +230,16 @@ def test_nets_of_several_inputs() -> None:
     ("change", "sentence"),
     [
         ({"predictor": nn.Linear(1, 1)}, "got a Linear; expected a predictor"),
-        ({"k": 0}, "got k=0; expected the number of rows"),
+        ({"k": 0}, "got k=0; expected a whole number, at least 1"),
+        ({"k": 2.0}, "got k=2.0; expected a whole number"),
+        ({"k": True}, "got k=True; expected a whole number"),
+        ({"num_samples": "a"}, "got num_samples='a'; expected a whole number, at least 1"),
+        ({"seed": 1.5}, "got seed=1.5; expected a whole number"),
+        ({"seed": "a", "strategy": "random"}, "got seed='a'; expected a whole number"),
+        ({"strategy": ["entropy"]}, "got strategy=['entropy']; expected one of random, entropy"),
+        ({"strategy": None}, "got strategy=None; expected one of random, entropy"),
+        ({"strategy": "batch", "shortlist": "a"}, "got shortlist='a'; expected a whole number"),
+        ({"shortlist": 7.5}, "got shortlist=7.5; expected a whole number"),
         ({"k": 13}, "got k=13 for a pool of 12 rows; expected at most 12"),
         ({"k": 13, "strategy": "batch"}, "got k=13 for a pool of 12 rows"),
         ({"strategy": "entorpy"}, "got strategy='entorpy'; expected one of random, entropy, margin"),
@@ -221,7 +251,6 @@ def test_nets_of_several_inputs() -> None:
         ({"pool": numbered(12) * torch.nan}, "NaN or infinite"),
         ({"pool": 3}, "got inputs of type int; expected a tensor"),
         ({"pool": []}, "no batch"),
-        ({"pool": DataLoader(RowsOf(numbered(12), True), shuffle=True)}, "got a loader that shuffles"),
         ({"strategy": "batch", "k": 4, "shortlist": 7}, "got shortlist=7 for k=4; expected at least 8"),
     ],
 )
@@ -230,6 +259,101 @@ def test_bad_calls_get_a_sentence(change: dict[str, Any], sentence: str) -> None
     with pytest.raises(ValueError, match=".*") as refusal:
         next_to_label(call.pop("predictor"), call.pop("pool"), call.pop("k"), **call)
     assert sentence in str(refusal.value)
+
+
+ROWS = RowsOf(numbered(22), True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"sampler": RandomSampler(ROWS)},
+        {"sampler": SubsetRandomSampler(range(22))},
+        {"sampler": WeightedRandomSampler(torch.ones(22), 22)},
+        {"sampler": list(range(22))[::-1]},
+        {"batch_sampler": BatchSampler(RandomSampler(ROWS), 5, False)},
+        {"batch_sampler": [[3, 2], [1, 0]]},
+    ],
+)
+def test_loaders_that_give_rows_in_another_order_are_refused(options: dict[str, Any]) -> None:
+    """Row numbers would be those of nobody knows which rows."""
+    with pytest.raises(ValueError, match="got a loader that shuffles, by a .*; expected rows in their order"):
+        chosen(Stored(noise(3, 22, 3)), DataLoader(ROWS, **options), 2)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(ROWS, sampler=SequentialSampler(ROWS), batch_size=3),
+        DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 5, False)),
+        DataLoader(StreamOf(numbered(22), True), batch_size=4),
+        OtherLoader(numbered(22)),
+    ],
+    ids=["sequential", "batches", "stream", "of another kind"],
+)
+def test_loaders_that_give_rows_in_their_order_are_taken(loader: Any) -> None:
+    predictor = Stored(3 * noise(5, 22, 3))
+    assert chosen(predictor, loader, 4) == chosen(predictor, numbered(22), 4)
+
+
+def test_whole_numbers_of_other_libraries_are_taken() -> None:
+    predictor = Stored(3 * noise(5, 22, 3))
+    expected = chosen(predictor, numbered(22), 3)
+    for k in (np.int64(3), torch.tensor(3)):
+        choice = next_to_label(predictor, numbered(22), k, num_samples=np.int64(5), seed=np.int64(0), **quiet)
+        assert choice.rows.tolist() == expected
+
+
+def test_a_shortlist_matters_to_batch_alone() -> None:
+    predictor = Stored(3 * noise(5, 22, 3))
+    assert chosen(predictor, numbered(22), 4, shortlist=2) == chosen(predictor, numbered(22), 4)
+
+
+@pytest.mark.parametrize("strategy", ["entropy", "batch"])
+def test_a_failure_leaves_nothing_open(strategy: str) -> None:
+    """Though whoever caught it may hold its traceback, and with it every local variable."""
+    closed: list[bool] = []
+
+    class Batches:
+        def __iter__(self) -> Iterator[Tensor]:
+            try:
+                yield from numbered(22).split(4)
+            finally:
+                closed.append(True)
+
+    samples = noise(3, 22, 3)
+    samples[:, 5] = torch.nan
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="NaN") as failure:
+        chosen(Stored(samples), Batches(), 2, strategy=strategy)
+    assert failure.tb is not None
+    assert closed == [True]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("strategy", ["std", "batch"])
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_rounding_is_no_spread(strategy: str, kind: Any) -> None:
+    """Two hundred equal numbers have a mean that is not quite theirs; the seed decides, and not the size of batches."""
+    for dtype in (torch.float32, torch.float64):
+        alike = Stored((3 * noise(1, 50, 3)).to(dtype).expand(200, 50, 3))
+        options = {"strategy": strategy, "kind": kind, "num_samples": 200, **quiet}
+        choices = [next_to_label(alike, numbered(50), 8, batch_size=b, **options) for b in (3, 50)]
+        assert choices[0].scores.tolist() == choices[1].scores.tolist() == 8 * [0.0]
+        assert choices[0].rows.tolist() == choices[1].rows.tolist() == chosen(alike, numbered(50), 8, strategy="random")
+
+
+@pytest.mark.parametrize("strategy", ["std", "batch"])
+def test_a_small_spread_is_a_spread(strategy: str) -> None:
+    """A millionth in float64, and 3 % in bfloat16, which is four of its epsilons."""
+    for size, dtype in ((1e-6, torch.float64), (0.03, torch.bfloat16)):
+        samples = torch.ones(4, 12, 1, dtype=torch.float64)
+        samples[:, 7, 0] += size * torch.tensor([1.0, -1.0, 1.0, -1.0])
+        predictor = Stored(samples.to(dtype))
+        choice = next_to_label(predictor, numbered(12), 2, strategy=strategy, kind="regression", num_samples=4, **quiet)
+        assert int(choice.rows[0]) == 7
+        assert choice.scores[0] > 0 == choice.scores[1]
 
 
 @pytest.mark.parametrize("strategy", UNCERTAINTY)
@@ -416,9 +540,13 @@ RECIPE = Recipe(epochs=2, batch_size=32, progress=False, optimizer=partial(torch
 SMALL = {"start": 20, "query": 15, "rounds": 2, "trials": 2, "num_samples": 4, "progress": False}
 
 
-def loop(method: Any = None, recipe: Recipe = RECIPE, **options: Any) -> ActiveLearning:
+def loop(method: Any = None, recipe: Recipe = RECIPE, make: Any = make_net, **options: Any) -> ActiveLearning:
     pool, test = digits()
-    return active_learning(method or neuboots.Plain(), make_net, pool, test, recipe, **{**SMALL, **options})
+    test = options.pop("test", test)
+    return active_learning(method or neuboots.Plain(), make, pool, test, recipe, **{**SMALL, **options})
+
+
+NET = make_net()
 
 
 def assert_same(a: ActiveLearning, b: ActiveLearning) -> None:
@@ -500,17 +628,14 @@ class Broken(Exception):
 class Breaking:
     """The plain net, but fit number `at` breaks."""
 
-    at: int
-    fits: list[int] = field(default_factory=list, repr=False)
+    at: int = field(compare=False)  # the same method, whenever it breaks
+    fits: list[int] = field(default_factory=list, compare=False)
 
     def fit(self, make: Any, data: Any, recipe: Any) -> Predictor:
         self.fits.append(len(data))
         if len(self.fits) == self.at + 1:
             raise Broken
         return neuboots.Plain().fit(make, data, recipe)
-
-    def __repr__(self) -> str:
-        return "Breaking"
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 4])
@@ -553,6 +678,76 @@ def test_more_trials_join_those_of_a_folder_and_other_settings_do_not(tmp_path: 
     shutil.rmtree(tmp_path)
 
 
+def test_a_damaged_round_is_done_again(tmp_path: Path) -> None:
+    whole = loop(folder=tmp_path)
+    (tmp_path / "unit-0001.json").unlink()
+    (tmp_path / "trial-0001" / "round-001.json").write_text('{"figures": {"acc')
+    assert_same(loop(folder=tmp_path), whole)
+
+
+def scored_by(figure: str) -> Any:
+    return lambda figures: getattr(figures, figure)
+
+
+def test_a_folder_of_another_net_other_data_or_another_strategy_is_refused(tmp_path: Path) -> None:
+    """Though all of them go by the same names."""
+    pool, test = digits(60)
+
+    def relabelled(data: TensorDataset, row: int) -> TensorDataset:
+        x, y = data.tensors
+        return TensorDataset(x, torch.where(torch.arange(60) == row, (y + 1) % 10, y))
+
+    def run(**change: Any) -> ActiveLearning:
+        call = {
+            "method": neuboots.Plain(lambda z, y: nn.functional.cross_entropy(z, y, reduction="none")),
+            "make": lambda: nn.Linear(64, 10),
+            "pool": pool,
+            "test": test,
+            "strategy": scored_by("entropy"),
+            "options": {},
+        } | change
+        options = {**SMALL, "rounds": 1, "trials": 1, "kind": "classes", **call["options"]}
+        arguments = (call["method"], call["make"], call["pool"], call["test"], RECIPE)
+        return active_learning(*arguments, strategy=call["strategy"], folder=tmp_path, **options)
+
+    found = run()
+    assert_same(run(), found)
+    assert_same(run(options={"batch_size": 7, "num_workers": 2}), found)  # what changes no result may change
+    changes: list[dict[str, Any]] = [
+        {"make": lambda: nn.Linear(64, 10, bias=False)},
+        {"make": lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10))},
+        {"pool": relabelled(pool, 31)},
+        {"pool": Subset(pool, range(59))},
+        {"test": relabelled(test, 31)},
+        {"test": DataLoader(relabelled(test, 31), batch_size=16)},
+        {"strategy": scored_by("confidence")},
+        {"method": neuboots.Plain(lambda z, y: nn.functional.multi_margin_loss(z, y, reduction="none"))},
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match="holds units of other settings"):
+            run(**change)
+    assert_same(run(), found)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [(neuboots.CrossEntropy(), 10), (SquaredError(), 1)])
+def test_a_failing_measurement_leaves_the_test_rows_closed(loss: Any, outputs: int) -> None:
+    closed: list[bool] = []
+
+    class Batches:
+        def __iter__(self) -> Iterator[Any]:
+            try:
+                yield torch.zeros(3, 64), torch.zeros(3, dtype=torch.long)
+                yield torch.zeros(3, 64), torch.zeros(2, dtype=torch.long)  # a label too few
+            finally:
+                closed.append(True)
+
+    options = {"test": Batches(), "strategy": "random", "rounds": 0, "trials": 1}
+    with pytest.raises(ValueError, match="got (labels|targets) of shape") as failure:
+        loop(neuboots.Plain(loss), make=lambda: nn.Linear(64, outputs), **options)
+    assert failure.tb is not None
+    assert closed == [True]
+
+
 def test_the_last_query_takes_what_is_left() -> None:
     found = loop(start=200, query=30, rounds=10, trials=1)
     assert found.num_labels.tolist() == [200, 230, 240]
@@ -580,6 +775,17 @@ def test_a_start_with_one_class_only(name: str) -> None:
     [
         ({"start": 241}, "got start=241 for a pool of 240 rows; expected at most 240"),
         ({"start": 0}, "got start=0; expected a whole number, at least 1"),
+        ({"start": 2.5}, "got start=2.5; expected a whole number"),
+        ({"seed": 1.5}, "got seed=1.5; expected a whole number"),
+        ({"seed": "a"}, "got seed='a'; expected a whole number"),
+        ({"num_samples": 0}, "got num_samples=0; expected a whole number, at least 1"),
+        ({"num_workers": 1.5}, "got num_workers=1.5; expected a whole number"),
+        ({"folder": Path(__file__)}, "which is a file; expected a folder"),
+        ({"strategy": ["entropy"]}, "got strategy=['entropy']; expected one of random"),
+        ({"recipe": None}, "got recipe of type NoneType; expected a Recipe"),
+        ({"method": neuboots.NeuBoots}, "got the class NeuBoots; expected an object of it: NeuBoots()"),
+        ({"make": lambda: NET}, "make_net() gave the same weights twice"),
+        ({"test": iter([(torch.zeros(2, 64), torch.zeros(2))])}, "got test rows of type list_iterator, which can be"),
         ({"query": 0}, "got query=0"),
         ({"trials": 0}, "got trials=0"),
         ({"rounds": -1}, "got rounds=-1"),
@@ -722,6 +928,12 @@ def test_the_interval_is_students() -> None:
         "high": pytest.approx(float(found.interval()[1][1])),
         "ece": pytest.approx(0.78333 / 2, abs=1e-5),
     }
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, -0.5, float("nan")])
+def test_a_level_that_is_none_gets_a_sentence(level: float) -> None:
+    with pytest.raises(ValueError, match="got level=.*; expected a number between 0 and 1"):
+        curve(torch.tensor([[0.5, 0.7], [0.6, 0.9]]).double()).interval(level=level)
 
 
 def test_the_table_says_what_was_done() -> None:

@@ -1,5 +1,6 @@
 """Calibration and regression: streamed figures are those of the whole, and known predictors score as they must."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from oracle import standard_errors
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import neuboots
 from neuboots import (
@@ -23,6 +24,7 @@ from neuboots import (
 )
 from neuboots.nets import MLP
 from neuboots.tasks.calibration import Calibration, calibration
+from neuboots.tasks.common import batches_of, labels_for, targets_for
 from neuboots.tasks.regression import regression
 
 RECIPE = Recipe(epochs=4, batch_size=64, progress=False)
@@ -135,6 +137,96 @@ def test_pixels_count_as_inputs() -> None:
     assert found.nll == pytest.approx(CrossEntropy()(net(x), y).mean().item(), rel=1e-5)
 
 
+def test_void_pixels_are_passed_over() -> None:
+    net = nn.Conv2d(2, 3, 1)
+    x, y = torch.randn(4, 2, 5, 5), torch.randint(3, (4, 5, 5))
+    y[0] = 255
+    y[1, :2] = 255
+    data = TensorDataset(x, y.to(torch.uint8))
+    found = calibration(PlainPredictor(net), data, num_samples=1, batch_size=1, void=255, progress=False)
+    assert found.count == 65
+    kept = y != 255
+    expected = nn.functional.cross_entropy(net(x), y.where(kept, -100))
+    assert found.nll == pytest.approx(expected.item(), rel=1e-5)
+    assert found.figures["entropy"] == pytest.approx(
+        float(PlainPredictor(net).predict(x, 1).entropy[kept].mean()), rel=1e-5
+    )
+    with pytest.raises(ValueError, match="labels run from 0 to 255; .* name the label of pixels without one"):
+        calibration(PlainPredictor(net), data, num_samples=1, progress=False)
+    with pytest.raises(ValueError, match="labels are all void"):
+        calibration(PlainPredictor(net), TensorDataset(x[:1], y[:1]), num_samples=1, void=255, progress=False)
+
+
+def test_nets_of_several_inputs_from_any_source() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            out: Tensor = self.head(torch.cat([a, b], 1))
+            return out
+
+    rows = TensorDataset(torch.randn(30, 2), torch.randn(30, 2), torch.arange(30) % 3)
+    nested = Subset(Subset(rows, range(29, -1, -1)), range(10))
+    predictor = PlainPredictor(Two())
+    sources = [nested, DataLoader(nested, batch_size=4)]
+    found = [calibration(predictor, source, num_samples=1, progress=False).nll for source in sources]
+    a, b, y = rows[20:]
+    expected = metrics.nll(predictor.predict((a, b), 1).probs, y)
+    assert found == pytest.approx([float(expected)] * 2)
+
+
+class Duck:
+    """A data set that is no torch Dataset by name."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if i >= 6:
+            raise IndexError
+        return torch.eye(3)[i % 3], i % 3
+
+
+def test_rows_by_number_are_a_data_set() -> None:
+    assert calibration(PlainPredictor(Lookup(9.0)), Duck(), num_samples=1, progress=False).count == 6  # type: ignore[arg-type]
+
+
+def test_whoever_stops_in_the_middle_finds_his_own_randomness() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    batches = batches_of(Duck(), 2, title="", progress=False)  # type: ignore[arg-type]
+    next(batches)
+    assert torch.equal(torch.get_rng_state(), before)
+    next(batches)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("probs", "y", "sentence"),
+    [
+        ((4, 3, 2, 5), (4, 5, 2), "got labels of shape (4, 5, 2); expected (4, 2, 5)"),
+        ((4, 3), (2, 2), "got labels of shape (2, 2); expected (4,)"),
+        ((4, 3), (4, 3), "got labels of shape (4, 3); expected (4,)"),
+    ],
+)
+def test_labels_of_another_shape_are_refused(probs: tuple[int, ...], y: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        labels_for(torch.rand(probs).softmax(1), torch.zeros(y, dtype=torch.long))
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("got targets of shape (4, 5, 2); expected (4, 2, 5)")):
+        targets_for(torch.zeros(4, 2, 5), torch.zeros(4, 5, 2))
+    assert targets_for(torch.zeros(4, 1, 2), torch.zeros(4, 2)).shape == (4, 1, 2)
+
+
+@pytest.mark.parametrize("y", [torch.tensor([0.0, 2.0]), torch.tensor([[0], [2]]), torch.tensor([0, 2]).byte()])
+def test_labels_may_be_floats_and_have_an_axis_more(y: Tensor) -> None:
+    assert labels_for(torch.rand(2, 3).softmax(1), y).tolist() == [0, 2]
+
+
 def test_the_report_says_what_it_measured(fitted: neuboots.Predictor) -> None:
     x, y = digits()
     text = str(calibration(fitted, TensorDataset(x[:50], y[:50]), num_samples=7, progress=False))
@@ -148,6 +240,14 @@ def test_the_report_says_what_it_measured(fitted: neuboots.Predictor) -> None:
         (lambda: calibration(nn.Linear(1, 1), labelled()), "got a Linear; expected a predictor"),  # type: ignore[arg-type]
         (lambda: calibration(PlainPredictor(Lookup(1.0)), 3), "got data of type int; expected a data set"),  # type: ignore[arg-type]
         (lambda: calibration(PlainPredictor(Lookup(1.0)), []), "got data that give no batch"),
+        (
+            lambda: calibration(PlainPredictor(Lookup(1.0)), [(torch.eye(3)[0], 0)], progress=False),
+            "got single rows .*; expected batches of them",
+        ),
+        (
+            lambda: calibration(PlainPredictor(Lookup(1.0)), labelled(), batch_size=0),
+            "got batch_size=0; expected a whole number",
+        ),
         (
             lambda: calibration(PlainPredictor(Lookup(1.0)), TensorDataset(torch.eye(3), torch.rand(3))),
             "got labels that are not whole numbers",
@@ -210,6 +310,28 @@ def test_a_gaussian_head_brings_its_own_noise() -> None:
     )
     found = regression(fitted, TensorDataset(x[300:], y[300:]), num_samples=1, progress=False)
     assert abs(found.figures["coverage"] - 0.95) < standard_errors(1) * (0.95 * 0.05 / 100) ** 0.5
+
+
+def test_a_gaussian_head_takes_no_noise_besides() -> None:
+    rows = TensorDataset(torch.ones(40, 3), torch.ones(40))
+    with pytest.raises(ValueError, match="a Gaussian head brings its own noise: leave noise_std out"):
+        regression(PlainPredictor(nn.Linear(3, 2)), rows, noise_std=0.5, progress=False)
+
+
+def test_the_net_runs_once_a_batch_and_once_for_its_first_row() -> None:
+    sizes: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return super().forward(x)
+
+    rows = TensorDataset(torch.randn(50, 3), torch.randn(50, 1))
+    regression(PlainPredictor(Counting(3, 2)), rows, num_samples=4, batch_size=20, progress=False)
+    assert sizes == [1, 20, 20, 10]
+    sizes.clear()
+    regression(PlainPredictor(Counting(3, 1)), rows, noise_std=1.0, num_samples=4, batch_size=25, progress=False)
+    assert sizes == [1, 25, 25]
 
 
 def test_a_band_without_noise_is_not_taken_for_that_of_y() -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -17,13 +17,15 @@ import torch
 from oracle import p_value, standard_errors
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from neuboots import NeuBoots, PlainPredictor, Recipe, SquaredError
 from neuboots.keys import draw_keys, normals, uniforms
 from neuboots.metrics import coverage, interval_score, mean_width
+from neuboots.nets import MLP
 from neuboots.prediction import Predictor, Stream, bytes_of
 from neuboots.tasks.conformal import ConformalIntervals, ConformalSets, conformal_intervals, conformal_sets
+from neuboots.tasks.conformal.quantile import quantile
 
 LOGITS = PlainPredictor(nn.Identity())  # the input is the output
 SETS = ("threshold", "adaptive", "regularised")
@@ -159,6 +161,112 @@ def test_targets_at_the_ends_of_an_interval_are_inside() -> None:
             assert high - low == pytest.approx(2 * abs(y - tenths / 10), abs=1e-12)
 
 
+def wide_net(seed: int, outputs: int) -> MLP:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MLP(20, outputs, widths=(200, 200))
+
+
+@pytest.mark.parametrize("kind", [*SETS, *INTERVALS])
+def test_ties_stay_covered_in_batches_of_any_size(kind: Any) -> None:
+    """A float32 net rounds a row otherwise in another batch: all rows whose score is q must not drop out with that.
+
+    Of 300 rows only 6 differ, and targets are a few whole numbers: few scores, each of many rows.
+    """
+    needed = rank(0.9, 300)
+    for seed in range(6):
+        rng = drawn(seed)
+        some, which = torch.randn(6, 20, generator=rng), torch.randint(6, (300,), generator=rng)
+        y = torch.randint(5 if kind in SETS else 3, (300,), generator=rng)
+        rows = TensorDataset(some[which], y)
+        if kind in SETS:
+            options: dict[str, Any] = {"kind": kind, "penalty": 0.05, "k_reg": 1}
+            rule: Any = conformal_sets(PlainPredictor(wide_net(seed, 5)), rows, **options, **one)
+        else:
+            rule = conformal_intervals(Wobbling(wide_net(seed, 1)), rows, kind=kind, num_samples=3, **quiet)
+        assert float(rule.evaluate(rows, batch_size=75, **quiet).coverage) >= needed / 300
+        for size in (1, 2, 6):
+            answers = rule.predict(some, batch_size=size, **quiet)
+            if kind in SETS:
+                inside = answers.mask[which, y]
+            else:
+                low, high = (ends[which, 0] for ends in answers)
+                inside = (low <= y) & (y <= high)
+            assert inside.sum() >= needed, (seed, size)
+
+
+@dataclass(frozen=True)
+class Wobbling(Predictor):
+    """Replicates around a float32 net: f_b(x) = (1 + z_b / 4) f(x)."""
+
+    net_itself: nn.Module
+
+    @property
+    def net(self) -> nn.Module:
+        return self.net_itself
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
+        out = self.net_itself(x)
+        z = normals(draw_keys(torch.arange(num_samples), seed, "z"), 1).to(out).view(-1, 1, 1)
+        return Stream(num_samples, bytes_of(out), lambda size: iter(((1 + z / 4) * out).split(size)))
+
+
+class Restless(nn.Module):
+    """Passes float32 outputs on, but in batches of odd length moves each by up to 16 roundings, up or down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs = torch.where(torch.arange(x.shape[1]) % 2 == 0, -1.0, 1.0)
+        return x * (1 + len(x) % 2 * 16 * torch.finfo(x.dtype).eps * signs)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_classes_that_differ_by_rounding_keep_their_order(kind: Any) -> None:
+    """Two classes are equally likely, the first is always true: in odd batches rounding puts the second before it."""
+    x = torch.tensor([[-3.0, 2.0, 2.0, 1.0, -30.0], [9.0, -1.0, 0.5, 0.5, -1e9]]).repeat(60, 1)
+    x = x + 1e-3 * torch.arange(120)[:, None]  # rows of their own, with uniforms of their own
+    x[::2, 2], x[1::2, 3] = x[::2, 1], x[1::2, 2]
+    y = torch.tensor([1, 2]).repeat(60)
+    predictor, rows = PlainPredictor(Restless()), TensorDataset(x, y)
+    rule = conformal_sets(predictor, rows, kind=kind, level=0.5, penalty=0.1, k_reg=1, batch_size=120, **one)
+    even, odd = (rule.evaluate(rows, batch_size=size, **quiet).coverage for size in (120, 1))
+    assert min(even, odd) >= rank(0.5, 120) / 120
+    assert even == odd
+    assert kind == "threshold" or odd < 1
+    masks = [rule.predict(x, batch_size=size, **quiet).mask for size in (120, 1)]
+    assert (masks[0] != masks[1]).double().mean() < 0.001
+
+
+@pytest.mark.parametrize("kind", ["absolute", "quantile"])
+def test_small_outputs_are_rounded_as_large_ones_are(kind: Any) -> None:
+    """f(x) near 0 is the difference of numbers near 1: it moves by their rounding, far more than by its own."""
+
+    class Cancelling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - len(x) % 2 * torch.finfo(x.dtype).eps * 4
+
+    x = torch.tensor([1.0, 1e-6, -1.0]).repeat(100)[:, None]
+    y = torch.tensor([1.0, 0.01, -1.0]).repeat(100)
+    rule = conformal_intervals(PlainPredictor(Cancelling()), TensorDataset(x, y), kind=kind, batch_size=300, **one)
+    for size in (300, 1):
+        assert rule.evaluate(TensorDataset(x, y), batch_size=size, **quiet).coverage == 1
+    assert rule.quantiles[0] == pytest.approx(0.01, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_hardly_widens_anything(dtype: torch.dtype) -> None:
+    x, y = class_rows(0, 400).tensors
+    z, noise = number_rows(0, 400).tensors[0][:, 0], torch.randn(400, 1, generator=drawn(1), dtype=torch.float64)
+    exact = conformal_sets(LOGITS, TensorDataset(x.to(dtype).double(), y), kind="threshold", **one).quantiles[0]
+    rounded = conformal_sets(LOGITS, TensorDataset(x.to(dtype), y), kind="threshold", **one).quantiles[0]
+    assert exact - 2 * torch.finfo(dtype).eps < rounded < exact + min(200 * torch.finfo(dtype).eps, 0.03)
+    exact = conformal_intervals(LOGITS, TensorDataset(z.to(dtype).double(), z + noise), **one).quantiles[0]
+    rounded = conformal_intervals(LOGITS, TensorDataset(z.to(dtype), z + noise), **one).quantiles[0]
+    assert exact <= rounded < exact + min(400 * torch.finfo(dtype).eps, 0.05)
+
+
 def test_each_class_is_covered_by_itself() -> None:
     """Class 0 is rare and hard: one quantile for all classes leaves it out, its own does not."""
     level, n = 0.8, 300
@@ -195,6 +303,117 @@ def test_images_are_covered_although_their_pixels_agree() -> None:
         found.append(rule.evaluate(TensorDataset(x[14:], y[14:]), **quiet).coverage.item())
     error = math.sqrt(14 / 15 / 15 * (1 / 100 + 1 / 16) / 200)
     assert abs(np.mean(found) - 14 / 15) < standard_errors(1) * error
+
+
+VOID = 255
+
+
+def sparse_images(seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Half of the images are hard and have one pixel with a label, half are easy and have all ten.
+
+    Logits (N, 2, 10), labels (N, 10) with void, and targets (N, 1, 10), NaN where there is none.
+    """
+    rng = drawn(seed)
+    hard = torch.rand(num, 1, generator=rng) < 0.5
+    noise = torch.where(hard, 3.0, 0.5) * torch.randn(num, 1, generator=rng)  # one for all pixels of an image
+    logits = torch.stack([torch.zeros(num, 10), noise.expand(-1, 10)], 1)
+    labels = (torch.rand(num, 1, generator=rng) < 0.5).long().expand(-1, 10)
+    missing = hard & (torch.arange(10) > 0)
+    return logits, labels.masked_fill(missing, VOID), noise.expand(-1, 10).masked_fill(missing, math.nan)[:, None]
+
+
+def test_images_count_the_same_however_many_pixels_are_void() -> None:
+    """The mean over images of the share covered is promised; among all pixels together the hard ones hardly count."""
+    n, level, found, pooled = 20, 0.8, {"sets": [], "intervals": []}, []
+    for seed in range(150):
+        x, labels, y = sparse_images(seed, n + 60)
+        sets = conformal_sets(LOGITS, TensorDataset(x[:n], labels[:n]), level=level, void=VOID, **one)
+        report = sets.evaluate(TensorDataset(x[n:], labels[n:]), void=VOID, **quiet)
+        assert report.count == (labels[n:] != VOID).sum()
+        found["sets"].append(report.coverage)
+        zeros = torch.zeros_like(y)
+        rule = conformal_intervals(LOGITS, TensorDataset(zeros[:n], y[:n]), level=level, void=math.nan, **one)
+        found["intervals"].append(
+            rule.evaluate(TensorDataset(zeros[n:], y[n:]), void=math.nan, **quiet).coverage.item()
+        )
+        together = y[:n][~y[:n].isnan()].abs().sort().values
+        q = together[rank(level, len(together)) - 1]
+        shares = ((y[n:].abs() <= q).sum((1, 2)) / (~y[n:].isnan()).sum((1, 2))).mean()
+        pooled.append(shares.item())
+    for shares in found.values():
+        assert np.mean(shares) > level - standard_errors(3) * np.std(shares) / math.sqrt(150)
+        assert np.mean(shares) < level + 0.1
+    assert np.mean(pooled) < level - standard_errors(3) * np.std(pooled) / math.sqrt(150)
+
+
+@pytest.mark.parametrize("pixels", [2, 4, 150])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_quantile_of_images_is_the_least_that_reaches_the_level(seed: int, pixels: int) -> None:
+    """By trying every score, in fractions; 12 numbers below 150 have no common multiple in 64 bits."""
+    rng = drawn(seed)
+    n, level = 12, (0.3, 0.5, 0.75, 0.9)[seed]
+    counts = torch.randint(pixels // 3, pixels, (n,), generator=rng)
+    scores = torch.rand(int(counts.sum()), generator=rng, dtype=torch.float64).round(decimals=1)
+    parts = [part.tolist() for part in scores.split(counts.tolist()) if len(part)]
+    expected = math.inf
+    for q in sorted(scores.tolist(), reverse=True):
+        reached = sum(Fraction(sum(s <= q for s in part), len(part)) for part in parts)
+        if reached >= Fraction(str(level)) * (len(parts) + 1):
+            expected = q
+    assert quantile(scores, counts, level) == expected
+
+
+def test_void_pixels_are_as_good_as_absent() -> None:
+    rng = drawn(0)
+    x, labels = 2 * torch.randn(80, 3, 4, generator=rng), torch.randint(3, (80, 4), generator=rng)
+    labels[:, 3] = VOID
+    labels[7] = VOID  # an image without any label
+    kept = torch.arange(80) != 7
+    for kind in SETS:
+        rule = conformal_sets(LOGITS, TensorDataset(x, labels), kind=kind, void=VOID, **one)
+        assert rule.count == 79
+        if kind == "threshold":  # the other kinds' uniforms are named by all numbers of the image
+            cut = conformal_sets(LOGITS, TensorDataset(x[kept][..., :3], labels[kept][:, :3]), kind=kind, **one)
+            assert cut.quantiles == rule.quantiles
+        report = rule.evaluate(TensorDataset(x, labels), void=VOID, **quiet)
+        mask = rule.predict(x, **quiet).mask
+        inside = [label in mask[i, :, j].nonzero() for i in range(80) for j, label in enumerate(labels[i]) if label < 3]
+        assert report.coverage == pytest.approx(np.mean(inside))
+        assert (report.count, int(report.class_count.sum()), int(report.size_count.sum())) == (237, 237, 237)
+    y = x[:, :1] + 0.1 * torch.randn(80, 1, 4, generator=rng)
+    y[:, :, 3], y[7] = -1.0, -1.0
+    rule = conformal_intervals(LOGITS, TensorDataset(x[:, :1], y), void=-1, **one)
+    cut = conformal_intervals(LOGITS, TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **one)
+    assert (rule.count, rule.quantiles) == (79, pytest.approx(cut.quantiles))
+    report, other = (
+        rule.evaluate(TensorDataset(x[:, :1], y), void=-1.0, batch_size=7, **quiet),
+        rule.evaluate(TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **quiet),
+    )
+    for name, value in vars(report).items():
+        torch.testing.assert_close(value, getattr(other, name), equal_nan=True)
+
+
+def test_outputs_may_lack_different_targets() -> None:
+    x, y = number_rows(0, 200, 2).tensors
+    y[:60, 0], y[150:, 1] = math.nan, math.nan
+    rule = conformal_intervals(Spread(), TensorDataset(x, y), void=math.nan, num_samples=5, **quiet)
+    for c, rows in enumerate((slice(60, None), slice(150))):
+        alone = TensorDataset(x[rows][:, :, c : c + 1], y[rows][:, c])
+        single = conformal_intervals(Spread(), alone, num_samples=5, **quiet)
+        assert single.quantiles[0] == pytest.approx(rule.quantiles[c])
+        found = rule.evaluate(TensorDataset(x, y), void=math.nan, **quiet)
+        assert found.coverage[c] == single.evaluate(alone, **quiet).coverage[0]
+    assert found.count == rule.count == 200
+    assert found.bin_count.sum(1).tolist() == [140, 150]
+
+
+def test_images_may_have_several_sizes() -> None:
+    """Each counts the same: q is that of the shares, whatever the number of pixels."""
+    parts = [(torch.zeros(9, 1, k), torch.arange(1.0, 10)[:, None, None].expand(-1, -1, k)) for k in (1, 4)]
+    rule = conformal_intervals(LOGITS, parts, level=0.5, **one)
+    assert rule.quantiles[0] == pytest.approx(5.0, rel=1e-4)  # 10 of 18 images reach 0.5 · 19
+    sets = conformal_sets(LOGITS, [(torch.rand(9, 2, k), torch.zeros(9, k).long()) for k in (1, 2)], **one)
+    assert sets.count == 18
 
 
 # -- slow oracles --------------------------------------------------------------------------------------
@@ -428,6 +647,52 @@ def test_a_loader_a_data_set_and_any_batches_give_the_same() -> None:
         torch.testing.assert_close(value, getattr(few, name), equal_nan=True)
 
 
+class Unlabelled(Dataset[Tensor]):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.x[i]
+
+
+SOURCES: list[Callable[[Tensor], Any]] = [
+    lambda x: TensorDataset(x, torch.zeros(len(x))),
+    lambda x: TensorDataset(x),
+    Unlabelled,
+    lambda x: DataLoader(TensorDataset(x), batch_size=9),
+    lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=9),
+    lambda x: [x[:5], x[5:]].__iter__(),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_inputs_come_from_anywhere(source: Callable[[Tensor], Any]) -> None:
+    x = class_rows(1, 40).tensors[0]
+    assert torch.equal(RULE.predict(source(x), **quiet).mask, RULE.predict(x, **quiet).mask)
+    ends = BAND.predict(x[:, :1], **quiet)
+    torch.testing.assert_close(BAND.predict(source(x[:, :1]), **quiet), ends)
+
+
+def test_a_failed_call_leaves_nothing_open() -> None:
+    """The traceback is held, and the loader is left nevertheless: so is the bar around it."""
+    closed = []
+
+    class Source:
+        def __iter__(self) -> Iterator[Tensor]:
+            try:
+                yield torch.zeros(2, 6)
+                yield torch.full((2, 6), math.nan)
+            finally:
+                closed.append(True)
+
+    with pytest.raises(ValueError, match="NaN") as caught:
+        RULE.predict(Source(), **quiet)
+    assert closed == [True], caught
+
+
 def test_reports_count_what_they_say() -> None:
     rows, fresh = class_rows(0, 100), class_rows(1, 200)
     x, y = fresh.tensors
@@ -609,7 +874,7 @@ def test_the_rank_is_that_of_the_level_as_typed() -> None:
     """0.07 · 100 is a little above 7 in floating point; its rank is 7."""
     y = torch.arange(1.0, 100.0)
     rule = conformal_intervals(LOGITS, TensorDataset(torch.zeros(99, 1), y), level=0.07, kind="absolute", **one)
-    assert rule.quantiles == (7.0,)
+    assert rule.quantiles[0] == pytest.approx(7.0, rel=1e-4)  # and no 8
 
 
 def test_a_class_with_few_rows_is_in_every_set() -> None:
@@ -622,11 +887,34 @@ def test_a_class_with_few_rows_is_in_every_set() -> None:
     assert "in every set, for want of calibration rows: 2" in str(rule)
 
 
+RULE = conformal_sets(LOGITS, class_rows(0, 50), **one)
+BAND = conformal_intervals(LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20, generator=drawn(0))), **one)
+
 BAD = [
     (lambda: conformal_sets(nn.Identity(), class_rows(0, 50)), "got a Identity; expected a predictor"),
     (lambda: conformal_sets(LOGITS, class_rows(0, 50), level=1.0), "got level 1.0; expected a number between 0 and 1"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), level="0.9"), "got level '0.9'; expected a number between"),
+    (lambda: conformal_intervals(LOGITS, class_rows(0, 50), level=None), "got level None; expected a number between"),
     (lambda: conformal_sets(LOGITS, class_rows(0, 50), kind="best"), "got kind='best'; expected one of 'threshold'"),
     (lambda: conformal_sets(LOGITS, class_rows(0, 50), penalty=-1.0), "got penalty=-1.0 and k_reg=5; expected"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), penalty=math.inf), "got penalty=inf and k_reg=5; expected"),
+    (lambda: conformal_sets(LOGITS, class_rows(0, 50), k_reg=None), "got penalty=0.01 and k_reg=None; expected"),
+    (
+        lambda: conformal_sets(LOGITS, TensorDataset(torch.zeros(50, 3), torch.full((50,), 9)), void=9, **one),
+        "got 0 calibration rows; expected at least 9",
+    ),
+    (
+        lambda: RULE.evaluate(TensorDataset(torch.zeros(50, 6), torch.full((50,), 9)), void=9, **quiet),
+        r"got data whose labels are all void \(9\)",
+    ),
+    (
+        lambda: BAND.evaluate(TensorDataset(torch.zeros(50, 1), torch.full((50,), math.nan)), void=math.nan, **quiet),
+        r"got an output whose targets are all void \(nan\)",
+    ),
+    (lambda: RULE.predict(torch.zeros(5, 6), batch_size=0), "got batch_size=0; expected a whole number"),
+    (lambda: BAND.predict(torch.zeros(5, 1), batch_size=0), "got batch_size=0; expected a whole number"),
+    (lambda: RULE.predict(7), "got inputs of type int; expected a tensor of inputs, a data set, or a loader"),
+    (lambda: RULE.predict(np.zeros((5, 6))), "got inputs of type ndarray; expected a tensor of inputs"),
     (
         lambda: conformal_sets(LOGITS, TensorDataset(torch.zeros(50, 3), torch.full((50,), 3)), **one),
         "labels run from 3 to 3; expected 0 to 2",
@@ -644,10 +932,6 @@ BAD = [
             LOGITS, TensorDataset(torch.zeros(50, 3, 2), torch.zeros(50, 2).long()), by_class=True, **one
         ),
         "got by_class=True for pixels",
-    ),
-    (
-        lambda: conformal_sets(LOGITS, [(torch.zeros(9, 2, k), torch.zeros(9, k).long()) for k in (1, 2)], **one),
-        "got images of several sizes",
     ),
     (
         lambda: conformal_intervals(LOGITS, TensorDataset(torch.zeros(50, 1), torch.full((50,), math.nan)), **one),

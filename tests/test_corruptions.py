@@ -266,6 +266,7 @@ def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
         (torch.rand(3, 32, 32), r"got images of shape \(3, 32, 32\); expected \(N, C, H, W\)"),
         (torch.rand(2, 4, 8, 8), r"got images of shape \(2, 4, 8, 8\)"),
         (np.zeros((1, 1, 8, 8)), "got images of shape ndarray"),
+        (torch.rand(2, 3, 0, 8), r"got images of shape \(2, 3, 0, 8\), without pixels; expected at least one"),
         (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "got images of torch.uint8"),
         (2 * torch.ones(1, 1, 8, 8), r"values from 2 to 2; expected numbers in \[0, 1\]: corrupt images first"),
         (torch.full((1, 1, 8, 8), float("nan")), r"expected numbers in \[0, 1\]"),
@@ -287,5 +288,43 @@ def test_bad_severities_get_a_sentence(severity: object) -> None:
 def test_bad_indices_and_angles_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"got index of shape \(2,\) for 3 images"):
         CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(2))
-    with pytest.raises(ValueError, match="got degrees=nan; expected a finite number"):
-        rotate(pictures(num=1), float("nan"))
+    with pytest.raises(ValueError, match="got index of torch.float32; expected whole numbers"):
+        CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(3.0))
+    with pytest.raises(ValueError, match=r"got index=\['a'\]; expected a row number for each of 1 images"):
+        CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, index=["a"])
+    for seed in (0.5, "0", True, None):
+        with pytest.raises(ValueError, match="got seed=.*; expected a whole number"):
+            CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, seed=seed)
+    for degrees in (float("nan"), "a", None):
+        with pytest.raises(ValueError, match="got degrees=.*; expected a finite number"):
+            rotate(pictures(num=1), degrees)
+
+
+def test_a_bad_data_set_gets_a_sentence() -> None:
+    data = TensorDataset(pictures(num=2), torch.arange(2))
+    for arguments, sentence in (
+        ((CORRUPTIONS["jpeg"], 6), "got severity=6; expected a whole number from 1 to 5"),
+        ((CORRUPTIONS["jpeg"], "high"), "got severity='high'; expected a whole number from 1 to 5"),
+        (("jpeg", 1), r'got a corruption of type str; expected one such as CORRUPTIONS\["jpeg"\]'),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Corrupted(data, *arguments)
+    with pytest.raises(ValueError, match="got seed=0.5; expected a whole number"):
+        Corrupted(data, CORRUPTIONS["jpeg"], 1, seed=0.5)
+    rows = [(Image.fromarray(np.zeros((8, 8), np.uint8)), 0)]
+    with pytest.raises(ValueError, match=r"whose image is of type Image; expected a tensor \(C, H, W\) in \[0, 1\]"):
+        Corrupted(rows, CORRUPTIONS["jpeg"], 1)[0]
+
+
+def test_the_kind_of_a_number_names_no_other_noise() -> None:
+    x = pictures(num=3)
+    for name in NOISES:
+        out = CORRUPTIONS[name](x, 2, seed=4, index=torch.tensor([5, 0, 7]))
+        for seed, severity, index in (
+            (np.int64(4), np.int32(2), np.array([5, 0, 7])),
+            (4, 2, [5, 0, 7]),
+            (4, 2, torch.tensor([5, 0, 7], dtype=torch.int32)),
+        ):
+            assert torch.equal(CORRUPTIONS[name](x, severity, seed=seed, index=index), out)
+        first = Corrupted(TensorDataset(x, torch.arange(3)), CORRUPTIONS[name], 2, seed=np.int64(4))[0][0]
+        assert torch.equal(first, CORRUPTIONS[name](x[:1], 2, seed=4)[0])

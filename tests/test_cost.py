@@ -1,5 +1,6 @@
 """Cost: exact ratios by a clock of our own, memory that is really there, and real methods on tiny data."""
 
+import gc
 import os
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -303,7 +304,9 @@ def test_inputs_may_be_several() -> None:
         ({"members": (0, 1)}, r"got members=\(0, 1\); expected different whole numbers"),
         ({"members": (2, 2)}, r"got members=\(2, 2\); expected different whole numbers"),
         ({"members": (1.5,)}, r"got members=\(1.5,\)"),
-        ({"repeats": 0}, "got repeats=0; expected at least 1"),
+        ({"members": 1}, "got members=1; expected different whole numbers"),
+        ({"repeats": 0}, "got repeats=0; expected a whole number, at least 1"),
+        ({"repeats": 1.5}, "got repeats=1.5; expected a whole number"),
         ({"clock": lambda: 0.0}, "base took no time that the clock could measure"),
     ],
 )
@@ -316,6 +319,14 @@ def test_folders_streams_and_fits_that_give_no_predictor_are_refused(tmp_path: P
     methods = {"plain": lambda K: Plain(SquaredError())}
     with pytest.raises(ValueError, match="a second fit would find the first one's result"):
         cost(methods, make_net, DATA, X, replace(RECIPE, folder=tmp_path), progress=False)
+
+    for x in (X[:0], {}, DATA):
+        with pytest.raises(ValueError, match="got no inputs x; expected a tensor of at least one row"):
+            cost(methods, make_net, DATA, x, RECIPE, progress=False)
+    with pytest.raises(ValueError, match=r"got methods\['plain'\] of type Plain; expected a function of K .* lambda K"):
+        cost({"plain": Plain(SquaredError())}, make_net, DATA, X, RECIPE, progress=False)  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="got baseline='plain' and methods Plain; expected"):
+        cost(Plain(SquaredError()), make_net, DATA, X, RECIPE, progress=False)  # type: ignore[arg-type]
 
     class Endless(IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -331,3 +342,51 @@ def test_folders_streams_and_fits_that_give_no_predictor_are_refused(tmp_path: P
 
     with pytest.raises(ValueError, match="got a NoneType; expected a predictor"):
         cost({"plain": lambda K: Nothing()}, make_net, DATA, X, RECIPE, progress=False)
+
+
+def test_a_method_that_fails_is_named() -> None:
+    @dataclass(frozen=True)
+    class Failing:
+        def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Any:
+            raise RuntimeError("broken")
+
+    methods: dict[str, Any] = {"plain": lambda K: Plain(SquaredError()), "other": lambda K: Failing()}
+    with pytest.raises(RuntimeError, match="^broken") as caught:
+        cost(methods, make_net, DATA, X, RECIPE, members=(3,), memory=False, progress=False)
+    assert caught.value.__notes__ == ["this was 'other' at K = 3"]
+
+
+def test_a_method_that_draws_from_torch_leaves_its_state() -> None:
+    @dataclass(frozen=True)
+    class Drawing(Ticking):
+        def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Predictor:
+            torch.rand(3)
+            return super().fit(make_net, data, recipe)
+
+    clock = Clock()
+    state = torch.get_rng_state()
+    methods = {"plain": lambda K: Drawing(clock, 1.0)}
+    cost(methods, make_net, DATA, X, RECIPE, members=(1,), memory=False, clock=clock, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@forks
+def test_what_the_parent_has_left_over_is_not_collected_by_the_process_that_measures(tmp_path: Path) -> None:
+    """Its finaliser would run there and here: files would go twice, or too early."""
+
+    class Left:
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    gc.collect()
+    gc.disable()
+    try:
+        left = Left()
+        left.__dict__["itself"] = left
+        del left
+        assert peak_megabytes(gc.collect) is not None
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [file.name for file in tmp_path.iterdir()] == [str(os.getpid())]

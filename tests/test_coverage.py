@@ -1,9 +1,10 @@
 """Coverage: bands whose coverage is known are counted right, on any number of processes, cut short or not."""
 
+import copy
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Oracle:
     factor: float = 1.0
     bias: float = 0.0
     outputs: int = 1
+    loss: Any = None
 
     def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Predictor:
         drawn = normals(draw_keys(torch.tensor([0]), recipe.seed, "error"), len(self.truth.grid))[0]
@@ -158,6 +160,69 @@ def test_the_worst_by_chance_is_a_binomial_quantile(num_sets: int, inputs: int, 
     assert inputs * law.cdf(lowest - 1) <= 0.05 < inputs * law.cdf(lowest)
 
 
+# -- what a data set is done with ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Notes the seeds that it is given; its band is wider for every other data set; draws from torch's own state."""
+
+    fits: list[int] = field(default_factory=list)
+    predictions: list[int] = field(default_factory=list)
+    clock: list[float] = field(default_factory=lambda: [0.0])
+
+    def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Predictor:
+        torch.manual_seed(0)
+        torch.rand(3)
+        self.fits.append(recipe.seed)
+        self.clock[0] += 10 * len(self.fits) ** 2
+        return WatchedPredictor(SINE.values.double()[:, None], 1.0 + 2 * (len(self.fits) % 2), self)
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedPredictor(FixedPredictor):
+    by: Watched
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        self.by.predictions.append(seed)
+        self.by.clock[0] += len(self.by.fits)
+        return super().stream(x, num_samples, seed=seed)
+
+
+def test_every_data_set_is_fitted_and_predicted_under_a_seed_of_its_own() -> None:
+    state = torch.get_rng_state()
+    seen = Watched(), Watched(), Watched(), Watched()
+    for method, options in zip(seen, ({}, {}, {"seed": 1}, {"recipe": replace(RECIPE, seed=1)}), strict=True):
+        settings = {"recipe": RECIPE, "num_sets": 4, "n": 5, "num_samples": 10} | QUIET | options
+        coverage(method, None, SINE, **settings)
+    first, again, seeded, recipe = seen
+    assert (first.fits, first.predictions) == (again.fits, again.predictions)
+    assert len({*first.fits, *seeded.fits, *recipe.fits}) == 12
+    assert len({*first.predictions, *seeded.predictions}) == 8
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_band_is_the_root_mean_square_and_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits take 10, 40, 90, 160 and 250 ticks, predictions 1 … 5; the first band is three times as wide as the next."""
+    method = Watched()
+    monkeypatch.setattr("neuboots.tasks.coverage.time.perf_counter", lambda: method.clock[0])
+    found = checked(method, num_sets=5)
+    assert found.fit_seconds.tolist() == [10, 40, 90, 160, 250]
+    assert found.predict_seconds.tolist() == [1, 2, 3, 4, 5]
+    assert (found.figures["seconds to fit"], found.figures["seconds to predict"]) == (90, 3)
+    torch.testing.assert_close(found.band_std, torch.full((41,), math.sqrt((3 * 9 + 2 * 1) / 5), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["normal", "percentile"])
+def test_members_are_counted_once(kind: Any) -> None:
+    """B = 1000 of three members are three, also in their percentiles."""
+    many, three = small(num_samples=1000, kind=kind), small(num_samples=3, kind=kind)
+    assert many.num_samples == 3
+    assert same(many, three)
+    assert "of B = 3 replicates" in str(many)
+    assert small(num_samples=2).num_samples == 2
+
+
 # -- least squares -------------------------------------------------------------------------------------
 
 
@@ -232,10 +297,23 @@ def test_a_gaussian_head_is_judged_by_its_mean() -> None:
     method = BayesianBootstrap(GaussianNLL(), num_members=2)
     found = coverage(method, lambda: nn.Linear(1, 2), LINE, RECIPE, num_sets=2, n=10, num_samples=2, **QUIET)
     assert found.width.shape == (41,)
-    one, two = (checked(Oracle(outputs=outputs), num_sets=5) for outputs in (1, 2))
-    assert same(one, two)
-    with pytest.raises(ValueError, match="outputs of shape .41, 3.; expected .N, 1."):
-        checked(Oracle(outputs=3), num_sets=2)
+    head = Oracle(outputs=2, loss=GaussianNLL())
+    assert same(checked(Oracle(), num_sets=5), checked(head, num_sets=5))
+
+    @dataclass(frozen=True)
+    class Wrapped:
+        inner: Any
+
+        def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Predictor:
+            fitted: Predictor = self.inner.fit(make_net, data, recipe)
+            return fitted
+
+    assert same(checked(Wrapped(head), num_sets=5), checked(head, num_sets=5))
+    for outputs, loss in ((2, None), (2, SquaredError()), (3, None)):
+        with pytest.raises(ValueError, match="expected .N, 1., since f has one output and the loss is not Gauss"):
+            checked(Oracle(outputs=outputs, loss=loss), num_sets=2)
+    with pytest.raises(ValueError, match="outputs of shape .41, 4.; expected .N, 2., .* the loss is GaussianNLL"):
+        checked(replace(head, outputs=4), num_sets=2)
 
 
 def test_the_functions_are_of_the_order_of_one() -> None:
@@ -345,14 +423,41 @@ def test_a_folder_is_found_again_by_another_function_of_the_same_name(tmp_path: 
     assert torch.equal(first.fit_seconds, run().fit_seconds)  # found, not measured again
 
 
+def test_a_folder_of_another_net_or_another_truth_is_refused(tmp_path: Path) -> None:
+    """Though all of them go by the same names."""
+
+    def run(
+        loss: Any = lambda z, y: (z[:, 0] - y) ** 2, slope: float = 1.0, make: Any = lambda: nn.Linear(1, 1)
+    ) -> Any:
+        method = BayesianBootstrap(loss, num_members=2)
+        truth = Truth(lambda x: slope * x[:, 0], uniform(-1, 1), gaussian(0.5), LINE.grid)
+        return coverage(method, make, truth, RECIPE, num_sets=2, n=5, folder=tmp_path, **QUIET)
+
+    first = run()
+    assert torch.equal(run(make=lambda: nn.Linear(1, 1)).fit_seconds, first.fit_seconds)
+    changes: list[dict[str, Any]] = [
+        {"loss": lambda z, y: (z[:, 0] - y).abs()},
+        {"slope": 1.5},
+        {"make": lambda: nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))},
+        {"make": lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))},
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match="holds units of other settings"):
+            run(**change)
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_sets": 1}, "got num_sets=1; expected at least 2"),
-        ({"n": 0}, "got n=0; expected at least one row"),
+        ({"num_sets": 1}, "got num_sets=1; expected a whole number, at least 2"),
+        ({"num_sets": 2.5}, "got num_sets=2.5; expected a whole number"),
+        ({"n": 2.5}, "got n=2.5; expected a whole number"),
+        ({"seed": 1.5}, "got seed=1.5; expected a whole number"),
+        ({"num_samples": 0}, "got num_samples=0; expected a whole number, at least 1"),
+        ({"n": 0}, "got n=0; expected a whole number, at least 1"),
         ({"level": 1.0}, "got level 1.0; expected a number between 0 and 1"),
         ({"kind": "basic"}, "got kind='basic'; expected 'normal' or 'percentile'"),
         ({"num_workers": 0}, "got num_workers=0"),
@@ -361,6 +466,57 @@ def test_a_folder_is_found_again_by_another_function_of_the_same_name(tmp_path: 
 def test_bad_options_get_a_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         checked(Oracle(), **({"num_sets": 2} | options))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"truth": "sine"}, 'got truth=.sine.; expected a Truth: FUNCTIONS."sine".'),
+        ({"truth": "cosine"}, "got truth of type str; expected a Truth, such as one of FUNCTIONS: sine, line"),
+        ({"truth": Truth}, "got the class Truth; expected a Truth"),
+        (
+            {"make_net": nn.Linear(1, 1)},
+            "got a net; expected .* a new one for each data set: lambda: copy.deepcopy.net",
+        ),
+        (
+            {"make_net": None},
+            "got make_net=None, and BayesianBootstrap failed .*; expected a function that makes a net",
+        ),
+        ({"method": BayesianBootstrap}, "got the class BayesianBootstrap; expected an object of it"),
+        ({"recipe": 30}, "got recipe of type int; expected a Recipe"),
+    ],
+)
+def test_what_is_no_method_net_truth_or_recipe_gets_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    method: Any = BayesianBootstrap(SquaredError(), num_members=2)
+    parts = {"method": method, "make_net": lambda: nn.Linear(1, 1), "truth": LINE, "recipe": RECIPE} | change
+    with pytest.raises(ValueError, match=sentence):
+        coverage(**parts, num_sets=2, n=5, **QUIET)
+
+
+def test_the_advice_for_a_net_is_taken() -> None:
+    net = nn.Linear(1, 1)
+    method = BayesianBootstrap(SquaredError(), num_members=2)
+    assert coverage(method, lambda: copy.deepcopy(net), LINE, RECIPE, num_sets=2, n=5, **QUIET).num_sets == 2
+
+
+def test_a_method_that_fails_with_a_net_fails_in_its_own_words() -> None:
+    @dataclass(frozen=True)
+    class Failing:
+        def fit(self, make_net: Any, data: Any, recipe: Recipe) -> Predictor:
+            raise TypeError("its own words")
+
+    with pytest.raises(TypeError, match="^its own words$"):
+        coverage(Failing(), lambda: nn.Linear(1, 1), LINE, RECIPE, num_sets=2, n=5, **QUIET)
+
+
+@pytest.mark.parametrize("kept", [{}, [], {"mean": [0.0]}], ids=str)
+def test_a_kept_data_set_that_is_none_gets_a_sentence(kept: Any, tmp_path: Path) -> None:
+    first = small(folder=tmp_path)
+    (tmp_path / "unit-0003.json").write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"data set 3 in .* has no 'mean' .*: delete unit-0003.json, and it is done"):
+        small(folder=tmp_path)
+    (tmp_path / "unit-0003.json").unlink()
+    assert same(first, small(folder=tmp_path))
 
 
 def test_predictions_that_are_no_numbers_are_refused() -> None:
@@ -373,7 +529,7 @@ def test_one_net_for_all_data_sets_is_refused() -> None:
     for make in (lambda: net, lambda: nn.Sequential(nn.Linear(1, 1), net)):
         with pytest.raises(ValueError, match="make_net.. gave the same weights twice"):
             coverage(NeuBoots.regression(), make, LINE, RECIPE, num_sets=2, **QUIET)
-    with pytest.raises(ValueError, match="got a recipe with a folder, which all data sets would share"):
+    with pytest.raises(ValueError, match="a folder, which all fits would share; expected coverage.folder"):
         coverage(Oracle(), None, SINE, replace(RECIPE, folder=Path("somewhere")), num_sets=2, **QUIET)
 
 
@@ -382,6 +538,14 @@ def test_a_truth_that_is_no_function_of_x_is_refused() -> None:
     make = partial(Truth, design=normal(), noise=gaussian(0.1), grid=grid)
     with pytest.raises(ValueError, match="grid of shape .5,.* expected floating-point numbers .N, d.: .* grid"):
         make(lambda x: x[:, 0], grid=grid[:, 0])
+    with pytest.raises(ValueError, match="got a grid that asks for gradients; expected .*detach"):
+        make(lambda x: x[:, 0], grid=grid.clone().requires_grad_())
+    with pytest.raises(ValueError, match="got a ndarray; expected a grid of numbers: torch.as_tensor"):
+        make(lambda x: x[:, 0], grid=grid.numpy())
+    with pytest.raises(ValueError, match="function.grid. gave a ndarray; expected a tensor: compute with torch"):
+        make(lambda x: x[:, 0].numpy())
+    with pytest.raises(ValueError, match="design.n, rng. gave a ndarray; expected a tensor"):
+        make(lambda x: x[:, 0], design=lambda n, rng: np.zeros((n, 1))).draw(7, seed=0, number=0)
     with pytest.raises(ValueError, match="function.grid. gave shape .5, 1.; expected .5,."):
         make(lambda x: x)
     with pytest.raises(ValueError, match="function.grid. gave NaN or infinite values"):

@@ -1,7 +1,9 @@
 """Every figure has labels, a legend with a name for each thing drawn, and the data it was given."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +56,39 @@ def shift(ax: Axes) -> None:
     figures.draw_shift(ax, {"a net": {0: 0.1, 1: 0.2, 5: 0.5}}, label="error")
 
 
-PANELS = [reliability, histograms, band, coverage, calibration_curve, risk_coverage, learning_curves, shift]
+def bands(ax: Axes) -> None:
+    third = torch.full((3,), 1 / 3)
+    figures.draw_bands(ax, ["a", "b", "c"], third, third - 0.1, third + 0.2, plain=third, name="a net")
+    ax.set_xlabel("class")
+    ax.legend()
+
+
+def times(ax: Axes) -> None:
+    figures.draw_times(ax, {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
+
+
+def one_place(ax: Axes) -> None:
+    one = torch.tensor([0.5])
+    figures.draw_regression_band(ax, one, one, one - 1, one + 1, label="a net", truth=one, points=(one, one))
+
+
+def one_size(ax: Axes) -> None:
+    figures.draw_learning_curves(ax, {"a net": ([20], torch.rand(3, 1)), "one": ([20], torch.rand(1, 1))})
+
+
+def one_score(ax: Axes) -> None:
+    curve = metrics.risk_coverage(torch.full((20, 4), 0.25), torch.arange(20) % 4)
+    figures.draw_risk_coverage(ax, {"a net": curve})
+
+
+def one_value(ax: Axes) -> None:
+    figures.draw_histograms(ax, {"a net": torch.full((5,), 2.0)}, label="energy")
+
+
+PANELS = [
+    *(reliability, histograms, band, coverage, calibration_curve, risk_coverage, learning_curves, shift, bands, times),
+    *(one_place, one_size, one_score, one_value),
+]
 
 
 @pytest.mark.parametrize("draw", PANELS, ids=lambda draw: draw.__name__)
@@ -70,6 +104,142 @@ def test_a_panel_has_labels_and_a_legend(draw: Callable[[Axes], None], tmp_path:
     assert any("a net" in name for name in names), names
     figures.write_png(figure, tmp_path / "panel.png")
     assert (tmp_path / "panel.png").read_bytes().startswith(b"\x89PNG")
+
+
+def names_in(ax: Axes) -> list[str]:
+    legend = ax.get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_axes_have_the_names_and_units_they_are_given() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_regression_band(ax, GRID, GRID, GRID, GRID, label="band", xlabel="age / years", ylabel="mass / kg")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("age / years", "mass / kg")
+    ax = Figure().add_subplot()
+    figures.draw_coverage(ax, GRID, {"a": GRID.abs()}, level=0.9, num_sets=9, xlabel="age / years", ylabel="covered")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("age / years", "covered")
+
+
+def test_bands_are_named_after_whoever_made_them() -> None:
+    ax = Figure().add_subplot()
+    half = torch.full((2,), 0.5)
+    figures.draw_bands(ax, ["a", "b"], half, half, half, plain=half, name="MC dropout", level=0.8)
+    labels = ax.get_legend_handles_labels()[1]
+    assert labels == ["plain", "MC dropout, mean of the replicates", "MC dropout, middle 80 % of the replicates"]
+
+
+def test_histograms_say_what_they_leave_out() -> None:
+    ax = Figure().add_subplot()
+    groups = {"a": torch.tensor([-9.0, 0.5, 0.5, 1.0 + 1e-7]), "b": torch.tensor([0.0, 0.1, 5.0, 7.0])}
+    figures.draw_histograms(ax, groups, label="x", bottom=0.0, top=1.0, bins=4)
+    assert [name for name in names_in(ax) if "mean" not in name] == [
+        "a (4, of which 1 outside)",
+        "b (4, of which 2 outside)",
+    ]
+    heights = [[bar.get_height() for bar in bars] for bars in ax.containers]
+    assert heights == [pytest.approx([0, 0, 0.5, 0.25]), pytest.approx([0.5, 0, 0, 0])]
+
+
+def test_histograms_reach_as_far_as_the_data() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_histograms(ax, {"a": torch.tensor([[-3.0, 2.0]]), "b": torch.tensor([4.0])}, label="x")
+    assert ax.get_xlim() == (-3.0, 4.0)
+    assert [sum(bar.get_height() for bar in bars) for bars in ax.containers] == pytest.approx([1.0, 1.0])
+    assert not any("outside" in name for name in names_in(ax))
+
+
+def test_columns_of_one_are_flat() -> None:
+    flat, column = Figure().add_subplot(), Figure().add_subplot()
+    figures.draw_regression_band(flat, GRID, GRID, GRID - 1, GRID + 1, label="band", truth=GRID)
+    tall = GRID[:, None]
+    figures.draw_regression_band(column, tall, tall, tall - 1, tall + 1, label="band", truth=tall, points=(tall, tall))
+    mine = {line.get_label(): line.get_xydata() for line in column.lines}
+    for line in flat.lines:
+        assert mine[line.get_label()] == pytest.approx(line.get_xydata())
+
+
+def test_one_place_is_seen() -> None:
+    """A line of one point shows nothing, and a band of no width neither."""
+    for draw in (one_place, one_size, one_score):
+        ax = Figure().add_subplot()
+        draw(ax)
+        assert all(line.get_marker() not in ("", "None") for line in ax.lines)
+        left, right = ax.get_xlim()
+        assert left < right
+        assert all(collection.get_linewidth()[0] > 1 for collection in ax.collections)
+
+
+@pytest.mark.parametrize("sizes", [[20], [20, 40], [100, 150, 200]])
+def test_ticks_of_sizes_are_the_sizes_they_say(sizes: list[int]) -> None:
+    ax = Figure().add_subplot()
+    figures.draw_learning_curves(ax, {"a": (sizes, torch.rand(2, len(sizes)))})
+    ticks = ax.xaxis.get_majorticklocs().tolist()
+    assert [label.replace(",", "") for label in ax.xaxis.get_major_formatter().format_ticks(ticks)] == [
+        f"{tick:g}" for tick in ticks
+    ]
+
+
+NAN = torch.full((20,), math.nan)
+EMPTY = torch.zeros(0)
+
+
+@pytest.mark.parametrize(
+    ("draw", "sentence"),
+    [
+        *(
+            (lambda ax, draw=draw: draw(ax, {}), "got nothing to draw; expected a name")
+            for draw in (
+                figures.draw_reliability,
+                figures.draw_calibration_curve,
+                figures.draw_risk_coverage,
+                figures.draw_learning_curves,
+            )
+        ),
+        (lambda ax: figures.draw_histograms(ax, {}, label="x"), "got nothing to draw"),
+        (lambda ax: figures.draw_times(ax, {}, single=1.0), "got nothing to draw"),
+        (lambda ax: figures.draw_shift(ax, {}, label="error"), "got nothing to draw"),
+        (lambda ax: figures.draw_coverage(ax, GRID, {}, level=0.9, num_sets=5), "got nothing to draw"),
+        (lambda ax: figures.draw_histograms(ax, {"a": EMPTY}, label="x"), r"got a of shape \(0,\); expected \(N,\)"),
+        (lambda ax: figures.draw_histograms(ax, {"a": NAN}, label="x"), "got NaN or infinite values in a; expected"),
+        (
+            lambda ax: figures.draw_histograms(ax, {"a": GRID}, label="x", bottom=1.0, top=1.0),
+            "got a range from 1 to 1; expected bottom < top",
+        ),
+        (lambda ax: figures.draw_histograms(ax, {"a": GRID}, label="x", top=-2.0), "got a range from -1 to -2"),
+        (
+            lambda ax: figures.draw_regression_band(ax, GRID, NAN, GRID, GRID, label="band"),
+            "got NaN or infinite values in mean",
+        ),
+        (
+            lambda ax: figures.draw_regression_band(ax, EMPTY, EMPTY, EMPTY, EMPTY, label="band"),
+            r"got x of shape \(0,\)",
+        ),
+        (
+            lambda ax: figures.draw_regression_band(ax, torch.zeros(20, 2), GRID, GRID, GRID, label="band"),
+            r"got x of shape \(20, 2\); expected \(N,\) or \(N, 1\)",
+        ),
+        (
+            lambda ax: figures.draw_regression_band(ax, GRID, GRID[1:], GRID, GRID, label="band"),
+            "got 20 of x, 19 of mean, 20 of low, 20 of high; expected as many of each",
+        ),
+        (lambda ax: figures.draw_coverage(ax, GRID, {"a": NAN}, level=0.9, num_sets=5), "got NaN or infinite"),
+        (
+            lambda ax: figures.draw_bands(ax, ["a"], GRID, GRID, GRID, plain=GRID),
+            "got 20 of probs, 20 of low, 20 of high, 20 of plain; expected 1 of each",
+        ),
+        (
+            lambda ax: figures.draw_learning_curves(ax, {"a": ([10, 20], torch.rand(2))}),
+            r"got a of shape \(2,\) for 2 sizes; expected \(trials, 2\)",
+        ),
+        (lambda ax: figures.draw_learning_curves(ax, {"a": ([10], NAN[:1, None])}), "got NaN or infinite values in a"),
+        (lambda ax: figures.draw_shift(ax, {"a": {0: math.nan}}, label="error"), "got NaN or infinite values in a"),
+        (lambda ax: figures.draw_times(ax, {"a": {}}, single=1.0), r"got a of shape \(0,\); expected"),
+    ],
+)
+def test_bad_calls_get_one_sentence(draw: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        draw(Figure().add_subplot())
 
 
 def test_a_band_is_drawn_in_the_order_of_x() -> None:

@@ -145,6 +145,14 @@ def test_a_mapping_takes_the_classes_it_names() -> None:
     assert y[list(few.indices)].bincount().tolist() == [1, 0, 4]
 
 
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor, lambda counts: [np.int64(c) for c in counts]])
+def test_counts_of_any_kind(kind: Any) -> None:
+    y = torch.arange(30) % 3
+    expected = list(long_tailed(numbered(y), [1, 2, 3]).indices)
+    assert list(long_tailed(numbered(y), kind([1, 2, 3])).indices) == expected
+    assert list(long_tailed(numbered(y.double()), kind([1, 2, 3]), seed=np.int64(0)).indices) == expected
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return itertools.repeat((torch.zeros(2), 0))
@@ -156,11 +164,12 @@ class Endless(IterableDataset[Any]):
         (
             numbered(torch.arange(30) % 3),
             [1, 11, 2],
-            r"got counts\[1\] = 11 for data with 10 rows of class 1",
+            r"got counts\[1\]=11 for data with 10 rows of class 1; expected no more",
         ),
-        (numbered(torch.arange(30) % 3), {7: 1}, r"got counts\[7\] = 1 for data with 0 rows of class 7"),
-        (numbered(torch.arange(30) % 3), [1, -1, 2], r"got counts\[1\] = -1"),
-        (numbered(torch.arange(30) % 3), [1, 0.5, 2], r"got counts\[1\] = 0.5"),
+        (numbered(torch.arange(30) % 3), {7: 1}, r"got counts\[7\]=1 for data with 0 rows of class 7"),
+        (numbered(torch.arange(30) % 3), [1, -1, 2], r"got counts\[1\]=-1; expected a whole number, at least 0"),
+        (numbered(torch.arange(30) % 3), [1, 0.5, 2], r"got counts\[1\]=0.5; expected a whole number"),
+        (numbered(torch.arange(30) % 3), torch.tensor([1, 0.5, 2]), r"got counts\[0\]=tensor\(1.\); expected a whole"),
         (numbered(torch.arange(30) % 3), [1, 1], "got counts for 2 classes and data with class 2"),
         (numbered(torch.arange(30) % 3), [0, 0, 0], "which leave no row; expected at least one"),
         (numbered(torch.arange(30) % 3), {}, "which leave no row; expected at least one"),
@@ -227,6 +236,23 @@ def test_pixels_count_as_rows() -> None:
     assert int(found.support.sum()) == 20
 
 
+@pytest.mark.parametrize("void", [255, -100, 1])
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_void_pixels_are_passed_over(void: int, batch_size: int) -> None:
+    """As if they were not there, also where a whole batch is void, or where void is the name of a class."""
+    samples = 2 * noise(4, 5, 3, 2, 2)
+    y = torch.randint(0, 3, (5, 2, 2), generator=torch.Generator().manual_seed(1))
+    y[y == 1] = void
+    y[2] = void
+    there = y != void
+    flat = samples.movedim(2, -1)[:, there]
+    found, expected = measure(samples, y, batch_size=batch_size, void=void), measure(flat, y[there])
+    for name in ("f1", "precision", "recall", "f1_replicates", "support"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="got data whose labels are all void .*; expected some that count"):
+        measure(samples, torch.full_like(y, void), void=void)
+
+
 def test_members_are_counted_once() -> None:
     """Three members make three replicates, however many are asked for; counted again they would seem more alike."""
     samples, y = noise(3, 40, 3), torch.arange(40) % 3
@@ -244,6 +270,8 @@ def test_the_training_counts_name_minor_and_major() -> None:
     assert lines[0].startswith("N = 40, B = 3, seed 0; F1 of the predictive mean (macro ")
     assert lines[3].startswith("1 (minor)")
     assert lines[4].startswith("2 (major)")
+    for counts in (np.array([30, 5, 500, 20]), torch.tensor([30, 5, 500, 20])):
+        assert (measure(samples, y, train_counts=counts).minor, found.major) == (1, 2)
     # A class without training rows is not the rarest.
     assert measure(samples, y, train_counts=[30, 0, 500]).minor == 0
     with pytest.raises(ValueError, match="got counts of 5 classes for a net with 4"):
@@ -268,6 +296,12 @@ def test_bad_calls_get_a_sentence() -> None:
         imbalance(nn.Linear(1, 2), numbered(torch.arange(3)), progress=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="labels run from 0 to 3; expected 0 to 2"):
         measure(noise(2, 4, 3), torch.arange(4))
+    with pytest.raises(ValueError, match=r"labels run from 0 to 255; expected 0 to 2"):
+        measure(noise(2, 2, 3), torch.tensor([0, 255]))
+    with pytest.raises(ValueError, match=r"got train_counts\[0\]=0.5; expected a whole number, at least 0"):
+        measure(noise(2, 3, 3), torch.arange(3), train_counts=[0.5, 0.2, 0.3])
+    with pytest.raises(ValueError, match="got num_samples='a'; expected a whole number, at least 1"):
+        imbalance(Stored(noise(2, 3, 3)), numbered(torch.arange(3)), num_samples="a", progress=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is this a regression"):
         measure(noise(2, 4, 3), torch.rand(4))
 
@@ -289,10 +323,16 @@ def digits() -> tuple[Dataset[Any], TensorDataset]:
     return train, TensorDataset(x[-300:], y[-300:])
 
 
-def several(method: Any = None, recipe: Recipe = RECIPE, **options: Any) -> ImbalanceOverSeeds:
+def several(
+    method: Any = None, recipe: Recipe = RECIPE, make: Any = make_net, change: Any = None, **options: Any
+) -> ImbalanceOverSeeds:
     train, test = digits()
+    train, test = (train, test) if change is None else change(train, test)
     options = {"seeds": (0, 1, 2), "num_samples": 4, "progress": False, **options}
-    return over_seeds(method or neuboots.Plain(), make_net, train, test, recipe, **options)
+    return over_seeds(method or neuboots.Plain(), make, train, test, recipe, **options)
+
+
+NET = make_net()
 
 
 def assert_same(a: ImbalanceOverSeeds, b: ImbalanceOverSeeds) -> None:
@@ -317,7 +357,7 @@ def test_any_method_over_seeds_is_each_seed_by_itself(name: str) -> None:
             assert torch.equal(found.replicate_std[k], alone.f1_std)
     assert (found.minor, found.major) == (0, 9)
     assert found.train_counts.tolist() == [5 * (c + 1) for c in range(10)]
-    assert found.num_samples == (2 if name == "deep-ensemble" else 4)
+    assert found.num_samples == {"plain": 1, "deep-ensemble": 2}.get(name, 4)
     torch.testing.assert_close(found.mean, (found.f1[0] + found.f1[1]) / 2)
     torch.testing.assert_close(found.std, (found.f1[0] - found.f1[1]).abs() / 2**0.5)
     spread = bool((found.replicate_std > 0).any())
@@ -336,17 +376,14 @@ class Broken(Exception):
 class Breaking:
     """The plain net, but fit number `at` breaks."""
 
-    at: int
-    fits: list[int] = field(default_factory=list)
+    at: int = field(compare=False)  # the same method, whenever it breaks
+    fits: list[int] = field(default_factory=list, compare=False)
 
     def fit(self, make: Any, data: Any, recipe: Any) -> Predictor:
         self.fits.append(recipe.seed)
         if len(self.fits) == self.at + 1:
             raise Broken
         return neuboots.Plain().fit(make, data, recipe)
-
-    def __repr__(self) -> str:
-        return "Breaking"
 
 
 def test_seeds_broken_off_go_on_and_more_may_be_added(tmp_path: Path) -> None:
@@ -358,10 +395,46 @@ def test_seeds_broken_off_go_on_and_more_may_be_added(tmp_path: Path) -> None:
     third = Breaking(at=99)
     assert_same(several(third, folder=tmp_path, seeds=(0, 1, 2, 3)), several(seeds=(0, 1, 2, 3)))
     assert third.fits == [3]
-    with pytest.raises(ValueError, match=r"got seeds=\(0, 2\) for a folder with seeds \(0, 1\)"):
-        several(Breaking(at=99), folder=tmp_path, seeds=(0, 2))
     with pytest.raises(ValueError, match="holds units of other settings"):
         several(Breaking(at=99), folder=tmp_path, num_samples=5)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_seeds_are_found_again_in_any_order(tmp_path: Path, num_workers: int) -> None:
+    """Each by its own number, whichever others were asked for before."""
+    whole = several(seeds=(0, 1, 2, 7))
+    options = {"folder": tmp_path, "num_workers": num_workers}
+    for seeds in ((0,), (1, 0, 2), (2, 7), (7, 2, 1, 0)):
+        found = several(seeds=seeds, **options)
+        places = [(0, 1, 2, 7).index(seed) for seed in seeds]
+        assert torch.equal(found.f1, whole.f1[places])
+        assert torch.equal(found.replicate_std, whole.replicate_std[places])
+        assert found.seeds == seeds
+    last = Breaking(at=0)
+    with pytest.raises(ValueError, match="holds units of other settings"):
+        several(last, **options)
+    assert last.fits == []
+    assert_same(several(seeds=(0, 1, 2, 7), recipe=replace(RECIPE, seed=5), **options), whole)
+
+
+def test_a_folder_of_another_net_or_other_data_is_refused(tmp_path: Path) -> None:
+    several(folder=tmp_path, seeds=(0,))
+
+    def shifted(data: Any) -> TensorDataset:
+        x, y = (torch.stack([torch.as_tensor(row[k]) for row in data]) for k in (0, 1))
+        x[len(x) // 3, 30] += 0.5
+        return TensorDataset(x, y)
+
+    changes: list[dict[str, Any]] = [
+        {"make": lambda: nn.Linear(64, 10)},
+        {"change": lambda train, test: (shifted(train), test)},
+        {"change": lambda train, test: (train, shifted(test))},
+        {"method": neuboots.Plain(lambda z, y: z.logsumexp(1) - z[torch.arange(len(y)), y])},
+        {"recipe": replace(RECIPE, schedule=lambda optimizer, steps: neuboots.constant(optimizer, steps))},
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match="holds units of other settings"):
+            several(folder=tmp_path, seeds=(0, 1), **change)
 
 
 def test_a_training_broken_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -405,6 +478,19 @@ def test_classes_without_training_rows() -> None:
     [
         ({"seeds": ()}, "got seeds=(); expected at least one, and none twice"),
         ({"seeds": (1, 1)}, "got seeds=(1, 1)"),
+        ({"seeds": 3}, "got seeds=3; expected several, such as range(5)"),
+        ({"seeds": (0, 1.5)}, "got seed=1.5; expected a whole number"),
+        ({"seeds": "ab"}, "got seed='a'; expected a whole number"),
+        ({"recipe": None}, "got recipe of type NoneType; expected a Recipe"),
+        ({"method": neuboots.NeuBoots}, "got the class NeuBoots; expected an object of it: NeuBoots()"),
+        ({"make": lambda: NET}, "make_net() gave the same weights twice"),
+        ({"num_samples": 1.5}, "got num_samples=1.5; expected a whole number"),
+        ({"num_workers": 1.5}, "got num_workers=1.5; expected a whole number"),
+        ({"folder": Path(__file__)}, "which is a file; expected a folder"),
+        (
+            {"change": lambda train, test: (train, iter([test[:9]]))},
+            "got test rows of type list_iterator, which can be",
+        ),
         ({"recipe": replace(RECIPE, folder=Path("here"))}, "got a recipe with a folder"),
         ({"method": "neuboots"}, "got method of type str"),
     ],

@@ -17,6 +17,8 @@ from torchmetrics.functional.classification import (
 )
 
 from neuboots.metrics import (
+    Confusion,
+    accuracy,
     adaptive_ece,
     aurc,
     brier,
@@ -59,8 +61,8 @@ def test_agrees_with_torchmetrics(case: tuple[Tensor, Tensor], num_bins: int) ->
     assert ece(probs, labels, num_bins=num_bins).item() == pytest.approx(theirs.item(), abs=1e-5)
     theirs = multiclass_calibration_error(probs, labels, classes, n_bins=num_bins, norm="max")
     assert mce(probs, labels, num_bins=num_bins).item() == pytest.approx(theirs.item(), abs=1e-5)
-    accuracy = multiclass_accuracy(probs, labels, classes, average="micro")
-    assert 1 - error(probs, labels).item() == pytest.approx(accuracy.item(), abs=1e-5)
+    theirs = multiclass_accuracy(probs, labels, classes, average="micro")
+    assert accuracy(probs, labels).item() == pytest.approx(theirs.item(), abs=1e-5)
 
 
 @many
@@ -117,8 +119,13 @@ def test_ece_on_bin_edges_is_the_definition(
     probs = torch.tensor([[k / 20, (20 - k) / 20] for k in higher], dtype=dtype)
     labels = torch.tensor([0 if right else 1 for _, right in twentieths])
     total = 0.0
+    curve = reliability_curve(probs, labels, num_bins=num_bins)
     for b in range(num_bins):
         inside = [i for i, k in enumerate(higher) if b * 20 < k * num_bins <= (b + 1) * 20]
+        assert curve.count[b] == len(inside)
+        if inside:
+            assert curve.accuracy[b].item() == pytest.approx(np.mean([labels[i] == 0 for i in inside]))
+            assert curve.confidence[b].item() == pytest.approx(np.mean([higher[i] / 20 for i in inside]))
         total += abs(sum((labels[i] == 0).item() - higher[i] / 20 for i in inside))
     value = ece(probs, labels, num_bins=num_bins).item()
     assert value == pytest.approx(total / len(higher), abs=1e-6)
@@ -252,7 +259,7 @@ ZEROS = torch.tensor([0, 0])
         (
             torch.zeros(0, 3),
             torch.zeros(0, dtype=torch.long),
-            "probs has shape (0, 3), which is empty; expected at least one input and one class: check the data set",
+            "got a tally of no inputs; expected at least one: check the data set",
         ),
         (
             torch.tensor([[0.5, 0.5], [math.nan, 0.5]]),
@@ -294,7 +301,7 @@ def test_bad_arguments_get_one_sentence(
 
 
 def test_ece_needs_a_bin() -> None:
-    with pytest.raises(ValueError, match=r"^num_bins is 0; expected at least 1: pass such a number$"):
+    with pytest.raises(ValueError, match=r"^num_bins is 0; expected a whole number of at least 1: pass such a number$"):
         ece(HALVES, ZEROS, num_bins=0)
 
 
@@ -344,3 +351,45 @@ def test_a_logit_far_below_the_others_costs_its_distance() -> None:
     """Where a probability would have underflowed, the logit has not."""
     value = nll_at_mean_logit(torch.tensor([[0.0, -5000.0]]), torch.tensor([1]))
     assert value.item() == pytest.approx(5000)
+
+
+@pytest.mark.parametrize("num_bins", [2.5, "10", True, None])
+@pytest.mark.parametrize("metric", [ece, mce, adaptive_ece])
+def test_bins_are_a_whole_number(metric: Callable[..., Tensor], num_bins: object) -> None:
+    with pytest.raises(ValueError, match=r"^num_bins is .*; expected a whole number of at least 1: "):
+        metric(torch.full((2, 2), 0.5), torch.tensor([0, 1]), num_bins=num_bins)
+    assert metric(torch.full((2, 2), 0.5), torch.tensor([0, 1]), num_bins=np.int64(3)) == 0
+
+
+@pytest.mark.parametrize("classes", [10, 50_000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_many_classes_in_half_precision_are_probabilities_still(dtype: torch.dtype, classes: int) -> None:
+    """Each of 50,000 entries is rounded the same way, among the smallest numbers that half precision has."""
+    probs, labels = torch.full((4, classes), 1 / classes).to(dtype), torch.arange(4)
+    for same in (probs, probs.float() if dtype == torch.float16 else probs):
+        assert brier(same, labels).item() == pytest.approx(1 - 1 / classes, abs=1e-3)
+    with pytest.raises(ValueError, match=r"a row whose sum misses 1 by "):
+        brier(0.98 * probs, labels)
+
+
+def test_counts_of_classes_refuse_what_they_would_count_wrongly() -> None:
+    """Small integers would wrap around, and a class too many would fall into another row."""
+    guess, truth = torch.tensor([199, 3], dtype=torch.uint8), torch.tensor([199, 2], dtype=torch.uint8)
+    matrix = Confusion.of(guess, truth, classes=200).matrix
+    assert matrix.nonzero().tolist() == [[2, 3], [199, 199]]
+    for bad, sentence in [
+        (
+            {"guess": guess, "truth": truth, "classes": 199},
+            "guesses run from 3 to 199; expected 0 to 198",
+        ),
+        ({"guess": guess, "truth": -guess.int(), "classes": 200}, "labels run from -199 to -3; expected 0 to 199"),
+        (
+            {"guess": guess, "truth": truth[:1], "classes": 200},
+            r"got shapes guess \(2,\) and truth \(1,\)",
+        ),
+        ({"guess": guess.float(), "truth": truth, "classes": 200}, "got guess of torch.float32; expected integers"),
+        ({"guess": guess, "truth": truth, "classes": 2.5}, "classes is 2.5; expected a whole number of at least 1"),
+        ({"guess": [1], "truth": truth, "classes": 2}, "got guess of type list; expected a tensor"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            Confusion.of(**bad)

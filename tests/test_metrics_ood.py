@@ -203,3 +203,26 @@ def test_bad_arguments_get_one_sentence(
 def test_a_rate_lies_between_0_and_1(level: float) -> None:
     with pytest.raises(ValueError, match=f"^tpr is {level}; expected a number between 0 and 1: "):
         fpr_at_tpr(torch.tensor([0.0, 1.0]), positive=torch.tensor([False, True]), tpr=level)
+
+
+def test_a_rate_of_ones_own_in_parts_and_in_print() -> None:
+    rng = torch.Generator().manual_seed(0)
+    inside, outside = torch.randn(50, generator=rng), 1 + torch.randn(40, generator=rng)
+    tally = sum(
+        Detection.of(a, b, positive="out", tpr=0.8) for a, b in zip(inside.split(25), outside.split(20), strict=True)
+    )
+    scores, mask = torch.cat([inside, outside]), torch.arange(90) >= 50
+    assert tally.fpr_at_tpr == fpr_at_tpr(scores, positive=mask, tpr=0.8) != tally.fpr_at_95_tpr
+    assert tally.tnr_at_tpr == tnr_at_tpr(scores, positive=mask, tpr=0.8)
+    assert f"FPR at 80 % TPR     {tally.fpr_at_tpr:.4f}" in str(tally)
+    with pytest.raises(ValueError, match=r"^got tpr=0.8 and tpr=0.95; expected tallies with the same options$"):
+        tally + Detection.of(inside, outside, positive="out")
+    for tpr in (0.0, 1.5, "0.9", True):
+        with pytest.raises(ValueError, match=r"^tpr is .*; expected a number between 0 and 1"):
+            Detection.of(inside, outside, positive="out", tpr=tpr)
+
+
+@pytest.mark.parametrize("scores", [torch.tensor([1j, 0]), torch.tensor([True, False])])
+def test_scores_without_an_order_are_refused(scores: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^scores are .*; expected real numbers: "):
+        auroc(scores, positive=torch.tensor([True, False]))

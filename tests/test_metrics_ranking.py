@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuboots.metrics import Classification, adaptive_ece, aurc, risk_coverage
+from neuboots.metrics import Classification, Ranking, adaptive_ece, aurc, risk_coverage
 
 many = settings(deadline=None, max_examples=50, derandomize=True)
 
@@ -118,5 +118,20 @@ def test_a_tally_of_many_parts_joins_them_all() -> None:
 
 
 def test_adaptive_ece_needs_a_bin() -> None:
-    with pytest.raises(ValueError, match=r"^num_bins is 0; expected at least 1: pass such a number$"):
+    with pytest.raises(ValueError, match=r"^num_bins is 0; expected a whole number of at least 1: pass such a number$"):
         adaptive_ece(torch.full((2, 2), 0.5), torch.tensor([0, 0]), num_bins=0)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "right", "sentence"),
+    [
+        (torch.rand(3), torch.ones(2) > 0, r"got shapes confidence \(3,\) and right \(2,\); expected one shape"),
+        (torch.tensor([0.5, torch.nan]), torch.ones(2) > 0, "got 1 NaN among 2 of confidence; expected numbers"),
+        (torch.rand(2), torch.ones(2), "right of torch.float32; expected floats and torch.bool"),
+        (torch.arange(2), torch.ones(2) > 0, "got confidence of torch.int64 and right of torch.bool; expected floats"),
+        (np.ones(2), torch.ones(2) > 0, "got confidence of type ndarray; expected a tensor"),
+    ],
+)
+def test_a_ranking_refuses_what_has_no_rank(confidence: Tensor, right: Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Ranking.of(confidence, right)

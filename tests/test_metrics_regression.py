@@ -220,7 +220,7 @@ def test_targets_may_be_whole_numbers() -> None:
 def test_many_samples_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, y = torch.randn(5, 12, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
     whole = crps_samples(samples, y).item()
-    monkeypatch.setattr("neuboots.metrics.intervals._HELD", 35)  # seven inputs at a time
+    monkeypatch.setattr("neuboots.metrics.intervals.HELD", 35)  # seven inputs at a time
     assert crps_samples(samples, y).item() == pytest.approx(whole, rel=1e-14)
 
 
@@ -276,7 +276,7 @@ def test_large_numbers_lose_no_digits() -> None:
         ),
         (
             lambda: calibration_curve(torch.zeros(1), torch.ones(1), torch.zeros(1), num_levels=1),
-            "num_levels is 1; expected at least 2: pass such a number",
+            "num_levels is 1; expected a whole number of at least 2: pass such a number",
         ),
         (
             lambda: crps_samples(torch.zeros(5, 3, 1), torch.zeros(3)),
@@ -294,3 +294,19 @@ def test_bad_arguments_get_one_sentence(call: Callable[[], Tensor], sentence: st
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
         call()
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("level", ["0.9", True, 1.0, None])
+def test_a_level_is_a_number_between_0_and_1(level: object) -> None:
+    one = torch.ones(1)
+    for call in (
+        lambda: Regression.of(one, one, one, level=level),
+        lambda: interval_score(one, one, one, level=level),
+        lambda: pinball(one, one, q=level),
+    ):
+        with pytest.raises(ValueError, match=r"^(level|q) is .*; expected a number between 0 and 1: "):
+            call()
+    with pytest.raises(ValueError, match=r"^num_levels is 10.5; expected a whole number of at least 2: "):
+        calibration_curve(one, one, one, num_levels=10.5)
+    with pytest.raises(ValueError, match=r"^samples has shape \(0, 1\); expected at least one replicate$"):
+        crps_samples(torch.ones(0, 1), one)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from neuboots.metrics import Classification, Detection, Segmentation, ece, nll
+from neuboots.metrics import Classification, Detection, Ranking, Segmentation, Tally, ece, nll
 from neuboots.metrics.running import Running
 
 PROBS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(1)
@@ -168,3 +169,39 @@ print(f"{{metric.compute():.6f}}")
         for rank in range(2)
     ]
     assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["0.250000", "0.250000"]
+
+
+@pytest.mark.parametrize("calls", ["uff", "ufu", "fuf", "fff", "uuf"])
+def test_update_and_forward_mixed_in_a_collection_count_each_batch_once(calls: str) -> None:
+    """After an update, metrics that tally alike hold one list; a batch must not enter it once for each of them."""
+    figures = ("count", "nll", "aurc")
+    together = MetricCollection({name: Running(Classification.of, name) for name in figures})
+    for call, batch in zip(calls, BATCHES, strict=False):
+        if call == "u":
+            together.update(*batch)
+        else:
+            step = together(*batch)
+            assert step["nll"] == nll(*batch)
+            assert together["nll"]._forward_cache == nll(*batch), "what a trainer logs on the step"
+    seen = Classification.of(PROBS[:21], LABELS[:21])
+    values = together.compute()
+    assert values["count"] == 21
+    for name in ("nll", "aurc"):
+        assert values[name].item() == pytest.approx(getattr(seen, name).item(), rel=1e-12)
+
+
+def test_a_batch_may_come_by_name() -> None:
+    metric = Running(Classification.of, "nll")
+    metric.update(probs=PROBS, labels=LABELS)
+    assert metric.compute() == whole("nll")
+    assert metric(probs=PROBS, labels=LABELS) == whole("nll")
+    together = MetricCollection({"nll": Running(Classification.of, "nll")})
+    together.update(probs=PROBS, labels=LABELS)
+    assert together.compute()["nll"] == whole("nll")
+
+
+@pytest.mark.parametrize(("make", "figure"), [(Classification.of, "of"), (Ranking.of, "adaptive_ece")])
+def test_only_properties_are_figures(make: Callable[..., Tally], figure: str) -> None:
+    batch = (PROBS, LABELS) if make == Classification.of else (PROBS[:, 0], LABELS == 0)
+    with pytest.raises(ValueError, match=rf"^got figure='{figure}'; expected a property of "):
+        Running(make, figure).update(*batch)

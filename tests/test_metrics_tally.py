@@ -1,9 +1,12 @@
 """All metrics, each in parts against all at once, and what all of them refuse."""
 
+import ast
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,8 +95,8 @@ def voted(rng: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
     return samples.softmax(2), torch.randint(3, (num,), generator=rng)
 
 
-def detection(scores: Tensor, outside: Tensor, *, positive: Any) -> m.Detection:
-    return m.Detection.of(scores[~outside], scores[outside], positive=positive)
+def detection(scores: Tensor, outside: Tensor, *, positive: Any, tpr: float = 0.95) -> m.Detection:
+    return m.Detection.of(scores[~outside], scores[outside], positive=positive, tpr=tpr)
 
 
 def of_side(metric: Callable[..., Tensor], positive: str) -> Callable[..., Tensor]:
@@ -104,21 +107,6 @@ def of_side(metric: Callable[..., Tensor], positive: str) -> Callable[..., Tenso
 
 def of_labels(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda samples, labels: metric(samples.argmax(2), labels)
-
-
-@dataclass(frozen=True, eq=False)
-class Alone(m.Tally):
-    """A mean by itself, for figures whose bundle asks for more arguments."""
-
-    mean: m.Mean
-
-    @property
-    def mean_width(self) -> Tensor:
-        return self.mean.value
-
-    @property
-    def sharpness(self) -> Tensor:
-        return self.mean.value.sqrt()
 
 
 BY_CLASS = [
@@ -140,17 +128,21 @@ CASES = [
     *(Case(getattr(m, name), m.Segmentation.of, name, images, (0, 0)) for name in ("iou", "mean_iou", "dice")),
     *(Case(getattr(m, name), m.Regression.of, name, numbers, (0, 0, 0)) for name in BY_NUMBER),
     Case(m.gaussian_nll, m.Regression.of, "nll", numbers, (0, 0, 0)),
-    Case(m.rmse, lambda mean, y: m.Regression.of(mean, torch.ones_like(mean), y), "rmse", pairs, (0, 0)),
-    Case(m.sharpness, lambda std: Alone(m.Mean.of(std.square())), "sharpness", spreads, (0,)),
+    Case(m.rmse, m.Residuals.of, "rmse", pairs, (0, 0)),
+    Case(m.sharpness, m.Spreads.of, "sharpness", spreads, (0,)),
     Case(m.coverage, m.Intervals.of, "coverage", bands, (0, 0, 0)),
     Case(partial(m.interval_score, level=0.95), m.Intervals.of, "interval_score", bands, (0, 0, 0)),
-    Case(m.mean_width, lambda low, high: Alone(m.Mean.of(high - low)), "mean_width", widths, (0, 0)),
+    Case(m.mean_width, m.Widths.of, "mean_width", widths, (0, 0)),
     Case(partial(m.pinball, q=0.3), partial(m.Quantiles.of, q=0.3), "pinball", pairs, (0, 0)),
     Case(m.crps_samples, m.SampleScores.of, "crps", drawn, (1, 0)),
     *(
         Case(of_side(metric, side), partial(detection, positive=side), name, scored, (0, 0))
         for name, metric in BY_SIDE.items()
         for side in ("in", "out")
+    ),
+    *(
+        Case(of_side(partial(metric, tpr=0.7), "in"), partial(detection, positive="in", tpr=0.7), name, scored, (0, 0))
+        for name, metric in {"tnr_at_tpr": m.tnr_at_tpr, "fpr_at_tpr": m.fpr_at_tpr}.items()
     ),
     Case(of_side(m.aupr, "in"), partial(detection, positive="out"), "aupr_in", scored, (0, 0)),
     Case(of_side(m.aupr, "out"), partial(detection, positive="out"), "aupr_out", scored, (0, 0)),
@@ -161,6 +153,37 @@ CASES = [
     ),
     Case(lambda samples, labels: m.pairwise_kl(samples), m.Diversity.of, "pairwise_kl", voted, (1, 0)),
 ]
+ORACLES = {
+    "test_metrics_classification.py::test_agrees_with_torchmetrics": {"accuracy", "ece", "mce"},
+    "test_metrics_classification.py::test_agrees_with_scikit_learn": {"error", "nll", "brier"},
+    "test_metrics_classification.py::test_classes_agree_with_scikit_learn": {
+        "confusion_matrix", "precision", "recall", "f1",
+    },
+    "test_metrics_classification.py::test_nll_at_mean_logit_agrees_with_scipy": {"nll_at_mean_logit", "paper_nll"},
+    "test_metrics_classification.py::test_ece_on_bin_edges_is_the_definition": {"reliability_curve"},
+    "test_metrics_ranking.py::test_adaptive_ece_is_its_definition": {"adaptive_ece"},
+    "test_metrics_ranking.py::test_risk_and_coverage_are_their_definition": {"risk_coverage"},
+    "test_metrics_ranking.py::test_aurc_is_the_expectation_over_the_orders_of_ties": {"aurc"},
+    "test_metrics_regression.py::test_agrees_with_uncertainty_toolbox": {
+        "gaussian_nll", "crps", "check_score", "mean_interval_score", "mean_absolute_calibration", "rms_calibration",
+        "miscalibration_area", "sharpness", "calibration_curve",
+    },
+    "test_metrics_regression.py::test_agrees_with_scoringrules_and_scikit_learn": {"rmse"},
+    "test_metrics_regression.py::test_intervals_and_quantiles_agree": {
+        "interval_score", "pinball", "mean_width", "coverage",
+    },
+    "test_metrics_regression.py::test_crps_of_samples_agrees_with_scoringrules": {"crps_samples"},
+    "test_metrics_ood.py::test_auroc_agrees_with_scikit_learn_and_torchmetrics": {"auroc"},
+    "test_metrics_ood.py::test_aupr_agrees_with_scikit_learn": {"aupr"},
+    "test_metrics_ood.py::test_rates_agree_with_scikit_learn": {"fpr_at_tpr", "tnr_at_tpr"},
+    "test_metrics_ood.py::test_detection_accuracy_is_the_best_balanced_accuracy": {"detection_accuracy"},
+    "test_metrics_segmentation.py::test_iou_agrees_with_torchmetrics_and_scikit_learn": {"iou", "mean_iou", "dice"},
+    "test_metrics_diversity.py::test_agrees_with_scipy_and_scikit_learn": {
+        "disagreement", "correlation", "q_statistic",
+    },
+    "test_metrics_diversity.py::test_ratio_error_is_its_definition": {"ratio_error"},
+    "test_metrics_diversity.py::test_pairwise_kl_agrees_with_scipy": {"pairwise_kl"},
+}  # fmt: skip
 every = pytest.mark.parametrize("case", CASES, ids=[f"{case}-{k}" for k, case in enumerate(CASES)])
 
 
@@ -181,6 +204,18 @@ def test_every_function_of_the_package_is_in_the_table() -> None:
     assert functions == used
 
 
+def test_every_metric_is_held_to_an_oracle() -> None:
+    """Each in a test that exists and calls it: an outside library, or where none has it, its definition done slowly."""
+    functions = {name for name in m.__all__ if name.islower()}
+    assert functions == set().union(*ORACLES.values())
+    for place, names in ORACLES.items():
+        file, test = place.split("::")
+        module = ast.parse((Path(__file__).parent / file).read_text())
+        (body,) = (part for part in module.body if isinstance(part, ast.FunctionDef) and part.name == test)
+        called = {part.id for part in ast.walk(body) if isinstance(part, ast.Name)}
+        assert names <= called, (place, names - called)
+
+
 def _calls(once: Any, metric: Any) -> bool:
     if isinstance(once, partial):
         return _calls(once.func, metric)
@@ -199,7 +234,7 @@ def test_parts_add_up_to_the_whole(case: Case, seed: int, num: int, cuts: set[in
     rng = torch.Generator().manual_seed(seed)
     data = case.draw(rng, num)
     order = torch.randperm(num, generator=rng)
-    parts = [case.rows(data, order[rows]) for rows in torch.arange(num).tensor_split(sorted(cuts)) if len(rows)]
+    parts = [case.rows(data, order[rows]) for rows in torch.arange(num).tensor_split(sorted(cuts))]  # some are empty
     same(getattr(sum(case.make(*part) for part in parts), case.figure), case.once(*data))
 
 
@@ -258,7 +293,7 @@ def calls(case: Case) -> list[Callable[..., Any]]:
 
     if case.draw is voted and case.figure != "pairwise_kl":  # the one-shot form takes guesses, which cannot be NaN
         return [tallied]
-    return [case.once] if case.draw in (spreads, widths) else [case.once, tallied]
+    return [case.once, tallied]
 
 
 @pytest.mark.parametrize(("case", "argument"), FLOATS)
@@ -292,6 +327,57 @@ def test_shapes_that_do_not_fit_are_refused_with_a_sentence(case: Case, dropped:
     data[dropped] = data[dropped].narrow(case.axes[dropped], 0, 11)
     with pytest.raises(ValueError, match=r"shapes? .*; expected .*: reshape|expected one shape"):
         case.once(*data)
+
+
+@every
+def test_an_empty_part_changes_nothing(case: Case) -> None:
+    """As the last batch of a loader may be one."""
+    data = case.draw(torch.Generator().manual_seed(0), 12)
+    none, whole = case.make(*case.rows(data, torch.tensor([], dtype=torch.long))), case.make(*data)
+    for tally in (none + whole, whole + none):
+        same(getattr(tally, case.figure), case.once(*data))
+    with pytest.raises(ValueError, match=r"; expected (at least one|some of both)"):
+        getattr(none, case.figure)
+
+
+@every
+def test_arrays_and_lists_are_refused_with_a_sentence(case: Case) -> None:
+    if case.draw is scored:  # the table parts the scores itself; see below
+        return
+    data = case.draw(torch.Generator().manual_seed(0), 12)
+    for convert, place in itertools.product((Tensor.numpy, Tensor.tolist), range(len(data))):
+        bad = [convert(part) if k == place else part for k, part in enumerate(data)]
+        for call in calls(case):
+            if (call, case.figure, place) != (case.once, "pairwise_kl", 1):  # it takes no labels
+                with pytest.raises(ValueError, match=r"^got \w+ of type (ndarray|list); expected a tensor: "):
+                    call(*bad)
+
+
+def test_arrays_of_scores_and_guesses_are_refused_too() -> None:
+    scores, guesses = torch.rand(4), torch.zeros(2, 4, dtype=torch.long)
+    for call in (
+        lambda: m.auroc(scores.numpy(), positive=scores > 0.5),
+        lambda: m.auroc(scores, positive=[True, False, True, False]),
+        lambda: m.Detection.of(scores, scores.tolist(), positive="in"),
+        lambda: m.disagreement(guesses.numpy(), guesses[0]),
+        lambda: m.disagreement(guesses, guesses[0].tolist()),
+        lambda: m.Mean.of([1.0]),
+    ):
+        with pytest.raises(ValueError, match=r"^got \w+ of type (ndarray|list); expected a tensor: torch.as_tensor"):
+            call()
+
+
+def test_a_mean_of_nan_is_refused() -> None:
+    for values in (torch.tensor([1.0, math.nan]), torch.tensor([1j])):
+        with pytest.raises(ValueError, match=r"NaN among \d values of torch.*; expected real numbers: "):
+            m.Mean.of(values)
+
+
+def test_the_bundle_of_normal_predictions_has_the_figures_of_its_parts() -> None:
+    mean, std, y = numbers(torch.Generator().manual_seed(0), 12)
+    whole = m.Regression.of(mean, std, y)
+    assert whole.rmse == m.rmse(mean, y)
+    assert whole.sharpness == m.sharpness(std)
 
 
 @every

@@ -17,9 +17,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-import neuboots.tasks.common
 from neuboots import (
     METHODS,
     DeepEnsemble,
@@ -245,11 +244,23 @@ def test_a_confidence_of_almost_one_still_has_a_direction() -> None:
     assert found.tolist() == [[1.0, -1.0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_hot_softmax_keeps_inputs_apart(dtype: torch.dtype) -> None:
+    """At T = 1000 all probabilities are close to 1/C: those of inputs that differ must still differ."""
+    logits = rows(500, 3).to(dtype)
+    scores = Odin(identity(), num_samples=1, temperature=1000.0, epsilon=0.0).score(logits, **QUIET)
+    expected = -(logits.double() / 1000).softmax(1).amax(1)
+    torch.testing.assert_close(scores, expected, rtol=1e-12, atol=0)
+    assert len(scores.unique()) == len(expected.unique()) > 450
+    energy = Energy(identity(), num_samples=1, temperature=1000.0).score(logits, **QUIET)
+    torch.testing.assert_close(energy, -1000 * (logits.double() / 1000).logsumexp(1), rtol=1e-12, atol=0)
+
+
 def test_odin_chooses_the_best_of_its_grid(boots: Predictor) -> None:
     a, b = rows(60, 4, seed=6), 1.5 * rows(50, 4, seed=7)
     detector = Odin(boots, num_samples=10, temperatures=(1.0, 50.0), epsilons=(0.0, 0.05, 0.3))
     fitted = detector.fit(a, b, batch_size=17, **QUIET)
-    assert detector.fitted_on == frozenset(), "the detector itself is as it was"
+    assert len(detector.fitted_on) == 0, "the detector itself is as it was"
     judged = {}
     for temperature in detector.temperatures:
         for epsilon in detector.epsilons:
@@ -416,6 +427,36 @@ def test_features_that_never_change_and_features_twice() -> None:
         sums_of(torch.ones(300, 3), y, 50).gaussians()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_unit_of_a_feature_does_not_matter(dtype: torch.dtype) -> None:
+    """A feature is not lost for being small beside another; scikit-learn agrees."""
+    columns = [1e6 + 1e5 * rows(500), 1e-1 * rows(500, seed=1), 1e-9 * rows(500, seed=2), 300 + rows(500, seed=3)]
+    phi = torch.stack(columns, 1).to(dtype)
+    gaussians = sums_of(phi, torch.zeros(500).long(), 100).gaussians()
+    assert gaussians.whitening.shape == (4, 4)
+    far = phi[:5].clone()
+    far[0, 1], far[1, 0], far[2, 2] = 50.0, 5e7, 5e-7  # 500 sigma away
+    # In units of the standard deviation, since scikit-learn's inverse has a cut-off for all features together.
+    unit = phi.double().std(0)
+    theirs = sklearn.covariance.EmpiricalCovariance().fit((phi.double() / unit).numpy())
+    expected = theirs.mahalanobis((far.double() / unit).numpy())
+    assert expected[:3].min() > 2e5
+    np.testing.assert_allclose(gaussians.distances(far), expected, rtol=1e-6)
+    two = sklearn.covariance.EmpiricalCovariance().fit(phi[:, :2].double().numpy())  # as it is
+    pair = sums_of(phi[:, :2], torch.zeros(500).long(), 100).gaussians()
+    np.testing.assert_allclose(pair.distances(far[:, :2]), two.mahalanobis(far[:, :2].double().numpy()), rtol=1e-6)
+
+
+def test_labels_of_any_size_and_kind() -> None:
+    """As other tasks take them; a label of a billion is a class like any other, and costs no more."""
+    phi, y = rows(60, 3).double(), torch.arange(60) % 3
+    expected = sums_of(phi, y, 7).gaussians()
+    for labels in (y.float(), y[:, None], torch.tensor([0, 7, 10**9])[y], y.to(torch.uint8)):
+        found = sums_of(phi, labels, 7).gaussians()
+        assert torch.equal(found.means, expected.means)
+        assert torch.equal(found.covariance, expected.covariance)
+
+
 def test_the_mean_distance_of_the_training_data_is_the_dimension() -> None:
     """tr(Σ⁻¹ Σ) = D: a covariance out by a factor would show."""
     phi = rows(500, 6) * torch.arange(1, 7)
@@ -429,7 +470,9 @@ def features_by_hand(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([twin.left(x), twin.right(x).sigmoid()], 1).detach()
 
 
-FEATURES_OF_ITS_NET = {"plain", "neuboots", "laplace"}  # other methods predict with weights that `net` does not hold
+# Other methods predict with weights that no net of theirs holds by itself.
+MEMBERS = {"standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "deep-ensemble-original"}
+FEATURES_OF_A_NET = {"plain", "neuboots", "laplace", "mc-dropout", *MEMBERS}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -440,14 +483,23 @@ def test_every_method_is_right_or_refused(name: str) -> None:
         predictor = fit(entry.make())
     else:
         predictor = entry.make(steps=2).fit(None, TensorDataset(data.tensors[0], data.tensors[0].sum(1)), RECIPE)
-    if name not in FEATURES_OF_ITS_NET:
-        with pytest.raises(ValueError, match="; expected (a trained net|one), whose features are compared: "):
+    if name not in FEATURES_OF_A_NET:
+        with pytest.raises(
+            ValueError, match="; expected (a trained net|one), whose features are compared: "
+        ) as refusal:
             Mahalanobis(predictor).fit(train=data, **QUIET)
+        assert ("predictor.export(0)" in str(refusal.value)) == hasattr(predictor, "export"), "only what it has"
+        assert "predictor.module" not in str(refusal.value)
+        assert "predictor.nets" not in str(refusal.value)
         return
-    # The net that is used gives, through its head, what the predictor predicts.
-    phi = features_by_hand(predictor.net, x)
-    torch.testing.assert_close(predictor.net.fc(phi), predictor.predict(x, 3).mean, rtol=1e-4, atol=1e-5)
-    train = features_by_hand(predictor.net, data.tensors[0])
+    net = predictor.nets[0] if name in MEMBERS else predictor.module if name == "mc-dropout" else predictor.net
+    phi = features_by_hand(net, x)
+    if name in MEMBERS:  # the net that is used gives, through its head, a replicate
+        samples = predictor.predict(x, predictor.num_distinct).samples
+        assert any(torch.allclose(net.fc(phi), sample, rtol=1e-4, atol=1e-5) for sample in samples)
+    elif name != "mc-dropout":  # or what the predictor predicts
+        torch.testing.assert_close(net.fc(phi), predictor.predict(x, 3).mean, rtol=1e-4, atol=1e-5)
+    train = features_by_hand(net, data.tensors[0])
     expected = by_scipy(train.double().numpy(), data.tensors[1].numpy(), phi.double().numpy())
     scores = Mahalanobis(predictor).fit(train=data, **QUIET).score(x, **QUIET)
     np.testing.assert_allclose(scores, expected, rtol=1e-2)  # single precision before Σ⁻¹
@@ -481,6 +533,12 @@ def test_what_a_refusal_proposes_works() -> None:
     names = {key.replace(".layer", ""): value for key, value in dropout.module.state_dict().items()}
     twin.load_state_dict(names)
     torch.testing.assert_close(scores(dropout, dropout.module), scores(identity(), twin), rtol=1e-3, atol=1e-3)
+    inner = fit(
+        MCDropout(), make_net=lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.ReLU(), nn.Linear(5, 3))
+    )
+    with pytest.raises(ValueError, match=r"such as a plain net trained on the same data or predictor\.module$"):
+        Mahalanobis(inner).fit(train=data, **QUIET)
+    assert scores(inner, inner.module).shape == (9,)
 
 
 def test_a_wrapper_is_seen_through(boots: Predictor) -> None:
@@ -587,8 +645,80 @@ def test_stages_of_other_nets() -> None:
     predictor = PlainPredictor(Wrapped())
     split_at = Mahalanobis(predictor).fit(train=small_data(), **QUIET).fitted.split
     assert stages_of(split_at, rows(5, 4)) == ("inner.body",)
-    bare = Mahalanobis(PlainPredictor(nn.Linear(4, 3))).fit(train=small_data(), **QUIET).fitted.split
-    assert stages_of(bare, rows(5, 4)) == ()
+
+
+def test_a_net_without_layers_to_choose_from_is_refused() -> None:
+    """The detector of several layers must not silently be that of one."""
+    for net in (nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))):
+        with pytest.raises(ValueError, match=r"found no layer before the head .*: name some \(layers=…\)"):
+            MahalanobisEnsemble(PlainPredictor(net)).fit(rows(5, 4), rows(5, 4), train=small_data(), **QUIET)
+
+
+class OneReLU(nn.Module):
+    """A net of images that uses one activation three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(i, o, 3, padding=1) for i, o in ((1, 4), (4, 4), (4, 8)))
+        self.relu, self.fc = nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.c(self.relu(self.b(self.relu(self.a(x))))))
+        out: Tensor = self.fc(x.mean((2, 3)))
+        return out
+
+
+class Pooled(Sequences):
+    """Whose head reads the mean of the layer itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).mean(self.axis))
+        return out
+
+
+def equal_widths(depth: int) -> nn.Module:
+    return nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(4, 4), nn.Tanh())), nn.Linear(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize(
+    ("make", "shape", "expected"),
+    [
+        (OneReLU, (1, 6, 6), ("b", "c")),
+        (lambda: equal_widths(2), (4,), ("0", "1", "2")),
+        (lambda: equal_widths(5), (4,), ("2", "5", "8")),
+        (
+            lambda: Pooled(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 4), 1),
+            (5, 4),
+            ("body.layers.0", "body.layers.1", "body.layers.2"),
+        ),
+    ],
+    ids=["one activation", "equal widths", "deep", "transformer"],
+)
+def test_layers_of_nets_whose_shapes_tell_no_stages(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    torch.manual_seed(0)
+    net, x = make().eval(), rows(40, *shape)
+    train = TensorDataset(x, torch.arange(40) % 2)
+    detector = MahalanobisEnsemble(PlainPredictor(net), epsilons=(0.0, 0.01))
+    fitted = detector.fit(rows(9, *shape, seed=1), 3 * rows(9, *shape, seed=2), train=train, **QUIET)
+    assert fitted.fitted.names == expected
+    assert len(fitted.rule.weights) == len(expected) + 1
+
+
+def test_a_layer_that_depends_on_no_number_is_measured_where_it_is() -> None:
+    """An embedding beside a floating-point input has no slope; the layers after it have."""
+    predictor = PlainPredictor(TwoInputs().double())
+    a, kind = rows(60, 4).double(), torch.arange(60) % 5
+    train = TensorDataset(a, kind, torch.arange(60) % 2)
+    detector = MahalanobisEnsemble(predictor, layers=("embed", "body"), epsilons=(0.1,))
+    fitted = detector.fit((a[:9] + 1, kind[:9]), (3 * a[:9], kind[:9]), train=train, **QUIET)
+    still, moved = fitted.fitted.distances((a[:9], kind[:9]), (0.0, 0.1))
+    assert torch.equal(still[:, 0], moved[:, 0])
+    assert bool((still[:, 1:] != moved[:, 1:]).any(0).all())
+    with pytest.raises(ValueError, match="got inputs of whole numbers"):
+        fitted.fitted.distances((kind[:9], kind[:9]), (0.1,))
 
 
 def test_distances_in_layers_by_hand() -> None:
@@ -779,7 +909,7 @@ def test_nothing_of_the_net_changes() -> None:
     with unchanged(predictor.net):
         for detector in fitted_ones(predictor):
             detector.score(rows(5, 4), **QUIET)
-            detector.evaluate(rows(5, 4), 2 * rows(5, 4), **QUIET)
+            detector.evaluate(rows(5, 4, seed=12), 2 * rows(5, 4, seed=13), **QUIET)
 
 
 def test_hooks_go_when_the_net_fails(boots: Predictor) -> None:
@@ -801,8 +931,8 @@ def test_ten_thousand_inputs_show_a_bar(kind: type[Detector], monkeypatch: pytes
     predictor = PlainPredictor(nn.Linear(4, 3))
     detector = kind(predictor, num_samples=2)
     detector = detector.fit(train=small_data(), **QUIET) if kind is Mahalanobis else detector
-    monkeypatch.setattr(neuboots.tasks.common, "bar", bar)
-    detector.evaluate(rows(10_000, 4), rows(300, 4))
+    monkeypatch.setattr("neuboots.tasks.inputs.bar", bar)
+    detector.evaluate(rows(10_000, 4, seed=1), rows(300, 4, seed=2))
     name = kind.__name__
     assert shown == [(f"{name}, inside", 40, 40, True), (f"{name}, outside", 2, 2, True)]
 
@@ -823,6 +953,31 @@ def test_rows_that_were_fitted_on_are_refused(boots: Predictor) -> None:
                 fitted.evaluate(inside, outside, **QUIET)
         fitted.evaluate(torch.cat([a[:1], a[100:]]), b[100:], **QUIET)  # a data set may have an image twice
         assert fitted.score(a[:5], **QUIET).shape == (5,), "scores may be had of anything"
+
+
+def test_few_rows_that_were_all_fitted_on_are_refused(boots: Predictor) -> None:
+    """Twenty of two thousand are 1 % of what was fitted on, and all of what is tested."""
+    a, b = rows(2000, 4), 3 * rows(2000, 4, seed=1)
+    fitted = ReplicateDetector(boots, num_samples=2).fit(a, b, **QUIET)
+    fresh, many = rows(20, 4, seed=2), rows(3000, 4, seed=3)
+    for inside, outside in ((a[:20], fresh), (fresh, b[:20]), (a[:20], many), (many, b[:20])):
+        with pytest.raises(ValueError, match="fitted on, 20 or more are among those to test it on; expected others"):
+            fitted.evaluate(inside, outside, **QUIET)
+    fitted.evaluate(fresh, torch.cat([b[:20], many]), **QUIET)
+
+
+def test_training_rows_are_remembered_too(boots: Predictor) -> None:
+    data, fresh = small_data(), rows(30, 4, seed=5)
+    plain = Mahalanobis(boots).fit(train=data, **QUIET)
+    several = MahalanobisEnsemble(boots, layers=("left",), epsilons=(0.0,))
+    several = several.fit(rows(20, 4, seed=6), 3 * rows(20, 4, seed=7), train=data, **QUIET)
+    assert (len(plain.fitted_on), len(several.fitted_on)) == (60, 100)
+    assert plain.fitted_on.dtype == torch.int64, "eight bytes a row"
+    for detector in (plain, several):
+        detector.evaluate(fresh, 3 * fresh, **QUIET)
+        for inside, outside in ((data.tensors[0][:9], fresh), (fresh, data.tensors[0].double()[-9:])):
+            with pytest.raises(ValueError, match=" or more are among those to test it on"):
+                detector.evaluate(inside, outside, **QUIET)
 
 
 def test_split_parts_a_data_set_once() -> None:
@@ -848,6 +1003,13 @@ def nothing() -> Predictor:
     return PlainPredictor(nn.Threshold(9.0, float("nan")))
 
 
+class Endless(Dataset[Any]):
+    """Rows by their numbers, nobody knows how many."""
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(4), 0
+
+
 class Rows(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield torch.zeros(4), 0
@@ -866,8 +1028,47 @@ class Rows(IterableDataset[Any]):
         (lambda p: MaxSoftmax(nothing()).score(rows(2, 4), **QUIET), "2 of 2 scores are NaN; expected numbers"),
         (lambda p: Energy(p, temperature=0.0), "got temperature=0.0; expected a positive number"),
         (lambda p: Odin(p, temperatures=(1.0, -1.0)), "got temperature=-1.0"),
-        (lambda p: Odin(p, epsilon=-0.1), "expected distances ≥ 0, in the units of the inputs"),
-        (lambda p: ReplicateDetector(p, epsilons=()), "expected distances ≥ 0"),
+        (lambda p: Odin(p, epsilon=-0.1), "expected a tuple of distances ≥ 0, in the units of the inputs"),
+        (lambda p: Odin(p, epsilons=0.1), "got ε = 0.1; expected a tuple of distances ≥ 0"),
+        (lambda p: Odin(p, temperatures=()), r"got temperatures=\(\); expected a tuple of positive numbers"),
+        (lambda p: Odin(p, temperatures=1.0), "got temperatures=1.0; expected a tuple of positive numbers"),
+        (lambda p: Odin(p, num_samples=0), "got num_samples=0; expected a whole number, at least 1"),
+        (lambda p: Odin(p, num_samples=2.5), "got num_samples=2.5; expected a whole number, at least 1"),
+        (lambda p: MahalanobisEnsemble(p, epsilons=0.1), "got ε = 0.1; expected a tuple of distances ≥ 0"),
+        (lambda p: MahalanobisEnsemble(p, layers=0), "got layers=0; expected a tuple of names that differ"),
+        (lambda p: MahalanobisEnsemble(p, layers="left"), "got layers='left'; expected a tuple of names"),
+        (lambda p: MahalanobisEnsemble(p, layers=("0", "0")), r"got layers=\('0', '0'\); expected a tuple of names"),
+        (lambda p: Mahalanobis(p, net="x"), "got net='x'; expected a trained torch.nn.Module"),
+        (lambda p: MahalanobisEnsemble(p, net="x"), "got net='x'; expected a trained torch.nn.Module"),
+        (lambda p: MaxSoftmax(p).score(torch.tensor(1.0), **QUIET), r"got inputs of shape \(\); expected the batch on"),
+        (
+            lambda p: MaxSoftmax(PlainPredictor(nn.Linear(4, 3))).score(torch.zeros(4), **QUIET),
+            r"got scores of shape \(3,\) for inputs of shape \(4,\); expected one for each row of inputs",
+        ),
+        (
+            lambda p: Odin(PlainPredictor(nn.Linear(4, 3)), epsilons=(0.0,)).fit(torch.zeros(4), rows(2, 4), **QUIET),
+            r"got scores of shape \(3, 1\) for inputs of shape \(4,\); expected one for each row of inputs",
+        ),
+        (lambda p: MaxSoftmax(p).score(Endless(), **QUIET), "got a Endless without a length; expected a data set with"),
+        (lambda p: Mahalanobis(p).fit(train=Endless(), **QUIET), "got a Endless without a length; expected a data set"),
+        (
+            lambda p: split((rows(20, 4), rows(10, 4)), 3),
+            r"got inputs of shape \(20, 4\) and \(10, 4\); expected the batch on the first axis",
+        ),
+        (
+            lambda p: LogisticRule.of(rows(0, 2), rows(3, 2)),
+            r"got statistics of shapes \(0, 2\) and \(3, 2\)",
+        ),
+        (lambda p: LogisticRule.of(rows(3, 2) / 0, rows(3, 2)), "got 6 NaN or infinite statistics of 12; expected num"),
+        (
+            lambda p: Mahalanobis(p).fit(train=TensorDataset(rows(9, 4), torch.arange(9) - 100), **QUIET),
+            "labels run from -100 to -92; expected classes 0 … C − 1: renumber the labels",
+        ),
+        (
+            lambda p: Mahalanobis(p).fit(train=TensorDataset(rows(9, 4), torch.zeros(9, 2).long()), **QUIET),
+            r"got labels of shape \(9, 2\); expected \(9,\), a class for each input",
+        ),
+        (lambda p: ReplicateDetector(p, epsilons=()), "expected a tuple of distances ≥ 0"),
         (lambda p: Energy(PlainPredictor(nn.Linear(4, 1))).score(rows(2, 4), **QUIET), "got a net with one output"),
         (
             lambda p: Odin(p).fit(rows(2, 4), **QUIET),
@@ -888,7 +1089,7 @@ class Rows(IterableDataset[Any]):
         (lambda p: Mahalanobis(p).fit(rows(2, 4), rows(2, 4), **QUIET), "got no training data to know the classes by"),
         (
             lambda p: Mahalanobis(p).fit(train=TensorDataset(rows(9, 4), rows(9)), **QUIET),
-            r"got labels of shape \(9,\) and torch.float32; expected \(9,\), a class",
+            "got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression",
         ),
         (
             lambda p: MahalanobisEnsemble(p, layers=("nowhere",)).fit(train=small_data(), **QUIET),
@@ -907,3 +1108,12 @@ class Rows(IterableDataset[Any]):
 def test_bad_calls_get_a_sentence(boots: Predictor, call: Callable[[Predictor], Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call(boots)
+
+
+def test_a_wrong_positive_class_is_refused_before_anything_is_scored() -> None:
+    class Never(MaxSoftmax):
+        def scores(self, x: Any) -> Tensor:
+            raise AssertionError("nothing is to be scored")
+
+    with pytest.raises(ValueError, match="got positive='ood'; expected 'in' or 'out'"):
+        Never(identity()).evaluate(rows(2, 4), rows(2, 4), positive="ood", **QUIET)

@@ -18,14 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots import NeuBoots, PlainPredictor, Recipe
 from neuboots.prediction import Predictor, Stream, Summary, bytes_of
-from neuboots.tasks.selective import (
-    Abstaining,
-    Selective,
-    binomial_cdf,
-    clopper_pearson,
-    risk_controlled_threshold,
-    selective,
-)
+from neuboots.tasks.selective import Abstaining, Selective, risk_controlled_threshold, selective
+from neuboots.tasks.selective.control import binomial_cdf, clopper_pearson
 
 LOGITS = PlainPredictor(nn.Identity())  # the input is the output
 quiet: dict[str, Any] = {"progress": False}
@@ -122,11 +116,13 @@ def test_a_function_of_the_summary_is_a_score(golden: tuple[Predictor, TensorDat
         return first - second
 
     named = selective(*golden, score=margin, num_samples=8, **quiet)
-    assert named.score == "margin"
+    assert "score margin" in str(named)
     assert 0 < named.excess_aurc < named.aurc < named.risk
     assert selective(*golden, score=lambda s: s.confidence, num_samples=8, **quiet).aurc == pytest.approx(
         selective(*golden, num_samples=8, **quiet).aurc
     )
+    arrays = selective(*golden, score=lambda s: -s.entropy.numpy(), num_samples=8, **quiet)
+    assert arrays.aurc == selective(*golden, score="entropy", num_samples=8, **quiet).aurc
 
 
 def test_a_score_that_knows_has_the_best_curve() -> None:
@@ -219,6 +215,19 @@ def test_pixels_are_inputs_of_their_own() -> None:
     chosen, abstain = Abstaining(LOGITS, found.threshold_for(coverage=0.5), num_samples=1).predict(logits, **quiet)
     assert chosen.shape == abstain.shape == (5, 4, 2)
     assert abstain.sum() == 20
+
+
+def test_void_pixels_are_passed_over() -> None:
+    rng = drawn(0)
+    logits, labels = torch.randn(6, 3, 4, 2, generator=rng), torch.randint(3, (6, 4, 2), generator=rng)
+    labels[:, 1], labels[2] = 255, 255
+    kept = labels.flatten() != 255
+    found = selective(LOGITS, TensorDataset(logits, labels), void=255, batch_size=1, **one)
+    flat = logits.movedim(1, -1).flatten(0, -2)[kept]
+    alone = selective(LOGITS, TensorDataset(flat, labels.flatten()[kept]), **one)
+    assert found.count == alone.count == 30
+    assert (found.risk, found.aurc) == (pytest.approx(alone.risk), pytest.approx(alone.aurc))
+    torch.testing.assert_close(found.curve.threshold, alone.curve.threshold)
 
 
 # -- the promise ---------------------------------------------------------------------------------------
@@ -359,6 +368,48 @@ def test_no_input_gets_no_answer() -> None:
     assert labels.shape == abstain.shape == (0,)
 
 
+def test_what_was_found_makes_the_predictor_that_abstains(golden: tuple[Predictor, TensorDataset]) -> None:
+    """With the score, B and seed of the search: none is to be said again."""
+    predictor, data = golden
+
+    def margin(summary: Summary) -> Tensor:
+        first, second = summary.probs.topk(2, dim=1).values.unbind(1)
+        return first - second
+
+    options: dict[str, Any] = {"score": margin, "num_samples": 8, "seed": 3}
+    found = selective(predictor, data, **options, **quiet)
+    careful = found.abstaining(predictor, coverage=0.4)
+    assert careful == Abstaining(predictor, found.threshold_for(coverage=0.4), margin, False, 8, 3)
+    assert (~careful.predict(data.tensors[0], **quiet).abstain).sum() == 200
+    assert found.abstaining(predictor, risk=0.1).threshold == found.threshold_for(risk=0.1)
+    shown = risk_controlled_threshold(predictor, data, risk=0.3, **options, **quiet)
+    kept = ~shown.abstaining(predictor).predict(data.tensors[0], **quiet).abstain
+    assert kept.double().mean().item() == pytest.approx(shown.coverage)
+    assert shown.abstaining(predictor) == Abstaining(predictor, shown.threshold, margin, False, 8, 3)
+
+
+def test_a_regression_abstains_with_its_means() -> None:
+    samples, y = torch.randn(6, 80, 1, generator=drawn(0)), torch.zeros(80)
+    options: dict[str, Any] = {"score": "std", "tolerance": 0.3, "num_samples": 6}
+    found = selective(Table(samples), numbered(y), **options, **quiet)
+    mean, abstain = found.abstaining(Table(samples), coverage=0.5).predict(torch.arange(80)[:, None], **quiet)
+    torch.testing.assert_close(mean, samples.mean(0))
+    assert abstain.sum() == 40
+    shown = risk_controlled_threshold(Table(samples), numbered(y), risk=0.5, **options, **quiet)
+    assert shown.abstaining(Table(samples)).regression
+
+
+def test_inputs_come_from_anywhere() -> None:
+    x = torch.randn(30, 3, generator=drawn(0))
+    careful = Abstaining(LOGITS, 0.6, num_samples=1)
+    expected = careful.predict(x, **quiet)
+    rows = TensorDataset(x, torch.zeros(30))
+    for source in (rows, TensorDataset(x), DataLoader(rows, batch_size=7), DataLoader(TensorDataset(x), batch_size=7)):
+        found = careful.predict(source, **quiet)
+        assert torch.equal(found.labels, expected.labels)
+        assert torch.equal(found.abstain, expected.abstain)
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 ROWS = TensorDataset(torch.rand(60, 3), torch.arange(60) % 3)
@@ -371,7 +422,15 @@ FOUND = selective(LOGITS, ROWS, **one)
         (lambda: selective(nn.Identity(), ROWS), "got a Identity; expected a predictor"),
         (lambda: selective(LOGITS, ROWS, score="luck"), "got score='luck'; expected one of confidence, entropy"),
         (lambda: selective(LOGITS, ROWS, tolerance=1.0), "got tolerance=1.0 with score='confidence'"),
-        (lambda: selective(LOGITS, ROWS, score="std", tolerance=-1.0), "got tolerance=-1.0 with score='std'"),
+        (lambda: selective(LOGITS, ROWS, score="std", tolerance=-1.0), "got tolerance=-1.0; expected a number ≥ 0"),
+        (lambda: selective(LOGITS, ROWS, score="std", tolerance="1"), "got tolerance='1'; expected a number ≥ 0"),
+        (lambda: selective(LOGITS, ROWS, score="std", tolerance=1.0, void=0), "got void=0 with a tolerance"),
+        (
+            lambda: selective(LOGITS, TensorDataset(torch.zeros(3, 2), torch.full((3,), 255)), void=255, **one),
+            r"got data whose labels are all void \(255\)",
+        ),
+        (lambda: selective(LOGITS, ROWS, score=lambda s: None, **one), "got scores of type NoneType; expected a"),
+        (lambda: selective(LOGITS, ROWS, score=lambda s: "sure", **one), "got scores of type str; expected a tensor"),
         (lambda: selective(LOGITS, ROWS, score=lambda s: s.mean, **one), r"got scores of shape \(60, 3\); expected"),
         (lambda: selective(LOGITS, ROWS, score=lambda s: s.entropy / 0, **one), "got scores that are NaN or infinite"),
         (
@@ -391,6 +450,17 @@ FOUND = selective(LOGITS, ROWS, **one)
         (lambda: FOUND.threshold_for(), "got both or neither of risk and coverage"),
         (lambda: FOUND.threshold_for(risk=0.1, coverage=0.5), "got both or neither of risk and coverage"),
         (lambda: FOUND.threshold_for(risk=-0.1), "got risk -0.1; expected a number from 0 to 1"),
+        (lambda: FOUND.threshold_for(risk="a"), "got risk 'a'; expected a number from 0 to 1"),
+        (lambda: FOUND.threshold_for(coverage="a"), "got coverage 'a'; expected a number above 0 and at most 1"),
+        (lambda: risk_controlled_threshold(LOGITS, ROWS, risk=None), "got risk None; expected a number between 0 and"),
+        (
+            lambda: risk_controlled_threshold(LOGITS, ROWS, risk=1e-300, **one),
+            r"got 60 calibration rows; expected at least 2.3e\+300 to show a risk of at most 1e-300",
+        ),
+        (
+            lambda: risk_controlled_threshold(LOGITS, ROWS, risk=5e-324, delta=5e-324, **one),
+            "got 60 calibration rows; expected at least inf to show",
+        ),
         (lambda: FOUND.risk_at(0.0), "got coverage 0.0; expected a number above 0 and at most 1"),
         (lambda: risk_controlled_threshold(LOGITS, ROWS, risk=0.0), "got risk 0.0; expected a number between 0 and 1"),
         (
@@ -403,7 +473,11 @@ FOUND = selective(LOGITS, ROWS, **one)
             ),
             "got pixels, which depend on each other",
         ),
-        (lambda: Abstaining(LOGITS, math.nan), "got a threshold that is NaN"),
+        (lambda: Abstaining(LOGITS, math.nan), "got threshold nan; expected a number"),
+        (lambda: Abstaining(LOGITS, "0.5"), "got threshold '0.5'; expected a number"),
+        (lambda: Abstaining(LOGITS, 0.5, regression=True), "got regression=True with score='confidence'; expected sc"),
+        (lambda: Abstaining(LOGITS, 0.5).predict(torch.zeros(3, 2), batch_size=0), "got batch_size=0; expected"),
+        (lambda: Abstaining(LOGITS, 0.5).predict(3), "got inputs of type int; expected a tensor of inputs"),
         (lambda: Abstaining(LOGITS, 0.5, "luck"), "got score='luck'"),
         (lambda: selective(LOGITS, [], **one), "got data that give no batch"),
     ],

@@ -132,6 +132,24 @@ def test_other_ways_to_give_the_data() -> None:
     assert torch.equal(another.nll[1:], whole.nll[1:])
 
 
+def test_pixels_without_a_label_count_nowhere() -> None:
+    """Segmentation, with a void label; no score is kept for a pixel."""
+    torch.manual_seed(0)
+    predictor = PlainPredictor(nn.Conv2d(3, 4, 1))
+    x = small().tensors[0]
+    y = torch.randint(4, (30, 6, 6), generator=torch.Generator().manual_seed(1))
+    y[:, :2] = 255
+    y[-5:] = 255  # the last batch has nothing that counts
+    options: dict[str, Any] = {"severities": (2,), "num_samples": 1, "batch_size": 5, **QUIET}
+    found = shift(predictor, TensorDataset(x, y), SOME, void=255, **options)
+    for k, corruption in enumerate(SOME.values()):
+        probs = predictor.predict(corruption(x, 2), 1).probs.movedim(1, -1)[y != 255]
+        for figure, metric in {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}.items():
+            assert float(getattr(found, figure)[k, 0]) == pytest.approx(float(metric(probs, y[y != 255])), rel=1e-5)
+    with pytest.raises(ValueError, match="labels run from 0 to 255; expected 0 to 3"):
+        shift(predictor, TensorDataset(x, y), SOME, **options)
+
+
 def test_one_row() -> None:
     found = shift(small_predictor(), small(1), SOME, severities=(1,), num_samples=1, **QUIET)
     assert found.count == 1
@@ -173,6 +191,19 @@ def test_rows_means_and_text() -> None:
         ({"severities": ()}, "expected at least one of each"),
         ({"severities": (1, 1)}, r"severities \(1, 1\); expected at least one of each, and none twice"),
         ({"severities": (6,)}, "got severity=6; expected a whole number from 1 to 5"),
+        ({"severities": 3}, r"got severities=3; expected whole numbers, such as \(1, 3, 5\)"),
+        ({"severities": (1.5,)}, "expected whole numbers, such as"),
+        ({"corruptions": ["jpeg"]}, "got corruptions of type list; expected a dict of functions by name"),
+        ({"corruptions": CORRUPTIONS["jpeg"]}, "got corruptions of type Corruption; expected a dict of functions"),
+        ({"corruptions": {"jpeg": "jpeg"}}, "got corruptions of type str; expected a dict of functions by name"),
+        (
+            {"corruptions": {"none": lambda images, severity, seed, index: None}},
+            r"the corruption 'none' made None of \(30, 3, 6, 6\); expected the same",
+        ),
+        (
+            {"data": [({"x": torch.zeros(2, 3, 6, 6)}, torch.zeros(2).long())]},
+            r"got inputs of type dict; expected one tensor of images, \(N, C, H, W\)",
+        ),
         ({"data": []}, "got data that give no batch"),
         ({"data": [(torch.full((2, 3, 6, 6), -1.0), torch.zeros(2).long())]}, r"expected numbers in \[0, 1\]"),
         ({"data": [(torch.zeros(2, 3, 6, 6), torch.zeros(2) / 0)]}, "got labels that are not whole numbers"),

@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +64,129 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         run_units(lambda k: k, 1, folder=tmp_path, identity="b", progress=False)
 
 
-@pytest.mark.parametrize(("count", "num_workers"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("count", "num_workers"), [(0, 1), (1, 0), (1, 1.5), (1, None)])
 def test_no_units_or_no_workers_get_a_sentence(count: int, num_workers: int) -> None:
-    with pytest.raises(ValueError, match="expected at least 1"):
+    with pytest.raises(ValueError, match="expected a whole number, at least 1"):
         run_units(lambda k: k, count, num_workers=num_workers, progress=False)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(ValueError, match="which is a file; expected a folder"):
+        run_units(lambda k: k, 1, folder=tmp_path / "a", progress=False)
+
+
+def test_results_are_the_same_kept_or_not(tmp_path: Path) -> None:
+    results = [
+        run_units(lambda k: {1: (k,)}, 2, folder=folder, progress=False) for folder in (None, tmp_path, tmp_path)
+    ]
+    assert results[0] == results[1] == results[2] == [{"1": [0]}, {"1": [1]}]
+    with pytest.raises(ValueError, match="the result of unit 0 is not JSON .*; expected numbers"):
+        run_units(lambda k: torch.ones(1), 1, progress=False)
+
+    def broken(k: int) -> None:
+        raise TypeError("the unit's own fault")
+
+    with pytest.raises(TypeError, match="the unit's own fault"):
+        run_units(broken, 1, progress=False)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1, 2"])
+def test_a_damaged_unit_is_done_again(tmp_path: Path, damage: str) -> None:
+    run_units(lambda k: k, 3, folder=tmp_path, progress=False)
+    (tmp_path / "unit-0001.json").write_text(damage)
+    done: list[int] = []
+    assert run_units(lambda k: done.append(k) or k, 3, folder=tmp_path, progress=False) == [0, 1, 2]  # type: ignore[func-returns-value]
+    assert done == [1]
+    (tmp_path / "units.json").write_text(damage)
+    with pytest.raises(ValueError, match="holds units of other settings"):
+        run_units(lambda k: k, 3, folder=tmp_path, progress=False)
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+def test_a_killed_worker_gets_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    def run(k: int) -> int:
+        if k == 1:
+            while not (tmp_path / "unit-0000.json").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return k
+
+    with pytest.raises(RuntimeError, match="a worker process was killed, often for want of memory.*finished units"):
+        run_units(run, 2, num_workers=2, folder=tmp_path, progress=False)
+    assert json.loads((tmp_path / "unit-0000.json").read_text()) == 0
+
+
+class Odd(Exception):
+    """Cannot be made again from its arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("odd")
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+def test_an_exception_that_cannot_travel_is_told() -> None:
+    def run(k: int) -> None:
+        raise Odd(1, 2)
+
+    with pytest.raises(RuntimeError, match="unit . failed: Odd: odd"):
+        run_units(run, 2, num_workers=2, progress=False)
+
+
+def test_units_inside_units() -> None:
+    inner = run_units(lambda k: run_units(lambda j: 10 * k + j, 2, num_workers=2, progress=False), 2, num_workers=2)
+    assert inner == [[0, 1], [10, 11]]
+
+
+def test_units_of_unknown_settings_are_not_adopted(tmp_path: Path) -> None:
+    run_units(lambda k: k, 2, folder=tmp_path, progress=False)
+    (tmp_path / "units.json").unlink()
+    with pytest.raises(ValueError, match="holds units, but nothing says of what settings"):
+        run_units(lambda k: k, 2, folder=tmp_path, progress=False)
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = f"""
+import os, time
+from pathlib import Path
+from neuboots.tasks.units import run_units
+def run(k):
+    (Path({str(tmp_path)!r}) / f"pid-{{os.getpid()}}").touch()
+    time.sleep(600)
+run_units(run, 2, num_workers=2)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    while len(pids := [int(file.name[4:]) for file in tmp_path.glob("pid-*")]) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    for _ in range(200):
+        if not any(_alive(pid) for pid in pids):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the workers live on")
+
+
+def _alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+def test_an_interrupt_keeps_what_is_finished_and_waits_for_nobody(tmp_path: Path) -> None:
+    program = f"""
+import time
+from pathlib import Path
+from neuboots.tasks.units import run_units
+run_units(lambda k: time.sleep(600 if k else 0) or k, 4, num_workers=2, folder=Path({str(tmp_path)!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "unit-0000.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)  # to the parent alone
+    _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["unit-0000.json", "units.json"]

@@ -86,14 +86,13 @@ def targets_of(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], 
 
     Rows that are read are named by the seed, as in training, and `reduce` makes each small before the next is read.
     """
-    if isinstance(data, TensorDataset):
-        return data.tensors[-1]
-    if isinstance(data, Subset):
-        rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
-        if isinstance(data.dataset, TensorDataset) or hasattr(data.dataset, "targets"):
-            return targets_of(data.dataset)[rows]
-    elif (targets := getattr(data, "targets", None)) is not None:
-        return torch.as_tensor(targets)
+    tensors, places = in_memory(data)
+    if tensors is not None:
+        return tensors[-1] if places is None else tensors[-1][places]
+    whole, places = _unwrapped(data)
+    if (targets := getattr(whole, "targets", None)) is not None:
+        targets = torch.as_tensor(targets)
+        return targets if places is None else targets[places]
     found = []
     with own_randomness():
         for i in range(len(cast(Sized, data))):
@@ -222,13 +221,20 @@ class _NumberedStream(IterableDataset[Any]):
             yield x, y, number
 
 
+def _unwrapped(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
+    """The data set inside any Subsets, and the places of their rows in it (None: all)."""
+    places: Tensor | None = None
+    while isinstance(data, Subset):
+        rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
+        places = rows if places is None else rows[places]
+        data = data.dataset
+    return data, places
+
+
 def in_memory(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """The tensors of a TensorDataset, or of a Subset of one together with the places of its rows."""
-    if isinstance(data, TensorDataset):
-        return data.tensors, None
-    if isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
-        return data.dataset.tensors, torch.as_tensor(list(data.indices), dtype=torch.int64)
-    return None, None
+    whole, places = _unwrapped(data)
+    return (whole.tensors, places) if isinstance(whole, TensorDataset) else (None, None)
 
 
 class Loader:

@@ -150,8 +150,8 @@ class _Figures:
     def mutual_information(self) -> Tensor:
         """H(1/B Σ_b p_b) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats: (N, *)."""
         gap = self.entropy - self.expected_entropy
-        rounding = gap <= 16 * torch.finfo(gap.dtype).eps  # and not disagreement; NaN stays NaN
-        return gap.masked_fill(rounding, 0.0)
+        rounding = 16 * torch.finfo(gap.dtype).eps * self.entropy.clamp_min(1)  # and not disagreement; NaN stays NaN
+        return gap.masked_fill(gap <= rounding, 0.0)
 
     def interval(self, level: float = 0.95, *, kind: IntervalKind = "normal") -> tuple[Tensor, Tensor]:
         """The confidence band of the regression function: mean ± z·std, or percentiles of the replicates."""

@@ -3,9 +3,10 @@
     x̃ = corrupt(x, severity, seed, row),   x ∈ [0, 1]^(N×C×H×W),  C = 1 (grey) or 3 (colour)
 
 What is drawn is named by (corruption, seed, row number): an image's noise depends neither on the batch around it nor on
-the severity, but for counts of photons (shot). Everything is computed in floating point and stays so; the published
-files are rounded to 8 bits, and so is what passes through JPEG here. Of grey images, `brightness` raises the value and
-`saturate` leaves them as they are: they have no colour, and adding some would need two channels more.
+the severity, but for counts of photons (shot). Everything is computed in floating point and stays so, where the
+published files are cut to 8 bits (np.uint8, which drops the fraction); what passes through JPEG here is rounded. Of
+grey images, `brightness` raises the value and `saturate` leaves them as they are: they have no colour, and adding some
+would need two channels more.
 
 Hendrycks and Dietterich, Benchmarking neural network robustness to common corruptions and perturbations, ICLR 2019
 (CIFAR-10-C). Rotation as in Ovadia et al., Can you trust your model's uncertainty? NeurIPS 2019 (rotated MNIST).
@@ -14,8 +15,10 @@ Hendrycks and Dietterich, Benchmarking neural network robustness to common corru
 import hashlib
 import io
 import math
+import operator
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -131,8 +134,10 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     True
     """
     _check_images(images)
-    if not math.isfinite(degrees):
+    if not _is_finite(degrees):
         raise ValueError(f"got degrees={degrees!r}; expected a finite number")
+    if len(images) == 0:
+        return images.clone()
     height, width = images.shape[2:]
     rows = torch.arange(height, dtype=torch.float64) - (height - 1) / 2
     columns = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
@@ -142,6 +147,10 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     grid = torch.stack([2 * (cos * x - sin * y) / width, 2 * (sin * x + cos * y) / height], -1)  # (H, W, 2)
     grid = grid.to(images).expand(len(images), -1, -1, -1)
     return F.grid_sample(images, grid, "bilinear", "zeros", align_corners=False).clamp(0.0, 1.0)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 # -- a corruption --------------------------------------------------------------------------------------
@@ -155,8 +164,8 @@ class Corruption:
     levels: tuple[Any, ...]
     apply: Callable[[Tensor, Any, Draw], Tensor]
 
-    def __call__(self, images: Tensor, severity: int, *, seed: int = 0, index: Tensor | None = None) -> Tensor:
-        """`index` are the row numbers (N,) of the images, which name what is drawn; None: 0 … N − 1.
+    def __call__(self, images: Tensor, severity: int, *, seed: int = 0, index: Any = None) -> Tensor:
+        """`index` are the row numbers (N,) of the images, tensor or list, which name what is drawn; None: 0 … N − 1.
 
         >>> images = torch.full((2, 1, 28, 28), 0.5)
         >>> noisy = CORRUPTIONS["gaussian_noise"](images, 3)
@@ -165,23 +174,49 @@ class Corruption:
         (torch.Size([2, 1, 28, 28]), True)
         """
         _check_images(images)
-        known = isinstance(severity, int) and not isinstance(severity, bool)
-        if not known or not 1 <= severity <= len(self.levels):
-            raise ValueError(f"got severity={severity!r}; expected a whole number from 1 to {len(self.levels)}")
-        rows = torch.arange(len(images)) if index is None else index
-        if rows.shape != (len(images),):
-            raise ValueError(
-                f"got index of shape {tuple(rows.shape)} for {len(images)} images; expected one row number for each"
-            )
+        level = self.level(severity)
+        seed = whole_number("seed", seed)  # one type, so that np.int64(0) names what 0 does
+        rows = _row_numbers(index, len(images))
         if len(images) == 0:
             return images.clone()
 
         def draw(make: Callable[[torch.Generator, Tensor], Tensor]) -> Tensor:
             """In double precision, whatever that of the images: the same noise on every device."""
-            each = zip(rows.tolist(), images.cpu().double(), strict=True)
+            each = zip(rows, images.cpu().double(), strict=True)
             return torch.stack([make(_named(self.name, seed, row), image) for row, image in each]).to(images)
 
-        return self.apply(images, self.levels[severity - 1], draw).clamp(0.0, 1.0)
+        return self.apply(images, level, draw).clamp(0.0, 1.0)
+
+    def level(self, severity: int) -> Any:
+        """What the recipe has for this severity."""
+        number = whole_number("severity", severity, f" from 1 to {len(self.levels)}")
+        if not 1 <= number <= len(self.levels):
+            raise ValueError(f"got severity={severity!r}; expected a whole number from 1 to {len(self.levels)}")
+        return self.levels[number - 1]
+
+
+def whole_number(name: str, value: Any, which: str = "") -> int:
+    if not isinstance(value, bool | Tensor):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise ValueError(f"got {name}={value!r}; expected a whole number{which}")
+
+
+def _row_numbers(index: Any, n: int) -> list[int]:
+    if index is None:
+        return list(range(n))
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"got index={index!r}; expected a row number for each of {n} images") from None
+    if rows.shape != (n,):
+        raise ValueError(f"got index of shape {tuple(rows.shape)} for {n} images; expected one row number for each")
+    if n and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool):
+        raise ValueError(f"got index of {rows.dtype}; expected whole numbers: convert it with .long()")
+    numbers: list[int] = rows.tolist()
+    return numbers
 
 
 def _named(*name: str | int) -> torch.Generator:
@@ -204,6 +239,8 @@ def _check_images(images: Any) -> None:
         raise ValueError(f"got images of shape {got}; expected (N, C, H, W) with C = 1 (grey) or 3 (colour)")
     if not images.is_floating_point():
         raise ValueError(f"got images of {images.dtype}; expected floating-point numbers: use images.float() / 255")
+    if len(images) and images.numel() == 0:
+        raise ValueError(f"got images of shape {tuple(images.shape)}, without pixels; expected at least one")
     if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
         low, high = float(images.amin()), float(images.amax())
         raise ValueError(
@@ -256,8 +293,13 @@ class Corrupted(Dataset[Any]):
         seed: int = 0,
         prepare: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
+        if not isinstance(corruption, Corruption):
+            raise ValueError(
+                f'got a corruption of type {type(corruption).__name__}; expected one such as CORRUPTIONS["jpeg"]'
+            )
+        corruption.level(severity)  # what it refuses, it refuses here, and not in a loader's process
         self.data, self.corruption, self.severity = data, corruption, severity
-        self.seed, self.prepare = seed, prepare
+        self.seed, self.prepare = whole_number("seed", seed), prepare
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))
@@ -266,5 +308,10 @@ class Corrupted(Dataset[Any]):
         if not 0 <= row < len(self):  # what ends a loop over it; −1 would name another draw than the last row
             raise IndexError(f"got row {row}; expected 0 … {len(self) - 1}")
         x, y = self.data[row]
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"got a row whose image is of type {type(x).__name__}; expected a tensor (C, H, W) in [0, 1]: give the "
+                "data set a transform such as torchvision's ToTensor()"
+            )
         whole = self.corruption(x[None], self.severity, seed=self.seed, index=torch.tensor([row]))
         return self.prepare(whole[0]), y

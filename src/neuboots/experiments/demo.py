@@ -331,7 +331,8 @@ def draw(pair: dict[str, Answers], digits: Digits, times: Times, run: str) -> "F
     draw_reliability(left, {name: reliability_curve(p, digits.labels, num_bins=10) for name, p in known.items()})
     middle.set_title("Are the unknown digits noticed? (NeuBoots)")
     entropies = {group: answer.entropy for group, answer in boots.items()}
-    draw_histograms(middle, entropies, label="predictive entropy / nats", top=math.log(len(digits.classes)))
+    most = math.log(len(digits.classes))
+    draw_histograms(middle, entropies, label="predictive entropy / nats", bottom=0.0, top=most)
     right.set_title(f"What do B replicates cost? ({len(digits.labels)} digits)")
     lines = {"NeuBoots, B outputs": times.outputs, "NeuBoots, B probabilities": times.probabilities}
     draw_times(right, lines, single=times.plain)
@@ -342,7 +343,8 @@ def draw(pair: dict[str, Answers], digits: Digits, times: Times, run: str) -> "F
         image.set_title(f"{group}: a {digits.shown[group][i]}")
         draw_image(image, digits.images[group][i, 0])
         names = [str(digit) for digit in digits.classes]
-        draw_bands(bands, names, answer.probs[i], answer.low[i], answer.high[i], plain=plain[group].probs[i])
+        ends = answer.low[i], answer.high[i]
+        draw_bands(bands, names, answer.probs[i], *ends, plain=plain[group].probs[i], name="NeuBoots")
         bands.set_xlabel("digit")
     bottom.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

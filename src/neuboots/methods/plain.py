@@ -31,6 +31,10 @@ class PlainPredictor(Predictor):
     def net(self) -> nn.Module:
         return self.fitted
 
+    @property
+    def num_distinct(self) -> int:
+        return 1
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         with eval_mode(self.net):
             output = with_outputs(output_of(self.net, x))

@@ -44,7 +44,7 @@ class Bins(Tally):
         edges = (torch.arange(1, num_bins, device=confidence.device).double() / num_bins).to(confidence.dtype)
         bins = torch.bucketize(confidence, edges)  # (N,)
         return cls(
-            confidence=torch.bincount(bins, confidence.double(), minlength=num_bins),
+            confidence=torch.bincount(bins, confidence.double(), minlength=num_bins).double(),
             right=torch.bincount(bins[right], minlength=num_bins),
             count=torch.bincount(bins, minlength=num_bins),
         )

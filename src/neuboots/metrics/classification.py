@@ -99,7 +99,13 @@ def _of_truth(p: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LogitScores(Tally):
-    """Scores of mean logits, for data that come in parts."""
+    """Scores of mean logits, for data that come in parts.
+
+    >>> logits, labels = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
+    >>> tally = sum(LogitScores.of(z, y) for z, y in zip(logits.split(1), labels.split(1)))
+    >>> tally.nll_at_mean_logit, tally.paper_nll
+    (tensor(0.4100, dtype=torch.float64), tensor(4.1004, dtype=torch.float64))
+    """
 
     surprise: Mean
 
@@ -161,7 +167,7 @@ class ClassFigures:
 
     @property
     def confusion_matrix(self) -> Tensor:
-        return self.confusion.matrix
+        return self.confusion.counts
 
     @property
     def precision(self) -> Tensor:

@@ -12,21 +12,38 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import rows
+from neuboots.metrics.checks import at_least, in_range, rows, whole_numbers
 from neuboots.metrics.tally import Tally, some
 
 
 @dataclass(frozen=True, eq=False)
 class Confusion(Tally):
-    """n_tg: a row for each true class, a column for each guess."""
+    """n_tg: a row for each true class, a column for each guess.
+
+    >>> one, two = torch.tensor([0, 1, 1]), torch.tensor([0])
+    >>> tally = Confusion.of(one, torch.tensor([0, 1, 0]), classes=2) + Confusion.of(two, two, classes=2)
+    >>> tally.matrix.tolist(), tally.recall
+    ([[2, 1], [0, 1]], tensor([0.6667, 1.0000], dtype=torch.float64))
+    """
 
     matrix: Tensor  # (C, C)
 
     @classmethod
     def of(cls, guess: Tensor, truth: Tensor, *, classes: int) -> Self:
         """Of whole numbers (N,) in 0 … C − 1."""
-        cells = torch.bincount(truth * classes + guess, minlength=classes**2)
+        at_least("classes", classes, 1)
+        whole_numbers(guess=guess, truth=truth)
+        in_range("guesses", guess, classes)
+        in_range("labels", truth, classes)
+        row, column = truth.flatten().to(guess.device).long(), guess.flatten().long()
+        cells = torch.bincount(row * classes + column, minlength=classes**2)
         return cls(cells.reshape(classes, classes))
+
+    @property
+    def counts(self) -> Tensor:
+        """n_tg, of at least one input: (C, C)."""
+        some(self.matrix.sum())
+        return self.matrix
 
     @property
     def occurs(self) -> Tensor:
@@ -56,8 +73,7 @@ class Confusion(Tally):
     @property
     def _hits(self) -> Tensor:
         """n_cc: (C,); the ratios above have at least 1 below, so that 0 / 0 is 0."""
-        some(self.matrix.sum())
-        return self.matrix.diagonal().double()
+        return self.counts.diagonal().double()
 
     @property
     def _sizes(self) -> Tensor:
@@ -71,7 +87,7 @@ def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
     tensor([[1, 0],
             [1, 1]])
     """
-    return _confusion(probs, labels).matrix
+    return _confusion(probs, labels).counts
 
 
 def precision(probs: Tensor, labels: Tensor) -> Tensor:

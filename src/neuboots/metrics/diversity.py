@@ -20,10 +20,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import rows
-from neuboots.metrics.tally import Mean, Tally
-
-_HELD = 1 << 20  # probabilities looked at together: what is computed on the way stays small beside the samples
+from neuboots.metrics.checks import rows, tensors
+from neuboots.metrics.tally import HELD, Mean, Tally, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +35,19 @@ class Pairs(Tally):
     @classmethod
     def of(cls, guesses: Tensor, truth: Tensor) -> Self:
         """Of the replicates' guesses (B, N) and true labels (N,), whole numbers."""
+        tensors(guesses=guesses, truth=truth)
         if guesses.dim() < 2 or guesses.shape[1:] != truth.shape:
             raise ValueError(
                 f"guesses has shape {tuple(guesses.shape)} and truth {tuple(truth.shape)}; expected (B, N) and (N,): "
                 "reshape one of them"
             )
-        if guesses.is_floating_point() or truth.is_floating_point():
+        if any(part.is_floating_point() or part.is_complex() for part in (guesses, truth)):
             raise ValueError(
                 f"guesses is {guesses.dtype} and truth {truth.dtype}; expected integers: pass labels, such as "
                 "samples.argmax(2)"
             )
         if len(guesses) < 2:
             raise ValueError(f"got B = {len(guesses)} replicate(s); expected at least 2, which make a pair")
-        if truth.numel() == 0:
-            raise ValueError(f"got truth of shape {tuple(truth.shape)}, which is empty; expected at least one input")
         flat = guesses.detach().flatten(1)  # (B, N)
         right = flat == truth.flatten().to(flat.device)  # (B, N)
         return cls(
@@ -61,7 +58,7 @@ class Pairs(Tally):
 
     @property
     def disagreement(self) -> Tensor:
-        return _mean(1 - self.agree.double() / self.count)
+        return _mean(1 - self.agree.double() / some(self.count))
 
     @property
     def q_statistic(self) -> Tensor:
@@ -85,6 +82,7 @@ class Pairs(Tally):
     @property
     def _quarters(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """n₁₁, n₁₀, n₀₁, n₀₀: (B, B) each, in float64."""
+        some(self.count)
         n11 = self.right.double()
         each = n11.diagonal()
         n10, n01 = each[:, None] - n11, each[None, :] - n11
@@ -198,6 +196,7 @@ def pairwise_kl(samples: Tensor) -> Tensor:
 
 def _replicates(samples: Tensor) -> Tensor:
     """Check (B, N, C, *) and flatten to (B, N, C)."""
+    tensors(samples=samples)
     if samples.dim() < 3 or len(samples) < 2:
         raise ValueError(
             f"samples has shape {tuple(samples.shape)}; expected (B, N, C, *) with B ≥ 2, which make a pair"
@@ -215,7 +214,7 @@ def _divergence(p: Tensor) -> Tensor:
     """
     B, _, C = p.shape
     found = []
-    for part in torch.split(p, max(1, _HELD // (B * C)), dim=1):
+    for part in torch.split(p, max(1, HELD // (B * C)), dim=1):
         log = part.clamp_min(torch.finfo(p.dtype).tiny).double().log()
         exact = part.double()
         found.append(((log - log.mean(0)) * (exact - exact.mean(0))).sum((0, 2)).clamp_min(0) / (B - 1))

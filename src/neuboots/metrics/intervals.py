@@ -14,10 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import between, numbers
-from neuboots.metrics.tally import Mean, Tally
-
-_HELD = 1 << 20  # samples looked at together: what is computed on the way stays small beside them
+from neuboots.metrics.checks import between, numbers, tensors
+from neuboots.metrics.tally import HELD, Mean, Tally
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +64,30 @@ class Intervals(Tally):
 
 
 @dataclass(frozen=True, eq=False)
+class Widths(Tally):
+    """How wide intervals are, whatever y, of data that come in parts.
+
+    >>> (Widths.of(torch.tensor([0.0]), torch.tensor([1.0])) + Widths.of(torch.zeros(1), torch.ones(1) * 3)).mean_width
+    tensor(2., dtype=torch.float64)
+    """
+
+    width: Mean
+
+    @classmethod
+    def of(cls, low: Tensor, high: Tensor) -> Self:
+        """Of ends of one shape; an end may be infinite."""
+        return cls(Mean.of(_widths(low, high)))
+
+    @property
+    def count(self) -> int:
+        return int(self.width.count)
+
+    @property
+    def mean_width(self) -> Tensor:
+        return self.width.value
+
+
+@dataclass(frozen=True, eq=False)
 class Quantiles(Tally):
     """The pinball loss of a predicted quantile, of data that come in parts.
 
@@ -106,14 +128,17 @@ class SampleScores(Tally):
     @classmethod
     def of(cls, samples: Tensor, y: Tensor) -> Self:
         """Of samples (B, *) and targets (*): the law of y is that of the B samples, each with weight 1/B."""
+        tensors(samples=samples, y=y)
         if samples.shape[1:] != y.shape or samples.dim() == 0:
             raise ValueError(
                 f"samples has shape {tuple(samples.shape)} and y {tuple(y.shape)}; expected (B, *) and (*): reshape "
                 "one of them, since (N,) and (N, 1) do not pair up"
             )
+        if len(samples) == 0:
+            raise ValueError(f"samples has shape {tuple(samples.shape)}; expected at least one replicate")
         (drawn,), (target,) = numbers(samples=samples), numbers(y=y)
-        drawn, target = drawn.view(len(samples), -1), target.to(drawn.device)  # (B, N), (N,)
-        width = max(1, _HELD // len(drawn))
+        drawn, target = drawn.view(len(samples), len(target)), target.to(drawn.device)  # (B, N), (N,)
+        width = max(1, HELD // len(drawn))
         parts = zip(torch.split(drawn, width, dim=1), torch.split(target, width), strict=True)
         return cls(Mean.of(torch.cat([_ranked(x, to) for x, to in parts])))
 
@@ -141,7 +166,7 @@ def mean_width(low: Tensor, high: Tensor) -> Tensor:
     >>> mean_width(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]))
     tensor(2., dtype=torch.float64)
     """
-    return Mean.of(_widths(low, high)).value
+    return Widths.of(low, high).mean_width
 
 
 def pinball(quantile: Tensor, y: Tensor, *, q: float) -> Tensor:

@@ -1,12 +1,8 @@
-"""The normal prediction N(μ, σ²) of one number y: its scores, r = y − μ and z = r / σ.
+"""The scores of `neuboots.metrics.regression` for one number at a time, and the calibration curve.
 
-    NLL = ½ log 2πσ² + z²/2,   CRPS = σ [z (2Φ(z) − 1) + 2φ(z) − 1/√π]
+    r = y − μ,   z = r / σ,   z = 0 where r = σ = 0
 
-σ = 0 is the point mass at μ: every score but the likelihood has its limit there, |r| for the CRPS.
-
-T. Gneiting, A. Raftery, Strictly proper scoring rules, prediction, and estimation, JASA 2007.
-Y. Chung et al., Uncertainty toolbox: an open-source library for assessing, visualizing, and improving uncertainty
-quantification, 2021 (the levels over which check score and interval score are averaged).
+Every function takes r and σ, (N,) each, and has its limit at σ = 0, but the likelihood, which has none there.
 """
 
 import math

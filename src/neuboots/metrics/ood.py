@@ -16,7 +16,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import between
+from neuboots.metrics.checks import between, tensors
 from neuboots.metrics.tally import Tally, joined, kept, run_ends
 
 Side = Literal["in", "out"]
@@ -85,11 +85,14 @@ def detection_accuracy(scores: Tensor, *, positive: Tensor) -> Tensor:
 
 def _passed(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """How many positives and negatives have s ≥ t, for t = ∞ and each score that occurs, falling: (K + 1,) each."""
+    tensors(scores=scores, positive=positive)
     if positive.dtype != torch.bool or scores.shape != positive.shape:
         raise ValueError(
             f"scores has shape {tuple(scores.shape)} and positive {tuple(positive.shape)} of "
             f"{positive.dtype}; expected one shape and torch.bool: pass a mask such as labels == 1"
         )
+    if scores.is_complex() or scores.dtype == torch.bool:
+        raise ValueError(f"scores are {scores.dtype}; expected real numbers: convert them with .float()")
     scores, mask = scores.detach().flatten(), positive.flatten().to(scores.device)
     marked = int(mask.sum())
     if marked in (0, len(mask)):
@@ -110,6 +113,11 @@ def _refuse_nan(scores: Tensor) -> None:
             f"scores has {int(scores.isnan().sum())} NaN among {scores.numel()}; expected numbers: "
             "check the net's outputs"
         )
+
+
+def check_side(positive: object) -> None:
+    if positive not in _NAMES:
+        raise ValueError(f"got positive={positive!r}; expected 'in' or 'out': name the positive class")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,17 +143,19 @@ class Detection(Tally):
     inside: tuple[Tensor, ...]
     outside: tuple[Tensor, ...]
     positive: Side
+    tpr: float = 0.95  # of `tnr_at_tpr` and `fpr_at_tpr`
 
     @classmethod
-    def of(cls, inside: Tensor, outside: Tensor, *, positive: Side) -> Self:
+    def of(cls, inside: Tensor, outside: Tensor, *, positive: Side, tpr: float = 0.95) -> Self:
         """Of scores of in-distribution inputs and of out-of-distribution inputs: (N,) each."""
-        if positive not in _NAMES:
-            raise ValueError(f"got positive={positive!r}; expected 'in' or 'out': name the positive class")
+        check_side(positive)
+        between("tpr", tpr)
+        tensors(inside=inside, outside=outside)
         for scores in inside, outside:
             if not scores.is_floating_point():  # −s of an unsigned s would wrap around
                 raise ValueError(f"scores are {scores.dtype}; expected floats: convert them with .float()")
             _refuse_nan(scores)
-        return cls(kept(inside), kept(outside), positive)
+        return cls(kept(inside), kept(outside), positive, tpr)
 
     def _as(self, side: Side) -> tuple[Tensor, Tensor]:
         """Scores, larger = more positive, and the mask of positives, if `side` is the positive class: (N,) each."""
@@ -168,6 +178,16 @@ class Detection(Tally):
     def aupr_out(self) -> Tensor:
         scores, positive = self._as("out")
         return aupr(scores, positive=positive)
+
+    @property
+    def tnr_at_tpr(self) -> Tensor:
+        scores, positive = self._as(self.positive)
+        return tnr_at_tpr(scores, positive=positive, tpr=self.tpr)
+
+    @property
+    def fpr_at_tpr(self) -> Tensor:
+        scores, positive = self._as(self.positive)
+        return fpr_at_tpr(scores, positive=positive, tpr=self.tpr)
 
     @property
     def tnr_at_95_tpr(self) -> Tensor:
@@ -193,8 +213,8 @@ class Detection(Tally):
             "AUROC": self.auroc,
             "AUPR-in": self.aupr_in,
             "AUPR-out": self.aupr_out,
-            "TNR at 95 % TPR": self.tnr_at_95_tpr,
-            "FPR at 95 % TPR": self.fpr_at_95_tpr,
+            f"TNR at {100 * self.tpr:g} % TPR": self.tnr_at_tpr,
+            f"FPR at {100 * self.tpr:g} % TPR": self.fpr_at_tpr,
             "detection accuracy": self.detection_accuracy,
         }
         sizes = f"{len(joined(self.inside))} in, {len(joined(self.outside))} out"

@@ -15,8 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import at_least, rows
-from neuboots.metrics.tally import Tally, joined, kept, run_ends
+from neuboots.metrics.checks import at_least, one_shape, rows, tensors
+from neuboots.metrics.tally import Tally, joined, kept, run_ends, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,13 @@ class RiskCoverage:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Tally):
-    """The confidence of each input, and whether the guess is right."""
+    """The confidence of each input, and whether the guess is right; larger = to be trusted first.
+
+    >>> first = Ranking.of(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
+    >>> tally = first + Ranking.of(torch.tensor([0.8]), torch.tensor([True]))
+    >>> tally.risk_coverage.risk.tolist(), tally.aurc
+    ([0.0, 0.0, 0.3333333333333333], tensor(0.0833, dtype=torch.float64))
+    """
 
     confidence: tuple[Tensor, ...]
     right: tuple[Tensor, ...]
@@ -41,11 +47,24 @@ class Ranking(Tally):
     @classmethod
     def of(cls, confidence: Tensor, right: Tensor) -> Self:
         """Of confidences (N,) and whether the guess is right (N,)."""
+        tensors(confidence=confidence, right=right)
+        one_shape(confidence=confidence, right=right)
+        if not confidence.is_floating_point() or right.dtype != torch.bool:
+            raise ValueError(
+                f"got confidence of {confidence.dtype} and right of {right.dtype}; expected floats and torch.bool: "
+                "pass such as guess == labels"
+            )
+        if confidence.isnan().any():
+            raise ValueError(
+                f"got {int(confidence.isnan().sum())} NaN among {confidence.numel()} of confidence; expected numbers: "
+                "check the net's outputs"
+            )
         return cls(kept(confidence), kept(right))
 
     def _accepted(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each confidence that occurs, falling; how many inputs have it or more; how many of them are right: (K,)."""
         confidence, order = joined(self.confidence).sort(descending=True)
+        some(torch.tensor(len(confidence)))
         accepted = run_ends(confidence)
         right = joined(self.right)[order].cumsum(0)[accepted - 1]
         return confidence[accepted - 1], accepted, right

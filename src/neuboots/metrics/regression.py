@@ -21,7 +21,7 @@ from neuboots.metrics import normal
 from neuboots.metrics.checks import at_least, between, non_negative, numbers
 from neuboots.metrics.intervals import Intervals
 from neuboots.metrics.normal import CalibrationCurve
-from neuboots.metrics.tally import Mean, Tally
+from neuboots.metrics.tally import Mean, Tally, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class Regression(Tally):
     @property
     def calibration_curve(self) -> CalibrationCurve:
         expected = torch.linspace(0, 1, len(self.inside), dtype=torch.float64, device=self.inside.device)
-        return CalibrationCurve(expected, self.inside.double() / self.count)
+        return CalibrationCurve(expected, self.inside.double() / some(self.squares.count))
 
     @property
     def mean_absolute_calibration(self) -> Tensor:
@@ -132,14 +132,64 @@ class Regression(Tally):
         return self.calibration_curve.area
 
 
+@dataclass(frozen=True, eq=False)
+class Spreads(Tally):
+    """How wide predictions are, whatever y, of data that come in parts.
+
+    >>> (Spreads.of(torch.tensor([3.0])) + Spreads.of(torch.tensor([4.0]))).sharpness
+    tensor(3.5355, dtype=torch.float64)
+    """
+
+    variance: Mean  # σ²
+
+    @classmethod
+    def of(cls, std: Tensor) -> Self:
+        """Of standard deviations of any shape."""
+        (sigma,) = numbers(std=std)
+        non_negative("std", sigma)
+        return cls(Mean.of(sigma.square()))
+
+    @property
+    def count(self) -> int:
+        return int(self.variance.count)
+
+    @property
+    def sharpness(self) -> Tensor:
+        return self.variance.value.sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals(Tally):
+    """How far point predictions miss, of data that come in parts.
+
+    >>> (Residuals.of(torch.zeros(1), torch.ones(1)) + Residuals.of(torch.zeros(1), 7 * torch.ones(1))).rmse
+    tensor(5., dtype=torch.float64)
+    """
+
+    squares: Mean  # (y − μ)²
+
+    @classmethod
+    def of(cls, mean: Tensor, y: Tensor) -> Self:
+        """Of means and targets of one shape."""
+        mu, target = numbers(mean=mean, y=y)
+        return cls(Mean.of((target - mu).square()))
+
+    @property
+    def count(self) -> int:
+        return int(self.squares.count)
+
+    @property
+    def rmse(self) -> Tensor:
+        return self.squares.value.sqrt()
+
+
 def rmse(mean: Tensor, y: Tensor) -> Tensor:
     """√ mean (y − μ)².
 
     >>> rmse(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 5.0]))
     tensor(3.5355, dtype=torch.float64)
     """
-    mu, target = numbers(mean=mean, y=y)
-    return Mean.of((target - mu).square()).value.sqrt()
+    return Residuals.of(mean, y).rmse
 
 
 def sharpness(std: Tensor) -> Tensor:
@@ -148,9 +198,7 @@ def sharpness(std: Tensor) -> Tensor:
     >>> sharpness(torch.tensor([3.0, 4.0]))
     tensor(3.5355, dtype=torch.float64)
     """
-    (sigma,) = numbers(std=std)
-    non_negative("std", sigma)
-    return Mean.of(sigma.square()).value.sqrt()
+    return Spreads.of(std).sharpness
 
 
 def gaussian_nll(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:

@@ -46,20 +46,25 @@ class Running(Metric):
         # A process without data must still send bytes, not the empty float tensor that stands for an empty list.
         self.parts = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
 
-    def update(self, *batch: Any) -> None:
-        tally = self.make(*batch)
-        if not hasattr(type(tally), self.figure):
+    def update(self, *batch: Any, **named: Any) -> None:
+        tally = self.make(*batch, **named)
+        if not isinstance(getattr(type(tally), self.figure, None), property):
             raise ValueError(f"got figure={self.figure!r}; expected a property of {type(tally).__name__}")
-        self.parts.append(_packed(tally, self.device))
+        # A list of its own: in a collection, metrics that tally alike hold one list together.
+        parts = [*self.parts, _packed(tally, self.device)]
         # A part at most twice as large as the next is added to it: sums stay one part, kept scores become log N.
-        while len(self.parts) > 1 and len(self.parts[-2]) <= 2 * len(self.parts[-1]):
-            tail = [self.parts.pop(), self.parts.pop()]
-            self.parts.append(_packed(_total(torch.cat(tail[::-1])), self.device))
+        while len(parts) > 1 and len(parts[-2]) <= 2 * len(parts[-1]):
+            parts[-2:] = [_packed(_total(torch.cat(parts[-2:])), self.device)]
+        self.parts = parts
 
-    def forward(self, *batch: Any) -> Any:
-        """The figure of this batch, which also joins the others."""
-        self.update(*batch)
-        return self._shown(self.make(*batch))
+    def forward(self, *batch: Any, **named: Any) -> Any:
+        """The figure of this batch, which also joins the others.
+
+        torchmetrics' own would keep the parts of all batches, since it joins lists without adding their parts.
+        """
+        self.update(*batch, **named)
+        self._forward_cache = self._shown(self.make(*batch, **named))
+        return self._forward_cache
 
     def compute(self) -> Any:
         parts = self.parts if isinstance(self.parts, list) else [self.parts]  # one tensor, once gathered

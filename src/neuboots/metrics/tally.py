@@ -4,7 +4,8 @@
 
 Every metric of this package is a figure of such a statistic; its one-shot form tallies all inputs at once. Sums and
 counts take memory that does not grow with the data. Figures of ranks (AUROC, AURC, adaptive bins) need each input's
-score and keep it: a few bytes an input, whatever the number of classes and replicates.
+score and keep it: a few bytes an input, whatever the number of classes and replicates. A part may be empty, as the last
+batch of a loader may; a figure of no inputs at all is refused.
 """
 
 from dataclasses import dataclass, fields
@@ -12,6 +13,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from neuboots.metrics.checks import tensors
+
+HELD = 1 << 20  # numbers looked at together: what is computed on the way stays small beside what is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +75,12 @@ class Mean(Tally):
     @classmethod
     def of(cls, values: Tensor) -> Self:
         """Of any number of values, none included: a part may be empty, the whole not."""
+        tensors(values=values)
+        if values.is_complex() or values.isnan().any():
+            raise ValueError(
+                f"got {int(values.isnan().sum())} NaN among {values.numel()} values of {values.dtype}; expected real "
+                "numbers: check the net's outputs and the data"
+            )
         return cls(values.detach().sum(dtype=torch.float64), torch.tensor(values.numel(), device=values.device))
 
     @property

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverage
@@ -18,6 +20,7 @@ _Z = 1.96  # standard errors on either side of a 95 % interval
 
 def draw_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
     """Accuracy against confidence, bin by bin, with Wilson's 95 % intervals: wide where a bin holds few inputs."""
+    _check_any(curves)
     ax.axline((0, 0), slope=1, color="black", lw=1, ls=":", label="perfect")
     colors = cycle((GREY, BLUE, GREEN, ORANGE, PURPLE))
     for k, (name, curve) in enumerate(curves.items()):
@@ -25,8 +28,8 @@ def draw_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
         x, y, n = curve.confidence[held], curve.accuracy[held], curve.count[held].double()
         low, high = _wilson(y, n)
         x = x + 0.012 * (k - (len(curves) - 1) / 2)  # side by side, so that no bar hides another
-        ax.vlines(x, low, high, color=color, lw=2, alpha=0.35)
-        ax.plot(x, y, color=color, lw=1, marker="o", ms=6, label=name)
+        ax.vlines(x.tolist(), low.tolist(), high.tolist(), color=color, lw=2, alpha=0.35)
+        ax.plot(x.tolist(), y.tolist(), color=color, lw=1, marker="o", ms=6, label=name)
     bins = max(len(curve.count) for curve in curves.values())
     ax.set(xlabel=f"confidence ({bins} bins)", ylabel="accuracy", xlim=(0, 1.03), ylim=(-0.03, 1.03))
     ax.legend(handlelength=1, borderaxespad=0.2, fontsize=9)
@@ -34,41 +37,68 @@ def draw_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
 
 
 def draw_histograms(
-    ax: Axes, groups: Mapping[str, Tensor], *, label: str, top: float, bottom: float = 0.0, bins: int = 30
+    ax: Axes,
+    groups: Mapping[str, Tensor],
+    *,
+    label: str,
+    bottom: float | None = None,
+    top: float | None = None,
+    bins: int = 30,
 ) -> None:
-    """The share of each group's inputs in equal bins of [bottom, top]; the dashed line is the group's mean."""
-    edges = [bottom + (top - bottom) * k / bins for k in range(bins + 1)]
+    """The share of each group's inputs in equal bins of [bottom, top]; the dashed line is the group's mean.
+
+    The range is that of the data unless it is given; inputs outside it are in no bar, and the legend counts them.
+    """
+    _check_any(groups)
+    lists = {name: _numbers(name, values.flatten()) for name, values in groups.items()}
+    low, high = _range([value for values in lists.values() for value in values], bottom, top)
+    edges = [low + (high - low) * k / bins for k in range(bins + 1)]
+    slack = 1e-5 * (high - low)  # rounding may carry a value past the last edge
     colors = cycle((GREEN, ORANGE, PURPLE, GREY))
-    for name, values in groups.items():
-        color, mean, size = next(colors), float(values.mean()), len(values)
-        inside = values.clamp(bottom, top).tolist()  # rounding may carry a value past the last edge
-        ax.hist(inside, edges, weights=[1 / size] * size, color=color, alpha=0.55, label=f"{name} ({size:,})")
+    for name, values in lists.items():
+        color, mean, size = next(colors), sum(values) / len(values), len(values)
+        inside = [min(max(value, low), high) for value in values if low - slack <= value <= high + slack]
+        outside = f", of which {size - len(inside):,} outside" if len(inside) < size else ""
+        title = f"{name} ({size:,}{outside})"
+        ax.hist(inside, edges, weights=[1 / size] * len(inside), color=color, alpha=0.55, label=title)
         ax.axvline(mean, color=color, lw=2, ls="--", label=f"mean {mean:.3g}")
-    lowest = 0.7 / max(len(values) for values in groups.values())  # below a single input
-    ax.set(xlabel=label, ylabel="share of the group", yscale="log", xlim=(bottom, top), ylim=(lowest, 1.5))
+    lowest = 0.7 / max(map(len, lists.values()))  # below a single input
+    ax.set(xlabel=label, ylabel="share of the group", yscale="log", xlim=(low, high), ylim=(lowest, 1.5))
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.legend(loc="upper right")
     _tidy(ax)
 
 
-def draw_bands(ax: Axes, names: Sequence[str], probs: Tensor, low: Tensor, high: Tensor, *, plain: Tensor) -> None:
+def draw_bands(
+    ax: Axes,
+    names: Sequence[str],
+    probs: Tensor,
+    low: Tensor,
+    high: Tensor,
+    *,
+    plain: Tensor,
+    name: str = "the net",
+    level: float = 0.95,
+) -> None:
     """Mean probability of each class with its band from `low` to `high`, beside the plain net's: (C,) each."""
+    parts = {"probs": probs, "low": low, "high": high, "plain": plain}
+    means, lower, upper, single = _columns(parts, len(names)).values()
     place = range(len(names))
-    ax.bar(place, probs.tolist(), width=0.62, color=BLUE, alpha=0.3, label="NeuBoots, mean of the replicates")
-    middle, half = (low + high) / 2, (high - low) / 2  # the mean may lie outside a skewed band
+    ax.bar(place, means, width=0.62, color=BLUE, alpha=0.3, label=f"{name}, mean of the replicates")
+    ends = list(zip(lower, upper, strict=True))
     ax.errorbar(
         place,
-        middle.tolist(),
-        half.tolist(),
+        [(a + b) / 2 for a, b in ends],  # the mean may lie outside a skewed band
+        [(b - a) / 2 for a, b in ends],
         fmt="none",
         color=BLUE,
         elinewidth=3,
         capsize=7,
         capthick=3,
-        label="NeuBoots, middle 95 % of the replicates",
+        label=f"{name}, middle {100 * level:g} % of the replicates",
     )
-    ax.plot(place, plain.tolist(), "D", color="black", mfc="white", ms=5.5, label="plain")
+    ax.plot(place, single, "D", color="black", mfc="white", ms=5.5, label="plain")
     ax.set_xticks(place, names)
     ax.set(ylabel="probability", ylim=(-0.03, 1.05))
     _tidy(ax)
@@ -76,6 +106,8 @@ def draw_bands(ax: Axes, names: Sequence[str], probs: Tensor, low: Tensor, high:
 
 def draw_times(ax: Axes, times: Mapping[str, Mapping[int, float]], *, single: float) -> None:
     """Seconds against B for each way of predicting, beside one plain pass and B of them."""
+    _check_any(times)
+    seconds = {name: _numbers(name, list(line.values())) for name, line in times.items()}
     sizes = sorted({size for line in times.values() for size in line})
     ends = [sizes[0], sizes[-1]]
     ax.plot(ends, [1e3 * single * size for size in ends], color="black", lw=1, ls=":", label="B × one plain pass")
@@ -83,7 +115,7 @@ def draw_times(ax: Axes, times: Mapping[str, Mapping[int, float]], *, single: fl
     styles = cycle(((BLUE, "o"), (PURPLE, "s"), (GREEN, "^"), (ORANGE, "v")))
     for name, line in times.items():
         color, marker = next(styles)
-        ax.plot(list(line), [1e3 * seconds for seconds in line.values()], marker=marker, color=color, lw=2, label=name)
+        ax.plot(list(line), [1e3 * each for each in seconds[name]], marker=marker, color=color, lw=2, label=name)
     ax.set(xscale="log", yscale="log", xlabel="replicates B", ylabel="time / ms")
     ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -103,42 +135,66 @@ def draw_regression_band(
     truth: Tensor | None = None,
     points: tuple[Tensor, Tensor] | None = None,
     color: str = BLUE,
+    xlabel: str = "x",
+    ylabel: str = "y",
 ) -> None:
-    """Mean and band of the regression function over one input: (N,) each; the truth and the data where known."""
-    order = x.argsort()
-    place = x[order].tolist()
-    middle, lower, upper = (values[order].tolist() for values in (mean, low, high))
+    """Mean and band of the regression function over one input: (N,) or (N, 1) each; truth and data where known.
+
+    `xlabel` and `ylabel` name the axes and their units: "age / years".
+    """
+    parts = {"x": x, "mean": mean, "low": low, "high": high} | ({} if truth is None else {"truth": truth})
+    columns = _columns(parts)
+    order = sorted(range(len(columns["x"])), key=columns["x"].__getitem__)
+    drawn = {name: [values[k] for k in order] for name, values in columns.items()}
+    place = drawn["x"]
     if points is not None:
-        ax.plot(points[0].tolist(), points[1].tolist(), ".", color=GREY, ms=3, alpha=0.5, label="data")
-    ax.fill_between(place, lower, upper, color=color, alpha=0.25, lw=0, label=label)
-    ax.plot(place, middle, color=color, lw=2, label="mean of the replicates")
+        ax.plot(*_columns({"x": points[0], "y": points[1]}).values(), ".", color=GREY, ms=3, alpha=0.5, label="data")
+    if place[0] == place[-1]:  # a single place has a band without width
+        ax.vlines(place, drawn["low"], drawn["high"], color=color, alpha=0.25, lw=12, label=label)
+    else:
+        ax.fill_between(place, drawn["low"], drawn["high"], color=color, alpha=0.25, lw=0, label=label)
+        ax.set_xlim(place[0], place[-1])
+    ax.plot(place, drawn["mean"], marker=_dot(place), color=color, lw=2, label="mean of the replicates")
     if truth is not None:
-        ax.plot(place, truth[order].tolist(), color="black", lw=1.2, ls="--", label="truth")
-    ax.set(xlabel="x", ylabel="y", xlim=(place[0], place[-1]))
+        ax.plot(place, drawn["truth"], marker=_dot(place), color="black", lw=1.2, ls="--", label="truth")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend(fontsize=9)
     _tidy(ax)
 
 
-def draw_coverage(ax: Axes, x: Tensor, covered: Mapping[str, Tensor], *, level: float, num_sets: int) -> None:
+def draw_coverage(
+    ax: Axes,
+    x: Tensor,
+    covered: Mapping[str, Tensor],
+    *,
+    level: float,
+    num_sets: int,
+    xlabel: str = "x",
+    ylabel: str = "share of data sets covered",
+) -> None:
     """The share of data sets whose band holds f(x), at each x: (N,); grey is what chance allows around the level."""
     from scipy.stats import binom
 
+    _check_any(covered)
     low, high = (float(binom.ppf(q, num_sets, level)) / num_sets for q in (0.025, 0.975))
     ax.axhspan(low, high, color=GREY, alpha=0.15, lw=0, label=f"what {num_sets} data sets allow around {level:.0%}")
     ax.axhline(level, color="black", lw=1, ls=":")
-    order = x.argsort()
     for (name, share), color in zip(covered.items(), cycle((BLUE, ORANGE, GREEN, PURPLE)), strict=False):
-        ax.plot(x[order].tolist(), share[order].tolist(), color=color, lw=2, label=f"{name} (mean {share.mean():.2f})")
-    ax.set(xlabel="x", ylabel="share of data sets covered", ylim=(-0.03, 1.03))
+        place, shares = zip(*sorted(zip(*_columns({"x": x, name: share}).values(), strict=True)), strict=True)
+        title = f"{name} (mean {sum(shares) / len(shares):.2f})"
+        ax.plot(place, shares, marker=_dot(place), color=color, lw=2, label=title)
+    ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
     ax.legend(loc="lower center", fontsize=9)
     _tidy(ax)
 
 
 def draw_calibration_curve(ax: Axes, curves: Mapping[str, CalibrationCurve]) -> None:
     """The share of targets inside the central interval of each level, against the level."""
+    _check_any(curves)
     ax.axline((0, 0), slope=1, color="black", lw=1, ls=":", label="perfect")
     for (name, curve), color in zip(curves.items(), cycle((BLUE, ORANGE, GREEN, PURPLE, GREY)), strict=False):
-        ax.plot(curve.expected.tolist(), curve.observed.tolist(), color=color, lw=2, label=name)
+        level, share = _columns({f"the levels of {name}": curve.expected, name: curve.observed}).values()
+        ax.plot(level, share, marker=_dot(level), color=color, lw=2, label=name)
     ax.set(xlabel="level of the interval", ylabel="share of targets inside", xlim=(0, 1), ylim=(0, 1))
     ax.legend(fontsize=9)
     _tidy(ax)
@@ -146,9 +202,11 @@ def draw_calibration_curve(ax: Axes, curves: Mapping[str, CalibrationCurve]) -> 
 
 def draw_risk_coverage(ax: Axes, curves: Mapping[str, RiskCoverage]) -> None:
     """The error among the inputs that are kept, against the share of inputs kept, most confident first."""
+    _check_any(curves)
     for (name, curve), color in zip(curves.items(), cycle((GREY, BLUE, GREEN, ORANGE, PURPLE)), strict=False):
-        ax.plot(curve.coverage.tolist(), curve.risk.tolist(), color=color, lw=2, label=name, drawstyle="steps-post")
-    ax.set(xlabel="coverage (share of inputs answered)", ylabel="risk (error among them)", xlim=(0, 1))
+        share, risk = _numbers(name, curve.coverage), _numbers(name, curve.risk)
+        ax.plot(share, risk, marker=_dot(share), color=color, lw=2, label=name, drawstyle="steps-post")
+    ax.set(xlabel="coverage (share of inputs answered)", ylabel="risk (error among them)", xlim=(0, 1.02))
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left", fontsize=9)
     _tidy(ax)
@@ -158,16 +216,28 @@ def draw_learning_curves(
     ax: Axes, curves: Mapping[str, tuple[Sequence[int], Tensor]], *, label: str = "test accuracy"
 ) -> None:
     """Sizes of the labelled set and a figure (trials, rounds) for each: the mean, and its 95 % interval over trials."""
+    _check_any(curves)
     styles = zip(cycle((GREY, BLUE, GREEN, ORANGE, PURPLE)), cycle("osv^DPX"), strict=False)
     for (name, (sizes, values)), (color, marker) in zip(curves.items(), styles, strict=False):
-        mean = values.mean(0)
+        place = _numbers(f"the sizes of {name}", sizes)
+        if values.ndim != 2 or values.shape[1] != len(place) or len(values) == 0:
+            raise ValueError(
+                f"got {name} of shape {tuple(values.shape)} for {len(place)} sizes; expected (trials, {len(place)})"
+            )
+        trials = torch.tensor([_numbers(name, trial) for trial in values], dtype=torch.float64)
+        mean = trials.mean(0)
         title = name
-        if len(values) > 1:
-            half = _student(len(values)) * values.std(0) / len(values) ** 0.5
-            ax.fill_between(sizes, (mean - half).tolist(), (mean + half).tolist(), color=color, alpha=0.2, lw=0)
-            title = f"{name} ({len(values)} trials)"
-        ax.plot(sizes, mean.tolist(), color=color, lw=2, marker=marker, ms=5, label=title)
+        if len(trials) > 1:
+            half = _student(len(trials)) * trials.std(0) / len(trials) ** 0.5
+            ends = (mean - half).tolist(), (mean + half).tolist()
+            if len(place) == 1:  # a band over one size has no width
+                ax.vlines(place, *ends, color=color, alpha=0.35, lw=6)
+            else:
+                ax.fill_between(place, *ends, color=color, alpha=0.2, lw=0)
+            title = f"{name} ({len(trials)} trials)"
+        ax.plot(place, mean.tolist(), color=color, lw=2, marker=marker, ms=5, label=title)
     ax.set(xlabel="labelled inputs", ylabel=label)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.legend(fontsize=9)
     _tidy(ax)
@@ -175,9 +245,10 @@ def draw_learning_curves(
 
 def draw_shift(ax: Axes, lines: Mapping[str, Mapping[int, float]], *, label: str) -> None:
     """A figure against the severity of a corruption, a line for each method or corruption; severity 0 is clean."""
+    _check_any(lines)
     styles = zip(cycle((GREY, BLUE, GREEN, ORANGE, PURPLE)), cycle("osv^DPX"), strict=False)
     for (name, line), (color, marker) in zip(lines.items(), styles, strict=False):
-        ax.plot(list(line), list(line.values()), color=color, lw=2, marker=marker, ms=5, label=name)
+        ax.plot(list(line), _numbers(name, list(line.values())), color=color, lw=2, marker=marker, ms=5, label=name)
     ax.set(xlabel="severity of the corruption", ylabel=label)
     ax.set_xticks(sorted({severity for line in lines.values() for severity in line}))
     ax.legend(fontsize=9)
@@ -198,6 +269,51 @@ def write_png(figure: Figure, out: Path) -> None:
         aside.replace(out)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _check_any(named: Mapping[str, Any]) -> None:
+    if not named:
+        raise ValueError("got nothing to draw; expected a name and what it stands for: {'NeuBoots': …}")
+
+
+def _numbers(name: str, values: Any) -> list[float]:
+    """(N,) or (N, 1), finite, with at least one number."""
+    flat = torch.as_tensor(values).detach()
+    if flat.ndim == 2 and flat.shape[1] == 1:
+        flat = flat[:, 0]
+    if flat.ndim != 1 or len(flat) == 0:
+        raise ValueError(f"got {name} of shape {tuple(flat.shape)}; expected (N,) or (N, 1), with at least one number")
+    if not bool(torch.isfinite(flat).all()):
+        raise ValueError(f"got NaN or infinite values in {name}; expected finite numbers: drop them")
+    numbers: list[float] = flat.tolist()
+    return numbers
+
+
+def _columns(parts: Mapping[str, Any], length: int | None = None) -> dict[str, list[float]]:
+    """Numbers that belong together: as many in each."""
+    columns = {name: _numbers(name, values) for name, values in parts.items()}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len({*lengths.values()} | ({length} if length is not None else set())) > 1:
+        got = ", ".join(f"{count} of {name}" for name, count in lengths.items())
+        expected = "as many of each" if length is None else f"{length} of each"
+        raise ValueError(f"got {got}; expected {expected}")
+    return columns
+
+
+def _range(values: Sequence[float], bottom: float | None, top: float | None) -> tuple[float, float]:
+    """From bottom to top, and where they are not given from the least value to the largest."""
+    low = min(values) if bottom is None else bottom
+    high = max(values) if top is None else top
+    if low == high and (bottom is None or top is None):  # all values are one
+        low, high = low - 0.5 * (bottom is None), high + 0.5 * (top is None)
+    if not low < high:
+        raise ValueError(f"got a range from {low:g} to {high:g}; expected bottom < top")
+    return low, high
+
+
+def _dot(x: Sequence[float]) -> str:
+    """The marker of a line: a dot where there is one point, which no line shows."""
+    return "o" if len(x) == 1 else ""
 
 
 def _tidy(ax: Axes) -> None:

@@ -12,8 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics import Classification, ReliabilityCurve, nll_at_mean_logit
-from neuboots.metrics.tally import Tally
+from neuboots.metrics import Classification, LogitScores, Mean, ReliabilityCurve, Tally
 from neuboots.prediction import Prediction, Predictor, Summary
 from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
 
@@ -23,23 +22,29 @@ class Calibration(Tally):
     """What `calibration` found. Parts of a data set add: `Calibration.of(a, y_a) + Calibration.of(b, y_b)`."""
 
     classes: Classification
-    mean_logit_sum: Tensor  # Σᵢ of the NLL at the mean logit
-    entropy_sum: Tensor
-    expected_entropy_sum: Tensor
+    logits: LogitScores
+    entropy: Mean
+    expected_entropy: Mean
+    mutual_information: Mean
     num_samples: int
 
     @classmethod
-    def of(cls, prediction: Prediction | Summary, labels: Tensor, *, num_bins: int = 15) -> Self:
-        """The figures of one batch: a Prediction or Summary of N inputs and their labels (N, *)."""
-        labels = labels_for(prediction.probs, labels)
+    def of(
+        cls, prediction: Prediction | Summary, labels: Tensor, *, num_bins: int = 15, void: int | None = None
+    ) -> Self:
+        """The figures of one batch: a Prediction or Summary of N inputs and their labels (N, *), `void` ones apart."""
+        labels = labels_for(prediction.probs, labels, void=void)
         logits = prediction.mean
         if logits.shape[1] == 1:  # one logit of the second of two classes
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
+        counted = torch.ones_like(labels, dtype=torch.bool) if void is None else labels != void  # (N, *)
+        probs, z = (values.movedim(1, -1)[counted] for values in (prediction.probs, logits))  # (rows, C)
         return cls(
-            classes=Classification.of(prediction.probs, labels, num_bins=num_bins),
-            mean_logit_sum=nll_at_mean_logit(logits, labels) * labels.numel(),
-            entropy_sum=prediction.entropy.double().sum(),
-            expected_entropy_sum=prediction.expected_entropy.double().sum(),
+            classes=Classification.of(probs, labels[counted], num_bins=num_bins),
+            logits=LogitScores.of(z, labels[counted]),
+            entropy=Mean.of(prediction.entropy[counted]),
+            expected_entropy=Mean.of(prediction.expected_entropy[counted]),
+            mutual_information=Mean.of(prediction.mutual_information[counted]),
             num_samples=prediction.num_samples,
         )
 
@@ -73,14 +78,10 @@ class Calibration(Tally):
     def figures(self) -> dict[str, float]:
         """Every figure by name; entropies are means over the inputs, in nats."""
         names = ("error", "accuracy", "ece", "adaptive_ece", "mce", "nll", "brier", "aurc")
-        entropy, expected = (float(part) / self.count for part in (self.entropy_sum, self.expected_entropy_sum))
-        return {name: float(getattr(self.classes, name)) for name in names} | {
-            "nll_at_mean_logit": float(self.mean_logit_sum) / self.count,
-            "paper_nll": 10 * float(self.mean_logit_sum) / self.count,
-            "entropy": entropy,
-            "expected_entropy": expected,
-            "mutual_information": entropy - expected,
-        }
+        figures = {name: getattr(self.classes, name) for name in names}
+        figures |= {name: getattr(self.logits, name) for name in ("nll_at_mean_logit", "paper_nll")}
+        figures |= {name: getattr(self, name).value for name in ("entropy", "expected_entropy", "mutual_information")}
+        return {name: float(value) for name, value in figures.items()}
 
     def __str__(self) -> str:
         rows = [{"figure": name, "value": value} for name, value in self.figures.items()]
@@ -94,10 +95,13 @@ def calibration(
     num_samples: int = 100,
     seed: int = 0,
     num_bins: int = 15,
+    void: int | None = None,
     batch_size: int = 256,
     progress: bool = True,
 ) -> Calibration:
     """Error, ECE, NLL, Brier and the rest over a data set of rows (x, y), or over a loader that gives batches of them.
+
+    Pixels count as inputs of their own; those labelled `void` are passed over.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import PlainPredictor
@@ -111,6 +115,9 @@ def calibration(
     check_predictor(predictor)
     total: Calibration | int = 0
     for x, y in batches_of(data, batch_size, title="calibration", progress=progress):
-        total = total + Calibration.of(predictor.summarize(x, num_samples, seed=seed), y, num_bins=num_bins)
+        summary = predictor.summarize(x, num_samples, seed=seed)
+        total = total + Calibration.of(summary, y, num_bins=num_bins, void=void)
     assert isinstance(total, Calibration), "batches_of gives at least one batch"
+    if total.count == 0:
+        raise ValueError(f"got data whose labels are all void ({void}); expected some that count")
     return total

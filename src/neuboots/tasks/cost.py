@@ -34,7 +34,8 @@ from neuboots.batches import own_randomness
 from neuboots.prediction import Method, Predictor
 from neuboots.progress import bar
 from neuboots.tasks.common import check_predictor, check_rows, table
-from neuboots.tasks.inputs import rows_in
+from neuboots.tasks.inputs import are_tensors, rows_in
+from neuboots.tasks.repeated import whole
 from neuboots.tasks.units import can_fork
 from neuboots.training import Recipe
 
@@ -143,7 +144,7 @@ def cost(
     >>> found.row("plain", 2).fit_ratio
     1.0
     """
-    n = _check(methods, baseline, members, repeats, data, recipe)
+    n = _check(methods, baseline, members, repeats, data, x, recipe)
     recipe = replace(recipe, progress=False)
     steps = len(members) * len(methods) * (1 + repeats + 2 * memory)
     with own_randomness(), bar("cost", steps, show=progress) as advance:
@@ -152,7 +153,7 @@ def cost(
             fits = {name: partial(make(K).fit, make_net, data, recipe) for name, make in methods.items()}
             predictors: dict[str, Predictor] = {}
             for name, fit in fits.items():
-                check_predictor(predictor := fit())
+                check_predictor(predictor := _noted(fit, name, K))
                 predictors[name] = predictor
                 predictor.predict(x, K)
                 advance(f"{name}, K = {K}, warming up")
@@ -172,19 +173,36 @@ def cost(
     return Cost(rows, baseline, tuple(members), repeats, n, rows_in(x), note)
 
 
+def _noted(fit: Callable[[], Predictor], name: str, members: int) -> Predictor:
+    """Whoever fails is named."""
+    try:
+        return fit()
+    except Exception as error:
+        error.add_note(f"this was {name!r} at K = {members}")
+        raise
+
+
 def _check(
-    methods: Mapping[str, Any], baseline: str, members: Sequence[int], repeats: int, data: Dataset[Any], recipe: Recipe
+    methods: Mapping[str, Any], baseline: str, members: Any, repeats: Any, data: Dataset[Any], x: Any, recipe: Recipe
 ) -> int:
     """n, or a sentence."""
-    if baseline not in methods:
+    if not isinstance(methods, Mapping) or baseline not in methods:
+        got = list(methods) if isinstance(methods, Mapping) else type(methods).__name__
         raise ValueError(
-            f"got baseline={baseline!r} and methods {list(methods)}; expected one of them, such as "
-            '"plain": lambda K: Plain(loss)'
+            f'got baseline={baseline!r} and methods {got}; expected one of them, such as "plain": lambda K: Plain(loss)'
         )
-    if not members or any(not isinstance(K, int) or K < 1 for K in members) or len(set(members)) < len(members):
-        raise ValueError(f"got members={tuple(members)}; expected different whole numbers K ≥ 1, such as (1, 2, 5)")
-    if repeats < 1:
-        raise ValueError(f"got repeats={repeats}; expected at least 1, better 3")
+    for name, make in methods.items():
+        if hasattr(make, "fit") or not callable(make):
+            raise ValueError(
+                f"got methods[{name!r}] of type {type(make).__name__}; expected a function of K that gives the method: "
+                "lambda K: Plain(loss)"
+            )
+    known = isinstance(members, Sequence) and all(isinstance(K, int) and K > 0 for K in members)
+    if not known or not members or len(set(members)) < len(members):
+        raise ValueError(f"got members={members!r}; expected different whole numbers K ≥ 1, such as (1, 2, 5)")
+    whole("repeats", repeats, least=1)
+    if not are_tensors(x) or rows_in(x) == 0:
+        raise ValueError("got no inputs x; expected a tensor of at least one row, or a tuple or dict of them")
     if recipe.folder is not None:
         raise ValueError(
             "got a recipe with a folder, where a second fit would find the first one's result; expected none, so that "
@@ -295,7 +313,7 @@ def _measure(work: Callable[[], Any], out: Connection) -> None:
     """In the forked process: the peak, None where the kernel does not tell, or what went wrong."""
     try:
         torch.set_num_threads(1)
-        gc.freeze()  # what the parent has left over stays: collected in the middle of the work, it would make room
+        gc.freeze()  # what the parent has left over is not ours to collect: its finalisers would run twice
         work()  # a forked process finds the pages of programs and libraries anew as it comes to them: now it has them
         gc.collect()
         _fill_holes()

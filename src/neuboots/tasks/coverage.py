@@ -11,7 +11,6 @@ Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021 (section 3.2, figure 2
 regression splines, Annals of Statistics 1991 (the function of five inputs).
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -25,16 +24,21 @@ from torch.utils.data import TensorDataset
 
 from neuboots.batches import own_randomness
 from neuboots.keys import seed_named
-from neuboots.prediction import IntervalKind, Method, Summary
-from neuboots.tasks.common import table
-from neuboots.tasks.units import described, run_units
-from neuboots.training import Recipe, make_seeded
+from neuboots.losses import GaussianNLL
+from neuboots.prediction import IntervalKind, Method, Predictor
+from neuboots.tasks.common import check_predictor, table
+from neuboots.tasks.identity import identity_of, net_of
+from neuboots.tasks.repeated import check_fits, whole
+from neuboots.tasks.units import run_units
+from neuboots.training import Recipe
 
 Design = Callable[[int, torch.Generator], Tensor]  # n inputs: (n, d)
 Noise = Callable[[Tensor, torch.Generator], Tensor]  # what is added to f at x (n, d): (n,)
 
 BANDS = 3  # data sets whose bands are kept for drawing
 _SHOWN = 9  # inputs in the printed table
+_CURVES = ("mean", "std", "low", "high")  # of each data set, a number for each input
+_KEYS = (*_CURVES, "num_samples", "fit_seconds", "predict_seconds")
 
 
 # -- known functions -----------------------------------------------------------------------------------
@@ -58,6 +62,9 @@ class Truth:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.grid, Tensor) or self.grid.requires_grad:
+            got = "a grid that asks for gradients" if isinstance(self.grid, Tensor) else f"a {type(self.grid).__name__}"
+            raise ValueError(f"got {got}; expected a grid of numbers: torch.as_tensor(grid).detach()")
         if self.grid.ndim != 2 or not len(self.grid) or not self.grid.is_floating_point():
             raise ValueError(
                 f"got a grid of shape {tuple(self.grid.shape)} and type {self.grid.dtype}; expected floating-point "
@@ -73,7 +80,10 @@ class Truth:
     def draw(self, n: int, *, seed: int, number: int) -> TensorDataset:
         """Data set `number` of a seed: n rows (x, y), (n, d) and (n,); a function of these three alone."""
         rng = torch.Generator().manual_seed(seed_named(seed, "data set", number))
-        x = self.design(n, rng).to(self.grid)
+        x = self.design(n, rng)
+        if not isinstance(x, Tensor):
+            raise ValueError(f"design(n, rng) gave a {type(x).__name__}; expected a tensor: torch.as_tensor(x)")
+        x = x.to(self.grid)
         if x.shape != (n, self.grid.shape[1]):
             raise ValueError(f"design(n, rng) gave {tuple(x.shape)}; expected {(n, self.grid.shape[1])}, as the grid")
         y = self.function(x) + self.noise(x, rng)
@@ -81,7 +91,9 @@ class Truth:
         return TensorDataset(x, y.to(x))
 
 
-def _check_values(what: str, values: Tensor, count: int) -> None:
+def _check_values(what: str, values: Any, count: int) -> None:
+    if not isinstance(values, Tensor):
+        raise ValueError(f"{what} gave a {type(values).__name__}; expected a tensor: compute with torch, not NumPy")
     if values.shape != (count,):
         raise ValueError(f"{what} gave shape {tuple(values.shape)}; expected ({count},), one number for each input")
     if not bool(torch.isfinite(values).all()):
@@ -173,7 +185,7 @@ class Coverage:
     level: float
     kind: IntervalKind
     n: int
-    num_samples: int
+    num_samples: int  # B, or the number of different replicates where that is smaller
     seed: int
 
     @property
@@ -235,7 +247,7 @@ class Coverage:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The overall figures by name; the bias is root mean square over x, times are means over data sets."""
+        """The overall figures by name; the bias is root mean square over x, times are medians over data sets."""
         return {
             "coverage": self.mean,
             "standard error": self.mean_standard_error,
@@ -244,8 +256,8 @@ class Coverage:
             "width": float(self.width.mean()),
             "rms bias": float(self.bias.square().mean().sqrt()),
             "size of band": self.mean_size,
-            "seconds to fit": float(self.fit_seconds.mean()),
-            "seconds to predict": float(self.predict_seconds.mean()),
+            "seconds to fit": float(self.fit_seconds.median()),
+            "seconds to predict": float(self.predict_seconds.median()),
         }
 
     def __str__(self) -> str:
@@ -304,11 +316,19 @@ def coverage(
     >>> found.rate.shape, found.num_sets, bool((found.width > 0).all())
     (torch.Size([41]), 5, True)
     """
-    _check(num_sets, n, level, kind, recipe)
-    identity = _identity(
-        [method, _net_of(make_net, recipe.seed), replace(recipe, progress=False), n, level, kind, num_samples, seed],
-        [truth.grid, truth.values, *truth.draw(n, seed=seed, number=0).tensors],
-    )
+    _check(method, make_net, truth, recipe)
+    num_sets, n = whole("num_sets", num_sets, least=2), whole("n", n, least=1)
+    num_samples, seed = whole("num_samples", num_samples, least=1), whole("seed", seed)
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"got level {level}; expected a number between 0 and 1, such as 0.95")
+    if kind not in ("normal", "percentile"):
+        raise ValueError(f"got kind={kind!r}; expected 'normal' or 'percentile'")
+    net, identity = net_of(make_net, recipe.seed), ""
+    if folder is not None:  # the truth is known by its values: on the grid, and of one data set
+        options = {"n": n, "level": level, "kind": kind, "num_samples": num_samples, "seed": seed}
+        drawn = truth.draw(n, seed=seed, number=0)
+        truths = (truth.grid, truth.values, drawn)
+        identity = identity_of(method=method, net=net, recipe=recipe, truth=truths, **options)
 
     def run(number: int) -> dict[str, Any]:
         """One data set: drawn, fitted, judged."""
@@ -316,21 +336,24 @@ def coverage(
         mine = replace(recipe, seed=seed_named(recipe.seed, seed, "fit", number), progress=False)
         began = time.perf_counter()
         with own_randomness():  # of a method that draws without giving the state back
-            predictor = method.fit(make_net, data, mine)
-        fitted = time.perf_counter()
+            predictor = _fitted(method, make_net, data, mine)
+        fit_seconds = time.perf_counter() - began
         quantiles = ((1 - level) / 2, (1 + level) / 2) if kind == "percentile" else ()
         named = seed_named(seed, "replicates", number)
-        summary = predictor.summarize(truth.grid, num_samples, seed=named, quantiles=quantiles)
+        count = min(num_samples, predictor.num_distinct or num_samples)  # members that are repeated say nothing new
+        began = time.perf_counter()
+        summary = predictor.summarize(truth.grid, count, seed=named, quantiles=quantiles)
         low, high = summary.interval(level, kind=kind)
+        predict_seconds = time.perf_counter() - began
         parts = {"mean": summary.mean, "std": summary.std, "low": low, "high": high}
-        judged = {key: _of_function(value, summary).double().tolist() for key, value in parts.items()}
-        return judged | {"fit_seconds": fitted - began, "predict_seconds": time.perf_counter() - fitted}
+        judged = {key: _of_function(value, method).double().tolist() for key, value in parts.items()}
+        return judged | {"num_samples": count, "fit_seconds": fit_seconds, "predict_seconds": predict_seconds}
 
     results = run_units(
         run, num_sets, num_workers=num_workers, folder=folder, identity=identity, title="data sets", progress=progress
     )
-    found = {key: torch.tensor([result[key] for result in results], dtype=torch.float64) for key in results[0]}
-    mean, std, low, high = (found[key] for key in ("mean", "std", "low", "high"))  # (R, N)
+    found = {key: _column(key, results, len(truth.grid), folder) for key in _KEYS}
+    mean, std, low, high = (found[key] for key in _CURVES)  # (R, N)
     values = truth.values.double()  # (N,)
     kept = [truth.draw(n, seed=seed, number=k).tensors for k in range(min(BANDS, num_sets))]
     return Coverage(
@@ -348,57 +371,66 @@ def coverage(
         level=level,
         kind=kind,
         n=n,
-        num_samples=num_samples,
+        num_samples=int(found["num_samples"].max()),
         seed=seed,
     )
 
 
-def _check(num_sets: int, n: int, level: float, kind: str, recipe: Recipe) -> None:
-    if num_sets < 2:
+def _check(method: Method, make_net: Any, truth: Any, recipe: Recipe) -> None:
+    if isinstance(truth, str) and truth in FUNCTIONS:
+        raise ValueError(f'got truth={truth!r}; expected a Truth: FUNCTIONS["{truth}"]')
+    if not isinstance(truth, Truth):
+        got = f"the class {truth.__name__}" if isinstance(truth, type) else f"truth of type {type(truth).__name__}"
+        raise ValueError(f"got {got}; expected a Truth, such as one of FUNCTIONS: {', '.join(FUNCTIONS)}")
+    if isinstance(make_net, nn.Module):
         raise ValueError(
-            f"got num_sets={num_sets}; expected at least 2 data sets, better 100: one says nothing of chance"
+            "got a net; expected a function that makes a new one for each data set: lambda: copy.deepcopy(net)"
         )
-    if n < 1:
-        raise ValueError(f"got n={n}; expected at least one row in a data set")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"got level {level}; expected a number between 0 and 1, such as 0.95")
-    if kind not in ("normal", "percentile"):
-        raise ValueError(f"got kind={kind!r}; expected 'normal' or 'percentile'")
-    if recipe.folder is not None:
+    check_fits(method, recipe, None, task="coverage")
+
+
+def _fitted(method: Method, make_net: Any, data: TensorDataset, recipe: Recipe) -> Predictor:
+    try:
+        predictor = method.fit(make_net, data, recipe)
+    except (TypeError, AttributeError) as error:
+        if make_net is not None:
+            raise
         raise ValueError(
-            "got a recipe with a folder, which all data sets would share; expected none: give coverage(folder=…), "
-            "which keeps every data set that is finished"
-        )
+            f"got make_net=None, and {type(method).__name__} failed ({error}); expected a function that makes a net, "
+            "unless the method needs none, as a Gaussian process"
+        ) from error
+    check_predictor(predictor)
+    return predictor
 
 
-def _net_of(make_net: Callable[[], nn.Module] | None, seed: int) -> nn.Module | None:
-    """One net, to know it by, having seen that the next would be another one."""
-    if make_net is None:
-        return None
-    first, second = make_seeded(make_net, seed), make_seeded(make_net, seed)
-    if {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}:
-        raise ValueError(
-            "make_net() gave the same weights twice, so that each data set would go on with the net of the last; "
-            "expected a new net at each call: build it inside make_net, or copy.deepcopy what is pretrained"
-        )
-    return first
+def _column(key: str, results: list[Any], count: int, folder: Path | None) -> Tensor:
+    """One figure of all data sets, (R,) or (R, N), or a sentence for a kept one that lacks it."""
+    for number, result in enumerate(results):
+        value = result.get(key) if isinstance(result, dict) else None
+        if value is None or (key in _CURVES and (not isinstance(value, list) or len(value) != count)):
+            raise ValueError(
+                f"data set {number} in {folder} has no {key!r} of the right length; expected what coverage wrote: "
+                f"delete unit-{number:04d}.json, and it is done again"
+            )
+    return torch.tensor([result[key] for result in results], dtype=torch.float64)
 
 
-def _identity(settings: list[Any], tensors: list[Tensor]) -> str:
-    """What the results in a folder depend on: settings, and the values of a truth that has no name."""
-    values = hashlib.blake2b(b"".join(tensor.numpy().tobytes() for tensor in tensors), digest_size=8).hexdigest()
-    return f"{described(*settings)} {values}"
-
-
-def _of_function(figure: Tensor, summary: Summary) -> Tensor:
+def _of_function(figure: Tensor, method: Method) -> Tensor:
     """The output that estimates f, the only one or the mean of a Gaussian head (μ, log σ²): (N,)."""
-    if summary.mean.ndim != 2 or summary.mean.shape[1] > 2:
+    outputs = 2 if _has_gaussian_head(method) else 1
+    if figure.ndim != 2 or figure.shape[1] != outputs:
         raise ValueError(
-            f"got outputs of shape {tuple(summary.mean.shape)}; expected (N, 1), or (N, 2) from a Gaussian head: f has "
-            "one output"
+            f"got outputs of shape {tuple(figure.shape)}; expected (N, {outputs}), since f has one output"
+            + (" and the loss is GaussianNLL" if outputs == 2 else " and the loss is not GaussianNLL")
         )
     if not bool(torch.isfinite(figure).all()):
         raise ValueError(
             "got NaN or infinite predictions; expected finite numbers: look at the training of one data set"
         )
     return figure[:, 0].cpu()
+
+
+def _has_gaussian_head(method: Any) -> bool:
+    """By its loss, or by that of the method inside it."""
+    parts = vars(method).values() if hasattr(method, "__dict__") else ()
+    return any(isinstance(part, GaussianNLL) or (hasattr(part, "fit") and _has_gaussian_head(part)) for part in parts)

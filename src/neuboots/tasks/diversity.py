@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from neuboots.metrics import Diversity
 from neuboots.prediction import Predictor, class_probabilities
 from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
+from neuboots.tasks.repeated import whole
 
 _REPLICATES = 20  # of a method that has infinitely many
 
@@ -53,30 +54,41 @@ def diversity(
     *,
     num_samples: int | None = None,
     seed: int = 0,
+    void: int | None = None,
     batch_size: int = 256,
     progress: bool = True,
 ) -> DiversityReport:
     """Ratio-error, Q-statistic, correlation, disagreement and pairwise KL over pairs of B replicates, on rows (x, y).
 
     Of a method of K members each is taken once: B is K if it is not given, and at most K. Others have 20 if it is not.
+    Pixels count as rows of their own; those labelled `void` are passed over. A batch of samples, (B, N, C, *), is held
+    at a time.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import PlainPredictor
+    >>> from neuboots import DeepEnsemble, Recipe
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> found = diversity(PlainPredictor(torch.nn.Identity()), TensorDataset(x, x.argmin(1)), progress=False)
-    >>> found.num_pairs, found.figures["disagreement"]  # one net, counted twenty times
-    (190, 0.0)
+    >>> rows, recipe = TensorDataset(x, x.argmax(1)), Recipe(epochs=1, progress=False)
+    >>> predictor = DeepEnsemble(num_members=4).fit(lambda: torch.nn.Linear(3, 3), rows, recipe)
+    >>> found = diversity(predictor, rows, progress=False)
+    >>> found.num_pairs, 0 < found.figures["disagreement"] < 1
+    (6, True)
     """
     check_predictor(predictor)
-    distinct = predictor.num_distinct
-    asked = num_samples if num_samples is not None else distinct or _REPLICATES
+    seed, distinct = whole("seed", seed), predictor.num_distinct
+    asked = whole("num_samples", num_samples) if num_samples is not None else distinct or _REPLICATES
     B = asked if distinct is None else min(asked, distinct)
     if B < 2:
         raise ValueError(f"got B = {B} replicate(s) to compare; expected at least two, which make a pair")
     total: Diversity | int = 0
     for x, y in batches_of(data, batch_size, title="diversity", progress=progress):
         samples = class_probabilities(predictor.predict(x, B, seed=seed).samples, 2)  # (B, N, C, *)
-        total = total + Diversity.of(samples, labels_for(samples[0], y))
-    assert isinstance(total, Diversity), "batches_of gives at least one batch"
+        labels = labels_for(samples[0], y, void=void)
+        if void is not None:
+            counted = labels != void  # (N, *)
+            samples, labels = samples.movedim(2, -1)[:, counted], labels[counted]  # (B, M, C), (M,)
+        if len(labels):
+            total = total + Diversity.of(samples, labels)
+    if not isinstance(total, Diversity):
+        raise ValueError(f"got data whose labels are all void ({void}); expected some that count")
     return DiversityReport(total, B, asked, distinct, seed)

@@ -4,17 +4,17 @@
     spread of F1_c = std over b of the F1_c of replicate b, or over seeds of that of the mean
 
 Paper, section 4.5 and figure 5: training sets with counts[c] rows of class c, F1 of the rarest (minor) and the most
-frequent (major) class. Counts of replicates are gathered batch by batch: (B, C, C) numbers, however many the data.
+frequent (major) class. Counts of replicates are gathered batch by batch: (B, C, C) numbers, however many the data; the
+samples of one batch, (B, N, C, *), are held at a time.
 
 Cui, Jia, Lin, Song and Belongie, Class-balanced loss based on effective number of samples, CVPR 2019 (exponential
 counts).
 """
 
-import json
 import math
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +29,9 @@ from neuboots.metrics.confusion import Confusion
 from neuboots.metrics.tally import Tally
 from neuboots.prediction import Method, Prediction, Predictor, class_probabilities
 from neuboots.tasks.common import Rows, batches_of, check_predictor, check_rows, labels_for, table
-from neuboots.tasks.units import described, run_units
+from neuboots.tasks.identity import identity_of, net_of
+from neuboots.tasks.repeated import check_fits, kept, whole
+from neuboots.tasks.units import run_units
 from neuboots.training import Recipe
 
 # -- training sets ---------------------------------------------------------------------------------------
@@ -58,7 +60,8 @@ def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
 def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
     """counts[c] random rows of each class c, in the order of the data; a mapping takes only the classes it names.
 
-    With one seed the rows of smaller counts are among those of larger ones.
+    Counts are whole numbers in a list, an array or a tensor; labels may be floats, if they are whole. With one seed the
+    rows of smaller counts are among those of larger ones.
 
     >>> from torch.utils.data import TensorDataset
     >>> labels = torch.arange(30) % 3
@@ -67,23 +70,20 @@ def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *
     tensor([ 1,  5, 10])
     """
     check_rows(data)
-    labels = _labels(data)
+    labels = _classes_in(data)
     wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
     if not isinstance(counts, Mapping) and int(labels.max()) >= len(counts):
         raise ValueError(
             f"got counts for {len(counts)} classes and data with class {int(labels.max())}; expected a count for each "
             "class: a mapping such as {0: 50, 3: 500} takes some of them"
         )
-    keys = draw_keys(torch.arange(len(labels)), seed, "long tail")
+    keys = draw_keys(torch.arange(len(labels)), whole("seed", seed), "long tail")
     order = uniforms(keys, torch.zeros_like(keys)).argsort()
     chosen = []
-    for c, count in wanted.items():
-        rows = order[labels[order] == c]
-        if not isinstance(count, int) or not 0 <= count <= len(rows):
-            raise ValueError(
-                f"got counts[{c}] = {count} for data with {len(rows)} rows of class {c}; expected a whole number, at "
-                f"most {len(rows)}"
-            )
+    for c, value in wanted.items():
+        rows, count = order[labels[order] == c], whole(f"counts[{c}]", value, least=0)
+        if count > len(rows):
+            raise ValueError(f"got counts[{c}]={count} for data with {len(rows)} rows of class {c}; expected no more")
         chosen.append(rows[:count])
     indices = torch.cat(chosen).sort().values if chosen else torch.zeros(0)
     if len(indices) == 0:
@@ -91,7 +91,7 @@ def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *
     return Subset(data, indices.tolist())
 
 
-def _labels(data: Dataset[Any]) -> Tensor:
+def _classes_in(data: Dataset[Any]) -> Tensor:
     """The class of each row: (n,)."""
     labels = targets_of(data)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
@@ -115,14 +115,19 @@ class _Counts(Tally):
     replicates: Tensor  # (B, C, C)
 
     @classmethod
-    def of(cls, prediction: Prediction, y: Tensor) -> Self:
+    def of(cls, prediction: Prediction, y: Tensor, void: int | None) -> Self | None:
+        """Of the labels that are not void; None where there are none."""
         probs = prediction.probs  # (N, C, *)
-        labels = labels_for(probs, y)
-        mean = Confusion(confusion_matrix(probs, labels).cpu())
+        labels = labels_for(probs, y, void=void)
+        counted = torch.ones_like(labels, dtype=torch.bool) if void is None else labels != void  # (N, *)
+        if not bool(counted.any()):
+            return None
+        labels = labels[counted]  # (M,), M rows or pixels
+        mean = Confusion(confusion_matrix(probs.movedim(1, -1)[counted], labels).cpu())
         classes, B = probs.shape[1], prediction.num_samples
-        guesses = class_probabilities(prediction.samples, 2).argmax(2).flatten(1)  # (B, N·*)
+        guesses = class_probabilities(prediction.samples, 2).argmax(2)[:, counted]  # (B, M)
         first = torch.arange(B, device=guesses.device)[:, None] * classes**2
-        cells = first + labels.flatten() * classes + guesses
+        cells = first + labels * classes + guesses
         counted = torch.bincount(cells.flatten(), minlength=B * classes**2)
         return cls(mean, counted.reshape(B, classes, classes).cpu())
 
@@ -155,7 +160,7 @@ class Imbalance:
         """A row for each class."""
         columns = {"F1": self.f1, "std": self.f1_std, "precision": self.precision, "recall": self.recall}
         return [
-            {"class": _named(c, self.minor, self.major), "rows": int(self.support[c])}
+            {"class": _with_role(c, self.minor, self.major), "rows": int(self.support[c])}
             | {name: float(values[c]) for name, values in columns.items()}
             for c in range(len(self.f1))
         ]
@@ -175,6 +180,7 @@ def imbalance(
     train_counts: Sequence[int] | None = None,
     num_samples: int = 100,
     seed: int = 0,
+    void: int | None = None,
     batch_size: int = 256,
     progress: bool = True,
 ) -> Imbalance:
@@ -182,22 +188,27 @@ def imbalance(
 
     The minor and the major class are those of `train_counts`, the number of training rows of each class; without it,
     those of the data. A method of K members has K replicates. A class that is neither there nor guessed has F1 = 0.
+    Pixels count as rows of their own; those labelled `void` are passed over. A batch of samples, (B, N, C, *), is held
+    at a time.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import PlainPredictor
     >>> rows = TensorDataset(torch.tensor([[0.0, 1.0], [3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 0, 1, 1]))
-    >>> print(imbalance(PlainPredictor(torch.nn.Identity()), rows, num_samples=2, progress=False))
-    N = 4, B = 2, seed 0; F1 of the predictive mean (macro 0.7333), std over replicates
+    >>> print(imbalance(PlainPredictor(torch.nn.Identity()), rows, progress=False))
+    N = 4, B = 1, seed 0; F1 of the predictive mean (macro 0.7333), std over replicates
     class      rows      F1  std  precision  recall
     0 (minor)     1  0.6667    0        0.5       1
     1 (major)     3     0.8    0          1  0.6667
     """
     check_predictor(predictor)
+    num_samples, seed = whole("num_samples", num_samples, least=1), whole("seed", seed)
     B = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
     total: _Counts | int = 0
     for x, y in batches_of(data, batch_size, title="imbalance", progress=progress):
-        total = total + _Counts.of(predictor.predict(x, B, seed=seed), y)
-    assert isinstance(total, _Counts), "batches_of gives at least one batch"
+        part = _Counts.of(predictor.predict(x, B, seed=seed), y, void)
+        total = total if part is None else total + part
+    if not isinstance(total, _Counts):
+        raise ValueError(f"got data whose labels are all void ({void}); expected some that count")
     support = total.mean.matrix.sum(1)
     minor, major = _extremes(support if train_counts is None else train_counts, len(support))
     return Imbalance(
@@ -218,12 +229,12 @@ def _extremes(counts: Sequence[int] | Tensor, classes: int) -> tuple[int, int]:
     if len(counts) > classes or len(counts) == 0:
         raise ValueError(f"got counts of {len(counts)} classes for a net with {classes}; expected one for each")
     numbers = torch.zeros(classes, dtype=torch.int64)
-    numbers[: len(counts)] = torch.as_tensor(counts)
+    numbers[: len(counts)] = torch.tensor([whole(f"train_counts[{c}]", n, least=0) for c, n in enumerate(counts)])
     there = numbers.where(numbers > 0, numbers.max() + 1)  # a class that is not there is not the rarest
     return int(there.argmin()), int(numbers.argmax())
 
 
-def _named(c: int, minor: int, major: int) -> str:
+def _with_role(c: int, minor: int, major: int) -> str:
     role = {minor: " (minor)"} | {major: " (major)"} if minor != major else {}
     return f"{c}{role.get(c, '')}"
 
@@ -262,7 +273,7 @@ class ImbalanceOverSeeds:
         """A row for each class."""
         return [
             {
-                "class": _named(c, self.minor, self.major),
+                "class": _with_role(c, self.minor, self.major),
                 "train rows": int(self.train_counts[c]),
                 "F1": float(self.mean[c]),
                 "std (seeds)": float(self.std[c]),
@@ -281,7 +292,7 @@ class ImbalanceOverSeeds:
 
 def over_seeds(
     method: Method,
-    make_net: Callable[[], nn.Module],
+    make_net: Callable[[], nn.Module] | None,
     train: Dataset[Any],
     test: Rows,
     recipe: Recipe,
@@ -295,8 +306,9 @@ def over_seeds(
 ) -> ImbalanceOverSeeds:
     """Train once with each seed (in place of the recipe's) and gather the F1 of each class on the test rows.
 
-    Trainings run in `num_workers` processes. With a folder each finished one is kept there, one that was cut short goes
-    on where it stopped, and more seeds may be added at the end.
+    Trainings run in `num_workers` processes. With a folder each finished one is kept there by its seed, so that other
+    seeds may be asked for, in any order, and one that was cut short goes on where it stopped; a folder made with other
+    settings or other data is refused. `make_net` must make a new net at each call.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import Plain
@@ -307,56 +319,37 @@ def over_seeds(
     >>> found.f1.shape, found.minor
     (torch.Size([2, 2]), 1)
     """
-    if not hasattr(method, "fit"):
-        raise ValueError(f"got method of type {type(method).__name__}; expected a method such as NeuBoots()")
-    if recipe.folder is not None:
-        raise ValueError("got a recipe with a folder, which all seeds would share; expected over_seeds(folder=…)")
-    seeds = tuple(int(seed) for seed in seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"got seeds={seeds}; expected at least one, and none twice")
+    check_fits(method, recipe, test, task="over_seeds")
+    seeds = _checked_seeds(seeds)
+    num_samples = whole("num_samples", num_samples, least=1)
     check_rows(train)
-    counts = _labels(train).bincount()
+    counts = _classes_in(train).bincount()
+    net = net_of(make_net, 0)
+    where = None if folder is None else Path(folder)
+    if where is not None:
+        plain = replace(recipe, seed=0)  # each training has its own
+        identity = identity_of(method=method, net=net, recipe=plain, num_samples=num_samples, train=train, test=test)
+        # A unit of its own holds what all seeds share, and with it the folder: seeds are kept by their names.
+        run_units(lambda _: {"train_counts": counts.tolist()}, 1, folder=where, identity=identity, progress=False)
     quiet = replace(recipe, progress=recipe.progress and progress and num_workers == 1)
 
-    def run(k: int) -> dict[str, Any]:
-        where = None if folder is None else Path(folder) / f"fit-{k:04d}"
-        predictor = method.fit(make_net, train, replace(quiet, seed=seeds[k], folder=where))
+    def fit(seed: int, checkpoints: Path | None) -> dict[str, Any]:
+        predictor = method.fit(make_net, train, replace(quiet, seed=seed, folder=checkpoints))
         found = imbalance(
             predictor,
             test,
             train_counts=counts.tolist(),
             num_samples=num_samples,
-            seed=seed_named(seeds[k], "imbalance"),
+            seed=seed_named(seed, "imbalance"),
             batch_size=batch_size,
             progress=False,
         )
-        if where is not None:
-            shutil.rmtree(where, ignore_errors=True)  # the checkpoints have done their service
-        return {
-            "seed": seeds[k],
-            "num_samples": found.num_samples,
-            "f1": found.f1.tolist(),
-            "replicate_std": found.f1_std.tolist(),
-        }
+        return {"num_samples": found.num_samples, "f1": found.f1.tolist(), "replicate_std": found.f1_std.tolist()}
 
-    settings = {
-        "method": described(method),
-        "make_net": described(make_net),
-        "recipe": described(replace(recipe, seed=0, progress=False, num_workers=0, on_epoch=None)),
-        "train_counts": counts.tolist(),
-        "num_samples": num_samples,
-    }
-    results = run_units(
-        run,
-        len(seeds),
-        num_workers=num_workers,
-        folder=None if folder is None else Path(folder),
-        identity=json.dumps(settings),
-        title="seeds",
-        progress=progress,
-    )
-    if (kept := tuple(result["seed"] for result in results)) != seeds:
-        raise ValueError(f"got seeds={seeds} for a folder with seeds {kept}; expected these first: give another folder")
+    def run(k: int) -> dict[str, Any]:
+        return kept(None if where is None else where / f"seed-{seeds[k]}.json", partial(fit, seeds[k]))
+
+    results = run_units(run, len(seeds), num_workers=num_workers, title="seeds", progress=progress)
     f1 = torch.tensor([result["f1"] for result in results], dtype=torch.float64)
     classes = f1.shape[1]
     minor, major = _extremes(counts, classes)
@@ -370,3 +363,12 @@ def over_seeds(
         seeds=seeds,
         num_samples=results[0]["num_samples"],
     )
+
+
+def _checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(seeds, Iterable):
+        raise ValueError(f"got seeds={seeds!r}; expected several, such as range(5)")
+    found = tuple(whole("seed", seed) for seed in seeds)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"got seeds={found}; expected at least one, and none twice")
+    return found

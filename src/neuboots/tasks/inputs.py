@@ -5,16 +5,19 @@ loader, whose labels, if there are any, it passes over.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from neuboots.batches import as_pair, in_memory
-from neuboots.tasks.common import batches_of, inputs_of
+from neuboots.progress import bar
+from neuboots.tasks.common import batches_of, check_batch_size, part_of
 
+Answer = TypeVar("Answer")
 Inputs = Any  # a tensor of inputs (or a tuple or dict of them), a data set, or a loader
 
 
@@ -33,15 +36,15 @@ class _Unlabelled(Dataset[Any]):
 
 @dataclass(frozen=True)
 class _Batches:
-    """Batches of inputs, with or without labels, as (x, 0)."""
+    """Batches of inputs, with or without labels, as (x, [0])."""
 
     loader: Any
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
-        return ((_input_of(batch), 0) for batch in self.loader)
+    def __iter__(self) -> Iterator[tuple[Any, list[int]]]:
+        return ((_input_of(batch), [0]) for batch in self.loader)
 
 
 def _input_of(row: Any) -> Any:
@@ -56,7 +59,9 @@ def are_tensors(data: Inputs) -> bool:
     return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
 
 
-def input_batches(data: Inputs, batch_size: int = 256, *, title: str, progress: bool = True) -> Iterator[Any]:
+def input_batches(
+    data: Inputs, batch_size: int = 256, *, title: str, progress: bool = True
+) -> Generator[Any, None, None]:
     """x, batch by batch, in the order in which the data give it.
 
     >>> import torch
@@ -66,21 +71,26 @@ def input_batches(data: Inputs, batch_size: int = 256, *, title: str, progress: 
     if are_tensors(data):
         if rows_in(data) == 0:
             raise ValueError("got no inputs; expected at least one row")
-        yield from inputs_of(data, batch_size, title=title, progress=progress)
+        check_batch_size(batch_size)
+        starts = range(0, rows_in(data), batch_size)
+        with bar(title, len(starts), show=progress) as advance:
+            for start in starts:
+                yield part_of(data, slice(start, start + batch_size))
+                advance(title)
         return
-    if not isinstance(data, Dataset | Iterable):
+    if isinstance(data, np.ndarray) or not isinstance(data, Dataset | Iterable | Sized):
         raise ValueError(
-            f"got inputs of type {type(data).__name__}; expected a tensor of inputs, a data set, or a loader of batches"
+            f"got inputs of type {type(data).__name__}; expected a tensor of inputs, a data set, or a loader of "
+            "batches: torch.as_tensor(x) makes a tensor of an array"
         )
+    if isinstance(data, list) and any(isinstance(part, Tensor) for part in data):
+        raise ValueError("got a list of tensors; expected one tensor of inputs: torch.stack(rows) makes it")
     rows: Any = data
     if isinstance(rows, IterableDataset):
         rows = DataLoader(rows, batch_size=batch_size)
-    if isinstance(rows, Dataset):
-        tensors, _ = in_memory(rows)
-        labelled = tensors is not None and len(tensors) > 1
-        rows = rows if labelled else _Unlabelled(rows)
-    else:
-        rows = _Batches(rows)
+    tensors, _ = in_memory(getattr(rows, "dataset", rows))
+    if tensors is None or len(tensors) == 1:  # labels, if there are any, are not looked at
+        rows = _Batches(rows) if isinstance(rows, Iterable) and not isinstance(rows, Dataset) else _Unlabelled(rows)
     for x, _ in batches_of(rows, batch_size, title=title, progress=progress):
         yield x
 
@@ -101,8 +111,8 @@ def per_input(values: Tensor) -> Tensor:
 
 
 def row_names(x: Any) -> list[bytes]:
-    """Eight bytes for each row, a hash of its numbers: the same in float32 and in float64, for −0 and for 0,
-    and in whatever order a dict has its keys.
+    """Eight bytes for each row, a hash of its numbers: the same after a copy to float64, for −0 and for 0, and
+    in whatever order a dict has its keys.
 
     >>> import torch
     >>> a, b = row_names(torch.tensor([[0.5, -0.0], [0.5, 1.0]]))
@@ -118,3 +128,18 @@ def _words(part: Tensor) -> list[bytes]:
     part = part.detach().cpu()
     values = part.double() + 0.0 if part.is_floating_point() else part.long()
     return [row.tobytes() for row in values.numpy()]
+
+
+def answers_to(ask: Callable[[Any], Answer], x: Inputs, batch_size: int, *, title: str, progress: bool) -> list[Answer]:
+    """ask(batch) for each batch of inputs; tensors without a row are one batch.
+
+    >>> import torch
+    >>> answers_to(len, torch.zeros(5, 2), 3, title="counting", progress=False)
+    [3, 2]
+    """
+    if are_tensors(x) and rows_in(x) == 0:
+        return [ask(x)]
+    answers = []
+    for part in input_batches(x, batch_size, title=title, progress=progress):  # no comprehension: it would hold a
+        answers.append(ask(part))  # failed call's bar open for as long as its traceback lives
+    return answers

@@ -9,12 +9,13 @@ from the net itself (a Gaussian head), or from held-out residuals (`neuboots.res
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neuboots.metrics import Regression
 from neuboots.prediction import Predictor
 from neuboots.regression import split_gaussian
-from neuboots.tasks.common import Rows, batches_of, check_predictor, table, targets_for
+from neuboots.tasks.common import Rows, batches_of, check_predictor, part_of, table, targets_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ def regression(
     """RMSE, NLL, CRPS, coverage and width of the prediction interval, and calibration, over rows (x, y).
 
     `noise_std` is σ, one number or one for each output; a net with a Gaussian head (twice as many outputs as targets)
-    gives its own, and takes none.
+    brings its own, and takes none.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -70,24 +71,47 @@ def regression(
     """
     check_predictor(predictor)
     total: Regression | int = 0
+    gaussian: bool | None = None
     for x, y in batches_of(data, batch_size, title="regression", progress=progress):
-        mean, std = _gaussian(predictor, x, y, noise_std, num_samples, seed)
+        if gaussian is None:
+            gaussian = has_gaussian_head(predictor, x, y, seed=seed)
+            _check_noise(noise_std, gaussian)
+        mean, std = _predictive(predictor, x, None if gaussian else noise_std, num_samples, seed)
         total = total + Regression.of(mean, std, targets_for(mean, y), level=level)
     assert isinstance(total, Regression), "batches_of gives at least one batch"
     return RegressionReport(total, num_samples, seed)
 
 
-def _gaussian(
-    predictor: Predictor, x: Any, y: Tensor, noise_std: Tensor | float | None, num_samples: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a new y: (N, C, *) each."""
-    summary = predictor.summarize(x, num_samples, seed=seed)
-    if noise_std is None and summary.mean.numel() == 2 * y.numel():
-        band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
-        return band.mean, (band.std.square() + noise.square()).sqrt()
-    if noise_std is None:
+def has_gaussian_head(predictor: Predictor, x: Any, y: Tensor, *, seed: int = 0) -> bool:
+    """Has the net twice as many outputs as there are targets? One row tells.
+
+    >>> import torch
+    >>> from neuboots import PlainPredictor
+    >>> has_gaussian_head(PlainPredictor(torch.nn.Linear(3, 2)), torch.zeros(5, 3), torch.zeros(5))
+    True
+    """
+    return predictor.summarize(part_of(x, slice(0, 1)), 1, seed=seed).mean.numel() == 2 * y[:1].numel()
+
+
+def _check_noise(noise_std: Tensor | float | None, gaussian: bool) -> None:
+    if noise_std is None and not gaussian:
         raise ValueError(
             "got no noise_std for a net without a Gaussian head; expected the standard deviation of the noise: give "
             "noise_std=residual_std(predictor, x, y) of rows that were not trained on"
         )
+    if noise_std is not None and gaussian:
+        raise ValueError(
+            "got noise_std for a net with twice as many outputs as targets; expected none, since a Gaussian head "
+            "brings its own noise: leave noise_std out"
+        )
+
+
+def _predictive(
+    predictor: Predictor, x: Any, noise_std: Tensor | float | None, num_samples: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of a new y, (N, C, *) each; without noise_std the net has a Gaussian head."""
+    if noise_std is None:
+        band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
+        return band.mean, torch.hypot(band.std, noise)
+    summary = predictor.summarize(x, num_samples, seed=seed)
     return summary.mean, summary.predictive_std(noise_std)

@@ -7,6 +7,7 @@ Lakshminarayanan and Snoek, Can you trust your model's uncertainty? NeurIPS 2019
 and every batch is corrupted in every way; `neuboots.data.corruptions` has the ten of CIFAR-C, and rotation.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from neuboots.metrics import Classification
+from neuboots.metrics import Segmentation
 from neuboots.prediction import Predictor
 from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
 
@@ -76,13 +77,16 @@ def shift(
     num_samples: int = 100,
     seed: int = 0,
     num_bins: int = 15,
+    void: int | None = None,
     batch_size: int = 256,
     progress: bool = True,
 ) -> Shift:
     """Accuracy, ECE, NLL and Brier on clean and corrupted images, from rows (x, y) with x in [0, 1].
 
     `prepare` is what the net's images go through after the corruption, such as normalisation. A corruption is any
-    function of (images, severity, seed=…, index=…).
+    function of (images, severity, seed=…, index=…), where `index` counts the rows as they come: give data in a fixed
+    order, not shuffled, for the same noise on the same image. Pixels that are classified count as inputs of their own;
+    `void` is the label of those that have none.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import PlainPredictor
@@ -98,26 +102,31 @@ def shift(
            4         1  0.4858  0.6654  0.4723
     """
     check_predictor(predictor)
-    levels = tuple(severities)
+    if not isinstance(corruptions, Mapping) or not all(map(callable, corruptions.values())):
+        kinds = corruptions.values() if isinstance(corruptions, Mapping) else [corruptions]
+        got = " and ".join(dict.fromkeys(type(kind).__name__ for kind in kinds))
+        raise ValueError(f"got corruptions of type {got}; expected a dict of functions by name, as CORRUPTIONS is")
+    levels = _levels(severities)
     if not corruptions or not levels or len(set(levels)) < len(levels):
         raise ValueError(
             f"got {len(corruptions)} corruptions and severities {levels}; expected at least one of each, and none twice"
         )
     cases: list[tuple[str | None, int]] = [(None, 0), *((name, level) for name in corruptions for level in levels)]
-    tallies: dict[tuple[str | None, int], Classification] = {}
+    tallies: dict[tuple[str | None, int], Segmentation] = {}  # which keeps nothing for an input
     done = 0
     for x, y in batches_of(data, batch_size, title="shift", progress=progress):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"got inputs of type {type(x).__name__}; expected one tensor of images, (N, C, H, W)")
         index = torch.arange(done, done + len(x))
         done += len(x)
         for name, severity in cases:
             images = x if name is None else corruptions[name](x, severity, seed=seed, index=index)
-            if images.shape != x.shape:
-                raise ValueError(
-                    f"the corruption {name!r} made images of shape {tuple(images.shape)} of {tuple(x.shape)}; expected "
-                    "the same"
-                )
+            if not isinstance(images, Tensor) or images.shape != x.shape:
+                shape = f"images of shape {tuple(images.shape)}" if isinstance(images, Tensor) else repr(images)
+                raise ValueError(f"the corruption {name!r} made {shape} of {tuple(x.shape)}; expected the same")
             probs = predictor.summarize(prepare(images), num_samples, seed=seed).probs
-            part = Classification.of(probs, labels_for(probs, y), num_bins=num_bins)
+            labels = labels_for(probs, y, void=void)
+            part = Segmentation.of(probs, labels, void=-1 if void is None else void, num_bins=num_bins)
             before = tallies.get((name, severity))
             tallies[name, severity] = part if before is None else before + part
 
@@ -134,3 +143,10 @@ def shift(
         seed=seed,
         **{figure: figures(figure) for figure in FIGURES},
     )
+
+
+def _levels(severities: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(level) for level in severities)
+    except TypeError:
+        raise ValueError(f"got severities={severities!r}; expected whole numbers, such as (1, 3, 5)") from None

@@ -1,18 +1,20 @@
 """One step of active learning: the k rows of a pool to label next, with their scores."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from neuboots.prediction import Predictor
-from neuboots.tasks.active.strategies import OF_SPREAD, STRATEGIES, Kind, Score, Spread, check_strategy, same
-from neuboots.tasks.active.together import check_enough, check_numbers, chosen_together, drawn
+from neuboots.tasks.active.strategies import OF_SPREAD, STRATEGIES, Compared, Kind, Score, check_strategy, same
+from neuboots.tasks.active.together import check_numbers, check_pool, chosen_together, drawn
 from neuboots.tasks.common import check_predictor, table
 from neuboots.tasks.inputs import Inputs, input_batches, rows_in
+from neuboots.tasks.repeated import whole
 
 _SHOWN = 10  # rows of a choice that are printed
 
@@ -57,7 +59,8 @@ def next_to_label(
     """The k rows of the pool to label next, best first, with their scores.
 
     The pool is a tensor of inputs (a dict or tuple of them for a net of several), a data set, or a loader; labels are
-    passed over. Rows are numbered in the order in which the pool gives them. A strategy is one of `STRATEGIES`, or a
+    passed over. Rows are numbered in the order in which the pool gives them, and a DataLoader must give them in that
+    of its data set. A strategy is one of `STRATEGIES`, or a
     function of a Summary that gives N scores. `kind` says what the outputs are; of a regression the spread of the
     function itself counts. Equal scores are put in order by the seed.
 
@@ -77,28 +80,40 @@ def next_to_label(
     """
     check_predictor(predictor)
     name = check_strategy(strategy, kind)
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"got k={k!r}; expected the number of rows to label, at least 1")
-    if predictor.num_distinct is not None:
-        num_samples = min(num_samples, predictor.num_distinct)  # each member once
-    size = max(1000, 4 * k) if shortlist is None else shortlist
-    if size < 2 * k:
+    _check_order(pool)
+    k, num_samples = whole("k", k, least=1), whole("num_samples", num_samples, least=1)
+    seed = whole("seed", seed)
+    size = max(1000, 4 * k) if shortlist is None else whole("shortlist", shortlist)
+    if strategy == "batch" and size < 2 * k:
         raise ValueError(
             f"got shortlist={size} for k={k}; expected at least {2 * k}, twice as many as are to be chosen"
         )
-    if isinstance(getattr(pool, "sampler", None), RandomSampler):
-        raise ValueError("got a loader that shuffles; expected rows in a fixed order: make it with shuffle=False")
-    inputs = input_batches(pool, batch_size, title="scoring the pool", progress=progress)
-    if strategy == "batch":
-        view = Spread(predictor, kind)
-        rows, scores, total = chosen_together(view, inputs, k, num_samples, seed, size, progress=progress)
-    else:
-        every = _scores(predictor, inputs, strategy, kind, num_samples, seed)  # (N,)
-        total = len(every)
-        check_enough(k, total)
-        rows = _best(every, seed)[:k]
-        scores = every[rows]
+    if predictor.num_distinct is not None:
+        num_samples = min(num_samples, predictor.num_distinct)  # each member once
+    batches = input_batches(pool, batch_size, title="scoring the pool", progress=progress)
+    with closing(batches) as inputs:  # a traceback would keep it open, and its bar on the screen
+        if strategy == "batch":
+            view = Compared(predictor, kind)
+            rows, scores, total = chosen_together(view, inputs, k, num_samples, seed, size, progress=progress)
+        else:
+            every = _scores(predictor, inputs, strategy, kind, num_samples, seed)  # (N,)
+            total = len(every)
+            check_pool(k, total)
+            rows = _best(every, seed)[:k]
+            scores = every[rows]
     return Choice(rows, scores, name, total, num_samples, seed)
+
+
+def _check_order(pool: Inputs) -> None:
+    """Refuse a DataLoader whose k-th row is not the k-th of its data set."""
+    if not isinstance(pool, DataLoader) or isinstance(pool.dataset, IterableDataset):
+        return
+    order = pool.sampler if pool.batch_sampler is None else getattr(pool.batch_sampler, "sampler", pool.batch_sampler)
+    if not isinstance(order, SequentialSampler):
+        raise ValueError(
+            f"got a loader that shuffles, by a {type(order).__name__}; expected rows in their order: make it with "
+            "shuffle=False, or give its data set"
+        )
 
 
 def _scores(
@@ -106,7 +121,7 @@ def _scores(
 ) -> Tensor:
     """The score of every row of the pool: (N,)."""
     score = strategy if callable(strategy) else STRATEGIES[strategy]
-    view = Spread(predictor, kind) if strategy in OF_SPREAD else predictor
+    view = Compared(predictor, kind) if strategy in OF_SPREAD else predictor
     parts = [torch.zeros(0, dtype=torch.float64)]
     for x in inputs:
         size = rows_in(x)

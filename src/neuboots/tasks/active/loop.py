@@ -3,9 +3,8 @@
 Moon, Kim, Shin and Hwang, Confidence-aware learning for deep neural networks, ICML 2020 (the protocol).
 """
 
-import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from neuboots.losses import BinaryCrossEntropy, Brier, CrossEntropy, GaussianNLL
 from neuboots.metrics import Classification, Segmentation, rmse
 from neuboots.prediction import Method, Predictor, Summary
 from neuboots.tasks.active.choice import next_to_label
-from neuboots.tasks.active.strategies import Kind, Score, Spread, check_strategy
+from neuboots.tasks.active.strategies import Compared, Kind, Score, check_strategy
 from neuboots.tasks.common import Rows, batches_of, check_rows, labels_for, table, targets_for
-from neuboots.tasks.units import described, run_units, write_json
+from neuboots.tasks.identity import identity_of, net_of
+from neuboots.tasks.repeated import check_fits, kept, student_interval, whole
+from neuboots.tasks.units import run_units
 from neuboots.training import Recipe
 
 
@@ -59,11 +60,7 @@ class ActiveLearning:
         """mean ± t s/√T: Student's interval of the mean over trials: (R,) each."""
         if self.trials < 2:
             raise ValueError("got one trial, which has no spread; expected at least 2: run active_learning(trials=5)")
-        from scipy.stats import t
-
-        values = self._of(figure)
-        half = float(t.ppf((1 + level) / 2, self.trials - 1)) * values.std(0) / self.trials**0.5
-        return values.mean(0) - half, values.mean(0) + half
+        return student_interval(self._of(figure), level=level)
 
     def _of(self, figure: str) -> Tensor:
         if figure not in self.figures:
@@ -89,7 +86,7 @@ class ActiveLearning:
 
 def active_learning(
     method: Method,
-    make_net: Callable[[], nn.Module],
+    make_net: Callable[[], nn.Module] | None,
     pool: Dataset[Any],
     test: Rows,
     recipe: Recipe,
@@ -113,7 +110,8 @@ def active_learning(
     that methods and strategies with one seed are compared in pairs; so do the first weights of each round. The last
     query takes what is left of the pool, and the loop ends there. `kind` is found from the method's loss, or else from
     the targets of the test set. Trials run in `num_workers` processes. With a folder, every finished round is kept
-    there, and a run that was cut short goes on where it stopped, to the same end.
+    there, and a run that was cut short goes on where it stopped, to the same end; a folder made with other settings or
+    other data is refused. `make_net` must make a new net at each call.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import Plain
@@ -126,22 +124,33 @@ def active_learning(
     >>> found.num_labels.tolist(), found.accuracy.shape
     ([10, 50, 60], torch.Size([2, 3]))
     """
-    if not hasattr(method, "fit"):
-        raise ValueError(f"got method of type {type(method).__name__}; expected a method such as NeuBoots()")
-    if recipe.folder is not None:
-        raise ValueError("got a recipe with a folder, which all rounds would share; expected active_learning(folder=…)")
+    check_fits(method, recipe, test, task="active_learning")
     n = check_rows(pool)
-    limits = (("start", start, 1), ("query", query, 1), ("rounds", rounds, 0), ("trials", trials, 1))
-    for option, value, least in limits:
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"got {option}={value!r}; expected a whole number, at least {least}")
+    start, query = whole("start", start, least=1), whole("query", query, least=1)
+    rounds, trials = whole("rounds", rounds, least=0), whole("trials", trials, least=1)
+    num_samples, seed = whole("num_samples", num_samples, least=1), whole("seed", seed)
     if start > n:
         raise ValueError(f"got start={start} for a pool of {n} rows; expected at most {n}")
     kind = kind or _kind_of(method, test)
     name = check_strategy(strategy, kind)
+    net = net_of(make_net, recipe.seed)
     sizes = [start]
     while len(sizes) <= rounds and sizes[-1] < n:
         sizes.append(min(n, sizes[-1] + query))
+    identity = ""
+    if folder is not None:
+        identity = identity_of(
+            method=method,
+            net=net,
+            recipe=recipe,
+            strategy=strategy,
+            sizes=sizes,
+            kind=kind,
+            num_samples=num_samples,
+            seed=seed,
+            pool=pool,
+            test=test,
+        )
     shown = progress and num_workers == 1
     loop = _Loop(
         method=method,
@@ -163,7 +172,7 @@ def active_learning(
         trials,
         num_workers=num_workers,
         folder=loop.folder,
-        identity=loop.identity(name),
+        identity=identity,
         title="trials",
         progress=progress,
     )
@@ -187,7 +196,8 @@ def _kind_of(method: Method, test: Rows) -> Kind:
         return "gaussian"
     if isinstance(loss, SquaredError | nn.MSELoss | nn.L1Loss | nn.HuberLoss | nn.SmoothL1Loss):
         return "regression"
-    _, y = next(batches_of(test, 1, title="", progress=False))
+    with closing(batches_of(test, 1, title="", progress=False)) as batches:
+        _, y = next(batches)
     return "regression" if y.is_floating_point() else "classes"
 
 
@@ -196,7 +206,7 @@ class _Loop:
     """All that a trial needs to know."""
 
     method: Method
-    make_net: Callable[[], nn.Module]
+    make_net: Callable[[], nn.Module] | None
     pool: Dataset[Any]
     test: Rows
     recipe: Recipe
@@ -208,22 +218,6 @@ class _Loop:
     batch_size: int
     folder: Path | None
     progress: bool
-
-    def identity(self, strategy: str) -> str:
-        """What must be the same for results in one folder."""
-        recipe = replace(self.recipe, progress=False, num_workers=0, on_epoch=None)
-        settings = {
-            "method": described(self.method),
-            "make_net": described(self.make_net),
-            "recipe": described(recipe),
-            "strategy": strategy,
-            "sizes": self.sizes,
-            "rows": check_rows(self.pool),
-            "kind": self.kind,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
-        return json.dumps(settings)
 
     def trial(self, trial: int) -> dict[str, Any]:
         """One learning curve: the figures after each training, and the rows in the order they were labelled."""
@@ -239,15 +233,8 @@ class _Loop:
 
     def _round(self, trial: int, r: int, labelled: list[int]) -> dict[str, Any]:
         """Train, measure, and choose the rows of the next round; kept in the folder, and found there again."""
-        if self.folder is None:
-            return self._done(trial, r, labelled, None)
-        file = self.folder / f"trial-{trial:04d}" / f"round-{r:03d}.json"
-        fit = file.with_suffix("")  # checkpoints of the training under way
-        if not file.exists():
-            write_json(file, self._done(trial, r, labelled, fit))
-        shutil.rmtree(fit, ignore_errors=True)
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return result
+        file = None if self.folder is None else self.folder / f"trial-{trial:04d}" / f"round-{r:03d}.json"
+        return kept(file, lambda folder: self._done(trial, r, labelled, folder))
 
     def _done(self, trial: int, r: int, labelled: list[int], folder: Path | None) -> dict[str, Any]:
         seeds = {what: seed_named(self.seed, what, trial, r) for what in ("predict", "query")}
@@ -275,14 +262,20 @@ class _Loop:
 
     def _figures(self, predictor: Predictor, seed: int) -> dict[str, float]:
         """Of the test set."""
+        measure = self._of_classes if self.kind == "classes" else self._rmse
         batches = batches_of(self.test, self.batch_size, title="testing", progress=self.progress)
-        if self.kind == "classes":
-            total = sum(self._tally(predictor.summarize(x, self.num_samples, seed=seed), y) for x, y in batches)
-            assert isinstance(total, Classification | Segmentation), "batches_of gives at least one batch"
-            names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, Segmentation))
-            return {name: float(getattr(total, name)) for name in names}
+        with closing(batches):  # a traceback would keep it open
+            return measure(predictor, seed, batches)
+
+    def _of_classes(self, predictor: Predictor, seed: int, batches: Iterator[tuple[Any, Tensor]]) -> dict[str, float]:
+        total = sum(self._tally(predictor.summarize(x, self.num_samples, seed=seed), y) for x, y in batches)
+        assert isinstance(total, Classification | Segmentation), "batches_of gives at least one batch"
+        names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, Segmentation))
+        return {name: float(getattr(total, name)) for name in names}
+
+    def _rmse(self, predictor: Predictor, seed: int, batches: Iterator[tuple[Any, Tensor]]) -> dict[str, float]:
+        view = Compared(predictor, self.kind)
         squares, count = 0.0, 0
-        view = Spread(predictor, self.kind)
         for x, y in batches:
             mean = view.summarize(x, self.num_samples, seed=seed).mean
             squares += float(rmse(mean, targets_for(mean, y))) ** 2 * mean.numel()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from neuboots.prediction import Moments, Prediction, Predictor, Stream, Summary, class_probabilities
@@ -23,6 +24,9 @@ from neuboots.tasks.inputs import per_input
 
 Score = Callable[[Summary], Tensor]  # figures of N rows → (N,), the largest to be labelled first
 Kind = Literal["classes", "regression", "gaussian"]  # gaussian: the outputs are k means, then k values of log σ²
+
+
+_ROUNDING = 16  # machine epsilons; the std of 5,000 equal numbers comes to 4.5
 
 
 def same(figures: Summary) -> Tensor:
@@ -43,12 +47,19 @@ def _bald(figures: Summary) -> Tensor:
     return per_input(figures.mutual_information)
 
 
+def _spread(figures: Summary | Prediction) -> Tensor:
+    """std over replicates, and 0 where it is the rounding of a mean of equal numbers: (N, C, *)."""
+    mean, std = figures.mean, figures.std
+    eps = min(torch.finfo(std.dtype).eps, torch.finfo(torch.float32).eps)  # half precision is summed in float32
+    return std.masked_fill(std <= _ROUNDING * eps * mean.abs(), 0.0)  # NaN stays NaN
+
+
 def _std(figures: Summary) -> Tensor:
-    return per_input(figures.std.sum(1))
+    return per_input(_spread(figures).sum(1))
 
 
 def variance(figures: Summary | Prediction) -> Tensor:
-    return figures.std.square().flatten(1).sum(1)
+    return _spread(figures).square().flatten(1).sum(1)
 
 
 STRATEGIES: dict[str, Score] = {
@@ -69,7 +80,7 @@ def check_strategy(strategy: str | Score, kind: Kind) -> str:
         raise ValueError(f"got kind={kind!r}; expected one of {', '.join(get_args(Kind))}")
     if callable(strategy):
         return str(getattr(strategy, "__qualname__", type(strategy).__qualname__))
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ValueError(
             f"got strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}, or a function of a Summary that "
             "gives a score for each row"
@@ -82,7 +93,7 @@ def check_strategy(strategy: str | Score, kind: Kind) -> str:
 
 
 @dataclass(frozen=True)
-class Spread(Predictor):
+class Compared(Predictor):
     """Another predictor, giving what its rows are compared by: class probabilities, or the regression function."""
 
     inner: Predictor

@@ -63,7 +63,7 @@ def chosen_together(
             stay, _ = spread_out(vectors[:size], k, drawn(rows[:size], seed, "tie"), progress=False)
             stay = torch.cat([stay, torch.arange(size, len(rows))])
             rows, vectors = rows[stay], vectors[stay]
-    check_enough(k, total)
+    check_pool(k, total)
     places, scores = spread_out(vectors, k, drawn(rows, seed, "tie"), progress=progress)
     return rows[places], scores, total
 
@@ -102,7 +102,7 @@ def drawn(rows: Tensor, *name: int | str) -> Tensor:
     return uniforms(keys, torch.zeros_like(keys))
 
 
-def check_enough(k: int, total: int) -> None:
+def check_pool(k: int, total: int) -> None:
     if k > total:
         raise ValueError(f"got k={k} for a pool of {total} rows; expected at most {total}")
 

@@ -9,7 +9,7 @@ Newton and Raftery, Approximate Bayesian inference with the weighted likelihood 
 replicates).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,15 +19,18 @@ from torch.utils.data import Dataset
 
 from neuboots.batches import own_randomness
 from neuboots.keys import seed_named
+from neuboots.metrics.tally import Tally
 from neuboots.prediction import Method, Predictor
-from neuboots.tasks.audit.distances import distances_by_chance, distances_of_replicates
-from neuboots.tasks.audit.spread import FLAT, Place, Sets, Sums, ratio_of
-from neuboots.tasks.audit.verdict import Audit
-from neuboots.tasks.common import check_predictor, check_rows, inputs_of, part_of
-from neuboots.tasks.inputs import rows_in
+from neuboots.tasks.audit.chance import Chance, Kept
+from neuboots.tasks.audit.distances import distances_of_shapes
+from neuboots.tasks.audit.spread import FLAT, NUM_SETS, Place, Ratio, Sets, Sums
+from neuboots.tasks.audit.verdict import AWAY, Audit
+from neuboots.tasks.common import batches_of, check_predictor, check_rows, part_of
+from neuboots.tasks.inputs import input_batches, rows_in
 from neuboots.training import Recipe
 
-_HELD = 1 << 21  # replicates × outputs looked at together: memory does not grow with B
+_HELD = 1 << 21  # numbers looked at together
+_FAR_OUT = 0.5  # of the variance, on average over places, that goes if one replicate is left out
 
 
 def audit(
@@ -48,7 +51,7 @@ def audit(
     `bootstrap` is a method whose replicates are K nets on re-weighted or resampled data, such as
     `BayesianBootstrap(loss, num_members=20)`, which trains small nets side by side. They are trained as the recipe
     says, but under a seed of their own, lest they be nets that the predictor itself consists of. `classes` says whether
-    outputs are logits of classes (None: they are if targets are whole numbers).
+    outputs are logits of classes (None: they are if a target is one whole number, and the net has several outputs).
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import BayesianBootstrap, Plain, SquaredError
@@ -61,13 +64,25 @@ def audit(
     """
     check_predictor(predictor)
     check_rows(data)
+    if recipe.folder is not None:
+        raise ValueError(
+            "got a recipe with a folder, where the fit of the predictor may be; expected none, since other nets are "
+            "trained: give dataclasses.replace(recipe, folder=None)"
+        )
     named = seed_named(recipe.seed, seed, "audit")
     with own_randomness():
-        if classes is None:
-            row: Any = data[0]
-            classes = not torch.as_tensor(row[-1]).is_floating_point()
         truth = bootstrap.fit(make_net, data, replace(recipe, seed=named, progress=recipe.progress and progress))
+    check_predictor(truth)
+    if classes is None:
+        classes = _are_classes(truth, data, seed=seed)
     return compare(predictor, truth, x, num_samples=num_samples, seed=seed, classes=classes, progress=progress)
+
+
+def _are_classes(truth: Predictor, data: Dataset[Any], *, seed: int) -> bool:
+    """A label is one whole number for each input or pixel, where the net has several outputs for it."""
+    x, y = next(batches_of(data, 1, title="", progress=False))
+    outputs = truth.predict(x, 1, seed=seed).samples[0]  # (1, C, *)
+    return not y.is_floating_point() and outputs.shape[1] > 1 and y.numel() == outputs[:, 0].numel()
 
 
 def compare(
@@ -82,8 +97,9 @@ def compare(
 ) -> Audit:
     """Compare a predictor's replicates with K true ones, the members of `truth`, at x.
 
-    x is a tensor, or a tuple or dict of them. Inputs are taken a few at a time: memory grows with neither B nor N, but
-    for the maps. `classes` says that outputs are logits of classes.
+    x is a tensor (a tuple or dict of them), a data set or a loader. Memory is bounded by the B replicates at one input
+    (of many pixels, if it has them) and by the maps, one number for each input and output. `classes` says that outputs
+    are logits of classes.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import BayesianBootstrap, SquaredError
@@ -99,51 +115,58 @@ def compare(
     check_predictor(predictor)
     check_predictor(truth)
     num_true, num_samples = _check_counts(predictor, truth, num_samples)
-    if rows_in(x) == 0:
-        raise ValueError("got no inputs; expected at least one")
-    one = truth.predict(part_of(x, slice(0, 1)), 1, seed=seed).samples  # (1, 1, C, *)
     true, generated = Sets.of(num_true, seed=seed), Sets.of(num_samples, seed=seed)
-    size = max(1, _HELD // ((num_true + num_samples) * one.numel()))
     sums: Sums | int = 0
-    parts: list[_Maps] = []
-    for batch in inputs_of(x, size, title="audit", progress=progress):
-        pair = truth.predict(batch, num_true, seed=seed), predictor.predict(batch, num_samples, seed=seed)
-        theirs, mine = (tuple(prediction.samples.shape[1:]) for prediction in pair)
+    shares: _Shares | int = 0
+    kept: list[Kept] = []
+    maps: list[_Maps] = []
+    pixels: tuple[int, ...] = ()
+    start = 0
+    for batch in _batches(x, truth, num_true + num_samples, seed=seed, progress=progress):
+        pair = (
+            truth.predict(batch, num_true, seed=seed).samples,
+            predictor.predict(batch, num_samples, seed=seed).samples,
+        )
+        theirs, mine = (tuple(samples.shape[1:]) for samples in pair)
         if mine != theirs:
             raise ValueError(
                 f"got outputs {mine} of the predictor and {theirs} of the true replicates; expected the same: train "
                 "both with the same net"
             )
-        t, s = (_places(prediction.samples, classes) for prediction in pair)
-        parts.append(maps := _Maps.of(t, s))
-        sums = sums + Sums.of(true.log_std(t), generated.log_std(s), true, generated, maps.counted)
+        pixels = theirs[2:]
+        for t, s in _places(*pair, classes):
+            maps.append(part := _Maps.of(t, s))
+            sums = sums + Sums.of(true.log_std(t), generated.log_std(s), true, generated, part.counted)
+            shares = shares + _Shares.of(t, s, part.differs)
+            new = Kept.of(t, s, part.counted, start=start, seed=seed)
+            kept = [kept[0] + new] if kept else [new]
+            start += t.shape[2]
     assert isinstance(sums, Sums), "there is at least one input"
-    whole = _Maps(*(torch.cat([getattr(part, field.name) for part in parts], 1) for field in fields(_Maps)))
+    assert isinstance(shares, _Shares)
+    whole = _Maps(*(torch.cat([getattr(part, field.name) for part in maps], 1) for field in fields(_Maps)))
     if not bool(whole.differs.any()):
         raise ValueError(
             f"the {num_true} true replicates do not differ at these inputs; expected a bootstrap that draws weights "
             "for each of them: is it BayesianBootstrap or StandardBootstrap?"
         )
-    shape = (one.shape[2], -1, *one.shape[3:])  # (C, N, *)
-    ks_chance, ks_limit, wasserstein_chance = distances_by_chance(num_true, num_samples, seed=seed)
-    ratio, ratio_low, ratio_high = ratio_of(sums, true, generated, num_true, num_samples)
-    place = Place.of(sums, true, generated)
+    chance = Chance.of(kept[0], away=AWAY, seed=seed) if bool(whole.counted.any()) else None
+    by_chance = 0.0 if chance is None else chance.log_ratio
+    shape = (len(whole.std), -1, *pixels)  # (C, N, *)
     return Audit(
-        ratio=ratio,
-        ratio_low=ratio_low,
-        ratio_high=ratio_high,
-        ratio_spread=place.spread,
-        correlation=place.correlation,
-        correlation_error=place.error,
-        raw_correlation=place.raw,
-        reliability=place.reliability,
-        ks=float(whole.ks[whole.differs].mean()),
-        ks_chance=ks_chance,
-        ks_limit=ks_limit,
-        wasserstein=float(whole.wasserstein[whole.differs].mean()),
-        wasserstein_chance=wasserstein_chance,
+        size=Ratio.over_all(sums, true, generated, chance=by_chance),
+        sizes=Ratio.by_output(sums, true, generated, chance=by_chance),
+        place=Place.of(sums, true, generated),
+        ks=None if chance is None else float(whole.ks[whole.counted].mean()),
+        ks_chance=None if chance is None else chance.ks,
+        wasserstein=None if chance is None else float(whole.wasserstein[whole.counted].mean()),
+        wasserstein_chance=None if chance is None else chance.wasserstein,
+        wasserstein_limit=None if chance is None else chance.wasserstein_limit,
         shift=float(whole.shift[whole.differs].median()),
+        away=float((whole.shift[whole.differs] > AWAY).double().mean()),
+        away_limit=0.0 if chance is None else chance.away_limit,
         flat=1 - float(whole.counted.sum() / whole.differs.sum()),
+        far_out_true=_far_out(shares.true / shares.count),
+        far_out=_far_out(shares.generated / shares.count),
         std=whole.std.view(shape).movedim(0, 1),
         true_std=whole.true_std.view(shape).movedim(0, 1),
         ks_map=whole.ks.view(shape).movedim(0, 1),
@@ -166,14 +189,28 @@ def _check_counts(predictor: Predictor, truth: Predictor, num_samples: int) -> t
     return num_true, num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
 
 
-def _places(samples: Tensor, classes: bool) -> Tensor:
-    """Outputs as they are compared, inputs and pixels in one axis: (B, N, C, *) → (B, C, L)."""
-    if not bool(torch.isfinite(samples).all()):
+def _batches(x: Any, truth: Predictor, replicates: int, *, seed: int, progress: bool) -> Iterator[Any]:
+    """So many inputs at a time that their replicates are no more than _HELD numbers, one at least."""
+    size = 0
+    for batch in input_batches(x, title="audit", progress=progress):
+        if not size:
+            one = truth.predict(part_of(batch, slice(0, 1)), 1, seed=seed).samples  # (1, 1, C, *)
+            size = max(1, _HELD // (replicates * one.numel()))
+        for start in range(0, rows_in(batch), size):
+            yield part_of(batch, slice(start, start + size))
+
+
+def _places(true: Tensor, generated: Tensor, classes: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs as they are compared, inputs and pixels in one axis, some at a time: (B, N, C, *) → (B, C, L)."""
+    if not all(bool(torch.isfinite(samples).all()) for samples in (true, generated)):
         raise ValueError("got replicates with NaN or infinite outputs; expected finite numbers: look at the training")
-    samples = samples.detach().cpu().double()
-    if classes and samples.shape[2] > 1:
-        samples = samples - samples.mean(2, keepdim=True)
-    return samples.movedim(2, 1).flatten(2)
+    pair = [samples.detach().movedim(2, 1).flatten(2) for samples in (true, generated)]
+    size = max(1, _HELD // (max(len(true) + len(generated), 2 * NUM_SETS) * pair[0].shape[1]))
+    for t, s in zip(*(torch.split(samples, size, 2) for samples in pair), strict=True):
+        t, s = t.cpu().double(), s.cpu().double()
+        if classes and t.shape[1] > 1:
+            t, s = t - t.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
+        yield t, s
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +232,31 @@ class _Maps:
         true_std = true.std(0)
         # float32 outputs differ by rounding in the seventh figure
         differs = true_std > 1e-6 * true.square().mean(0).sqrt()
-        ks, wasserstein = distances_of_replicates(true.flatten(1), generated.flatten(1))
+        ks, wasserstein = distances_of_shapes(true.flatten(1), generated.flatten(1))
         shift = (generated.mean(0) - true.mean(0)).abs() / true_std
-        wasserstein = wasserstein.view_as(std).where(differs, 0.0)
-        return cls(std, true_std, ks.view_as(std), wasserstein, shift, differs, differs & (std >= FLAT * true_std))
+        counted = differs & (std >= FLAT * true_std)
+        return cls(std, true_std, ks.view_as(std), wasserstein.view_as(std), shift, differs, counted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shares(Tally):
+    """For each replicate, the share of the variance that goes with it, summed over places: (K,), (B,)."""
+
+    true: Tensor
+    generated: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, true: Tensor, generated: Tensor, differs: Tensor) -> "_Shares":
+        shares = []
+        for samples in (true, generated):
+            squares = (samples - samples.mean(0)).square()  # (B, C, L)
+            total = squares.sum(0) * (1 - 1 / len(samples))
+            share = squares / total.clamp_min(torch.finfo(torch.float64).tiny)
+            shares.append(share.where(differs, 0.0).sum((1, 2)))
+        return cls(shares[0], shares[1], differs.sum().double())
+
+
+def _far_out(share: Tensor) -> tuple[int, ...]:
+    """Which replicates make up most of the spread; of fewer than eight, any of them may."""
+    return () if len(share) < 8 else tuple((share > _FAR_OUT).nonzero()[:, 0].tolist())

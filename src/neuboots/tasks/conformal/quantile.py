@@ -3,9 +3,16 @@
     q the k-th smallest of s(X₁, Y₁), …, s(X_n, Y_n),   k = ⌈level · (n + 1)⌉,   P(Y ∈ C(X)) ≥ k / (n + 1) ≥ level
 
 Where scores have no ties, the coverage given the calibration rows is itself a draw from Beta(k, n + 1 − k). Pixels of
-an image are not exchangeable with each other, images are: with P pixels an image the rank is ⌈level · (n + 1) · P⌉
-among the n · P scores, and the expected share of a new image's pixels that are covered is at least `level` (conformal
-risk control); P = 1 is the case above.
+an image are not exchangeable with each other, images are: q is then the least number at which the shares of covered
+pixels, added over the n images, reach level · (n + 1), and the expected share of a new image's pixels that are covered
+is at least `level` (conformal risk control). Every image counts the same, however many of its pixels have a label; with
+P pixels in each that is rank ⌈level · (n + 1) · P⌉ among all scores, and P = 1 is the case above.
+
+Rounding. In another batch a net rounds the same input otherwise, and where scores have ties, all those at q would drop
+out together. With e(x, y) the most that a score may move, s(x, y) + e(x, y) is as good a score: calibration takes its
+quantile, by raising every score that it sees by 2 e, and the guarantee holds in batches of any size. 2 e is 64 eps of
+the outputs' type (at most 2⁻⁷), relative to their size; wide nets were seen to move by 16. TF32 moves outputs by more:
+where scores have ties, switch it off, or ask in batches as large as in calibration.
 
 Vovk, Gammerman and Shafer, Algorithmic learning in a random world, Springer 2005 (split conformal); Angelopoulos,
 Bates, Fisch, Lei and Schuster, Conformal risk control, ICLR 2024 (pixels).
@@ -16,9 +23,18 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neuboots.tasks.common import check_predictor
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """2 e for outputs of size 1: how far apart two batches may put the same input.
+
+    Half precision is capped: its nets add in float32, and only what they store is rounded.
+    """
+    return min(64 * torch.finfo(dtype).eps, 2.0**-7)
 
 
 def rank(level: float, rows: int, pixels: int) -> int:
@@ -26,27 +42,53 @@ def rank(level: float, rows: int, pixels: int) -> int:
     return math.ceil(Fraction(str(float(level))) * (rows + 1) * pixels)
 
 
-def quantile(scores: Tensor, level: float, rows: int) -> float:
-    """The score that the new row stays below with this probability; ∞ where the rows are too few to tell: (n · P,)."""
-    k = rank(level, rows, len(scores) // rows) if rows else 1
-    return math.inf if k > len(scores) else float(scores.kthvalue(k).values)
+def quantile(scores: Tensor, counts: Tensor, level: float) -> float:
+    """The score that a new row stays below with this probability; ∞ where the rows are too few to tell.
+
+    `counts` (n,) says how many of the scores, one row after another, belong to each: rows without any do not count.
+
+    >>> quantile(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), 0.5)
+    2.0
+    """
+    counts = counts[counts > 0].long()
+    rows = len(counts)
+    if not enough(level, rows):
+        return math.inf
+    unit, wanted = math.lcm(*set(counts.tolist())), 0.0
+    if unit * rows < 1 << 62:  # shares in whole numbers
+        shares, wanted = unit // counts, rank(level, rows, unit)
+    else:
+        shares, wanted = 1 / counts.double(), level * (rows + 1) * (1 + 1e-9)  # outwards, by more than sums are off
+    ordered, order = scores.sort()
+    reached = shares.repeat_interleave(counts)[order].cumsum(0)
+    return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])
+
+
+def enough(level: float, rows: int) -> bool:
+    """Is there a rank for this level? level · (n + 1) ≤ n."""
+    return rank(level, rows, 1) <= rows
+
+
+def check_calibration_rows(level: float, rows: int) -> None:
+    if not enough(level, rows):
+        share = Fraction(str(float(level)))
+        raise ValueError(
+            f"got {rows} calibration rows; expected at least {math.ceil(share / (1 - share))} for level {level:g}, or "
+            "every set would have to hold everything: give more rows, or a lower level"
+        )
 
 
 def check_options(predictor: Any, level: float, kind: str, kinds: tuple[str, ...]) -> None:
     check_predictor(predictor)
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"got level {level}; expected a number between 0 and 1, such as 0.9")
+    if not (isinstance(level, float | int) and 0.0 < level < 1.0):
+        raise ValueError(f"got level {level!r}; expected a number between 0 and 1, such as 0.9")
     if kind not in kinds:
         raise ValueError(f"got kind={kind!r}; expected one of {', '.join(map(repr, kinds))}")
 
 
-def check_enough(level: float, rows: int, pixels: int) -> None:
-    if rank(level, rows, pixels) > rows * pixels:
-        needed = math.ceil(Fraction(str(float(level))) / (1 - Fraction(str(float(level)))))
-        raise ValueError(
-            f"got {rows} calibration rows; expected at least {needed} for level {level:g}, or every set would have to "
-            "hold everything: give more rows, or a lower level"
-        )
+def per_row(counted: Tensor) -> Tensor:
+    """How many pixels of each row count: (N, *) → (N,)."""
+    return counted.reshape(len(counted), -1).sum(1).cpu()
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,9 @@
     print(detector.evaluate(test_in, test_out, positive="in"))
 
 Scores are larger where an input is further out of distribution. All detectors have `fit`, `score` and `evaluate` with
-the same arguments, and use those they need: `fit(inside, outside, train=…)`.
+the same arguments, and use those they need: `fit(inside, outside, train=…)`. They are for predictors of classes, whose
+outputs are logits; nothing in an output tells a regression from one, so for numbers take `Spread`, which reads the
+spread of the replicates alone (`Mahalanobis` needs a class for each training row).
 """
 
 from neuboots.tasks.ood.detector import Detector, LogisticRule, split

@@ -3,8 +3,8 @@
     s : x ↦ R,   x is taken to be out of distribution where s(x) > τ
 
 A detector stands around a predictor. `fit` gives a fitted one, `score` its scores, `evaluate` every figure of the
-scores of two data sets. Some are trained on inputs of both kinds; these must not be among those they are tested on, so
-a detector remembers the rows it was fitted on, by a hash of their numbers, and `evaluate` refuses them.
+scores of two data sets. What a detector was fitted on, the training data or a validation part of both kinds, must not
+be among what it is tested on, so it remembers those rows, by a hash of eight bytes each, and `evaluate` refuses them.
 """
 
 from abc import ABC, abstractmethod
@@ -12,18 +12,20 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from neuboots.batches import size_of
 from neuboots.keys import seed_named
 from neuboots.metrics import Detection
+from neuboots.metrics.ood import check_side
 from neuboots.prediction import Predictor, Summary
 from neuboots.tasks.common import Rows, check_predictor, part_of
-from neuboots.tasks.inputs import Inputs, are_tensors, input_batches, row_names, rows_in
+from neuboots.tasks.inputs import Inputs, are_tensors, input_batches, row_names, rows_in, tensors_in
 
-_TOLERATED = 0.01  # share of the rows fitted on that may stand among those tested: images that a data set has twice
+_TOLERATED = 0.01  # share of the rows fitted on, and of those tested, that may be the same: images that a set has twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +36,13 @@ class Detector(ABC):
     _: KW_ONLY
     num_samples: int = 100
     seed: int = 0
-    fitted_on: frozenset[bytes] = field(default=frozenset(), repr=False)  # names of rows
+    fitted_on: Tensor = field(default_factory=lambda: no_names(), repr=False)  # of rows, rising: (n,)
 
     def __post_init__(self) -> None:
         check_predictor(self.predictor)
+        B = self.num_samples
+        if isinstance(B, bool) or not isinstance(B, int) or B < 1:
+            raise ValueError(f"got num_samples={B!r}; expected a whole number, at least 1")
 
     @abstractmethod
     def scores(self, x: Any) -> Tensor:
@@ -74,20 +79,9 @@ class Detector(ABC):
         progress: bool = True,
     ) -> Detection:
         """Every figure of the scores of inputs in and out of distribution; the paper's positive class is "in"."""
-        shared: set[bytes] = set()
-
-        def check(x: Any) -> None:
-            """At once, not after an hour of scores."""
-            shared.update(self.fitted_on.intersection(row_names(x)) if self.fitted_on else ())
-            if len(shared) > _TOLERATED * len(self.fitted_on):
-                raise ValueError(
-                    f"of the {len(self.fitted_on)} inputs that the detector was fitted on, {len(shared)} or more are "
-                    "among those to test it on; expected others: part the data with split(data, num), fit on one part "
-                    "and evaluate on the other"
-                )
-
-        ours = self._scored(inside, ", inside", batch_size, progress, check)
-        theirs = self._scored(outside, ", outside", batch_size, progress, check)
+        check_side(positive)
+        ours = self._scored(inside, ", inside", batch_size, progress, fresh=True)
+        theirs = self._scored(outside, ", outside", batch_size, progress, fresh=True)
         return Detection.of(ours, theirs, positive=positive)
 
     def _scored(
@@ -96,12 +90,21 @@ class Detector(ABC):
         title: str,
         batch_size: int,
         progress: bool,
-        check: Callable[[Any], None] = lambda x: None,
+        fresh: bool = False,
     ) -> Tensor:
-        found = []
+        """(N,); if `fresh`, of inputs that the detector was not fitted on."""
+        check_data(data)
+        found, done, shared = [], 0, no_names()
         for x in input_batches(data, batch_size, title=type(self).__name__ + title, progress=progress):
-            check(x)
-            found.append(self.scores(x))
+            if fresh and len(self.fitted_on):
+                done += rows_in(x)
+                names = names_of(x)
+                shared = distinct([shared, names[torch.isin(names, self.fitted_on)]])
+                self._check_fresh(len(shared), len(self.fitted_on))  # at once, not after an hour of scores
+            scores = self.scores(x)
+            _check_each(scores.shape, 0, x)
+            found.append(scores)
+        self._check_fresh(len(shared), min(done, len(self.fitted_on)))
         scores = torch.cat(found)
         if scores.isnan().any():
             raise ValueError(
@@ -109,27 +112,38 @@ class Detector(ABC):
             )
         return scores
 
+    def _check_fresh(self, shared: int, of: int) -> None:
+        if shared > _TOLERATED * of:
+            raise ValueError(
+                f"of the {len(self.fitted_on)} inputs that the detector was fitted on, {shared} or more are among "
+                "those to test it on; expected others: part the data with split(data, num), fit on one part and "
+                "evaluate on the other; where rows repeat by nature, take Detection.of(score(inside), score(outside))"
+            )
+
     def _summary(self, x: Any) -> Summary:
         return self.predictor.summarize(x, self.num_samples, seed=self.seed)
 
     def _measured(
         self, inside: Inputs | None, outside: Inputs | None, measure: Callable[[Any], Tensor], size: int, progress: bool
-    ) -> tuple[Tensor, Tensor, frozenset[bytes]]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """measure(x), (G, N, K), over both validation parts: (G, n, K), (G, m, K), and the names of their rows."""
         if inside is None or outside is None:
             raise ValueError(
                 f"{type(self).__name__} is fitted on a validation part of both kinds; expected fit(inside, outside): "
                 "split(data, num) parts a data set"
             )
-        names: set[bytes] = set()
-        parts = []
+        check_data(inside)
+        check_data(outside)
+        names, parts = [], []
         for data, title in ((inside, "inside"), (outside, "outside")):
             found = []
             for x in input_batches(data, size, title=f"fitting {type(self).__name__}, {title}", progress=progress):
-                found.append(measure(x))
-                names.update(row_names(x))
+                measured = measure(x)
+                _check_each(measured.shape, 1, x)
+                found.append(measured)
+                names.append(names_of(x))
             parts.append(torch.cat(found, 1))
-        return parts[0], parts[1], frozenset(names)
+        return parts[0], parts[1], distinct(names)
 
 
 # -- inputs --------------------------------------------------------------------------------------------
@@ -140,6 +154,46 @@ def precise(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
+def names_of(x: Any) -> Tensor:
+    """A name for each row of a batch of inputs, as one number: (N,)."""
+    return torch.frombuffer(bytearray(b"".join(row_names(x))), dtype=torch.int64)
+
+
+def distinct(names: list[Tensor]) -> Tensor:
+    """Each name once, rising."""
+    return torch.from_numpy(np.unique(torch.cat(names).numpy()))
+
+
+def no_names() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def check_data(data: Any) -> None:
+    """Refuse tensors without a common first axis, and data sets of unknown length that are no streams."""
+    if are_tensors(data):
+        shapes = [tuple(part.shape) for part in tensors_in(data)]
+        if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
+            got = " and ".join(map(str, shapes))
+            raise ValueError(
+                f"got inputs of shape {got}; expected the batch on the first axis, (N, …), with as many rows in each "
+                "tensor: x[None] makes a batch of one input"
+            )
+    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
+        raise ValueError(
+            f"got a {type(data).__name__} without a length; expected a data set with __len__, or an IterableDataset"
+        )
+
+
+def _check_each(shape: torch.Size, axis: int, x: Any) -> None:
+    """Refuse figures that are not one for each row."""
+    if len(shape) <= axis or shape[axis] != rows_in(x):
+        got = " and ".join(str(tuple(part.shape)) for part in tensors_in(x))
+        raise ValueError(
+            f"got scores of shape {tuple(shape)[axis:]} for inputs of shape {got}; expected one for each row of inputs "
+            "(N, …), the batch on the first axis: x[None] makes a batch of one input"
+        )
+
+
 def split(data: Inputs, num: int, *, seed: int = 0) -> tuple[Any, Any]:
     """A validation part of `num` rows, drawn at random, to fit a detector on; and the rest, to test it on.
 
@@ -147,6 +201,7 @@ def split(data: Inputs, num: int, *, seed: int = 0) -> tuple[Any, Any]:
     >>> len(validation), sorted(torch.cat([validation, rest]).flatten().tolist()) == list(range(10))
     (3, True)
     """
+    check_data(data)
     whole = are_tensors(data)
     if not whole and not isinstance(data, Dataset):
         size_of(data)  # a loader gets a sentence of its own
@@ -193,7 +248,17 @@ class LogisticRule:
         """
         from sklearn.linear_model import LogisticRegression
 
+        if inside.ndim != 2 or inside.shape[1:] != outside.shape[1:] or not len(inside) or not len(outside):
+            raise ValueError(
+                f"got statistics of shapes {tuple(inside.shape)} and {tuple(outside.shape)}; expected (n, K) and "
+                "(m, K), with at least one input of each kind"
+            )
         both = precise(torch.cat([inside, outside])).cpu()
+        if not bool(both.isfinite().all()):
+            raise ValueError(
+                f"got {int((~both.isfinite()).sum())} NaN or infinite statistics of {both.numel()}; expected numbers: "
+                "check the net"
+            )
         centre, scale = both.mean(0), both.std(0, correction=0)
         scale = scale.where(scale > 1e-12 * both.abs().amax(0), 1.0)  # a statistic that never changes tells nothing
         is_out = torch.arange(len(both)) >= len(inside)
@@ -232,5 +297,6 @@ def _halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def check_step(epsilons: tuple[float, ...]) -> None:
     """ε are distances in the units of the inputs."""
-    if not epsilons or not all(isinstance(e, int | float) and 0 <= e < float("inf") for e in epsilons):
-        raise ValueError(f"got ε = {epsilons!r}; expected distances ≥ 0, in the units of the inputs")
+    several = isinstance(epsilons, tuple | list) and len(epsilons) > 0
+    if not several or not all(isinstance(e, int | float) and 0 <= e < float("inf") for e in epsilons):
+        raise ValueError(f"got ε = {epsilons!r}; expected a tuple of distances ≥ 0, in the units of the inputs")

@@ -3,8 +3,9 @@
     μ_c = mean of φ over class c,   Σ = 1/n Σᵢ (φᵢ − μ_{yᵢ})(φᵢ − μ_{yᵢ})ᵀ,   d²(φ) = min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c)
 
 φ is what the head reads, or the means over the pixels of each channel of a layer's output. Sums are gathered in double
-precision in one pass over the training data, around the mean of the first batch. Σ⁺ is the pseudo-inverse: features
-that never change in training, as dead units do, have no distance to tell.
+precision in one pass over the training data, around the mean of the first batch. Σ⁺ = S⁻¹ (S⁻¹ΣS⁻¹)⁺ S⁻¹ with S the
+standard deviations: a pseudo-inverse in which the unit of a feature does not matter. Features that never change in
+training, as dead units do, and what varies by the rounding of others alone, have no distance to tell.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,48 +16,86 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuboots.metrics.tally import run_ends
 from neuboots.prediction import Predictor, check_inputs
-from neuboots.surgery import Split, eval_mode, main_output, split_head, to_net, uncompiled, unwrap
+from neuboots.surgery import Split, call_net, eval_mode, main_output, split_head, to_net, uncompiled, unwrap
 from neuboots.tasks.common import part_of
 from neuboots.tasks.inputs import rows_in
 from neuboots.tasks.ood.detector import precise
 
 _ROUNDING = 8  # eps of the features' precision, of their size: what varies less than that, varies by rounding
 _FEW = 8  # inputs with which a net is tried
+_STAGES = 3  # layers at even distances, where shapes do not tell the stages of a net
 
 # -- which net, which layers ---------------------------------------------------------------------------
 
 
 def trained_net(predictor: Predictor, net: nn.Module | None, head: str | None, x: Any) -> Split:
     """The net whose features are meant, split at its head: `net`, or the predictor's own if its replicates are made of
-    the features that this net gives at x; else a sentence."""
+    the features that this net gives at x, or the first of its members, or its module, on the same terms; else a
+    sentence."""
     found = predictor.net if net is None else unwrap(net)
     if found is None:
         raise ValueError(
             f"the {type(predictor).__name__} has no net; expected one, whose features are compared: take a detector of "
             "its predictions, such as MaxSoftmax or Spread"
         )
-    if any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
-        raise ValueError(_other_net(predictor, "keeps only the architecture of the net it was given"))
     few = part_of(x, slice(0, _FEW))
-    split = split_head(found, head, example=to_net(found, few))
-    if net is None and not _uses(predictor, split, few):
-        raise ValueError(_other_net(predictor, "predicts with other weights than those of its net"))
-    return split
-
-
-def _other_net(predictor: Predictor, why: str) -> str:
-    return (
+    why = "keeps only the architecture of the net it was given"
+    if not any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
+        split = split_head(found, head, example=to_net(found, few))
+        if net is not None or _uses(predictor, split, few):
+            return split
+        why = "predicts with other weights than those of its net"
+    others = _others(predictor, found)
+    for other in others.values():
+        split = split_head(other, head, example=to_net(other, few))
+        if _is_replicate(predictor, other, few) or _uses(predictor, split, few):
+            return split
+    known = [*others, *(["export(0)"] if callable(getattr(predictor, "export", None)) else [])]
+    ways = " or ".join(["a plain net trained on the same data", *(f"predictor.{name}" for name in known)])
+    raise ValueError(
         f"the {type(predictor).__name__} {why}; expected a trained net, whose features are compared: give one with "
-        "net=…, such as one member of an ensemble (predictor.nets[0], predictor.export(0)), the trained module "
-        "(predictor.module) of MC dropout, or a plain net"
+        f"net=…, such as {ways}"
+    )
+
+
+def _others(predictor: Predictor, net: nn.Module) -> dict[str, nn.Module]:
+    """Trained nets that a predictor may hold besides the one it was given, by what to call them."""
+    found: dict[str, nn.Module] = {}
+    if nets := getattr(predictor, "nets", None):
+        found["nets[0]"] = nets[0]
+    module = getattr(predictor, "module", None)
+    if isinstance(module, nn.Module) and _weights(module) == _weights(net):  # the same, with dropout put in
+        found["module"] = module
+    return found
+
+
+def _weights(net: nn.Module) -> list[torch.Size]:
+    return [tensor.shape for tensor in (*net.parameters(), *net.buffers())]
+
+
+def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
+    """Whether the net by itself gives what one of the predictor's replicates does."""
+    samples = predictor.predict(x, predictor.num_distinct or 1).samples  # (B, N, C, *)
+    with torch.no_grad(), eval_mode(net):
+        output = main_output(call_net(net, to_net(net, x)))
+    output = output[..., None] if output.ndim == 1 else output
+    return output.shape == samples.shape[1:] and bool(
+        torch.isclose(samples, output.to(samples), rtol=1e-4, atol=1e-5).flatten(1).all(1).any()
     )
 
 
 def _uses(predictor: Predictor, split: Split, x: Any) -> bool:
     """Whether the head of the net, while the predictor predicts, reads the features that the net gives by itself."""
     read: list[Tensor] = []
-    hook = split.head.register_forward_pre_hook(lambda head, args: read.append(args[0].detach().clone()))
+    predictor.predict(x, 1)  # what it prepares once, it prepares without the hook
+
+    def note(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if type(args[0]) is Tensor:  # what is traced comes after something that replicates do each in its own way
+            read.append(args[0].detach().clone())
+
+    hook = split.head.register_forward_pre_hook(note)
     try:
         predictor.predict(x, predictor.num_distinct or 1)
     finally:
@@ -120,31 +159,58 @@ def _channels(output: Tensor, axis: int, *, of_head: bool = False) -> Tensor:
 def stages_of(split: Split, x: Any) -> tuple[str, ...]:
     """The net's stages: of its blocks in order, the last that gives outputs of one shape before the shape changes.
 
-    Blocks are the net's children, those of nn.Sequential and of whatever holds the head among them. Stages whose
-    features are those of the head are left out.
+    Blocks are the net's children, those of nn.Sequential and of whatever holds the head among them; those that are used
+    more than once do not count, and stages whose features are those of the head are left out. Where that leaves none,
+    as where all blocks give one shape, a few at even distances are taken, of the parts of blocks where these are few.
     """
+    few = to_net(split.net, part_of(x, slice(0, _FEW)))
+    blocks = list(_blocks(split.net, "", split.head))
+    shapes = _shapes(split, blocks, few)
+    order = list(shapes)
+    last = [name for k, name in enumerate(order) if k + 1 == len(order) or shapes[order[k + 1]] != shapes[name]]
+    if stages := _not_the_heads(split, last, few):
+        return tuple(stages)
+    rest = _not_the_heads(split, order, few)
+    while len(rest) < _STAGES:
+        parts = [part for name in blocks for part in _parts(split, name)]
+        if parts == blocks:
+            break
+        blocks, rest = parts, _not_the_heads(split, list(_shapes(split, parts, few)), few)
+    if not rest:
+        raise ValueError(
+            "found no layer before the head whose features are not the head's own; expected at least one, for this "
+            "detector to be more than the plain one: name some (layers=…), or take Mahalanobis"
+        )
+    thirds = torch.arange(len(rest)).tensor_split(min(_STAGES, len(rest)))
+    return tuple(rest[int(third[-1])] for third in thirds)
+
+
+def _shapes(split: Split, names: list[str], x: Any) -> dict[str, torch.Size]:
+    """The shape of what each of these layers gives, in the order in which they are done; those used once."""
     net = split.net
-    x = to_net(net, part_of(x, slice(0, _FEW)))
-    calls: list[tuple[str, torch.Size]] = []
+    calls: list[tuple[str, torch.Size | None]] = []
 
     def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and output.shape[:1] == (rows_in(x),):
-            calls.append((name, output.shape[1:]))
+        fits = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (rows_in(x),)
+        calls.append((name, output.shape[1:] if fits else None))
 
-    with torch.no_grad(), eval_mode(net), uncompiled(net), _watching(net, _blocks(net, "", split.head), note):
+    with torch.no_grad(), eval_mode(net), uncompiled(net), _watching(net, names, note):
         split.features(x)
-    names = [name for name, _ in calls]
-    last = [
-        name
-        for k, (name, shape) in enumerate(calls)
-        if names.count(name) == 1 and (k + 1 == len(calls) or calls[k + 1][1] != shape)
-    ]
-    if not last:
-        return ()
+    used = [name for name, _ in calls]
+    return {name: shape for name, shape in calls if shape is not None and used.count(name) == 1}
+
+
+def _not_the_heads(split: Split, names: list[str], x: Any) -> list[str]:
+    """Of these layers, those whose features are not what the head reads."""
     with torch.no_grad():
-        *found, phi = features_of(split, tuple(last), x)
-    kept = zip(last, found, strict=True)
-    return tuple(name for name, part in kept if part.shape != phi.shape or not torch.allclose(part, phi, atol=1e-5))
+        *found, phi = features_of(split, tuple(names), x)
+    kept = zip(names, found, strict=True)
+    return [name for name, part in kept if part.shape != phi.shape or not torch.allclose(part, phi, atol=1e-5)]
+
+
+def _parts(split: Split, name: str) -> list[str]:
+    """The blocks inside a block; itself, where there are none."""
+    return list(_blocks(split.net.get_submodule(name), name, split.head)) or [name]
 
 
 def _blocks(module: nn.Module, prefix: str, head: nn.Module) -> Iterator[str]:
@@ -167,7 +233,7 @@ class ClassGaussians:
 
     means: Tensor  # μ: (C, D), of the classes that have rows
     covariance: Tensor  # Σ: (D, D)
-    whitening: Tensor  # W with W Wᵀ = Σ⁺: (D, R)
+    whitening: Tensor  # W with W Wᵀ = Σ⁺: (D, R), R the directions in which features vary
 
     def distances(self, features: Tensor) -> Tensor:
         """min_c d²: (N, D) → (N,)."""
@@ -191,6 +257,7 @@ class ClassSums:
     """
 
     shift: Tensor  # (D,)
+    classes: Tensor  # the labels seen so far, rising: (C,)
     counts: Tensor  # (C,)
     totals: Tensor  # Σ of φ − shift by class: (C, D)
     products: Tensor  # Σ (φ − shift)(φ − shift)ᵀ: (D, D)
@@ -208,40 +275,49 @@ class ClassSums:
             self.empty, width = False, phi.shape[1]
             self.rounding = _ROUNDING * torch.finfo(features.dtype).eps
             self.shift = phi.mean(0)
-            self.counts, self.totals = phi.new_zeros(0), phi.new_zeros(0, width)
+            self.classes, self.counts, self.totals = y[:0], phi.new_zeros(0), phi.new_zeros(0, width)
             self.products = phi.new_zeros(width, width)
         phi = phi - self.shift
-        new = int(y.amax()) + 1 - len(self.counts)
-        if new > 0:
-            self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
-            self.totals = torch.cat([self.totals, self.totals.new_zeros(new, phi.shape[1])])
-        self.counts = self.counts.index_add(0, y, phi.new_ones(len(y)))
-        self.totals = self.totals.index_add(0, y, phi)
+        classes = torch.cat([self.classes, y]).sort().values
+        classes = classes[run_ends(classes) - 1]  # each once, so that labels may be as large as they like
+        before, now = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, y)
+        counts, totals = phi.new_zeros(len(classes)), phi.new_zeros(len(classes), phi.shape[1])
+        self.counts = counts.index_add(0, before, self.counts).index_add(0, now, phi.new_ones(len(y)))
+        self.totals = totals.index_add(0, before, self.totals).index_add(0, now, phi)
+        self.classes = classes
         self.products = self.products + phi.mT @ phi
 
     def gaussians(self) -> ClassGaussians:
-        seen = self.counts > 0
-        counts = self.counts[seen, None]
-        means = self.totals[seen] / counts
+        counts = self.counts[:, None]
+        means = self.totals / counts
         n = counts.sum()
         scatter = self.products - (counts * means).mT @ means  # Σ over rows, around the means of their classes
         covariance = (scatter + scatter.mT) / (2 * n)
         size = (self.products.diagonal() + 2 * self.shift * self.totals.sum(0)) / n + self.shift**2  # mean of φ²
-        values, vectors = torch.linalg.eigh(covariance)
-        digits = len(values) * torch.finfo(values.dtype).eps
-        kept = values > max(float(size.amax()) * self.rounding**2, float(values[-1]) * digits)
+        digits = len(covariance) * torch.finfo(covariance.dtype).eps
+        noise = torch.maximum(size * self.rounding**2, digits * self.products.diagonal() / n)  # variance by rounding
+        variance = covariance.diagonal()
+        scale = torch.where(variance > noise, variance, torch.inf).sqrt()  # a feature that never changes counts as 0
+        values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
+        rounding = vectors.square().mT @ (noise / scale**2)  # along each direction
+        kept = values > torch.maximum(rounding, values[-1] * digits)
         if not bool(kept.any()):
             raise ValueError(
                 f"the features of {int(n)} inputs do not vary within their classes, so distances have no unit; "
                 "expected several different inputs of a class"
             )
-        return ClassGaussians(means + self.shift, covariance, vectors[:, kept] / values[kept].sqrt())
+        return ClassGaussians(means + self.shift, covariance, vectors[:, kept] / values[kept].sqrt() / scale[:, None])
 
 
 def _classes(labels: Tensor, rows: int) -> Tensor:
-    if labels.shape not in ((rows,), (rows, 1)) or labels.is_floating_point() or int(labels.amin()) < 0:
+    """Labels (N,) as whole numbers ≥ 0; they may be floats, and have axes of length 1 besides, as for other tasks."""
+    if labels.shape[:1] != (rows,) or labels.numel() != rows:
+        raise ValueError(f"got labels of shape {tuple(labels.shape)}; expected ({rows},), a class for each input")
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise ValueError("got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression?")
+    if int(labels.amin()) < 0:
         raise ValueError(
-            f"got labels of shape {tuple(labels.shape)} and {labels.dtype}; expected ({rows},), a class 0 … C − 1 for "
-            "each input"
+            f"labels run from {int(labels.amin())} to {int(labels.amax())}; expected classes 0 … C − 1: renumber the "
+            "labels, or drop the inputs without one"
         )
     return labels.reshape(rows).long()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from neuboots.surgery import Split
 from neuboots.tasks.common import Rows, batches_of
 from neuboots.tasks.inputs import Inputs
-from neuboots.tasks.ood.detector import Detector, LogisticRule, check_step, choose_rule
+from neuboots.tasks.ood.detector import Detector, LogisticRule, check_data, check_step, choose_rule, distinct, names_of
 from neuboots.tasks.ood.features import (
     ClassGaussians,
     ClassSums,
@@ -49,10 +49,9 @@ class Layers:
             return torch.stack([torch.stack(found, 1)] * len(epsilons))
         with torch.inference_mode(False), torch.enable_grad():
             leaves = leaves_of(x)
-            directions = [
-                [-slope.sign() for slope in slopes_of(distance.sum(), leaves)]
-                for distance in self._distances(with_floats(x, leaves))
-            ]
+            totals = [distance.sum() for distance in self._distances(with_floats(x, leaves))]
+            # A layer that depends on no floating-point input, as an embedding of words does, is measured where it is.
+            directions = [[-slope.sign() for slope in slopes] for slopes in slopes_of(totals, leaves)]
         with torch.no_grad():
             return torch.stack([self._moved(x, directions, epsilon) for epsilon in epsilons])
 
@@ -72,8 +71,9 @@ class Layers:
 class Mahalanobis(Detector):
     """s = min_c d²: the plain form, `fit(train=…)` on the training data.
 
-    The features are those of the predictor's net, where its predictions come from it; `net` is another one, such as a
-    member of an ensemble, and `head` names its last layer where that is in doubt. B plays no part.
+    The features are those of the predictor's net, where its predictions come from it; of an ensemble, those of its
+    first member; of MC dropout, those of its module, where dropout stands before the head alone. Else `net` says which
+    net is meant. `head` names its last layer where that is in doubt. B plays no part.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import PlainPredictor
@@ -89,6 +89,10 @@ class Mahalanobis(Detector):
     net: nn.Module | None = field(default=None, repr=False)
     head: str | None = None
     fitted: Layers | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_net(self.net)
 
     def scores(self, x: Any) -> Tensor:
         return _fitted(self.fitted).distances(x, (0.0,))[0, :, 0]
@@ -107,15 +111,17 @@ class Mahalanobis(Detector):
         def choose(x: Any) -> tuple[Split, tuple[str, ...]]:
             return trained_net(self.predictor, self.net, self.head, x), ()
 
-        return replace(self, fitted=_layers(choose, train, batch_size, progress))
+        layers, names = _layers(choose, train, batch_size, progress)
+        return replace(self, fitted=layers, fitted_on=names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MahalanobisEnsemble(Detector):
     """s = the log-odds of being out of distribution, from distances in several layers, with input preprocessing.
 
-    `layers` names them; None takes the last output of each shape on the way to the head, as the stages of a
-    residual net give. The head's features always join. `fit` needs the training data and a validation part of both
+    `layers` names them; None takes the last output of each shape on the way to the head, as the stages of a residual
+    net give, or where all have one shape, a few at even distances. The head's features always join; which net is meant
+    is said as for `Mahalanobis`. `fit` needs the training data and a validation part of both
     kinds, on which ε and the weights of the layers are chosen. One score costs a pass and a gradient for each layer.
 
     >>> from torch.utils.data import TensorDataset
@@ -139,8 +145,13 @@ class MahalanobisEnsemble(Detector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_net(self.net)
         check_step(self.epsilons)
         check_step((self.epsilon,))
+        layers = self.layers
+        names = isinstance(layers, tuple | list) and all(isinstance(name, str) for name in layers)
+        if layers is not None and (not names or len(set(layers)) < len(layers)):
+            raise ValueError(f"got layers={layers!r}; expected a tuple of names that differ, as of net.named_modules()")
 
     def scores(self, x: Any) -> Tensor:
         layers = _fitted(self.fitted)
@@ -162,22 +173,26 @@ class MahalanobisEnsemble(Detector):
             split = trained_net(self.predictor, self.net, self.head, x)
             return split, stages_of(split, x) if self.layers is None else _known(self.layers, split)
 
-        layers = _layers(choose, train, batch_size, progress)
+        layers, trained_on = _layers(choose, train, batch_size, progress)
 
         def measure(x: Any) -> Tensor:
             return layers.distances(x, self.epsilons)
 
         ours, theirs, names = self._measured(inside, outside, measure, batch_size, progress)
         best, rule = choose_rule(ours, theirs, seed=self.seed)
+        names = distinct([names, trained_on])
         return replace(self, fitted=layers, epsilon=self.epsilons[best], rule=rule, fitted_on=names)
 
 
 def _layers(
     choose: Callable[[Any], tuple[Split, tuple[str, ...]]], train: Rows | None, batch_size: int, progress: bool
-) -> Layers:
-    """The Gaussians of every layer, in one pass over the training data; `choose` sees the first batch."""
+) -> tuple[Layers, Tensor]:
+    """The Gaussians of every layer, in one pass over the training data, and the names of its rows; `choose` sees the
+    first batch."""
     if train is None:
         raise ValueError("got no training data to know the classes by; expected fit(train=…) with rows (x, y)")
+    check_data(train)
+    names: list[Tensor] = []
     chosen: tuple[Split, tuple[str, ...]] | None = None
     sums: list[ClassSums] = []
     for x, y in batches_of(train, batch_size, title="features of the training data", progress=progress):
@@ -188,8 +203,14 @@ def _layers(
             found = features_of(*chosen, x)
         for each, features in zip(sums, found, strict=True):
             each.add(features, y)
+        names.append(names_of(x))
     assert chosen is not None, "batches_of gives at least one batch"
-    return Layers(*chosen, tuple(each.gaussians() for each in sums))
+    return Layers(*chosen, tuple(each.gaussians() for each in sums)), distinct(names)
+
+
+def _check_net(net: Any) -> None:
+    if net is not None and not isinstance(net, nn.Module):
+        raise ValueError(f"got net={net!r}; expected a trained torch.nn.Module, or None for the predictor's own")
 
 
 def _known(names: tuple[str, ...], split: Split) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ Liang, Li and Srikant, Enhancing the reliability of out-of-distribution image de
 the grid, and its choice by TNR at 95 % TPR on a validation part, as in Lee, Lee, Lee and Shin, NeurIPS 2018.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -67,17 +67,26 @@ def leaves_of(x: Any) -> list[Tensor]:
     return leaves
 
 
-def slopes_of(objective: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """∇ of the objective at each leaf, or a sentence; what it was computed from is kept for others."""
-    found: tuple[Tensor | None, ...] = (None,)
-    if objective.requires_grad:
-        found = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
-    if all(slope is None for slope in found):
+def slopes_of(objectives: list[Tensor], leaves: list[Tensor]) -> list[list[Tensor]]:
+    """∇ of each objective at each leaf, zero where it does not depend on it, or a sentence where none depends on any.
+
+    What they were computed from is kept for others.
+    """
+    found: list[tuple[Tensor | None, ...]] = []
+    for objective in objectives:
+        slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if objective.requires_grad:
+            slopes = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
+        found.append(slopes)
+    if all(slope is None for slopes in found for slope in slopes):
         raise ValueError(
-            "the outputs have no gradient in the inputs, so these cannot be moved towards more confidence; expected a "
-            "predictor that can be differentiated in x: take a detector without input preprocessing, or ε = 0"
+            "the outputs have no gradient in the inputs, so these cannot be moved by a small ε; expected a predictor "
+            "that can be differentiated in x: take a detector without input preprocessing, or ε = 0"
         )
-    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, leaves, strict=True)]
+    return [
+        [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
+        for slopes in found
+    ]
 
 
 def moved(x: Any, directions: list[Tensor], epsilon: float) -> Any:
@@ -110,7 +119,7 @@ def towards_confidence(
         for chunk in stream.chunks(size):
             p = _probabilities(chunk, temperature)  # (b, N, C, *)
             ours = p.gather(2, labels.expand(len(p), *labels.shape)) / likeliest
-            total = [a + b for a, b in zip(total, slopes_of(ours.sum(), leaves), strict=True)]
+            total = [a + b for a, b in zip(total, slopes_of([ours.sum()], leaves)[0], strict=True)]
         return [slope.sign() for slope in total]
 
 
@@ -127,14 +136,20 @@ def _chunk(stream: Stream) -> int:
 
 
 def summarize_hot(predictor: Predictor, x: Any, *, temperature: float, num_samples: int, seed: int) -> Summary:
-    """The figures of f_b(x) / T, in memory that does not grow with B."""
+    """The figures of f_b(x) / T, in memory that does not grow with B.
+
+    In double precision: at T = 1000 all probabilities are close to 1/C, and inputs differ in digits that others lack.
+    """
     if temperature == 1:
         return predictor.summarize(x, num_samples, seed=seed)
     check_inputs(x)
     with torch.no_grad():
         stream = predictor.stream(x, num_samples, seed=seed)
-        hot = replace(stream, chunks=lambda size: (chunk / temperature for chunk in stream.chunks(size)), moments=None)
-        return accumulate(hot)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            return (precise(chunk) / temperature for chunk in stream.chunks(size))
+
+        return accumulate(replace(stream, chunks=chunks, moments=None))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -161,6 +176,8 @@ class Odin(Detector):
         super().__post_init__()
         check_step((self.epsilon,))
         check_step(self.epsilons)
+        if not isinstance(self.temperatures, tuple | list) or not self.temperatures:
+            raise ValueError(f"got temperatures={self.temperatures!r}; expected a tuple of positive numbers")
         for temperature in (self.temperature, *self.temperatures):
             check_temperature(temperature)
 

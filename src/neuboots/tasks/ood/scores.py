@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from neuboots.tasks.inputs import per_input
-from neuboots.tasks.ood.detector import Detector
+from neuboots.tasks.ood.detector import Detector, precise
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Energy(Detector):
     >>> from neuboots import PlainPredictor
     >>> detector = Energy(PlainPredictor(torch.nn.Identity()))
     >>> detector.score(torch.tensor([[5.0, 0.0], [0.1, 0.0]]), progress=False)  # −log(e⁵ + 1), −log(e^0.1 + 1)
-    tensor([-5.0067, -0.7444])
+    tensor([-5.0067, -0.7444], dtype=torch.float64)
     """
 
     temperature: float = 1.0
@@ -103,7 +103,7 @@ class Energy(Detector):
         check_temperature(self.temperature)
 
     def scores(self, x: Any) -> Tensor:
-        logits = self._summary(x).mean  # (N, C, *)
+        logits = precise(self._summary(x).mean)  # (N, C, *)
         if logits.shape[1] == 1:
             raise ValueError(
                 "got a net with one output, whose energy depends on which class it stands for; expected a logit for "
