@@ -205,7 +205,7 @@ def test_every_data_set_is_fitted_and_predicted_under_a_seed_of_its_own() -> Non
 def test_the_band_is_the_root_mean_square_and_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits take 10, 40, 90, 160 and 250 ticks, predictions 1 … 5; the first band is three times as wide as the next."""
     method = Watched()
-    monkeypatch.setattr("neuboots.tasks.coverage.time.perf_counter", lambda: method.clock[0])
+    monkeypatch.setattr("neuboots.tasks.coverage.check.time.perf_counter", lambda: method.clock[0])
     found = checked(method, num_sets=5)
     assert found.fit_seconds.tolist() == [10, 40, 90, 160, 250]
     assert found.predict_seconds.tolist() == [1, 2, 3, 4, 5]

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverage
+from neuboots.tasks.repeated import student_interval
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 GREY, BLUE, GREEN, ORANGE, PURPLE = "#7a7a7a", "#0072b2", "#009e73", "#d55e00", "#b5669a"
@@ -228,8 +229,7 @@ def draw_learning_curves(
         mean = trials.mean(0)
         title = name
         if len(trials) > 1:
-            half = _student(len(trials)) * trials.std(0) / len(trials) ** 0.5
-            ends = (mean - half).tolist(), (mean + half).tolist()
+            ends = [end.tolist() for end in student_interval(trials)]
             if len(place) == 1:  # a band over one size has no width
                 ax.vlines(place, *ends, color=color, alpha=0.35, lw=6)
             else:
@@ -327,10 +327,3 @@ def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     middle = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
     half = _Z * (share * (1 - share) / count + _Z**2 / (4 * count**2)).sqrt() / (1 + _Z**2 / count)
     return middle - half, middle + half
-
-
-def _student(count: int) -> float:
-    """How many standard errors make a 95 % interval of a mean over `count` trials: 2.78 for five."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, count - 1))
