@@ -229,11 +229,11 @@ def draw_learning_curves(
         mean = trials.mean(0)
         title = name
         if len(trials) > 1:
-            ends = [end.tolist() for end in student_interval(trials)]
+            low, high = (end.tolist() for end in student_interval(trials))
             if len(place) == 1:  # a band over one size has no width
-                ax.vlines(place, *ends, color=color, alpha=0.35, lw=6)
+                ax.vlines(place, low, high, color=color, alpha=0.35, lw=6)
             else:
-                ax.fill_between(place, *ends, color=color, alpha=0.2, lw=0)
+                ax.fill_between(place, low, high, color=color, alpha=0.2, lw=0)
             title = f"{name} ({len(trials)} trials)"
         ax.plot(place, mean.tolist(), color=color, lw=2, marker=marker, ms=5, label=title)
     ax.set(xlabel="labelled inputs", ylabel=label)
