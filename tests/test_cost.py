@@ -1,4 +1,4 @@
-"""Cost: exact ratios by a clock of our own, memory that is really there, and real methods on tiny data."""
+"""Cost: exact ratios by a clock of our own, memory that is really there, and real methods on real data."""
 
 import gc
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -250,8 +251,9 @@ def rows(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_real_methods_on_tiny_data() -> None:
-    loss, x = SquaredError(), rows(32, 3)
+def test_real_methods_on_real_data() -> None:
+    loss = SquaredError()
+    x, y = (torch.from_numpy(part[:32]).float() for part in load_diabetes(return_X_y=True))
     methods: dict[str, Any] = {
         "plain": lambda K: Plain(loss),
         "neuboots": lambda K: NeuBoots.regression(),
@@ -260,9 +262,9 @@ def test_real_methods_on_tiny_data() -> None:
         "ensemble": lambda K: DeepEnsemble(loss, num_members=K),
         "mimo": lambda K: MIMO(loss, num_members=K),
     }
-    net = lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))  # noqa: E731
+    net = lambda: nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 1))  # noqa: E731
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    data = TensorDataset(x, x.sum(1))
+    data = TensorDataset(x, y / 100)
     found = cost(methods, net, data, x[:5], RECIPE, members=(1, 3), repeats=1, progress=False)
     assert [(row.method, row.members) for row in found.rows] == [(name, K) for K in (1, 3) for name in methods]
     assert all(row.fit_ratio > 0 and row.predict_ratio > 0 for row in found.rows)
