@@ -10,9 +10,9 @@ P pixels in each that is rank ⌈level · (n + 1) · P⌉ among all scores, and 
 
 Rounding. In another batch a net rounds the same input otherwise, and where scores have ties, all those at q would drop
 out together. With e(x, y) the most that a score may move, s(x, y) + e(x, y) is as good a score: calibration takes its
-quantile, by raising every score that it sees by 2 e, and the guarantee holds in batches of any size. 2 e is 64 eps of
-the outputs' type (at most 2⁻⁷), relative to their size; wide nets were seen to move by 16. TF32 moves outputs by more:
-where scores have ties, switch it off, or ask in batches as large as in calibration.
+quantile, by raising every score that it sees by 2 e, and the guarantee then holds in batches of any size. 2 e is 64 eps
+of the outputs' type (at most 2⁻⁷), relative to their size. That is an allowance and no bound: a very deep net, or TF32,
+may move its outputs by more. Where scores have ties, ask such a net in batches as large as in calibration.
 
 Vovk, Gammerman and Shafer, Algorithmic learning in a random world, Springer 2005 (split conformal); Angelopoulos,
 Bates, Fisch, Lei and Schuster, Conformal risk control, ICLR 2024 (pixels).
