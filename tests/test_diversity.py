@@ -1,6 +1,5 @@
 """Diversity of replicates: the figures over data that come in batches, for any method."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,39 +9,11 @@ from oracle import standard_errors
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from zoo import Stored, noise, numbered
 
 import neuboots
 from neuboots import Recipe, metrics
-from neuboots.prediction import Predictor, Stream
 from neuboots.tasks.diversity import DiversityReport, diversity
-
-
-@dataclass(frozen=True)
-class Stored(Predictor):
-    """Row x of the inputs is the number of a column of stored samples (B, M, C, *)."""
-
-    samples: Tensor
-    num_distinct: int | None = None  # type: ignore[assignment]
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
-        found = self.samples[:num_samples, x[:, 0].long()]
-        return Stream(num_samples, 1, lambda size: iter(found.split(size)))
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-
-def numbered(y: Tensor) -> TensorDataset:
-    """Inputs that are their own row numbers."""
-    return TensorDataset(torch.arange(float(len(y)))[:, None], y)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def measure(samples: Tensor, y: Tensor, **options: Any) -> DiversityReport:

@@ -16,10 +16,11 @@ from oracle import standard_errors
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from zoo import Stored, noise, numbered
 
 import neuboots
 from neuboots import EpochReport, Recipe
-from neuboots.prediction import Predictor, Stream
+from neuboots.prediction import Predictor
 from neuboots.tasks.imbalance import (
     Imbalance,
     ImbalanceOverSeeds,
@@ -28,34 +29,6 @@ from neuboots.tasks.imbalance import (
     long_tailed,
     over_seeds,
 )
-
-
-@dataclass(frozen=True)
-class Stored(Predictor):
-    """Row x of the inputs is the number of a column of stored samples (B, M, C, *)."""
-
-    samples: Tensor
-    num_distinct: int | None = None  # type: ignore[assignment]
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
-        found = self.samples[:num_samples, x[:, 0].long()]
-        return Stream(num_samples, 1, lambda size: iter(found.split(size)))
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-
-def numbered(y: Tensor) -> TensorDataset:
-    """Inputs that are their own row numbers."""
-    return TensorDataset(torch.arange(float(len(y)))[:, None], y)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def measure(samples: Tensor, y: Tensor, **options: Any) -> Imbalance:

@@ -1,4 +1,4 @@
-"""Nets that the library has never seen, each with an input and the name of its head."""
+"""Nets that the library has never seen, each with an input and the name of its head; and a predictor by table."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,6 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.prediction import Predictor, Stream
 
 
 class Deep(nn.Module):
@@ -216,3 +219,31 @@ def make(case: Case) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return case.make().eval()
+
+
+@dataclass(frozen=True)
+class Stored(Predictor):
+    """Row x of the inputs is the number of a column of stored samples (B, M, C, *)."""
+
+    samples: Tensor
+    num_distinct: int | None = None  # type: ignore[assignment]
+
+    @property
+    def net(self) -> None:
+        return None
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
+        found = self.samples[:num_samples, x[:, 0].long()]
+        return Stream(num_samples, 1, lambda size: iter(found.split(size)))
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+
+def numbered(y: Tensor) -> TensorDataset:
+    """Inputs that are their own row numbers."""
+    return TensorDataset(torch.arange(float(len(y)))[:, None], y)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
