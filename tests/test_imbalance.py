@@ -20,13 +20,12 @@ from zoo import Stored, noise, numbered
 
 import neuboots
 from neuboots import EpochReport, Recipe
+from neuboots.data import exponential_counts, long_tailed
 from neuboots.prediction import Predictor
 from neuboots.tasks.imbalance import (
     Imbalance,
     ImbalanceOverSeeds,
-    exponential_counts,
     imbalance,
-    long_tailed,
     over_seeds,
 )
 

@@ -8,7 +8,8 @@ import pytest
 import scipy.stats
 import torch
 
-from neuboots.tasks.repeated import kept, student_interval, whole
+from neuboots.keys import whole
+from neuboots.tasks.repeated import kept, student_interval
 
 
 def test_a_fit_is_done_once_and_its_checkpoints_go(tmp_path: Path) -> None:

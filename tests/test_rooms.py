@@ -55,8 +55,8 @@ ALLOWED: dict[str, set[str]] = {
         "progress",
         "training",
     },
-    "nets": set(),
-    "data": set(),
+    "nets": {"batches", "checkpoints", "progress"},
+    "data": {"keys", "batches"},
     "report": {"prediction", "metrics", "tasks"},
     "saving": {"prediction", "surgery", "methods", "nets"},
     "contract": {"losses", "methods", "prediction", "saving", "training"},
@@ -73,7 +73,10 @@ ALLOWED |= {
 
 CORE = ALLOWED["__init__"] | {"__init__", "keys", "tape", "checkpoints", "progress"}
 LIGHT = sys.stdlib_module_names | {"torch", "numpy", "neuboots"}
-HEAVY = ["lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics", "gpytorch"]
+HEAVY = [
+    "lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics", "gpytorch",
+    "datasets", "kornia", "monai", "nibabel", "pandas", "transformers",
+]  # fmt: skip
 
 
 class Import(NamedTuple):

@@ -1,6 +1,8 @@
 """Nets that the library has never seen, each with an input and the name of its head; and a predictor by table."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -247,3 +249,10 @@ def numbered(y: Tensor) -> TensorDataset:
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def data_root() -> Path | None:
+    """The folder of real data sets: NEUBOOTS_DATA, or one beside the repository; None where there is neither."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("NEUBOOTS_DATA") or beside)
+    return root if root.is_dir() else None

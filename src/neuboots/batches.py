@@ -81,8 +81,17 @@ def size_of(data: Dataset[Any]) -> int | None:
     return n
 
 
+def check_rows(data: Dataset[Any]) -> int:
+    """n, or a sentence for a stream."""
+    n = size_of(data)
+    if n is None:
+        raise ValueError("got a stream of unknown length; expected a data set with a length")
+    return n
+
+
 def targets_of(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
-    """All targets, (n, …): from the tensors or the `.targets` of the data set, else by reading it once.
+    """All targets, (n, …): from the tensors or the `.targets` of the data set, else by reading it once; a data set that
+    has `target(i)` is asked for that alone.
 
     Rows that are read are named by the seed, as in training, and `reduce` makes each small before the next is read.
     """
@@ -94,13 +103,31 @@ def targets_of(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], 
         targets = torch.as_tensor(targets)
         return targets if places is None else targets[places]
     found = []
+    target_alone: Callable[[int], Any] | None = getattr(whole, "target", None)
     with own_randomness():
         for i in range(len(cast(Sized, data))):
-            seed_everything(seed, "target", i)
-            found.append(reduce(_as_target(as_pair(data[i])[1])))
+            if target_alone is not None:  # no image is decoded for its mask
+                target = target_alone(i if places is None else int(places[i]))
+            else:
+                seed_everything(seed, "target", i)
+                target = as_pair(data[i])[1]
+            found.append(reduce(_as_target(target)))
     if any(target.shape != found[0].shape for target in found):
         raise ValueError("got targets of several shapes; expected one shape for all rows")
     return torch.stack(found)
+
+
+def classes_in(data: Dataset[Any]) -> Tensor:
+    """The class of each row: (n,)."""
+    labels = targets_of(data)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
+    if labels.ndim != 1 or not whole or bool((labels < 0).any()):
+        raise ValueError(
+            f"got targets of shape {tuple(labels.shape)} and type {labels.dtype}; expected the class of each row, a "
+            "whole number from 0 on"
+        )
+    return labels.long().cpu()
 
 
 def _as_target(y: Any) -> Tensor:
@@ -184,16 +211,28 @@ class _Order:
 
 
 class _SeededRows(Dataset[Any]):
-    """Row i of epoch t, read with randomness named by (seed, t, i): augmentation does not depend on workers."""
+    """Row i of epoch t, read with randomness named by (seed, t, i): augmentation does not depend on workers.
+
+    A data set that reads many rows at once (`__getitems__`) draws for all of a batch, by the name of its first row.
+    """
 
     def __init__(self, data: Dataset[Any], seed: int) -> None:
         self.data, self.seed = data, seed
+        self.at_once = hasattr(_unwrapped(data)[0], "__getitems__")  # a Subset always has it, its data may not
 
     def __getitem__(self, named: tuple[int, int]) -> tuple[Any, Any, int]:
         epoch, i = named
         seed_everything(self.seed, "row", epoch, i)
         x, y = as_pair(self.data[i])
         return x, y, i
+
+    def __getitems__(self, named: list[tuple[int, int]]) -> list[tuple[Any, Any, int]]:
+        if not self.at_once:
+            return [self[name] for name in named]
+        rows = [i for _, i in named]
+        seed_everything(self.seed, "rows", *named[0])
+        pairs = cast(Any, self.data).__getitems__(rows)
+        return [(*as_pair(pair), i) for pair, i in zip(pairs, rows, strict=True)]
 
 
 class _NumberedStream(IterableDataset[Any]):
@@ -237,6 +276,20 @@ def in_memory(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | N
     return (whole.tensors, places) if isinstance(whole, TensorDataset) else (None, None)
 
 
+def _collate(rows: list[Any]) -> Any:
+    """torch's own, but for a word on rows of several sizes."""
+    try:
+        return default_collate(rows)
+    except RuntimeError:
+        shapes = sorted({tuple(part.shape) for row in rows for part in row[:1] if isinstance(part, Tensor)})
+        if len(shapes) < 2:
+            raise
+        raise ValueError(
+            f"got inputs of several sizes in one batch, such as {shapes[0]} and {shapes[-1]}; expected one size: crop "
+            "or resize them (an augmentation may), or take batch_size=1"
+        ) from None
+
+
 class Loader:
     """Passes over a data set: `epoch(t, start)` yields (k, batch, share) from batch k = start on.
 
@@ -273,7 +326,9 @@ class Loader:
             self.steps = steps_per_epoch
             self.stream = _NumberedStream(data, seed, rank, world)
             size = max(1, batch_size // world)
-            self.loader: DataLoader[Any] = DataLoader(self.stream, batch_size=size, num_workers=num_workers)
+            self.loader: DataLoader[Any] = DataLoader(
+                self.stream, batch_size=size, num_workers=num_workers, collate_fn=_collate
+            )
             return
         self.order = _Order(n, batch_size, seed, shuffle, rank, world)
         self.steps = len(self.order)
@@ -283,7 +338,7 @@ class Loader:
                 batch_sampler=cast(Any, self.order),
                 num_workers=num_workers,
                 persistent_workers=num_workers > 0,
-                collate_fn=default_collate,
+                collate_fn=_collate,
             )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:

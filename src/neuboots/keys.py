@@ -9,6 +9,7 @@ and machine, with no state to save and none to send.
 import hashlib
 import math
 import operator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,3 +119,20 @@ def gammas(keys: Tensor, size: int, shape: float) -> Tensor:
 def hashed(ids: Tensor, size: int, *name: int | str) -> Tensor:
     """Each id's place in [size], by a hash under a name: stateless, the same at every call."""
     return _shift(draw_keys(ids, *name), 1) % size
+
+
+def whole(name: str, value: Any, *, least: int | None = None) -> int:
+    """The value as a whole number, NumPy's or torch's too, or a sentence.
+
+    >>> import numpy as np
+    >>> whole("k", np.int64(3), least=1)
+    3
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        more = "" if least is None else f", at least {least}"
+        raise ValueError(f"got {name}={value!r}; expected a whole number{more}")
+    return number

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from neuboots.batches import Loader, as_pair, in_memory, own_randomness, size_of
+from neuboots.batches import Loader, as_pair, in_memory, own_randomness
 from neuboots.prediction import Predictor
 from neuboots.progress import bar
 
@@ -101,14 +101,6 @@ def part_of(x: Any, rows: Any) -> Any:
 def check_predictor(predictor: Any) -> None:
     if not isinstance(predictor, Predictor):
         raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as a method's fit gives one")
-
-
-def check_rows(data: Dataset[Any]) -> int:
-    """n, or a sentence for a stream."""
-    n = size_of(data)
-    if n is None:
-        raise ValueError("got a stream of unknown length; expected a data set with a length")
-    return n
 
 
 def labels_for(probs: Tensor, y: Tensor, *, void: int | None = None) -> Tensor:

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots.batches import own_randomness
+from neuboots.batches import check_rows, own_randomness
+from neuboots.keys import whole
 from neuboots.prediction import Method, Predictor
 from neuboots.progress import bar
-from neuboots.tasks.common import check_predictor, check_rows, table
+from neuboots.tasks.common import check_predictor, table
 from neuboots.tasks.inputs import are_tensors, rows_in
-from neuboots.tasks.repeated import whole
 from neuboots.tasks.units import can_fork
 from neuboots.training import Recipe
 

@@ -13,10 +13,10 @@ Fort, Hu and Lakshminarayanan, Deep ensembles: a loss landscape perspective, arX
 
 from dataclasses import dataclass
 
+from neuboots.keys import whole
 from neuboots.metrics import Diversity
 from neuboots.prediction import Predictor, class_probabilities
 from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
-from neuboots.tasks.repeated import whole
 
 _REPLICATES = 20  # of a method that has infinitely many
 

@@ -6,13 +6,9 @@
 Paper, section 4.5 and figure 5: training sets with counts[c] rows of class c, F1 of the rarest (minor) and the most
 frequent (major) class. Counts of replicates are gathered batch by batch: (B, C, C) numbers, however many the data; the
 samples of one batch, (B, N, C, *), are held at a time.
-
-Cui, Jia, Lin, Song and Belongie, Class-balanced loss based on effective number of samples, CVPR 2019 (exponential
-counts).
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,89 +16,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
-from neuboots.batches import targets_of
-from neuboots.keys import draw_keys, seed_named, uniforms
+from neuboots.batches import check_rows, classes_in
+from neuboots.keys import seed_named, whole
 from neuboots.metrics import confusion_matrix
 from neuboots.metrics.confusion import Confusion
 from neuboots.metrics.tally import Tally
 from neuboots.prediction import Method, Prediction, Predictor, class_probabilities
-from neuboots.tasks.common import Rows, batches_of, check_predictor, check_rows, labels_for, table
+from neuboots.tasks.common import Rows, batches_of, check_predictor, labels_for, table
 from neuboots.tasks.identity import identity_of, net_of
-from neuboots.tasks.repeated import check_fits, kept, whole
+from neuboots.tasks.repeated import check_fits, kept
 from neuboots.tasks.units import run_units
 from neuboots.training import Recipe
-
-# -- training sets ---------------------------------------------------------------------------------------
-
-
-def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
-    """counts[c] = ⌊largest · ratio^(−c / (C − 1))⌋: from `largest` rows of class 0 down to largest / ratio of the last.
-
-    >>> exponential_counts(5000, 100, 10)  # the usual long-tailed CIFAR-10
-    [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
-    """
-    if largest < 1 or classes < 1 or not 1 <= ratio < math.inf:
-        raise ValueError(
-            f"got largest={largest}, ratio={ratio}, classes={classes}; expected at least one row and one class, and "
-            "ratio ≥ 1, the largest count divided by the smallest"
-        )
-    shares = [ratio ** (-c / max(1, classes - 1)) for c in range(classes)]
-    counts = [math.floor(largest * share * (1 + 1e-12)) for share in shares]  # 49.999… is 50, rounded
-    if counts[-1] < 1:
-        raise ValueError(
-            f"got ratio={ratio} for largest={largest}; expected at most {largest}: the last class has no row"
-        )
-    return counts
-
-
-def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
-    """counts[c] random rows of each class c, in the order of the data; a mapping takes only the classes it names.
-
-    Counts are whole numbers in a list, an array or a tensor; labels may be floats, if they are whole. With one seed the
-    rows of smaller counts are among those of larger ones.
-
-    >>> from torch.utils.data import TensorDataset
-    >>> labels = torch.arange(30) % 3
-    >>> few = long_tailed(TensorDataset(torch.zeros(30, 2), labels), [1, 5, 10])
-    >>> labels[few.indices].bincount()
-    tensor([ 1,  5, 10])
-    """
-    check_rows(data)
-    labels = _classes_in(data)
-    wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
-    if not isinstance(counts, Mapping) and int(labels.max()) >= len(counts):
-        raise ValueError(
-            f"got counts for {len(counts)} classes and data with class {int(labels.max())}; expected a count for each "
-            "class: a mapping such as {0: 50, 3: 500} takes some of them"
-        )
-    keys = draw_keys(torch.arange(len(labels)), whole("seed", seed), "long tail")
-    order = uniforms(keys, torch.zeros_like(keys)).argsort()
-    chosen = []
-    for c, value in wanted.items():
-        rows, count = order[labels[order] == c], whole(f"counts[{c}]", value, least=0)
-        if count > len(rows):
-            raise ValueError(f"got counts[{c}]={count} for data with {len(rows)} rows of class {c}; expected no more")
-        chosen.append(rows[:count])
-    indices = torch.cat(chosen).sort().values if chosen else torch.zeros(0)
-    if len(indices) == 0:
-        raise ValueError(f"got counts={counts}, which leave no row; expected at least one")
-    return Subset(data, indices.tolist())
-
-
-def _classes_in(data: Dataset[Any]) -> Tensor:
-    """The class of each row: (n,)."""
-    labels = targets_of(data)
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
-    if labels.ndim != 1 or not whole or bool((labels < 0).any()):
-        raise ValueError(
-            f"got targets of shape {tuple(labels.shape)} and type {labels.dtype}; expected the class of each row, a "
-            "whole number from 0 on"
-        )
-    return labels.long().cpu()
-
 
 # -- one predictor ---------------------------------------------------------------------------------------
 
@@ -323,7 +249,7 @@ def over_seeds(
     seeds = _checked_seeds(seeds)
     num_samples = whole("num_samples", num_samples, least=1)
     check_rows(train)
-    counts = _classes_in(train).bincount()
+    counts = classes_in(train).bincount()
     net = net_of(make_net, 0)
     where = None if folder is None else Path(folder)
     if where is not None:

@@ -3,7 +3,6 @@
 mean ± t s / √T,   Student's interval of the mean over T fits
 """
 
-import operator
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,23 +30,6 @@ def check_fits(method: Method, recipe: Recipe, test: Any, *, task: str) -> None:
             f"got test rows of type {type(test).__name__}, which can be read once; expected a data set or a loader, "
             "since every fit is measured on them"
         )
-
-
-def whole(name: str, value: Any, *, least: int | None = None) -> int:
-    """The value as a whole number, NumPy's or torch's too, or a sentence.
-
-    >>> import numpy as np
-    >>> whole("k", np.int64(3), least=1)
-    3
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or (least is not None and number < least):
-        more = "" if least is None else f", at least {least}"
-        raise ValueError(f"got {name}={value!r}; expected a whole number{more}")
-    return number
 
 
 def kept(file: Path | None, fit: Callable[[Path | None], dict[str, Any]]) -> dict[str, Any]:

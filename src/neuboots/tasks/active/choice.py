@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from neuboots.keys import whole
 from neuboots.prediction import Predictor
 from neuboots.tasks.active.strategies import OF_SPREAD, STRATEGIES, Compared, Kind, Score, check_strategy, same
 from neuboots.tasks.active.together import check_numbers, check_pool, chosen_together, drawn
 from neuboots.tasks.common import check_predictor, table
 from neuboots.tasks.inputs import Inputs, input_batches, rows_in
-from neuboots.tasks.repeated import whole
 
 _SHOWN = 10  # rows of a choice that are printed
 

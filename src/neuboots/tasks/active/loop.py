@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from neuboots.keys import seed_named
+from neuboots.batches import check_rows
+from neuboots.keys import seed_named, whole
 from neuboots.losses import BinaryCrossEntropy, Brier, CrossEntropy, GaussianNLL, SquaredError
 from neuboots.metrics import Classification, Segmentation, rmse
 from neuboots.prediction import Method, Predictor, Summary
 from neuboots.tasks.active.choice import next_to_label
 from neuboots.tasks.active.strategies import Compared, Kind, Score, check_strategy
-from neuboots.tasks.common import Rows, batches_of, check_rows, labels_for, table, targets_for
+from neuboots.tasks.common import Rows, batches_of, labels_for, table, targets_for
 from neuboots.tasks.identity import identity_of, net_of
-from neuboots.tasks.repeated import check_fits, kept, student_interval, whole
+from neuboots.tasks.repeated import check_fits, kept, student_interval
 from neuboots.tasks.units import run_units
 from neuboots.training import Recipe
 

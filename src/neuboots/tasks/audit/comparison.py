@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots.batches import own_randomness
+from neuboots.batches import check_rows, own_randomness
 from neuboots.keys import seed_named
 from neuboots.metrics.tally import Tally
 from neuboots.prediction import Method, Predictor
@@ -25,7 +25,7 @@ from neuboots.tasks.audit.chance import Chance, Kept
 from neuboots.tasks.audit.distances import distances_of_shapes
 from neuboots.tasks.audit.spread import FLAT, NUM_SETS, Place, Ratio, Sets, Sums
 from neuboots.tasks.audit.verdict import AWAY, Audit
-from neuboots.tasks.common import batches_of, check_predictor, check_rows, part_of
+from neuboots.tasks.common import batches_of, check_predictor, part_of
 from neuboots.tasks.inputs import input_batches, rows_in
 from neuboots.training import Recipe
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.batches import own_randomness
-from neuboots.keys import seed_named
+from neuboots.keys import seed_named, whole
 from neuboots.losses import GaussianNLL
 from neuboots.prediction import IntervalKind, Method, Predictor
 from neuboots.tasks.common import check_predictor
 from neuboots.tasks.coverage.result import Band, Coverage
 from neuboots.tasks.coverage.truth import FUNCTIONS, Truth
 from neuboots.tasks.identity import identity_of, net_of
-from neuboots.tasks.repeated import check_fits, whole
+from neuboots.tasks.repeated import check_fits
 from neuboots.tasks.units import run_units
 from neuboots.training import Recipe
 
