@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.functional.classification import multiclass_accuracy
 
+import neuboots.prediction
 from neuboots.keys import draw_keys, uniforms
 from neuboots.methods import PlainPredictor
 from neuboots.prediction import (
@@ -321,6 +322,31 @@ def test_a_summary_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch
     assert_same_figures(summary, prediction, torch.float64)
     assert torch.equal(summary.quantile(0.1), prediction.quantile(0.1))
     assert torch.equal(summary.quantile(0.6), prediction.quantile(0.6))
+
+
+@pytest.mark.parametrize("piece", [1, 100, 300, 2000, 10**6])
+@pytest.mark.parametrize("shape", [(3,), (1,), (3, 7), (1, 5, 4), (4, 3, 2, 5)], ids=str)
+@pytest.mark.parametrize("B", [1, 2, 12])
+def test_big_replicates_are_summed_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, B: int, shape: tuple[int, ...], piece: int
+) -> None:
+    """One by one, and some rows or some pixels at a time: the figures are those of the whole."""
+    monkeypatch.setattr("neuboots.prediction._BIG", 1)
+    monkeypatch.setattr("neuboots.prediction._PIECE", piece)
+    predictor, x = Fake(shape), random(6, 5)
+    sizes = []
+    add = neuboots.prediction._Running.add
+    monkeypatch.setattr(
+        neuboots.prediction._Running,
+        "add",
+        lambda run, chunk, before: (sizes.append(chunk.shape), add(run, chunk, before)),
+    )
+    summary = predictor.summarize(x, B, quantiles=(0.1,))
+    assert_same_figures(summary, predictor.predict(x, B), torch.float64)
+    whole = (1, 6, shape[0], math.prod(shape[1:]))
+    assert sum(size.numel() for size in sizes) == B * math.prod(whole)
+    each = 8 * shape[0]  # bytes of one pixel, which is not cut
+    assert all(size[0] == 1 and size.numel() * 8 <= max(piece, each) for size in sizes)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

@@ -25,6 +25,8 @@ IntervalKind = Literal["percentile", "normal"]
 _CHUNK = 5
 _HELD = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
 _SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
+_BIG = 1 << 22  # bytes; replicates above this are held one by one
+_PIECE = 1 << 19  # bytes of the pieces in which big replicates are summed: what is made of one stays in the cache
 _LARGE = 1 << 26  # bytes of replicates in flight while predicting
 
 # -- figures shared by Prediction and Summary ----------------------------------------------------------
@@ -349,18 +351,38 @@ def gather(stream: Stream) -> Prediction:
 
 
 def _summary_chunk(replicate_bytes: int) -> int:
-    return max(_CHUNK, _SMALL // replicate_bytes)
+    return 1 if replicate_bytes > _BIG else max(_CHUNK, _SMALL // replicate_bytes)
+
+
+def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and pixels of a chunk (b, N, C, P), a piece at a time where it is big: the whole does not fit in a cache."""
+    num, rows, outputs, pixels = chunk.shape
+    each = num * outputs * chunk.element_size()  # bytes of one pixel
+    if chunk.device.type != "cpu" or rows * pixels * each <= _BIG:
+        yield slice(None), slice(None)
+        return
+    at_once = max(1, _PIECE // each)
+    row_step, pixel_step = max(1, at_once // pixels), min(pixels, at_once)
+    for row in range(0, rows, row_step):
+        for pixel in range(0, pixels, pixel_step):
+            yield slice(row, row + row_step), slice(pixel, pixel + pixel_step)
 
 
 @dataclass
 class _Running:
-    """Figures of the replicates seen so far: mean, Σ_b (z_b − mean)², Σ_b p_b and Σ_b H(p_b)."""
+    """Figures of the replicates seen so far: mean, Σ_b (z_b − mean)², Σ_b p_b: (N, C, P), and Σ_b H(p_b): (N, P)."""
 
-    count: int
     mean: Tensor
     squares: Tensor
     probs: Tensor
     entropy: Tensor
+
+    @classmethod
+    def nothing(cls, chunk: Tensor) -> "_Running":
+        """Of no replicate, for chunks (b, N, C, P) like this one."""
+        _, rows, outputs, pixels = chunk.shape
+        mean, probs = chunk.new_zeros(rows, outputs, pixels), chunk.new_zeros(rows, max(2, outputs), pixels)
+        return cls(mean, torch.zeros_like(mean), probs, chunk.new_zeros(rows, pixels))  # one logit has two classes
 
     @classmethod
     def of(cls, chunk: Tensor) -> "_Running":
@@ -368,33 +390,59 @@ class _Running:
         squares = torch.zeros_like(mean)
         for part in _in_parts(chunk):
             squares += (part - mean).square_().sum(0)
-        return cls(len(chunk), mean, squares, *_class_sums(chunk))
+        return cls(mean, squares, *_class_sums(chunk))
 
-    def merge(self, other: "_Running") -> "_Running":
-        """Both together, in place (Chan's rule)."""
-        total = self.count + other.count
+    def at(self, rows: slice, pixels: slice) -> "_Running":
+        """A view of some rows and pixels."""
+        outputs = (rows, slice(None), pixels)
+        return _Running(self.mean[outputs], self.squares[outputs], self.probs[outputs], self.entropy[rows, pixels])
+
+    def add(self, chunk: Tensor, before: int) -> None:
+        """Chunk (b, N, C, P) after `before` replicates, in place."""
+        if len(chunk) == 1:
+            self._add_one(chunk[0], before)
+        else:
+            self._merge(_Running.of(chunk), before, len(chunk))
+
+    def _add_one(self, z: Tensor, before: int) -> None:
+        """Chan's rule for a single replicate, which has no spread of its own."""
+        shift, p = z - self.mean, class_probabilities(z, 1)
+        self.mean.add_(shift, alpha=1 / (before + 1))
+        self.squares.addcmul_(shift, shift, value=before / (before + 1))
+        self.probs += p
+        self.entropy += entropy_of(p, 1)
+
+    def _merge(self, other: "_Running", before: int, more: int) -> None:
+        """Both together: `before` replicates and `more` (Chan's rule)."""
+        total = before + more
         shift = other.mean.sub_(self.mean)
-        self.mean += shift * (other.count / total)
-        self.squares += other.squares.add_(shift.square_().mul_(self.count * other.count / total))
+        self.mean += shift * (more / total)
+        self.squares += other.squares.add_(shift.square_().mul_(before * more / total))
         self.probs += other.probs
         self.entropy += other.entropy
-        self.count = total
-        return self
 
 
 def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
     running: _Running | None = None
+    count = 0
     for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
-        part = _Running.of(chunk)
-        running = part if running is None else running.merge(part)
-        del chunk, part  # before the next chunk is made: every chunk finds the memory as the last one did
+        rows, axes = chunk.shape[1], chunk.shape[3:]
+        flat = chunk.reshape(*chunk.shape[:3], math.prod(axes))  # (b, N, C, P)
+        if running is None:
+            running = _Running.nothing(flat)
+        for piece in _pieces(flat):
+            running.at(*piece).add(flat[:, piece[0], :, piece[1]], count)
+        count += len(chunk)
+        del chunk, flat  # before the next chunk is made: every chunk finds the memory as the last one did
     assert running is not None, "a stream has at least one replicate"
-    count, mean, std = running.count, running.mean, (running.squares / max(1, running.count - 1)).sqrt_()
+    mean, std = running.mean, running.squares.div_(max(1, count - 1)).sqrt_()
+    probs, entropy = running.probs.div_(count), running.entropy.div_(count)
+    mean, std, probs = (figure.reshape(rows, figure.shape[1], *axes) for figure in (mean, std, probs))
     if stream.moments is not None:
         mean, std = stream.moments.mean, stream.moments.std
     gathered = _stream_quantiles(stream, quantiles, mean.shape)
-    return Summary(count, mean, std, running.probs.div_(count), running.entropy.div_(count), gathered)
+    return Summary(count, mean, std, probs, entropy.reshape(rows, *axes), gathered)
 
 
 def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
