@@ -332,6 +332,7 @@ def test_big_replicates_are_summed_in_pieces(
 ) -> None:
     """One by one, and some rows or some pixels at a time: the figures are those of the whole."""
     monkeypatch.setattr("neuboots.prediction._BIG", 1)
+    monkeypatch.setattr("neuboots.prediction._SMALL", 1)
     monkeypatch.setattr("neuboots.prediction._PIECE", piece)
     predictor, x = Fake(shape), random(6, 5)
     sizes = []

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 import torch
@@ -25,8 +25,8 @@ IntervalKind = Literal["percentile", "normal"]
 _CHUNK = 5
 _HELD = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
 _SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory worth saving
-_BIG = 1 << 22  # bytes; replicates above this are held one by one
-_PIECE = 1 << 19  # bytes of the pieces in which big replicates are summed: what is made of one stays in the cache
+_BIG = 1 << 22  # bytes of a chunk above which it is summed in pieces
+_PIECE = 1 << 19  # bytes of a piece of one replicate: what is made of it on the way to the sums stays in the cache
 _LARGE = 1 << 26  # bytes of replicates in flight while predicting
 
 # -- figures shared by Prediction and Summary ----------------------------------------------------------
@@ -55,6 +55,9 @@ def entropy_of(probs: Tensor, axis: int) -> Tensor:
 
 def _class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_b p_b and Σ_b H(p_b) over a chunk of replicates: (N, C, *), (N, *)."""
+    if len(samples) == 1:
+        p = class_probabilities(samples[0], 1)
+        return p, entropy_of(p, 1)
     parts = _in_parts(samples)
     p = class_probabilities(parts[0], 2)
     probs, entropy = p.sum(0), entropy_of(p, 2).sum(0)
@@ -351,75 +354,74 @@ def gather(stream: Stream) -> Prediction:
 
 
 def _summary_chunk(replicate_bytes: int) -> int:
-    return 1 if replicate_bytes > _BIG else max(_CHUNK, _SMALL // replicate_bytes)
+    few = min(_CHUNK, max(1, _LARGE // (2 * replicate_bytes)))
+    return max(few, _SMALL // replicate_bytes)
 
 
-def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and pixels of a chunk (b, N, C, P), a piece at a time where it is big: the whole does not fit in a cache."""
+def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Replicates, rows and pixels of a chunk (b, N, C, P): all, or a piece at a time where they overflow a cache."""
     num, rows, outputs, pixels = chunk.shape
-    each = num * outputs * chunk.element_size()  # bytes of one pixel
-    if chunk.device.type != "cpu" or rows * pixels * each <= _BIG:
-        yield slice(None), slice(None)
+    each = outputs * chunk.element_size()  # bytes of one pixel
+    if chunk.device.type != "cpu" or num * rows * pixels * each <= _BIG:
+        yield slice(None), slice(None), slice(None)
         return
     at_once = max(1, _PIECE // each)
     row_step, pixel_step = max(1, at_once // pixels), min(pixels, at_once)
     for row in range(0, rows, row_step):
         for pixel in range(0, pixels, pixel_step):
-            yield slice(row, row + row_step), slice(pixel, pixel + pixel_step)
+            for b in range(num):
+                yield slice(b, b + 1), slice(row, row + row_step), slice(pixel, pixel + pixel_step)
+
+
+@dataclass
+class _Spread:
+    """The mean and Σ_b (z_b − mean)² of the replicates seen so far: (N, C, P)."""
+
+    mean: Tensor
+    squares: Tensor
+
+    def at(self, rows: slice, pixels: slice) -> "_Spread":
+        return _Spread(self.mean[rows, :, pixels], self.squares[rows, :, pixels])
+
+    def add(self, chunk: Tensor, before: int) -> None:
+        """Chan's rule, in place; a single replicate has no spread of its own."""
+        more = len(chunk)
+        mean = chunk[0] if more == 1 else chunk.mean(0)
+        shift = mean - self.mean
+        self.mean.add_(shift, alpha=more / (before + more))
+        self.squares.addcmul_(shift, shift, value=before * more / (before + more))
+        for part in _in_parts(chunk) if more > 1 else ():
+            self.squares += (part - mean).square_().sum(0)
 
 
 @dataclass
 class _Running:
-    """Figures of the replicates seen so far: mean, Σ_b (z_b − mean)², Σ_b p_b: (N, C, P), and Σ_b H(p_b): (N, P)."""
+    """Σ_b p_b: (N, C, P) and Σ_b H(p_b): (N, P) over the replicates seen so far; their spread, if it is not known."""
 
-    mean: Tensor
-    squares: Tensor
     probs: Tensor
     entropy: Tensor
+    spread: _Spread | None
 
     @classmethod
-    def nothing(cls, chunk: Tensor) -> "_Running":
+    def nothing(cls, chunk: Tensor, *, spread: bool) -> "_Running":
         """Of no replicate, for chunks (b, N, C, P) like this one."""
         _, rows, outputs, pixels = chunk.shape
-        mean, probs = chunk.new_zeros(rows, outputs, pixels), chunk.new_zeros(rows, max(2, outputs), pixels)
-        return cls(mean, torch.zeros_like(mean), probs, chunk.new_zeros(rows, pixels))  # one logit has two classes
-
-    @classmethod
-    def of(cls, chunk: Tensor) -> "_Running":
-        mean = chunk.mean(0)
-        squares = torch.zeros_like(mean)
-        for part in _in_parts(chunk):
-            squares += (part - mean).square_().sum(0)
-        return cls(mean, squares, *_class_sums(chunk))
+        probs = chunk.new_zeros(rows, max(2, outputs), pixels)  # one output is one logit of two classes
+        zeros = partial(chunk.new_zeros, rows, outputs, pixels)
+        return cls(probs, chunk.new_zeros(rows, pixels), _Spread(zeros(), zeros()) if spread else None)
 
     def at(self, rows: slice, pixels: slice) -> "_Running":
         """A view of some rows and pixels."""
-        outputs = (rows, slice(None), pixels)
-        return _Running(self.mean[outputs], self.squares[outputs], self.probs[outputs], self.entropy[rows, pixels])
+        spread = None if self.spread is None else self.spread.at(rows, pixels)
+        return _Running(self.probs[rows, :, pixels], self.entropy[rows, pixels], spread)
 
     def add(self, chunk: Tensor, before: int) -> None:
-        """Chunk (b, N, C, P) after `before` replicates, in place."""
-        if len(chunk) == 1:
-            self._add_one(chunk[0], before)
-        else:
-            self._merge(_Running.of(chunk), before, len(chunk))
-
-    def _add_one(self, z: Tensor, before: int) -> None:
-        """Chan's rule for a single replicate, which has no spread of its own."""
-        shift, p = z - self.mean, class_probabilities(z, 1)
-        self.mean.add_(shift, alpha=1 / (before + 1))
-        self.squares.addcmul_(shift, shift, value=before / (before + 1))
-        self.probs += p
-        self.entropy += entropy_of(p, 1)
-
-    def _merge(self, other: "_Running", before: int, more: int) -> None:
-        """Both together: `before` replicates and `more` (Chan's rule)."""
-        total = before + more
-        shift = other.mean.sub_(self.mean)
-        self.mean += shift * (more / total)
-        self.squares += other.squares.add_(shift.square_().mul_(before * more / total))
-        self.probs += other.probs
-        self.entropy += other.entropy
+        """A chunk (b, N, C, P) after `before` replicates, in place."""
+        probs, entropy = _class_sums(chunk)
+        self.probs += probs
+        self.entropy += entropy
+        if self.spread is not None:
+            self.spread.add(chunk, before)
 
 
 def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
@@ -427,22 +429,24 @@ def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     running: _Running | None = None
     count = 0
     for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
-        rows, axes = chunk.shape[1], chunk.shape[3:]
-        flat = chunk.reshape(*chunk.shape[:3], math.prod(axes))  # (b, N, C, P)
+        shape = chunk.shape[1:]  # (N, C, *)
+        flat = chunk.reshape(len(chunk), *shape[:2], math.prod(shape[2:]))  # (b, N, C, P)
         if running is None:
-            running = _Running.nothing(flat)
-        for piece in _pieces(flat):
-            running.at(*piece).add(flat[:, piece[0], :, piece[1]], count)
+            running = _Running.nothing(flat, spread=stream.moments is None)
+        for replicates, rows, pixels in _pieces(flat):
+            running.at(rows, pixels).add(flat[replicates, rows, :, pixels], count + (replicates.start or 0))
         count += len(chunk)
         del chunk, flat  # before the next chunk is made: every chunk finds the memory as the last one did
     assert running is not None, "a stream has at least one replicate"
-    mean, std = running.mean, running.squares.div_(max(1, count - 1)).sqrt_()
-    probs, entropy = running.probs.div_(count), running.entropy.div_(count)
-    mean, std, probs = (figure.reshape(rows, figure.shape[1], *axes) for figure in (mean, std, probs))
-    if stream.moments is not None:
+    if running.spread is None:
+        assert stream.moments is not None, "a spread that is not gathered is known"
         mean, std = stream.moments.mean, stream.moments.std
-    gathered = _stream_quantiles(stream, quantiles, mean.shape)
-    return Summary(count, mean, std, probs, entropy.reshape(rows, *axes), gathered)
+    else:
+        mean = running.spread.mean.reshape(shape)
+        std = running.spread.squares.div_(max(1, count - 1)).sqrt_().reshape(shape)
+    probs = running.probs.div_(count).reshape(shape[0], running.probs.shape[1], *shape[2:])
+    entropy = running.entropy.div_(count).reshape(shape[0], *shape[2:])
+    return Summary(count, mean, std, probs, entropy, _stream_quantiles(stream, quantiles, shape))
 
 
 def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
