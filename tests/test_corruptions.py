@@ -167,6 +167,18 @@ def test_rotation_is_scipys(shape: tuple[int, int], degrees: float) -> None:
     np.testing.assert_allclose(rotate(x, degrees), theirs, atol=1e-9)
 
 
+def test_each_image_may_have_its_own_angle() -> None:
+    images = pictures(3, 20, 5)
+    degrees = torch.tensor([0.0, 17.5, 90.0, -200.0, 359.0])
+    together = rotate(images, degrees)
+    alone = [rotate(image[None], float(angle))[0] for image, angle in zip(images, degrees, strict=True)]
+    assert torch.equal(together, torch.stack(alone))
+    assert rotate(images[:0], degrees[:0]).shape == (0, 3, 20, 20)
+    for wrong in (degrees[:3], torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan])):
+        with pytest.raises(ValueError, match=r"got \d angles for 5 images; expected one finite number for each"):
+            rotate(images, wrong)
+
+
 def test_severity_k_of_rotation_turns_by_15_k_degrees() -> None:
     x = pictures(1, 28, num=3)
     for k in (1, 6, 12):

@@ -126,27 +126,39 @@ def _boxes(before: int, after: int) -> Tensor:
 # -- rotation ------------------------------------------------------------------------------------------
 
 
-def rotate(images: Tensor, degrees: float) -> Tensor:
+def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
     """Images (N, C, H, W) turned counter-clockwise about their centre; bilinear, with zeros from outside.
+
+    `degrees` is one angle for all images, or a tensor of one for each, (N,).
 
     >>> images = torch.arange(4.0).view(1, 1, 2, 2) / 3
     >>> bool(torch.allclose(rotate(images, 90), images.rot90(dims=(2, 3)), atol=1e-6))
     True
     """
     _check_images(images)
-    if not _is_finite(degrees):
-        raise ValueError(f"got degrees={degrees!r}; expected a finite number")
+    angles = _angles(degrees, len(images)).view(-1, 1, 1)
     if len(images) == 0:
         return images.clone()
     height, width = images.shape[2:]
     rows = torch.arange(height, dtype=torch.float64) - (height - 1) / 2
     columns = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
     y, x = torch.meshgrid(rows, columns, indexing="ij")
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    cos, sin = angles.cos(), angles.sin()
     # where each pixel comes from, in units of half an image, as grid_sample counts
-    grid = torch.stack([2 * (cos * x - sin * y) / width, 2 * (sin * x + cos * y) / height], -1)  # (H, W, 2)
+    grid = torch.stack([2 * (cos * x - sin * y) / width, 2 * (sin * x + cos * y) / height], -1)  # (1 or N, H, W, 2)
     grid = grid.to(images).expand(len(images), -1, -1, -1)
     return F.grid_sample(images, grid, "bilinear", "zeros", align_corners=False).clamp(0.0, 1.0)
+
+
+def _angles(degrees: Any, n: int) -> Tensor:
+    """In radians, double precision: (1,) or (n,)."""
+    if isinstance(degrees, Tensor) and degrees.ndim == 1 and not degrees.is_complex():
+        if degrees.shape != (n,) or not bool(degrees.isfinite().all()):
+            raise ValueError(f"got {len(degrees)} angles for {n} images; expected one finite number for each")
+        return degrees.detach().cpu().double().deg2rad()
+    if not _is_finite(degrees):
+        raise ValueError(f"got degrees={degrees!r}; expected a finite number")
+    return torch.tensor([math.radians(degrees)], dtype=torch.float64)
 
 
 def _is_finite(value: Any) -> bool:

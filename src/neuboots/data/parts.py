@@ -97,7 +97,7 @@ def _prepared(
     xs: list[Tensor], ys: list[Tensor], normalise: Normalise, augment: Augment | None
 ) -> list[tuple[Tensor, Tensor]]:
     one_size = all(x.shape == xs[0].shape for x in xs) and all(y.shape == ys[0].shape for y in ys)
-    groups = [(xs, ys)] if one_size else [([x], [y]) for x, y in zip(xs, ys, strict=True)]
+    groups = [(xs, ys)] if one_size and xs else [([x], [y]) for x, y in zip(xs, ys, strict=True)]
     rows: list[tuple[Tensor, Tensor]] = []
     for some_x, some_y in groups:
         x, y = in_unit_range(torch.stack(some_x)), torch.stack(some_y)
@@ -118,16 +118,18 @@ def in_unit_range(x: Tensor) -> Tensor:
 class Stream(IterableDataset[Any]):
     """Rows that come one after the other, of unknown number: a part that is never held.
 
-    `read()` begins anew and gives (x, y) as a source does. Loader processes and data-parallel ranks take turns.
+    `read()` begins anew and gives rows, which `decode` turns into (x, y) as a source gives them; loader processes and
+    data-parallel ranks take turns, and decode their own alone.
 
     >>> stream = Stream(lambda: iter([(torch.full((1, 2), 255, dtype=torch.uint8), torch.tensor(3))]))
     >>> [(x.tolist(), int(y)) for x, y in stream]
     [([[1.0, 1.0]], 3)]
     """
 
-    read: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+    read: Callable[[], Iterator[Any]]
     normalise: Normalise = as_is
     augment: Augment | None = None
+    decode: Callable[[Any], tuple[Tensor, Tensor]] | None = None  # None: they are (x, y)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         worker = get_worker_info()
@@ -135,8 +137,9 @@ class Stream(IterableDataset[Any]):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             lane += torch.distributed.get_rank() * lanes
             lanes *= torch.distributed.get_world_size()
-        for number, (x, y) in enumerate(self.read()):
+        for number, row in enumerate(self.read()):
             if number % lanes == lane:
+                x, y = row if self.decode is None else self.decode(row)
                 yield _prepared([x], [y], self.normalise, self.augment)[0]
 
 

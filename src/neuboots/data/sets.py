@@ -47,7 +47,8 @@ class Normalisation:
         """That of these inputs (n, C, *); a constant channel is only shifted."""
         others = [0, *range(2, x.ndim)]
         mean, std = x.double().mean(others), x.double().std(others, correction=0)
-        return cls(tuple(mean.tolist()), tuple(std.where(std > 0, 1.0).tolist()), axes)
+        varies = x.amin(others) < x.amax(others)  # the computed spread of a constant is rounding
+        return cls(tuple(mean.tolist()), tuple(std.where(varies & (std > 0), 1.0).tolist()), axes)
 
     def __call__(self, x: Tensor) -> Tensor:
         mean, std = self._shaped(x)
@@ -89,6 +90,7 @@ class DataSet:
     void: int | None = None
     target: Normalisation | None = None  # of the targets of a regression: target.inverse gives them in their units
     vocabulary: Any = None  # of a set of texts: vocabulary.encode(sentence) gives x
+    schema: Any = None  # of a table: what was made of each column; schema.encode(frame) gives x
 
     @property
     def num_classes(self) -> int:

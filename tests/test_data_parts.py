@@ -1,0 +1,254 @@
+"""Parts of rows that are read many at once, streams of them, and what a data set does with its parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from neuboots.batches import Loader, classes_in, targets_of
+from neuboots.data import DataSet, Normalisation, Part, Stream
+from neuboots.data.corruptions import CORRUPTIONS
+from neuboots.data.parts import Tensors, in_unit_range
+
+
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def noisy(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x + torch.rand(len(x), *[1] * (x.ndim - 1)), y
+
+
+class Counted(Tensors):
+    """Says how it was read."""
+
+    def read(self, rows: Any) -> Any:
+        calls.append(list(rows))
+        return super().read(rows)
+
+
+calls: list[list[int]] = []
+
+
+def rows(n: int = 6) -> Tensors:
+    return Tensors(torch.arange(n * 4, dtype=torch.float64).view(n, 1, 2, 2), torch.arange(n))
+
+
+# -- parts ---------------------------------------------------------------------------------------------
+
+
+def test_a_part_reads_normalises_and_ends() -> None:
+    part = Part(rows(), halved)
+    x, y = part[4]
+    assert x.dtype == torch.float32
+    assert (x * 2 == torch.arange(16.0, 20.0).view(1, 2, 2)).all()
+    assert int(y) == 4
+    assert int(part[-1][1]) == 5
+    assert [int(y) for _, y in part] == list(range(6))
+    for beyond in (6, -7):
+        with pytest.raises(IndexError, match=f"got row {beyond}; expected 0 … 5"):
+            part[beyond]
+
+
+def test_rows_of_rows() -> None:
+    part = Part(rows()).take([5, 3, 1]).take([2, 0, -1])
+    assert part.rows == (1, 5, 1)
+    assert len(part) == 3
+    assert part.targets is not None
+    assert part.targets.tolist() == [1, 5, 1] == [int(part.target(i)) for i in range(3)]
+    assert len(part.take([])) == 0
+    assert part.take([]).targets is None
+    with pytest.raises(IndexError):
+        part.take([3])
+
+
+def test_many_rows_are_read_and_augmented_at_once() -> None:
+    calls.clear()
+    part = Part(Counted(*vars(rows()).values()), halved, noisy)
+    torch.manual_seed(1)
+    together = part.__getitems__([4, 0, 2])
+    assert calls == [[4, 0, 2]]
+    torch.manual_seed(1)
+    shifts = torch.rand(3, 1, 1, 1)
+    for (x, y), row, shift in zip(together, [4, 0, 2], shifts, strict=True):
+        assert torch.allclose(x, (rows().x[row].float() + shift) / 2)
+        assert int(y) == row
+    assert part.__getitems__([]) == []
+
+
+def test_images_of_several_sizes_are_augmented_one_by_one() -> None:
+    class Sizes(Tensors):
+        def read(self, rows: Any) -> Any:
+            xs, ys = super().read(rows)
+            return [x[:, : 1 + row % 2] for x, row in zip(xs, rows, strict=True)], ys
+
+    part = Part(Sizes(*vars(rows()).values()), halved, noisy)
+    assert [tuple(x.shape) for x, _ in part.__getitems__([0, 1, 3])] == [(1, 1, 2), (1, 2, 2), (1, 2, 2)]
+
+
+def test_bytes_become_numbers_from_0_to_1() -> None:
+    x = in_unit_range(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    assert x.dtype == torch.float32
+    assert x.tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert in_unit_range(torch.tensor([7])).tolist() == [7]
+    assert in_unit_range(torch.tensor([0.3], dtype=torch.float64)).dtype == torch.float32
+
+
+def test_a_part_in_the_loop_that_trains() -> None:
+    """Named draws: the same in other processes, another at each epoch; targets without reading a row."""
+    calls.clear()
+    part = Part(Counted(*vars(rows(9)).values()), halved, noisy)
+    assert targets_of(part).tolist() == classes_in(part).tolist() == list(range(9))
+    assert calls == []
+
+    def epoch(number: int, num_workers: int = 0) -> list[Tensor]:
+        return [batch.x for _, batch, _ in Loader(part, batch_size=4, seed=0, num_workers=num_workers).epoch(number)]
+
+    first = epoch(0)
+    assert [len(call) for call in calls] == [4, 5]  # one reading for each batch
+    assert all(map(torch.equal, first, epoch(0, num_workers=2)))
+    assert not torch.equal(first[0], epoch(1)[0])
+
+
+def test_masks_are_not_held_all_at_once() -> None:
+    part = Part(Tensors(torch.zeros(3, 1, 2, 2), torch.zeros(3, 2, 2, dtype=torch.int64)))
+    assert part.targets is None
+    assert part.target(1).shape == (2, 2)
+
+
+# -- streams -------------------------------------------------------------------------------------------
+
+
+def numbers() -> Iterator[int]:
+    return iter(range(11))
+
+
+decoded: list[int] = []
+
+
+def decode(number: int) -> tuple[Tensor, Tensor]:
+    decoded.append(number)
+    return torch.full((1, 2), number, dtype=torch.uint8), torch.tensor(number)
+
+
+def test_a_stream_begins_anew_and_prepares_its_rows() -> None:
+    stream = Stream(numbers, halved, decode=decode)
+    for _ in range(2):
+        assert [int(y) for _, y in stream] == list(range(11))
+    assert [float(x[0, 0]) * 2 * 255 for x, _ in stream] == pytest.approx(list(range(11)))
+    assert not hasattr(stream, "__len__")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_take_turns(num_workers: int) -> None:
+    loader = DataLoader(Stream(numbers, decode=decode), batch_size=1, num_workers=num_workers)
+    assert [int(y) for _, y in loader] == list(range(11))
+
+
+def test_each_lane_decodes_its_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded.clear()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    assert [int(y) for _, y in Stream(numbers, decode=decode)] == [1, 4, 7, 10] == decoded
+
+
+# -- normalisation -------------------------------------------------------------------------------------
+
+
+def test_normalisation_of_channels_and_its_inverse() -> None:
+    x = torch.rand(5, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    normalise = Normalisation.of(x, axes=2)
+    y = normalise(x)
+    assert y.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-6)
+    assert y.std((0, 2, 3), correction=0).tolist() == pytest.approx([1] * 3, rel=1e-5)
+    assert torch.allclose(normalise.inverse(y), x, atol=1e-6)
+    assert torch.allclose(normalise(x[2]), y[2])  # one row too
+    constant = Normalisation.of(torch.full((4, 1), 7.0))
+    assert constant(torch.tensor([[7.0], [8.0]])).tolist() == [[0.0], [1.0]]
+    for wrong in (x[:, :2], x[0, 0]):
+        with pytest.raises(ValueError, match="expected 3 channels before its last 2 axes"):
+            normalise(wrong)
+    for mean, std in [((0.0,), (1.0, 1.0)), ((), ()), ((0.0,), (0.0,)), ((float("nan"),), (1.0,))]:
+        with pytest.raises(ValueError, match="expected"):
+            Normalisation(mean, std)
+
+
+# -- data sets -----------------------------------------------------------------------------------------
+
+
+def data_set(**changes: Any) -> DataSet:
+    x = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    normalisation = Normalisation((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    part = Part(Tensors(x, torch.arange(40) % 4), normalisation)
+    options: dict[str, Any] = {
+        "name": "toys",
+        "task": "classification",
+        "train": part.take(range(30)),
+        "validation": None,
+        "test": part.take(range(30, 40)),
+        "channels": 3,
+        "classes": ("a", "b", "c", "d"),
+        "normalisation": normalisation,
+        "augmentation": noisy,
+    }
+    return DataSet(**options | changes)
+
+
+def test_a_set_shows_its_sizes() -> None:
+    data = data_set(test=Stream(numbers, decode=decode))
+    assert data.num_classes == 4
+    assert repr(data) == (
+        "DataSet('toys', classification, 4 classes, 3 channels; train 30, validation none, test streamed)"
+    )
+
+
+def test_augmented_is_train_with_its_augmentation() -> None:
+    data = data_set()
+    assert isinstance(data.augmented, Part)
+    assert data.augmented.augment is noisy
+    assert isinstance(data.train, Part)
+    assert data.train.augment is None
+    assert data_set(augmentation=None).augmented is not None
+    stream = data_set(train=Stream(numbers, decode=decode)).augmented
+    assert isinstance(stream, Stream)
+    assert stream.augment is noisy
+
+
+def test_an_imbalanced_set_has_the_counts_and_is_still_augmented() -> None:
+    data = data_set()
+    few = data.imbalanced([1, 2, 3, 4], seed=1)
+    assert isinstance(few.train, Part)
+    assert torch.bincount(classes_in(few.train)).tolist() == [1, 2, 3, 4]
+    assert isinstance(few.augmented, Part)
+    assert few.augmented.augment is noisy
+    assert few.test is data.test
+    assert few.train.rows == data.imbalanced([1, 2, 3, 4], seed=1).train.rows  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="which is a stream; expected classification with rows to count"):
+        data_set(train=Stream(numbers)).imbalanced([1])
+    with pytest.raises(ValueError, match="which is segmentation"):
+        data_set(task="segmentation").imbalanced([1])
+
+
+def test_a_corrupted_set_is_corrupted_before_it_is_normalised() -> None:
+    data = data_set()
+    assert isinstance(data.test, Part)
+    raw = data.test.source.read(range(30, 40))[0]
+    expected = data.test.normalise(CORRUPTIONS["contrast"](torch.stack(raw), 5))
+    found = data.corrupted("contrast", 5).test
+    assert found is not None
+    assert torch.allclose(torch.stack([x for x, _ in found]), expected, atol=1e-5)  # type: ignore[attr-defined]
+    assert [int(y) for _, y in found] == [row % 4 for row in range(30, 40)]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="got corruption='fog'; expected one of gaussian_noise"):
+        data.corrupted("fog", 1)
+    with pytest.raises(ValueError, match="without test rows that can be read by number"):
+        data_set(test=Stream(numbers)).corrupted("jpeg", 1)
+    with pytest.raises(ValueError, match="whose inputs are no images"):
+        data_set(normalisation=Normalisation((0.0,), (1.0,), axes=0)).corrupted("jpeg", 1)
+
+
+def test_streams_are_streams_to_torch() -> None:
+    assert isinstance(Stream(numbers), IterableDataset)
