@@ -261,6 +261,35 @@ def test_inputs_follow_the_net() -> None:
     assert moved["b"][0].dtype == torch.int64
 
 
+class Dressed(Tensor):
+    """A tensor with functions of its own, as MONAI's and torchvision's: whatever is made of it is one too."""
+
+    def new_empty(self, *size: int) -> Tensor:
+        raise TypeError("only for tensors of one kind")
+
+
+class Laid(Tensor):
+    """A tensor with another layout, as torch's DTensor: its data are nobody else's business."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Tensor:
+        raise AssertionError("its data were touched")
+
+
+def test_tensors_with_functions_of_their_own_become_plain() -> None:
+    net, x = TwoBranches(), torch.randn(2, 4)
+    dressed = x.as_subclass(Dressed)
+    moved = to_net(net, {"a": dressed, "b": [dressed, 3], "c": None})
+    assert [type(part) for part in (moved["a"], moved["b"][0])] == [Tensor, Tensor]
+    assert (moved["b"][1], moved["c"]) == (3, None)
+    assert torch.equal(moved["a"], x)
+    x.requires_grad_()
+    to_net(net, x.as_subclass(Dressed)).sum().backward()
+    assert x.grad is not None
+    laid = torch.zeros(2).as_subclass(Laid)
+    assert to_net(net, laid) is laid  # it is where it should be, and its data were not touched
+
+
 def test_two_threads_may_use_one_net() -> None:
     net = TwoBranches().eval()
     split = split_head(net)

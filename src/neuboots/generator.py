@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from neuboots.keys import draw_keys
 from neuboots.prediction import Moments
-from neuboots.surgery import Head, Pass, copy_of, main_output, plain_head, split_head
+from neuboots.surgery import Head, Pass, copy_of, main_output, plain_head, split_head, to_net
 from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, check_link, link_moments
 
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
@@ -91,7 +91,7 @@ class BootstrapGenerator(nn.Module):
 
     def at(self, x: Any) -> "GeneratorAt":
         """ĝ(x, ·), features computed a priori (Algorithm 2, line 1)."""
-        passed = self.split.trace(x)
+        passed = self.split.trace(to_net(self.net, x))
         if self.output_axis is None and self.split.axis == -1 and passed.phi.ndim > 2:
             self.output_axis = _find_output_axis(passed, self.split.head)
         return GeneratorAt(self, passed)

@@ -35,15 +35,25 @@ def call_net(net: nn.Module, x: Any) -> Any:
 
 
 def to_net(net: nn.Module, x: Any) -> Any:
-    """x on the net's device, its floating-point tensors in the net's precision."""
+    """x on the net's device, its floating-point tensors in the net's precision; tensors of other classes are plain."""
     like = next((p for p in net.parameters() if p.is_floating_point() and not is_lazy(p)), None)
     if like is None:
         return x
     if isinstance(x, Tensor):
-        return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+        return _undressed(x).to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     if isinstance(x, Mapping):
         return {key: to_net(net, value) for key, value in x.items()}
     return type(x)(to_net(net, value) for value in x) if isinstance(x, tuple | list) else x
+
+
+def _undressed(x: Tensor) -> Tensor:
+    """x without a class that brings functions of its own (MONAI's MetaTensor, torchvision's tv_tensors).
+
+    Such functions may differ from torch's in what they take. A class that lays out its data in another way, as torch's
+    DTensor, stays.
+    """
+    dressed = type(x) is not Tensor and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain(x) if dressed else x
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -154,7 +164,7 @@ def find_head(net: nn.Module, *, example: Any = None) -> str:
         return last
     raise ValueError(
         f"cannot tell which layer is the head: the last layer with parameters is {last!r}, and the candidates "
-        f"are {_listed(candidates)}; name one (head=…) or give an example input (example=x)"
+        f"are {_listed(candidates)}; name one (head=…), give an example input (example=x), or add a last layer"
     )
 
 
@@ -185,7 +195,8 @@ def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str
     reach = sorted(names) or ["none"]
     why = "learned layers follow" if learned else f"those that reach the output directly: {_listed(reach)}"
     raise ValueError(
-        f"cannot tell which layer is the head ({why}); the candidates are {_listed(candidates)}: name one (head=…)"
+        f"cannot tell which layer is the head ({why}); the candidates are {_listed(candidates)}: name one (head=…), "
+        "or add a last layer that is a Linear or 1×1 convolution"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plain networks, each ending in an `nn.Linear` called `head`, and their descriptions.
+"""Plain networks, each ending in an `nn.Linear` or a 1×1 convolution called `head`, and their descriptions.
 
 A description is JSON: the name of the class and the options it was built with. Together with the
 state dict it rebuilds a saved net without pickle.
@@ -21,6 +21,8 @@ import torch
 from torch import nn
 
 from neuboots.nets.cnn import SmallCNN
+from neuboots.nets.deeplab import DeepLabV3, deeplab_resnet50, deeplab_resnet101, load_torchvision, small_deeplab
+from neuboots.nets.densenet import DenseNet, densenet22, densenet40, densenet100, densenet_bc
 from neuboots.nets.mlp import MLP
 from neuboots.nets.resnet import (
     ResNet,
@@ -31,22 +33,40 @@ from neuboots.nets.resnet import (
     resnet110,
     thin_resnet,
 )
+from neuboots.nets.scnas import SCNAS
+from neuboots.nets.text import TextTransformer
+from neuboots.nets.unet import UResNet
 
 __all__ = [
     "MLP",
+    "SCNAS",
+    "DeepLabV3",
+    "DenseNet",
     "ResNet",
     "SmallCNN",
+    "TextTransformer",
+    "UResNet",
     "build",
+    "deeplab_resnet50",
+    "deeplab_resnet101",
+    "densenet22",
+    "densenet40",
+    "densenet100",
+    "densenet_bc",
     "describe",
+    "load_torchvision",
     "resnet8",
     "resnet18",
     "resnet20",
     "resnet34",
     "resnet110",
+    "small_deeplab",
     "thin_resnet",
 ]
 
-_NETS: dict[str, type[nn.Module]] = {net.__name__: net for net in (MLP, SmallCNN, ResNet)}
+_NETS: dict[str, type[nn.Module]] = {
+    net.__name__: net for net in (MLP, SmallCNN, ResNet, DenseNet, DeepLabV3, UResNet, SCNAS, TextTransformer)
+}
 
 
 def describe(net: nn.Module) -> dict[str, Any] | None:
@@ -61,8 +81,8 @@ def describe(net: nn.Module) -> dict[str, Any] | None:
     if _NETS.get(name) is not type(net):
         return None
     description = {"net": name, "options": copy.deepcopy(vars(net)["options"])}
-    # A twin shows whether the layers still are what the options say; it takes no random draw away.
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    # A twin without numbers shows whether the layers still are what the options say; it takes no random draw away.
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
         twin = build(description)
     return description if repr(twin) == repr(net) else None
 

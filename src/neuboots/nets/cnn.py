@@ -51,10 +51,15 @@ class SmallCNN(nn.Module):
         return out
 
 
-def check_images(x: Tensor, in_channels: int) -> None:
-    """Refuse anything but a batch of images with so many channels."""
+def check_images(x: Tensor, in_channels: int, *, smallest: int = 1) -> None:
+    """Refuse anything but a batch of images with so many channels, and fewer than `smallest` pixels on a side."""
     if x.dim() != 4 or x.shape[1] != in_channels:
         raise ValueError(
             f"the net got an input of shape {tuple(x.shape)}; expected (N, {in_channels}, H, W): "
             "reshape the input, or build the net with its in_channels"
+        )
+    if min(x.shape[2:]) < smallest:
+        raise ValueError(
+            f"the net got images of {x.shape[2]}×{x.shape[3]} pixels; expected at least {smallest} on each side: "
+            "enlarge or pad them"
         )

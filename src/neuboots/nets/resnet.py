@@ -70,7 +70,7 @@ class ResNet(nn.Module):
                 before = width
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(before, num_classes)
-        self.apply(_he_init)
+        self.apply(he_init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
@@ -180,7 +180,7 @@ def _conv3x3(before: int, width: int, *, stride: int) -> nn.Module:
     return nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
 
 
-def _he_init(layer: nn.Module) -> None:
+def he_init(layer: nn.Module) -> None:
     """w ~ N(0, 2 / fan-in), b = 0 (He et al. 2015, eq. 10)."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

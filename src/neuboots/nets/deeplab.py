@@ -1,0 +1,253 @@
+"""DeepLab-v3: a dilated residual net, context at several rates, a 1×1 head and bilinear upsampling.
+
+    z = up(W φ + b),   φ = conv₃ₓ₃(P [conv₁ₓ₁ f, conv_{r₁} f, conv_{r₂} f, conv_{r₃} f, mean f]),   f = backbone(x)
+
+Chen, Papandreou, Schroff and Adam, Rethinking Atrous Convolution for Semantic Image Segmentation, 2017. The 3×3
+convolution after the projection P is torchvision's, whose weights `load_torchvision` reads.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from neuboots.nets.cnn import check_images
+from neuboots.nets.dilated_resnet import DilatedResNet
+from neuboots.nets.mlp import check_size, check_sizes
+from neuboots.nets.resnet import he_init
+
+
+class DeepLabV3(nn.Module):
+    """Backbone, atrous spatial pyramid pooling (ASPP), 3×3 convolution, 1×1 head, upsampling to the input's size.
+
+    The backbone's options are those of `DilatedResNet`; the default is ResNet-50 at output stride 8, as in the paper's
+    evaluation and torchvision; 16 is three times quicker to train. Pass `rates` for the dilations in ASPP; None is
+    (96, 192, 288) pixels over the output stride: 6, 12, 18 at stride 16, as in the paper. The feature width D is
+    `aspp_width`. There is no auxiliary head and no dropout. Images may have any size from the output stride on.
+
+    >>> net = small_deeplab(11)
+    >>> net(torch.zeros(2, 3, 120, 160)).shape
+    torch.Size([2, 11, 120, 160])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        blocks: Sequence[int] = (3, 4, 6, 3),
+        widths: Sequence[int] = (256, 512, 1024, 2048),
+        block: str = "bottleneck",
+        stem: str = "large",
+        output_stride: int = 8,
+        multi_grid: Sequence[int] = (),
+        aspp_width: int = 256,
+        rates: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_size("num_classes", num_classes)
+        check_size("aspp_width", aspp_width)
+        self.backbone = DilatedResNet(
+            in_channels,
+            blocks=blocks,
+            widths=widths,
+            block=block,
+            stem=stem,
+            output_stride=output_stride,
+            multi_grid=multi_grid,
+        )
+        if rates is not None:
+            check_sizes("rates", rates)
+        self.options: dict[str, Any] = {
+            "num_classes": num_classes,
+            "in_channels": in_channels,
+            "blocks": list(blocks),
+            "widths": list(widths),
+            "block": block,
+            "stem": stem,
+            "output_stride": output_stride,
+            "multi_grid": list(multi_grid),
+            "aspp_width": aspp_width,
+            "rates": None if rates is None else list(rates),
+        }
+        if rates is None:
+            rates = [max(1, i * 96 // output_stride) for i in (1, 2, 3)]
+        self.aspp = ASPP(widths[-1], aspp_width, rates)
+        self.refine = _conv(aspp_width, aspp_width, rate=1)
+        self.head = nn.Conv2d(aspp_width, num_classes, 1)
+        self.apply(he_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, in_channels, H, W) to logits (N, num_classes, H, W)."""
+        stride = self.options["output_stride"]
+        check_images(x, self.options["in_channels"], smallest=stride)
+        if self.training and len(x) == 1 and max(x.shape[2:]) <= stride:
+            raise ValueError(
+                f"the net got one image of {x.shape[2]}×{x.shape[3]} pixels in training, a single value for each "
+                f"BatchNorm; expected more: give a batch of several, or images of more than {stride} pixels"
+            )
+        phi = self.refine(self.aspp(self.backbone(x)))  # (N, D, ⌈H/s⌉, ⌈W/s⌉)
+        return functional.interpolate(self.head(phi), size=x.shape[2:], mode="bilinear", align_corners=False)
+
+
+def deeplab_resnet50(num_classes: int, in_channels: int = 3, *, output_stride: int = 8) -> DeepLabV3:
+    """DeepLab-v3 on ResNet-50, D = 256 (39.64 M parameters with 21 classes).
+
+    >>> with torch.device("meta"):  # its shape, for no memory
+    ...     net = deeplab_resnet50(21)
+    >>> net.head
+    Conv2d(256, 21, kernel_size=(1, 1), stride=(1, 1))
+    """
+    return DeepLabV3(num_classes, in_channels, blocks=(3, 4, 6, 3), output_stride=output_stride)
+
+
+def deeplab_resnet101(num_classes: int, in_channels: int = 3, *, output_stride: int = 8) -> DeepLabV3:
+    """DeepLab-v3 on ResNet-101, D = 256 (58.63 M parameters with 21 classes)."""
+    return DeepLabV3(num_classes, in_channels, blocks=(3, 4, 23, 3), output_stride=output_stride)
+
+
+def small_deeplab(num_classes: int, in_channels: int = 3) -> DeepLabV3:
+    """DeepLab-v3 on three basic blocks at output stride 4, D = 48: for a CPU and images of some 100 pixels (0.16 M)."""
+    return DeepLabV3(
+        num_classes,
+        in_channels,
+        blocks=(1, 1, 1),
+        widths=(16, 32, 48),
+        block="basic",
+        stem="small",
+        output_stride=4,
+        aspp_width=48,
+        rates=(3, 6, 9),
+    )
+
+
+class ASPP(nn.Module):
+    """Atrous spatial pyramid pooling: 1×1, 3×3 at each rate and the mean over the image, joined and projected."""
+
+    def __init__(self, before: int, width: int, rates: Sequence[int]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([_conv(before, width), *(_conv(before, width, rate=rate) for rate in rates)])
+        self.pooling = ImagePooling(before, width)
+        self.project = _conv((len(rates) + 2) * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, before, H, W) to (N, width, H, W)."""
+        found = [*(branch(x) for branch in self.branches), self.pooling(x)]
+        out: Tensor = self.project(torch.cat(found, dim=1))
+        return out
+
+
+class ImagePooling(nn.Module):
+    """The mean over pixels through 1×1 convolution, BatchNorm and ReLU, laid out over the map.
+
+    A training batch of one image has one value for each channel here, and no variance: BatchNorm then takes its
+    running statistics, as in evaluation.
+    """
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, width, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, before, H, W) to (N, width, H, W), the same at all pixels."""
+        norm = self.norm
+        pooled = self.conv(x.mean(dim=(2, 3), keepdim=True))  # (N, width, 1, 1)
+        if norm.training and len(pooled) == 1:
+            stats = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            pooled = functional.batch_norm(pooled, *stats, eps=norm.eps)
+        else:
+            pooled = norm(pooled)
+        return functional.relu(pooled).expand(-1, -1, *x.shape[2:])
+
+
+def _conv(before: int, width: int, *, rate: int | None = None) -> nn.Sequential:
+    """1×1, or 3×3 at a rate; then BatchNorm and ReLU."""
+    conv = nn.Conv2d(before, width, 1, bias=False)
+    if rate is not None:
+        conv = nn.Conv2d(before, width, 3, padding=rate, dilation=rate, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+
+
+# -- weights trained elsewhere -------------------------------------------------------------------------
+
+
+def load_torchvision(net: DeepLabV3, state: Mapping[str, Tensor]) -> list[str]:
+    """Copy torchvision's weights into the net, and name those of the net's tensors that they do not hold.
+
+    `state` is the state dict of torchvision's `resnet50` or `resnet101` (the backbone alone), or of its
+    `deeplabv3_resnet50` or `deeplabv3_resnet101` (everything; they were trained at output stride 8). A classifier of
+    another number of classes leaves the head as it is. What does not fit is refused, and the net stays unchanged:
+
+        net = deeplab_resnet50(11)
+        load_torchvision(net, torch.load("deeplabv3_resnet50_coco-cd0a2569.pth", weights_only=True))
+
+    >>> load_torchvision(small_deeplab(2), {"conv1.weight": torch.zeros(64, 3, 7, 7)})
+    Traceback (most recent call last):
+    ValueError: the state dict does not fit the net (...); expected torchvision's for a net of this depth...
+    """
+    if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(
+            f"got a {type(state).__name__} that is no state dict; expected names and tensors: give what torch.load or "
+            "model.state_dict() returned"
+        )
+    unused = ("aux_classifier.", "fc.")
+    found = {_our_name(name): tensor for name, tensor in state.items() if not name.startswith(unused)}
+    if (head := found.get("head.weight")) is not None and len(head) != net.head.out_channels:
+        found = {name: tensor for name, tensor in found.items() if not name.startswith("head.")}
+    wanted = net.state_dict()
+    left = [name for name in wanted if name not in found]
+    backbone_alone = all(name.startswith("backbone.") for name in found)
+    missing = [
+        name
+        for name in left
+        if not name.endswith("num_batches_tracked")  # older files have none, and nothing depends on it
+        and not name.startswith("head.")
+        and (name.startswith("backbone.") or not backbone_alone)
+    ]
+    extra = [name for name in found if name not in wanted]
+    shapes = [
+        f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if missing or extra or shapes:
+        parts = {"missing": missing, "not in the net": extra, "of another shape": shapes}
+        said = "; ".join(f"{what}: {', '.join(names[:3])}" for what, names in parts.items() if names)
+        raise ValueError(
+            f"the state dict does not fit the net ({said}); expected torchvision's for a net of this depth and these "
+            "in_channels: give that one, or build the net to match"
+        )
+    net.load_state_dict(found, strict=False)
+    return left
+
+
+_PREFIXES = {
+    "conv1.": "backbone.stem.0.",
+    "bn1.": "backbone.stem.1.",
+    "classifier.0.convs.4.1.": "aspp.pooling.conv.",
+    "classifier.0.convs.4.2.": "aspp.pooling.norm.",
+    "classifier.0.convs.": "aspp.branches.",
+    "classifier.0.project.": "aspp.project.",
+    "classifier.1.": "refine.0.",
+    "classifier.2.": "refine.1.",
+    "classifier.4.": "head.",
+}
+
+
+def _our_name(name: str) -> str:
+    """torchvision's name of a tensor as ours; a name that is not torchvision's stays as it is."""
+    theirs = name.removeprefix("backbone.")
+    if inner := re.fullmatch(r"layer(\d)\.(\d+)\.(conv|bn|downsample\.)(\d)\.(\w+)", theirs):
+        stage, block, kind, number, last = inner.groups()
+        layer = f"shortcut.{number}"
+        if kind != "downsample.":
+            layer = f"residual.{3 * (int(number) - 1) + (kind == 'bn')}"  # convolution, BatchNorm, ReLU in turn
+        return f"backbone.stages.{int(stage) - 1}.{block}.{layer}.{last}"
+    for prefix, ours in _PREFIXES.items():
+        if theirs.startswith(prefix):
+            return ours + theirs.removeprefix(prefix)
+    return name
