@@ -1,6 +1,6 @@
 """What the library claims of speed and memory, measured as ratios inside one run.
 
-    python -m benchmarks [--only resnet mlp memory training members drawing dropout import]
+    python -m benchmarks [--only resnet mlp memory pixels data training members drawing dropout import]
                          [--repeats 9] [--out FILE] [--quick]
 
 Prints a table, writes the same as JSON and ends with exit code 1 if a bound does not hold.
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.rows import SEED, TOPICS, Row, Scale
+from benchmarks.row import SEED, Row, Scale
+from benchmarks.rows import TOPICS
 
 RESULTS = Path(__file__).with_name("results.json")
 

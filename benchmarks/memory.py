@@ -14,7 +14,7 @@ fit. EXACT holds it fixed: then the mark is what was in use at once, to within a
 import argparse
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,9 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import fresh
 from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor, Predictor
+from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 from neuboots.tasks.calibration import calibration
+from neuboots.tasks.segmentation import segment
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 STATUS = Path("/proc/self/status")
@@ -36,9 +38,12 @@ class Case:
     net: nn.Module
     x: Tensor
     labels: Tensor | None = None  # with labels: not the summary alone, but all figures of its calibration
+    window: int | None = None  # with a window: all maps of segmentation
 
     def work(self, predictor: Predictor, rows: slice, num_samples: int) -> None:
-        if self.labels is None:
+        if self.window is not None:
+            segment(predictor, self.x[rows], num_samples, window=self.window)
+        elif self.labels is None:
             predictor.summarize(self.x[rows], num_samples)
         else:
             data = TensorDataset(self.x[rows], self.labels[rows])
@@ -67,7 +72,33 @@ def labelled(quick: bool) -> Case:
     return Case(net, torch.randn(n, 16), torch.arange(n) % 100)
 
 
-CASES = {"flat": flat, "upsampled": upsampled, "labelled": labelled}
+def deeplab(quick: bool) -> Case:
+    """The net of the paper's table 4.2 on one image."""
+    side = 33 if quick else 513
+    net = small_deeplab(21) if quick else deeplab_resnet50(21, output_stride=8)
+    return Case(net, torch.randn(1, 3, side, side))
+
+
+def volume(quick: bool) -> Case:
+    """A U-ResNet on one volume."""
+    side = 8 if quick else 64
+    return Case(UResNet(1, 4, widths=(4, 8) if quick else (16, 32, 64, 128)), torch.randn(1, 1, side, side, side))
+
+
+def tiles(quick: bool) -> Case:
+    """A volume as large as the paper's, window by window."""
+    size, window = ((16, 16, 8), 8) if quick else ((512, 512, 64), 64)
+    return Case(UResNet(1, 6, widths=(4, 8) if quick else (8, 16, 32)), torch.randn(1, 1, *size), window=window)
+
+
+CASES = {
+    "flat": flat,
+    "upsampled": upsampled,
+    "labelled": labelled,
+    "deeplab": deeplab,
+    "volume": volume,
+    "tiles": tiles,
+}
 
 
 def resident(field: str) -> int:
@@ -81,19 +112,23 @@ def resident(field: str) -> int:
 def extra(case: Case, num_samples: int) -> int:
     """Bytes that the work needed beyond what was there before."""
     predictor = NeuBootsPredictor(BootstrapGenerator(case.net).eval(), NeuBoots().law)
-    case.work(predictor, slice(2), 2)  # threads, kernels and their caches are there before we look
+    first_window = [slice(case.window)] * (case.x.ndim - 2)  # all of x without a window
+    warm = replace(case, x=case.x[(slice(None), slice(None), *first_window)])
+    warm.work(predictor, slice(2), 2)  # threads, kernels and their caches are there before we look
     before = resident("VmRSS")
     case.work(predictor, slice(None), num_samples)
     return resident("VmHWM") - before
 
 
-def growth(case: str, few: int, many: int, *, quick: bool, exact: bool) -> tuple[float, float]:
-    """(peak at `many` / peak at `few`, peak at `few` in megabytes), each in a fresh process."""
+def peak(case: str, num: int, *, quick: bool, exact: bool) -> float:
+    """Bytes at the peak with B = num, in a fresh process."""
     flags = ["--quick"] if quick else []
-    peaks = [
-        fresh.numbers("-m", "benchmarks.memory", case, str(num), *flags, env=EXACT if exact else {})[0]
-        for num in (few, many)
-    ]
+    return fresh.numbers("-m", "benchmarks.memory", case, str(num), *flags, env=EXACT if exact else {})[0]
+
+
+def growth(case: str, few: int, many: int, *, quick: bool, exact: bool) -> tuple[float, float]:
+    """(peak at `many` / peak at `few`, peak at `few` in megabytes)."""
+    peaks = [peak(case, num, quick=quick, exact=exact) for num in (few, many)]
     return peaks[1] / max(1.0, peaks[0]), peaks[0] / 2**20
 
 

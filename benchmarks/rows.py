@@ -1,7 +1,7 @@
 """What is claimed of speed and memory, one function a topic; each gives the rows of the table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from benchmarks import fresh, memory
-from benchmarks.timing import Parts, Runner, Series, Watch, Watched, interleave, stopping
+from benchmarks.pixels import data_path, pixels
+from benchmarks.row import SEED, Row, Scale, against
+from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
 from neuboots import (
     BootstrapGenerator,
     EpochReport,
@@ -23,44 +25,6 @@ from neuboots import (
 from neuboots.methods import MCDropout, StandardBootstrap
 from neuboots.methods.neuboots import replicate_weights
 from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
-
-SEED = 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A ratio and the bound it must keep to; a row without a bound is there to compare with."""
-
-    name: str
-    ratio: float
-    at_most: float | None = None
-    at_least: float | None = None
-    whole_runs: float | None = None  # the same ratio with nothing told apart, where `timing` tells parts apart
-    note: str = ""
-
-    @property
-    def holds(self) -> bool | None:
-        if self.at_most is not None:
-            return self.ratio <= self.at_most
-        return None if self.at_least is None else self.ratio >= self.at_least
-
-    @property
-    def bound(self) -> str:
-        if self.at_most is not None:
-            return f"≤ {self.at_most:g}"
-        return "" if self.at_least is None else f"≥ {self.at_least:g}"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much to run; quick sizes show that the harness works and nothing else."""
-
-    repeats: int
-    quick: bool = False
-
-
-def _against(series: Series, other: str, name: str, label: str, at_most: float | None = None) -> Row:
-    return Row(label, series.ratio(name, other), at_most=at_most, whole_runs=series.whole_ratio(name, other))
 
 
 def loop_of_heads(head: nn.Module, phi: Tensor, alphas: Tensor) -> Tensor:
@@ -91,7 +55,7 @@ def resnet(scale: Scale) -> list[Row]:
     runs |= {f"predict {num}": partial(predictor.predict, x, num) for num in bounds}
     runs |= {f"loop {num}": partial(loop, num) for num in (100, 1000)}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
-    row = partial(_against, series, "plain")
+    row = partial(against, series, "plain")
     return [
         *(row(f"predict {num}", f"{title}: predict, B = {num} / plain pass", bound) for num, bound in bounds.items()),
         row("moments", f"{title}: exact moments / plain pass", 1.03),
@@ -142,8 +106,8 @@ def dropout(scale: Scale) -> list[Row]:
     }
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
     return [
-        _against(series, "plain", "predict", f"{title}: MC dropout before the head, B = {num} / plain pass", 1.15),
-        _against(series, "plain", "summarize", f"{title}: the same, summarize / plain pass"),
+        against(series, "plain", "predict", f"{title}: MC dropout before the head, B = {num} / plain pass", 1.15),
+        against(series, "plain", "summarize", f"{title}: the same, summarize / plain pass"),
     ]
 
 
@@ -199,8 +163,8 @@ def training(scale: Scale) -> list[Row]:
     series = interleave(runners, scale.repeats)
     title = "ResNet-8" if scale.quick else "ResNet-20"
     return [
-        _against(series, "plain", "default", f"{title}: epoch, NeuBoots() / Plain()", 1.03),
-        _against(series, "plain", "paper", f"{title}: epoch, NeuBoots.paper() / Plain()", 1.03),
+        against(series, "plain", "default", f"{title}: epoch, NeuBoots() / Plain()", 1.03),
+        against(series, "plain", "paper", f"{title}: epoch, NeuBoots.paper() / Plain()", 1.03),
     ]
 
 
@@ -276,13 +240,15 @@ def importing(scale: Scale) -> list[Row]:
 
     runners: dict[str, Runner] = {"torch": partial(run, ""), "neuboots": partial(run, "import neuboots")}
     series = interleave(runners, scale.repeats)
-    return [_against(series, "torch", "neuboots", "import neuboots / import torch", 1.15)]
+    return [against(series, "torch", "neuboots", "import neuboots / import torch", 1.15)]
 
 
 TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
     "resnet": resnet,
     "mlp": mlp,
     "memory": memory_rows,
+    "pixels": pixels,
+    "data": data_path,
     "training": training,
     "members": members,
     "drawing": drawing,

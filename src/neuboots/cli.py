@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
+from neuboots.experiments.segment import Segment
 from neuboots.methods import METHODS
 
 
@@ -42,6 +43,7 @@ class Methods:
 COMMANDS: dict[str, Callable[..., Experiment]] = {
     "demo": Demo,
     "methods": Methods,
+    "segment": Segment,
 }
 
 ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training run. For the version: --version."
@@ -54,9 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("neuboots", version("neuboots"))
         return 0
     try:
+        from tyro.conf import PositionalRequiredArgs
         from tyro.extras import subcommand_cli_from_dict
 
-        subcommand_cli_from_dict(COMMANDS, prog="neuboots", description=ABOUT, args=args or ["--help"]).run()
+        chosen = subcommand_cli_from_dict(
+            COMMANDS, prog="neuboots", description=ABOUT, args=args or ["--help"], config=(PositionalRequiredArgs,)
+        )
+        chosen.run()
     except UsageError as fault:
         return _fail(str(fault), 2)
     except ModuleNotFoundError as fault:

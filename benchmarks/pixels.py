@@ -1,0 +1,132 @@
+"""What is claimed of segmentation and of the way of the data: time, memory, and rows a second."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from benchmarks import memory
+from benchmarks.row import SEED, Row, Scale, against
+from benchmarks.timing import Watch, Watched, interleave
+from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
+from neuboots.batches import Loader
+from neuboots.data import load
+from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
+from neuboots.weights import BlockTable, WeightPlan, assign_blocks
+
+
+def pixels(scale: Scale) -> list[Row]:
+    """B replicates of a segmentation net against one plain pass, and memory that does not grow with B."""
+    rows = [*_deeplab(scale), *_uresnet(scale)]
+    few, many = (2, 4) if scale.quick else (5, 100)
+    for case, title in (("deeplab", "DeepLab-v3"), ("volume", "U-ResNet")):
+        ratio, megabytes = memory.growth(case, few, many, quick=scale.quick, exact=True)
+        name = f"{title}: summarize, peak memory, B = {many} / B = {few}"
+        rows.append(Row(name, ratio, at_most=1.2, note=f"{megabytes:.0f} MB at B = {few}"))
+    gigabytes = memory.peak("tiles", many, quick=scale.quick, exact=True) / 2**30
+    size = "16 × 16 × 8" if scale.quick else "512 × 512 × 64"
+    rows.append(Row(f"segment, {size} in windows, B = {many}: peak memory in GiB", gigabytes, at_most=4.0))
+    return rows
+
+
+def _deeplab(scale: Scale) -> list[Row]:
+    """The net of the paper's table 4.2; its backbone, ASPP and the layer after it are the same work in both."""
+    net = (small_deeplab(21) if scale.quick else deeplab_resnet50(21, output_stride=8)).eval()
+    side = 33 if scale.quick else 513
+    watch = Watch()
+    shared = nn.Sequential(net.backbone, net.aspp, net.refine)
+    net.backbone, net.aspp, net.refine = Watched(shared, watch, training=False).eval(), nn.Identity(), nn.Identity()
+    return _against_plain(net, torch.randn(1, 3, side, side), watch, scale, "DeepLab-v3", {5: 1.15, 30: 1.8})
+
+
+def _uresnet(scale: Scale) -> list[Row]:
+    net = UResNet(1, 4, widths=(4, 8) if scale.quick else (16, 32, 64, 128)).eval()
+    side = 8 if scale.quick else 64
+    watch = Watch()
+    shared = nn.Sequential(net.unet, net.finish)
+    net.unet, net.finish = Watched(shared, watch, training=False).eval(), nn.Identity()
+    return _against_plain(net, torch.randn(1, 1, side, side, side), watch, scale, "U-ResNet", {5: 1.2, 30: None})
+
+
+@torch.no_grad()
+def _against_plain(
+    net: nn.Module, x: Tensor, watch: Watch, scale: Scale, title: str, bounds: dict[int, float | None]
+) -> list[Row]:
+    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().law)
+    runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x)}
+    runs |= {f"summarize {num}": partial(predictor.summarize, x, num) for num in bounds}
+    series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
+    size = " × ".join(map(str, x.shape[2:]))
+    return [
+        against(series, "plain", f"summarize {num}", f"{title}, {size}: summarize, B = {num} / plain pass", bound)
+        for num, bound in bounds.items()
+    ]
+
+
+# -- the way of the data -------------------------------------------------------------------------------
+
+
+def data_path(scale: Scale) -> list[Row]:
+    """Images decoded, augmented and normalised in one process; and what looking up α for each row costs beside that."""
+    n, batch = (256, 64) if scale.quick else (10_000, 128)
+    with tempfile.TemporaryDirectory() as folder:
+        write_cifar(Path(folder), n)
+        data = load("cifar10", root=folder, validation=0.0).augmented
+        watch = Watch()
+        seconds = interleave({"pass": watch.timed(lambda: _pass(data, batch))}, min(3, scale.repeats)).runs["pass"]
+    rate = n / min(part.whole for part in seconds)
+    return [
+        Row("CIFAR-10 from files, cropped, flipped and cut: images a second", rate, at_least=2000.0),
+        *_look_up(scale),
+    ]
+
+
+def _pass(data: Dataset[object], batch: int) -> None:
+    for _ in Loader(data, batch_size=batch, seed=SEED).epoch(0):
+        pass
+
+
+def _look_up(scale: Scale) -> list[Row]:
+    """Beside the quickest epoch there is: tensors in memory, and no net."""
+    n = 500 if scale.quick else 50_000
+    loader = Loader(TensorDataset(torch.zeros(n, 3, 32, 32), torch.zeros(n)), batch_size=128, seed=SEED)
+    weights = WeightPlan(NeuBoots().law, BlockTable(assign_blocks(n, 64), 64)).resample(0)
+
+    def epoch(look_up: bool) -> None:
+        for _, batch, _ in loader.epoch(0):
+            if look_up:
+                weights.plan.blocks(batch.index)
+
+    watch = Watch()
+    series = interleave({str(way): watch.timed(partial(epoch, way)) for way in (False, True)}, scale.repeats)
+    return [Row(f"epoch of n = {n:,} tensors, with blocks / without", series.ratio("True", "False"), at_most=1.02)]
+
+
+def write_cifar(root: Path, n: int) -> None:
+    """n made-up photographs, smooth as photographs are, in the layout of the hub."""
+    from io import BytesIO
+
+    import pandas
+    from PIL import Image
+
+    rng = np.random.default_rng(SEED)
+    coarse = torch.from_numpy(rng.uniform(0, 255, (n, 3, 8, 8))).float()
+    smooth = nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic") + 6 * torch.randn(n, 3, 32, 32)
+    images = smooth.clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+
+    def png(image: np.ndarray) -> dict[str, object]:
+        file = BytesIO()
+        Image.fromarray(image).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    folder = root / "cifar10" / "data"
+    folder.mkdir(parents=True)
+    for split, rows in (("train", slice(n)), ("test", slice(16))):
+        frame = pandas.DataFrame({"image": [png(image) for image in images[rows]]})
+        frame["label"] = [i % 10 for i in range(len(frame))]
+        frame.to_parquet(folder / f"{split}-00000-of-00001.parquet")
