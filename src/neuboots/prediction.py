@@ -6,6 +6,7 @@ Every method ends in a `Predictor`; every task knows only that, its `Prediction`
 Samples are (B, N, C, *): replicate first, then input, output, and pixels or voxels if there are any.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -358,19 +359,14 @@ def _summary_chunk(replicate_bytes: int) -> int:
     return max(few, _SMALL // replicate_bytes)
 
 
-def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Replicates, rows and pixels of a chunk (b, N, C, P): all, or a piece at a time where they overflow a cache."""
-    num, rows, outputs, pixels = chunk.shape
-    each = outputs * chunk.element_size()  # bytes of one pixel
-    if chunk.device.type != "cpu" or num * rows * pixels * each <= _BIG:
-        yield slice(None), slice(None), slice(None)
-        return
-    at_once = max(1, _PIECE // each)
+def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and pixels of a chunk (b, N, C, P), a piece at a time: what is made of one stays in the cache."""
+    _, rows, outputs, pixels = chunk.shape
+    at_once = max(1, _PIECE // (outputs * chunk.element_size()))  # pixels
     row_step, pixel_step = max(1, at_once // pixels), min(pixels, at_once)
     for row in range(0, rows, row_step):
         for pixel in range(0, pixels, pixel_step):
-            for b in range(num):
-                yield slice(b, b + 1), slice(row, row + row_step), slice(pixel, pixel + pixel_step)
+            yield slice(row, row + row_step), slice(pixel, pixel + pixel_step)
 
 
 @dataclass
@@ -428,15 +424,26 @@ def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
     running: _Running | None = None
     count = 0
-    for chunk in stream.chunks(min(_summary_chunk(stream.replicate_bytes), stream.num_samples)):
-        shape = chunk.shape[1:]  # (N, C, *)
-        flat = chunk.reshape(len(chunk), *shape[:2], math.prod(shape[2:]))  # (b, N, C, P)
+    size = min(_summary_chunk(stream.replicate_bytes), stream.num_samples)
+    chunks = iter(stream.chunks(size))
+    # a few at a time, so that the sums of a piece stay in the cache as well
+    while group := list(itertools.islice(chunks, max(1, _CHUNK // size))):
+        shape = group[0].shape[1:]  # (N, C, *)
+        flat = [chunk.reshape(len(chunk), *shape[:2], math.prod(shape[2:])) for chunk in group]  # (b, N, C, P)
         if running is None:
-            running = _Running.nothing(flat, spread=stream.moments is None)
-        for replicates, rows, pixels in _pieces(flat):
-            running.at(rows, pixels).add(flat[replicates, rows, :, pixels], count + (replicates.start or 0))
-        count += len(chunk)
-        del chunk, flat  # before the next chunk is made: every chunk finds the memory as the last one did
+            running = _Running.nothing(flat[0], spread=stream.moments is None)
+        if flat[0].device.type != "cpu" or sum(map(bytes_of, flat)) <= _BIG:
+            for chunk in flat:
+                running.add(chunk, count)
+                count += len(chunk)
+        else:
+            for rows, pixels in _pieces(flat[0]):
+                piece = running.at(rows, pixels)
+                for b, replicate in enumerate(itertools.chain.from_iterable(flat)):
+                    piece.add(replicate[None, rows, :, pixels], count + b)
+            count += sum(map(len, flat))
+        group.clear()  # before the next ones are made: every group finds the memory as the last one did
+        flat.clear()
     assert running is not None, "a stream has at least one replicate"
     if running.spread is None:
         assert stream.moments is not None, "a spread that is not gathered is known"
