@@ -60,8 +60,8 @@ def dilations(net: nn.Module) -> list[int]:
 def test_rates_are_those_of_the_paper() -> None:
     """Chen et al. 2017, section 3: rates 6, 12, 18 at output stride 16, doubled at 8; torchvision's backbone."""
     with torch.device("meta"):
-        at_16, at_8 = deeplab_resnet50(21), deeplab_resnet50(21, output_stride=8)
-        multi = DeepLabV3(21, multi_grid=(1, 2, 4))
+        at_16, at_8 = deeplab_resnet50(21, output_stride=16), deeplab_resnet50(21)
+        multi = DeepLabV3(21, output_stride=16, multi_grid=(1, 2, 4))
     assert dilations(at_16.backbone) == [1] * 13 + [1, 2, 2]
     assert dilations(at_8.backbone) == [1] * 7 + [1] + [2] * 5 + [2, 4, 4]
     assert dilations(multi.backbone) == [1] * 13 + [1, 4, 8]
