@@ -131,6 +131,11 @@ def test_rows_of_several_sizes_get_a_sentence() -> None:
     ):
         passes(Sizes())
     assert len(_batches(Sizes(), 1)) == 4
+    texts = [({"input_ids": torch.zeros(length, dtype=torch.int64)}, 0) for length in (3, 5, 4)]
+    with pytest.raises(
+        ValueError, match=r"several sizes in one batch, such as \(3,\) and \(5,\).*pad texts to one length"
+    ):
+        passes(texts)  # type: ignore[arg-type]
 
 
 def test_classes_are_whole_numbers() -> None:

@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -340,3 +341,11 @@ def test_the_kind_of_a_number_names_no_other_noise() -> None:
             assert torch.equal(CORRUPTIONS[name](x, severity, seed=seed, index=index), out)
         first = Corrupted(TensorDataset(x, torch.arange(3)), CORRUPTIONS[name], 2, seed=np.int64(4))[0][0]
         assert torch.equal(first, CORRUPTIONS[name](x[:1], 2, seed=4)[0])
+
+
+@pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
+def test_a_corrupted_data_set_goes_to_other_processes(corruption: Corruption) -> None:
+    """Where they are not forked, it must pickle."""
+    data = Corrupted(TensorDataset(pictures(num=2), torch.arange(2)), corruption, 2, seed=3)
+    again = pickle.loads(pickle.dumps(data))
+    assert torch.equal(again[1][0], data[1][0])

@@ -336,6 +336,30 @@ def test_sixteen_bits_are_rounded_to_eight(tmp_path: Path) -> None:
         image_from(tmp_path / "float.tif", 3)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "path", "row of bytes", "row of a path"])
+def test_a_picture_may_come_in_any_form(tmp_path: Path, kind: str) -> None:
+    """Both ways of fitting, a mask as its image, and turned before that: what is wide on file is tall to the eye."""
+    numbers = np.kron(np.array([[1, 2, 2, 3]], np.uint8), np.ones((8, 8), np.uint8))  # 8 × 32
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = save(numbers, tmp_path / "1.png", exif=exif.tobytes())
+    data: Any = {
+        "bytes": file.read_bytes(),
+        "path": str(file),
+        "row of bytes": {"bytes": file.read_bytes(), "path": "elsewhere.png"},
+        "row of a path": {"bytes": None, "path": str(file)},
+    }[kind]
+    turned = torch.from_numpy(numbers.T.copy())
+    assert torch.equal(image_of(data, 1, "here")[0], turned)
+    assert torch.equal(mask_of(data, "here"), turned.long())
+    for stretched, rows in ((False, [2, 2, 2, 2]), (True, [1, 2, 2, 3])):
+        mask = mask_of(data, "here", size=(4, 4), stretched=stretched)
+        assert mask.tolist() == [[row] * 4 for row in rows]
+    covering, stretched_out = (image_of(data, 1, "here", size=(4, 4), stretched=s)[0] for s in (False, True))
+    assert covering.unique().tolist() == [2]
+    assert stretched_out[:, 0].tolist() == [1, 2, 2, 3]
+
+
 # -- images and masks ----------------------------------------------------------------------------------
 
 
@@ -475,12 +499,30 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
         mask_folder(tmp_path)  # which reads all of them to count the classes
 
 
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_a_mask_of_another_size_is_refused_before_it_is_fitted(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    """One that lies on its side, as when a tool does not turn images by their tags, could be fitted too."""
+    paired(tmp_path, ["a", "b"])
+    save(np.zeros((8, 6), np.uint8), tmp_path / "masks" / "b.png")
+    data = mask_folder(tmp_path, classes=["x", "y", "z"], size=size, validation=0, test=0)
+    data.train[0]
+    with pytest.raises(Corrupt, match="masks/b.png of 8 × 6 for .*images/b.png of 6 × 8; expected one size"):
+        data.train[1]
+
+
 def test_masks_of_black_and_white(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         save(picture(), tmp_path / "images" / f"{name}.png")
         save(np.array([[0, 255]], np.uint8), tmp_path / "masks" / f"{name}.png")
     with pytest.raises(ValueError, match=r"the numbers \[0, 255\], where 255 is void; expected classes 0, 1"):
         mask_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"\[0, 255\], where 255 is void; .*renumber them, such as 255 to 1"):
+        mask_folder(tmp_path, classes=["background", "cell"])  # else all cells would be void
+    save(np.array([[1, 255]], np.uint8), tmp_path / "masks" / "c.png")
+    assert mask_folder(tmp_path, classes=["background", "cell"]).num_classes == 2
+    save(np.array([[0, 128]], np.uint8), tmp_path / "masks" / "c.png")
+    with pytest.raises(ValueError, match=r"the numbers \[0, 128, 255\].*or name the classes"):
+        mask_folder(tmp_path)  # no 129 classes
     with pytest.raises(ValueError, match="got classes='cell'; expected at least two names"):
         mask_folder(tmp_path, classes="cell")
     with pytest.raises(ValueError, match="got classes="):

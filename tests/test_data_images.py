@@ -2,10 +2,13 @@
 
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.ndimage
 import scipy.stats
@@ -203,11 +206,38 @@ def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: int, streaming
         list(load("mnist", root=tmp_path, streaming=streaming, validation=0.0).train)  # type: ignore[call-overload]
 
 
-def test_labels_in_words_are_refused(tmp_path: Path) -> None:
-    image = encoded(pixels_of(0, (28, 28)))
-    write_split(tmp_path / "mnist/data", "train", {"image": [image] * 2, "label": ["one", "two"]})
-    with pytest.raises(Corrupt, match="split train, row 0: its label is 'one', where 0 … 9 was expected"):
-        load("mnist", root=tmp_path)
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("bad", ["one", 0.5, float("nan"), None, [1]])
+def test_labels_of_another_type_are_refused(tmp_path: Path, bad: Any, streaming: bool) -> None:
+    (path,) = write_split(
+        tmp_path / "mnist/data", "train", {"image": [encoded(pixels_of(0, (28, 28)))] * 2, "label": [0, 1]}
+    )
+    kind = pa.int64() if bad is None else None
+    pq.write_table(pq.read_table(path).set_column(1, "label", pa.array([bad] * 2, kind)), path)
+    with pytest.raises(Corrupt, match=f"split train, row 0: its label is {re.escape(repr(bad))}, where 0 … 9 was exp"):
+        list(load("mnist", root=tmp_path, streaming=streaming, validation=0.0).train)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_that_are_true_or_false_are_numbers(tmp_path: Path, streaming: bool) -> None:
+    (path,) = write_split(
+        tmp_path / "mnist/data", "train", {"image": [encoded(pixels_of(0, (28, 28)))] * 2, "label": [0, 1]}
+    )
+    pq.write_table(pq.read_table(path).set_column(1, "label", [[True, False]]), path)
+    rows = list(load("mnist", root=tmp_path, streaming=streaming, validation=0.0).train)  # type: ignore[call-overload]
+    assert [(y.dtype, int(y)) for _, y in rows] == [(torch.int64, 1), (torch.int64, 0)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["mnist", "rotated_mnist"])
+def test_an_image_of_another_size_is_named(tmp_path: Path, name: str, streaming: bool) -> None:
+    """It would be cut to size where it is augmented, and nowhere else."""
+    images = [encoded(pixels_of(row, (28, 28) if row != 3 else (40, 30))) for row in range(6)]
+    write_split(tmp_path / "mnist/data", "train", {"image": images, "label": list(range(6))})
+    data = load(name, root=tmp_path, streaming=streaming, validation=0.0)
+    loader = Loader(data.augmented, batch_size=6, seed=0, steps_per_epoch=1 if streaming else None)
+    with pytest.raises(Corrupt, match="mnist, split train, row 3: its image has 40 × 30 pixels, where 28 × 28 was exp"):
+        list(loader.epoch(0))
 
 
 def test_a_rotten_image_is_named_in_a_set(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo import data_root
 
 from neuboots.batches import Loader
-from neuboots.data import Corrupt, Normalisation, Part, Stream, load
+from neuboots.data import Corrupt, Missing, Normalisation, Part, Stream, load
 from neuboots.data.masks import CAMVID, VOC2012, WBC_SEGMENTATION, voc_colour, wbc_segmentation
 from neuboots.data.pixels import mask_of
 
@@ -205,6 +205,11 @@ def test_voc_from_its_folders(tmp_path: Path, folder: str, streaming: bool) -> N
     assert isinstance(data.train, Stream if streaming else Part)
     assert data.classes == VOC2012.classes
     assert data.void == 255
+
+
+def test_voc_that_is_missing_says_both_ways_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="hf download nateraw/pascal-voc-2012 .*; or unpack VOCtrainval_11-May-2012.tar"):
+        load("voc2012", root=tmp_path)
 
 
 # -- what is broken ------------------------------------------------------------------------------------

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, random_split
 
 from neuboots.batches import Loader, classes_in, targets_of
 from neuboots.data import DataSet, Normalisation, Part, Stream
 from neuboots.data.corruptions import CORRUPTIONS
-from neuboots.data.parts import Tensors, in_unit_range
+from neuboots.data.parts import AT_ONCE, LARGE, Tensors, in_unit_range
 
 
 def halved(x: Tensor) -> Tensor:
@@ -63,6 +64,19 @@ def test_rows_of_rows() -> None:
     assert part.take([]).targets is None
     with pytest.raises(IndexError):
         part.take([3])
+
+
+def test_rows_are_asked_for_by_whole_numbers() -> None:
+    part = Part(rows())
+    for numbers in (torch.tensor([4, 1]), np.array([4, 1]), (np.int64(4), torch.tensor(1))):
+        assert part.take(numbers).rows == (4, 1)
+    assert int(part[np.int64(4)][1]) == int(part[torch.tensor(4)][1]) == 4
+    chosen = [True, False, True, False, False, False]  # which are no numbers 1 and 0
+    for wrong in (chosen, torch.tensor(chosen), np.array(chosen), [0.5], ["1"]):
+        with pytest.raises(ValueError, match="got row=.*; expected a whole number"):
+            part.take(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got row=slice\(0, 2, None\); expected a whole number"):
+        part[0:2]  # type: ignore[index]
 
 
 def test_many_rows_are_read_and_augmented_at_once() -> None:
@@ -142,6 +156,28 @@ def test_a_stream_begins_anew_and_prepares_its_rows() -> None:
     assert not hasattr(stream, "__len__")
 
 
+def test_small_rows_of_a_stream_are_prepared_at_once() -> None:
+    sizes: list[int] = []
+
+    def noted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(x))
+        return noisy(x, y)
+
+    def some(large: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(70):
+            yield torch.full((1, LARGE + 1 if large else 2), float(number)), torch.tensor(number)
+
+    torch.manual_seed(0)
+    found = list(Stream(lambda: some(False), augment=noted))
+    assert sizes == [AT_ONCE, AT_ONCE, 70 - 2 * AT_ONCE]
+    assert [int(y) for _, y in found] == [int(x[0, 0]) for x, _ in found] == list(range(70))
+    assert len({float(x[0, 0]) % 1 for x, _ in found}) == 70  # each with a draw of its own
+    sizes.clear()
+    large = iter(Stream(lambda: some(True), augment=noted))
+    assert [int(next(large)[1]) for _ in range(3)] == [0, 1, 2]
+    assert sizes == [1, 1, 1]  # and none is read ahead
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_take_turns(num_workers: int) -> None:
     loader = DataLoader(Stream(numbers, decode=decode), batch_size=1, num_workers=num_workers)
@@ -213,6 +249,14 @@ def test_augmented_is_train_with_its_augmentation() -> None:
     assert isinstance(data.train, Part)
     assert data.train.augment is None
     assert data_set(augmentation=None).augmented is not None
+    half, _ = random_split(data.train, [0.5, 0.5])
+    kept = data_set(train=half).augmented
+    assert isinstance(kept, Subset)
+    assert isinstance(kept.dataset, Part)
+    assert kept.dataset.augment is noisy
+    assert kept.indices == half.indices
+    with pytest.raises(ValueError, match="got training rows of type TensorDataset, which take no augmentation"):
+        _ = data_set(train=TensorDataset(torch.zeros(2, 3), torch.zeros(2))).augmented
     stream = data_set(train=Stream(numbers, decode=decode)).augmented
     assert isinstance(stream, Stream)
     assert stream.augment is noisy
@@ -246,6 +290,11 @@ def test_a_corrupted_set_is_corrupted_before_it_is_normalised() -> None:
         data.corrupted("fog", 1)
     with pytest.raises(ValueError, match="without test rows that can be read by number"):
         data_set(test=Stream(numbers)).corrupted("jpeg", 1)
+    masks = Part(Tensors(torch.rand(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.int64)), data.test.normalise)
+    segmented = data_set(task="segmentation", test=masks)
+    assert segmented.corrupted("contrast", 5).test is not None
+    with pytest.raises(ValueError, match="got rotation of toys, whose masks would not turn with their images"):
+        segmented.corrupted("rotation", 1)
     with pytest.raises(ValueError, match="whose inputs are no images"):
         data_set(normalisation=Normalisation((0.0,), (1.0,), axes=0)).corrupted("jpeg", 1)
 

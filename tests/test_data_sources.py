@@ -1,11 +1,15 @@
 """Where sets lie, what is said of those that are missing or broken, and rows of tables in the hub's layout."""
 
+import logging
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hublike import encoded, own_cache, pixels_of, write_images, write_split
@@ -57,6 +61,11 @@ def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pyt
 def test_a_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Missing, match="got root='.*nowhere', which is no folder; expected the folder that holds"):
         root_of(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Missing, match="got root='', which is no folder"):  # and not the folder where one stands
+        root_of("")
+    with pytest.raises(ValueError, match="got root=7; expected the folder that holds the data sets, as a path"):
+        root_of(7)  # type: ignore[arg-type]
     monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path / "gone"))
     with pytest.raises(Missing, match="got NEUBOOTS_DATA='.*gone'"):
         root_of(None)
@@ -187,6 +196,14 @@ def test_nothing_is_printed_and_bars_are_as_before(tmp_path: Path, capfd: pytest
     assert not datasets.are_progress_bars_disabled()
 
 
+def test_bars_that_the_user_forces_make_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would warn, which is an error here, that it cannot hide them."""
+    write_images(tmp_path / "toys/data", counts={"train": 3})
+    for module in (datasets.config, sys.modules["datasets.utils.tqdm"]):
+        monkeypatch.setattr(module, "HF_DATASETS_DISABLE_PROGRESS_BARS", False)
+    assert len(source_of(tmp_path)) == 3
+
+
 # -- what is missing -----------------------------------------------------------------------------------
 
 
@@ -226,7 +243,7 @@ def test_splits_columns_and_files_that_are_missing(tmp_path: Path) -> None:
     paths[0].unlink()
     (tmp_path / "toys/data/train-00000-of-00001.parquet").unlink()
     with pytest.raises(
-        Missing, match="got 1 files such as .*train-00001-of-00002.parquet; expected 2, as its name says"
+        Missing, match="got 1 files such as .*train-00001-of-00002.parquet; expected 2, as its name says: fetch those"
     ):
         opened(tmp_path)
 
@@ -321,6 +338,60 @@ def test_a_parquet_file_with_rotten_pages_is_named(tmp_path: Path) -> None:
         list(Flow(table, "toys, split train", "image", "label")())
 
 
+def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The library itself would write its own words on the file that does not fit."""
+    _, file = write_split(
+        tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))] * 4, "label": [0, 1, 2, 3]}, shards=2
+    )
+    pq.write_table(pq.read_table(file).set_column(1, "label", [["a", "b"]]), file)
+    logger = logging.getLogger("datasets")
+    logger.addHandler(caplog.handler)
+    with pytest.raises(Corrupt, match="toys, split train, row .* or after: the stream broke off"):
+        list(Flow(opened(tmp_path, streaming=True)["train"], "toys, split train", "image", "label")())
+    logger.removeHandler(caplog.handler)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_without_rows_is_named(tmp_path: Path, streaming: bool) -> None:
+    (path,) = write_split(tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))], "label": [1]})
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(Corrupt, match="cannot read .*train-00000-of-00001.parquet: it has no row"):
+        opened(tmp_path, streaming=streaming)
+
+
+def test_files_of_a_split_that_do_not_fit_each_other(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 6}, shards=2)
+    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(1, "label", [["a", "b", "c"]]), file)
+    with pytest.raises(ValueError, match="could not prepare .*; expected files of a split whose columns are"):
+        opened(tmp_path)
+    pq.write_table(table.rename_columns(["img", "label"]), file)
+    with pytest.raises(Missing, match="split train, with the columns label; expected one called image or img"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
+def test_a_null_is_one_row_alone(tmp_path: Path, image: str, label: str, streaming: bool) -> None:
+    """Under the names that we give to columns, as under their own: no type is guessed from the rows that pass by."""
+    (path,) = write_split(
+        tmp_path / "toys/data",
+        "train",
+        {image: [encoded(pixels_of(row, (4, 4, 3))) for row in range(150)], label: list(range(150))},
+    )
+    table = pq.read_table(path)
+    labels = [None if row in (0, 70) else row for row in range(150)]
+    pq.write_table(table.set_column(1, label, pa.array(labels, pa.int64())), path)
+    table = opened(tmp_path, streaming=streaming)["train"]
+    if streaming:
+        found = [value for _, _, value in Flow(table, "toys", "image", "label")()]
+    else:
+        found = table[:].column("label").to_pylist()
+    assert found == labels
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 3})
     (tmp_path / "file").write_text("in the way")
@@ -339,8 +410,6 @@ def test_an_image_that_is_no_image_is_named(tmp_path: Path, streaming: bool) -> 
     part: Any
     if streaming:
         part = Stream(Flow(table, where, "image", "label"), decode=DecodeRow(where, colour, number))
-        rows = iter(part)
-        assert [int(y) for _, y in (next(rows), next(rows))] == [0, 1]
     else:
         part = Part(Rows(table, where, "image", "label", colour))
         assert len(part.__getitems__([0, 1, 3])) == 3

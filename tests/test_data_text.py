@@ -1,6 +1,7 @@
 """Texts: a vocabulary, and SST-2 in the layouts of the data root and of the hub."""
 
 import pickle
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ PARTS = ("train", "validation", "test")
         ("wo n't 've 'tis -lrb-", ["wo", "n't", "'ve", "'tis", "-", "lrb", "-"]),
         ("naïve Ünder_score 中文 🙂", ["naïve", "ünder_score", "中文", "🙂"]),
         ("'", ["'"]),
+        ("Cafe\u0301 ", ["caf\u00e9"]),  # as a Mac spells it
     ],
 )
 def test_a_text_is_cut_into_words_and_signs(text: str, words: list[str]) -> None:
@@ -47,7 +49,7 @@ def test_a_text_is_cut_into_words_and_signs(text: str, words: list[str]) -> None
 @given(st.text(max_size=40))
 def test_cutting_loses_nothing_but_spaces_and_capitals(text: str) -> None:
     words = words_of(text)
-    assert "".join(words) == "".join(text.lower().split())
+    assert "".join(words) == "".join(unicodedata.normalize("NFC", text.lower()).split())
     assert words_of(" ".join(words)) == words
 
 
@@ -102,6 +104,11 @@ def test_a_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
     for ids in (torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor([[1]])):
         with pytest.raises(ValueError, match="expected .T,. whole numbers from 0 to 3"):
             vocabulary.decode(ids)
+    with pytest.raises(ValueError, match="got list; expected a tensor"):
+        vocabulary.decode([2])  # type: ignore[arg-type]
+    for text in ("{", "[]", "{}", '{"words": 3, "length": 4}'):
+        with pytest.raises(ValueError, match="got a text that is no vocabulary .*; expected what to_json gave"):
+            Vocabulary.from_json(text)
 
 
 # -- SST-2 ---------------------------------------------------------------------------------------------

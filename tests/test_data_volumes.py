@@ -1,5 +1,6 @@
 """NIfTI volumes made in each layout, and the real hippocampus: what is read is what was written, faults are named."""
 
+import gzip
 import json
 import pickle
 from pathlib import Path
@@ -119,6 +120,47 @@ def test_scaled_integers_and_volumes_without_contrast(tmp_path: Path) -> None:
     assert void.unique().tolist() == [255]
 
 
+def test_labels_that_were_scaled_are_whole_again(tmp_path: Path) -> None:
+    made = pairs(tmp_path, 3)
+    _, labels, affine = made["scan_0.nii.gz"]
+    image = nibabel.Nifti1Image((85 * labels).astype(np.uint8), affine)
+    image.header.set_slope_inter(1 / 85, 0)  # which is not quite that in single precision
+    nibabel.save(image, tmp_path / "labels" / "scan_0.nii.gz")
+    data = volume_folder(tmp_path, validation=0, test=0)
+    assert torch.equal(data.train.target(0), torch.from_numpy(labels).long())
+
+
+def test_big_endian_volumes(tmp_path: Path) -> None:
+    made = pairs(tmp_path, 3)
+    _, labels, affine = made["scan_0.nii.gz"]
+    voxels = RNG.integers(-999, 999, SHAPE)
+    for name, values in (("images", voxels), ("labels", labels)):
+        header = nibabel.Nifti1Header(endianness=">")
+        header.set_data_dtype(">i2")
+        nibabel.save(nibabel.Nifti1Image(values.astype(">i2"), affine, header), tmp_path / name / "scan_0.nii.gz")
+    x, y = volume_folder(tmp_path, validation=0, test=0).train[0]
+    assert torch.allclose(x[0], torch.from_numpy((voxels - voxels.mean()) / voxels.std()).float(), atol=1e-5)
+    assert torch.equal(y, torch.from_numpy(labels).long())
+
+
+def test_labels_of_black_and_white_are_refused(tmp_path: Path) -> None:
+    pairs(tmp_path, 3)
+    with pytest.raises(ValueError, match=r"got classes=\[\]; expected at least two names"):
+        volume_folder(tmp_path, classes=[])
+    for i in range(3):
+        affine = nibabel.load(tmp_path / "images" / f"scan_{i}.nii.gz").affine
+        save(np.full(SHAPE, 255 * (i % 2), np.uint8), tmp_path / "labels" / f"scan_{i}.nii.gz", affine)
+    for classes in (None, ["out", "in"]):
+        with pytest.raises(ValueError, match=r"the numbers \[0, 255\], where 255 is void"):
+            volume_folder(tmp_path, classes=classes)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e6 + 0.1, -3e-7])
+def test_a_constant_is_only_shifted(value: float) -> None:
+    """Its mean is rounded, and so its computed spread is not quite 0."""
+    assert float(standardise(torch.full((1, 2, 11, 10, 10), value, dtype=torch.float64)).abs().max()) < 1e-8
+
+
 def test_standardise_is_the_definition_and_changes_nothing_twice() -> None:
     x = torch.rand(2, 3, 4, 5, 6, dtype=torch.float64) * torch.tensor([1.0, 1e6]).view(2, 1, 1, 1, 1) + 3
     once = standardise(x)
@@ -212,11 +254,12 @@ def test_a_broken_file_is_named(tmp_path: Path, which: int, content: str) -> Non
     ("voxels", "affine", "sentence"),
     [
         (np.zeros((5, 6, 8)), None, r"labels/scan_1.nii.gz of shape \(5, 6, 8\) for .*images/scan_1.nii.gz of shape"),
-        (np.zeros(SHAPE), np.diag([1.0, 2.0, 4.1, 1.0]), "labels/scan_1.nii.gz and .*whose affines differ"),
+        (np.zeros(SHAPE), np.diag([1.0, 2.0, 4.5, 1.0]), "labels/scan_1.nii.gz and .*whose affines differ"),
         (np.full(SHAPE, 3), None, "scan_1.nii.gz with the label 3; expected classes from 0 to 2"),
         (np.full(SHAPE, -1), None, "scan_1.nii.gz with the label -1"),
         (np.full(SHAPE, 0.5), None, "scan_1.nii.gz with labels that are no whole numbers"),
         (np.full(SHAPE, np.nan), None, "scan_1.nii.gz with labels that are no whole numbers"),
+        (np.full(SHAPE, np.inf), None, "scan_1.nii.gz with labels that are no whole numbers"),
         (np.zeros((*SHAPE, 2)), None, r"scan_1.nii.gz of shape \(5, 6, 7, 2\)"),
         (np.zeros(SHAPE[:2]), None, r"scan_1.nii.gz of shape \(5, 6\); expected three axes"),
     ],
@@ -226,6 +269,48 @@ def test_labels_that_do_not_fit(tmp_path: Path, voxels: np.ndarray, affine: np.n
     own = nibabel.load(image).affine
     save(voxels.astype(np.float32), label, own if affine is None else affine)
     with pytest.raises(Corrupt, match=sentence):
+        data.train[1]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_file_whose_checksum_fails_is_named(tmp_path: Path, which: int) -> None:
+    """All voxels can be unpacked, but one of them is another: nibabel stops before the checksum."""
+    data, *files = broken(tmp_path)
+    bad = files[which]
+    voxels = gzip.decompress(bad.read_bytes())
+    bad.write_bytes(gzip.compress(voxels, 0))  # stored as it is: a voxel can be found
+    data.train[1]
+    packed = bytearray(bad.read_bytes())
+    packed[-20] ^= 1
+    bad.write_bytes(packed)
+    if which == 0:  # of a small file, all of it is looked at with its header
+        assert np.asarray(nibabel.load(bad).dataobj).shape == SHAPE
+    with pytest.raises(Corrupt, match=f"cannot read .*{bad.parent.name}/scan_1.nii.gz: it .*; expected a whole file"):
+        data.train[1]
+    bad.write_bytes(gzip.compress(voxels)[:-4])  # only the end of the checksum is missing
+    with pytest.raises(Corrupt, match="scan_1.nii.gz: it .*; expected a whole file"):
+        data.train[1]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-4])
+def test_affines_may_differ_by_less_than_half_a_voxel(tmp_path: Path, unit: float) -> None:
+    """Whatever the size of a voxel: a micrometre is nothing to a scanner, and much to a microscope."""
+    data, image, label = broken(tmp_path)
+    affine = np.diag([unit, 2 * unit, 3 * unit, 1.0])
+    affine[:3, 3] = [90 * unit, -126 * unit, 7 * unit]
+    save(np.ones(SHAPE, np.float32), image, affine)
+    for shift, fits in ((0.4, True), (0.6, False)):
+        moved = affine.copy()
+        moved[2, 3] += 3 * unit * shift
+        save(np.zeros(SHAPE, np.uint8), label, moved)
+        if fits:
+            data.train[1]
+        else:
+            with pytest.raises(Corrupt, match="whose affines differ"):
+                data.train[1]
+    wider = affine @ np.diag([1.0, 1.0, 1.15, 1.0])  # by 0.9 voxels at the far end
+    save(np.zeros(SHAPE, np.uint8), label, wider)
+    with pytest.raises(Corrupt, match="whose affines differ"):
         data.train[1]
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
+from neuboots import LPBNN, BatchEnsemble, Recipe
 from neuboots.nets import DeepLabV3, deeplab_resnet50, deeplab_resnet101, load_torchvision, small_deeplab
 from neuboots.nets.dilated_resnet import DilatedResNet
 
@@ -116,6 +118,14 @@ def test_one_image_trains() -> None:
     features = torch.randn(1, 32, 4, 4)
     trained = net.aspp.pooling(features)
     assert torch.equal(trained, net.aspp.pooling.eval()(features))
+
+
+@pytest.mark.parametrize("method", [BatchEnsemble(num_members=2), LPBNN(num_members=2)])
+def test_one_image_a_batch_trains_members_that_share_the_net(method: BatchEnsemble | LPBNN) -> None:
+    """K members make K images of one, but each member's BatchNorm sees its own alone."""
+    data = TensorDataset(torch.randn(2, 3, 17, 20), torch.randint(0, 4, (2, 17, 20)))
+    predictor = method.fit(lambda: small_deeplab(4), data, Recipe(epochs=1, batch_size=1, progress=False))
+    assert predictor.predict(data.tensors[0], 2).samples.isfinite().all()
 
 
 def test_two_images_update_the_statistics_of_image_pooling() -> None:
@@ -261,6 +271,7 @@ def test_older_files_without_batch_counts_are_taken() -> None:
     [
         (lambda: {"model": tiny_state()}, "got a dict that is no state dict; expected names and tensors"),
         (lambda: [1, 2], "got a list that is no state dict"),
+        (lambda: {0: torch.zeros(2)}, "got a dict that is no state dict"),
         (lambda: {}, "missing: backbone.stem.0.weight"),
         (lambda: {"encoder.weight": torch.zeros(2)}, "not in the net: encoder.weight"),
         (

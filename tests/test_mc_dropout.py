@@ -694,3 +694,21 @@ def test_a_trained_net_is_wrapped_without_training() -> None:
         mean = MCDropout(where="own").around(net, x[:2]).predict(x, 4000).samples
     # dropout before a linear layer keeps the mean: 15 outputs within standard errors of 4,000 draws
     assert bool(((mean.mean(0) - plain).abs() <= 4.5 * mean.std(0) / 4000**0.5).all())
+
+
+def test_a_net_that_asks_its_dropout_for_its_rate_gets_it() -> None:
+    """transformers' models read `self.dropout.p` where they attend."""
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.25)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.dropout.p == 0.25
+            return self.fc(self.dropout(x))
+
+    x = torch.randn(8, 4)
+    predictor = MCDropout().fit(Asking, TensorDataset(x, torch.arange(8) % 2), Recipe(epochs=1, progress=False))
+    assert predictor.predict(x, 3).samples.shape == (3, 8, 2)

@@ -412,3 +412,29 @@ def test_labels_that_do_not_count_are_ignored_by_every_loss() -> None:
     for name in NETS:
         predictor = find(name).make(loss=loss).fit(TwoBranches, classes(), RECIPE)
         assert bool(torch.isfinite(predictor.predict(X, 2).samples).all()), name
+
+
+class Growing(Dataset[Any]):
+    """Images of several sizes, which train one by one."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        rng = torch.Generator().manual_seed(i)
+        x = torch.randn(1, 6 + i, 5 + 2 * i, generator=rng)
+        return x, (x[0] > 0).long()
+
+
+ONE_BY_ONE = [name for name, entry in METHODS.items() if "segmentation" in entry.tasks and name != "swag"]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)  # SWAG runs rows together for BatchNorm
+def test_images_of_several_sizes_train_one_by_one(name: str) -> None:
+    def make_net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+    recipe = Recipe(epochs=1, batch_size=1, progress=False)
+    predictor = METHODS[name].make().fit(make_net, Growing(), recipe)
+    x, _ = Growing()[3]
+    assert predictor.predict(x[None], 2).samples.shape == (2, 1, 2, *x.shape[1:])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import NeuBoots, Recipe, load, nets, save, split_head
+from neuboots import Entry, NeuBoots, Recipe, load, nets, save, split_head
+from neuboots.methods import METHODS
 from neuboots.nets import (
     MLP,
     SCNAS,
@@ -210,6 +211,31 @@ def test_every_net_trains_predicts_and_is_saved(case: Case, tmp_path: Path) -> N
     save(predictor, tmp_path / "model")
     again = load(tmp_path / "model")
     assert torch.equal(again.predict(x, 3).samples, predictor.predict(x, 3).samples)
+
+
+@pytest.mark.parametrize(
+    "method", [entry for entry in METHODS.values() if entry.needs_net], ids=lambda entry: entry.name
+)
+@pytest.mark.parametrize("name", ["small_deeplab", "UResNet", "TextTransformer"])
+def test_every_method_trains_predicts_and_is_saved(name: str, method: Entry, tmp_path: Path) -> None:
+    """Images, volumes and texts; a replicate is one function of x, within rounding."""
+    case = NETS[name]
+    data = TensorDataset(case.x(4), torch.randint(0, 3, case.out(4)[:1] + case.out(4)[2:]))
+    made = method.make(num_members=2) if method.members else method.make()
+    recipe = Recipe(epochs=1, batch_size=2, progress=False)
+    if case.tokens and method.name == "deep-ensemble-original":
+        with pytest.raises(ValueError, match="inputs without a floating-point tensor; .*: take deep-ensemble instead"):
+            made.fit(case.make, data, recipe)
+        return
+    predictor = made.fit(case.make, data, recipe)
+    x = case.x(2)
+    samples = predictor.predict(x, 3, seed=1).samples
+    assert samples.shape == (3, *case.out(2))
+    assert (samples.std(0) > 0).any() == (method.name != "plain")
+    alone = torch.cat([predictor.predict(row[None], 3, seed=1).samples for row in x], 1)
+    torch.testing.assert_close(alone, samples, rtol=0, atol=1e-4 * float(samples.abs().max()))
+    save(predictor, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model").predict(x, 3, seed=1).samples, samples)
 
 
 @every_net

@@ -1,6 +1,7 @@
 """split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
 
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -259,6 +260,18 @@ def test_inputs_follow_the_net() -> None:
     moved = to_net(net, x)
     assert moved["a"].dtype == torch.float64
     assert moved["b"][0].dtype == torch.int64
+
+
+class Parts(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def test_a_named_tuple_stays_one() -> None:
+    """torch's loader collates rows that are named tuples to one of batches."""
+    moved = to_net(TwoBranches().double(), Parts(torch.ones(2), torch.ones(2, dtype=torch.int64)))
+    assert isinstance(moved, Parts)
+    assert (moved.left.dtype, moved.right.dtype) == (torch.float64, torch.int64)
 
 
 class Dressed(Tensor):

@@ -20,7 +20,7 @@ import neuboots.methods.swag as room
 from neuboots import CrossEntropy, Plain, Recipe, SquaredError, constant, cosine, load, save
 from neuboots.methods.common import output_of, with_outputs
 from neuboots.methods.swag import SWAG, Iterates
-from neuboots.nets import MLP, resnet8
+from neuboots.nets import MLP, resnet8, small_deeplab
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 RECIPE = Recipe(epochs=4, batch_size=16, optimizer=SGD, progress=False)  # 12 steps for 48 rows
@@ -481,3 +481,14 @@ ADAM = partial(torch.optim.Adam, lr=1e-2)
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         SWAG(**options)
+
+
+def test_a_layer_that_does_not_gather_keeps_its_statistics() -> None:
+    """DeepLab's pooling branch has one value a channel in a batch of one image, and takes its running statistics."""
+    x = torch.randn(4, 3, 17, 22, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    recipe = Recipe(epochs=2, batch_size=1, progress=False)
+    predictor = SWAG().fit(lambda: small_deeplab(2), data, recipe)
+    plain = Plain().fit(lambda: small_deeplab(2), data, recipe)
+    spread = predictor.predict(x, 4).samples.abs().amax() / plain.predict(x, 1).samples.abs().amax()
+    assert spread < 10  # statistics from zero would divide by the square root of eps

@@ -8,7 +8,7 @@ takes its share of the same global batch; a run may start at any batch of any ep
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -238,7 +238,7 @@ class _SeededRows(Dataset[Any]):
 class _NumberedStream(IterableDataset[Any]):
     """A stream with a running number for each row, the same at each pass; `epoch` is set before each one.
 
-    What it draws is named by (seed, epoch, number), as for rows that are read by their number.
+    What it draws as it gives a row is named by (seed, epoch, number), as for rows that are read by their number.
     """
 
     def __init__(self, data: Dataset[Any], seed: int, rank: int, world: int) -> None:
@@ -281,20 +281,21 @@ def _collate(rows: list[Any]) -> Any:
     try:
         return default_collate(rows)
     except RuntimeError:
-        shapes = sorted({tuple(part.shape) for row in rows for part in row[:1] if isinstance(part, Tensor)})
+        first = [row[0].values() if isinstance(row[0], Mapping) else row[:1] for row in rows]
+        shapes = sorted({tuple(part.shape) for parts in first for part in parts if isinstance(part, Tensor)})
         if len(shapes) < 2:
             raise
         raise ValueError(
             f"got inputs of several sizes in one batch, such as {shapes[0]} and {shapes[-1]}; expected one size: crop "
-            "or resize them (an augmentation may), or take batch_size=1"
+            "or resize images (an augmentation may), pad texts to one length, or take batch_size=1"
         ) from None
 
 
 class Loader:
     """Passes over a data set: `epoch(t, start)` yields (k, batch, share) from batch k = start on.
 
-    Tensors in memory are sliced directly; other data go through torch's DataLoader; a stream gives
-    `steps_per_epoch` batches at each pass.
+    Tensors in memory are sliced directly; other data go through torch's DataLoader; a stream gives its first
+    `steps_per_epoch` batches at each pass, and with several workers each of them makes batches of its own rows.
     """
 
     def __init__(

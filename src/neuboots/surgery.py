@@ -43,7 +43,10 @@ def to_net(net: nn.Module, x: Any) -> Any:
         return _undressed(x).to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     if isinstance(x, Mapping):
         return {key: to_net(net, value) for key, value in x.items()}
-    return type(x)(to_net(net, value) for value in x) if isinstance(x, tuple | list) else x
+    if not isinstance(x, tuple | list):
+        return x
+    values = [to_net(net, value) for value in x]
+    return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
 
 
 def _undressed(x: Tensor) -> Tensor:

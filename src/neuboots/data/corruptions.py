@@ -27,6 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from neuboots.data.parts import as_is
+from neuboots.data.sources import need
+
 Draw = Callable[[Callable[[torch.Generator, Tensor], Tensor]], Tensor]  # draws for each image, under its own name
 
 # -- the ten -------------------------------------------------------------------------------------------
@@ -93,7 +96,7 @@ def _saturate(x: Tensor, change: tuple[float, float], draw: Draw) -> Tensor:
 
 def _jpeg(x: Tensor, quality: float, draw: Draw) -> Tensor:
     """Written as JPEG of this quality, and read again."""
-    from PIL import Image
+    Image = need("PIL.Image")
 
     def once(image: Tensor) -> Tensor:
         pixels = (255.0 * image).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
@@ -148,6 +151,11 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
     grid = torch.stack([2 * (cos * x - sin * y) / width, 2 * (sin * x + cos * y) / height], -1)  # (1 or N, H, W, 2)
     grid = grid.to(images).expand(len(images), -1, -1, -1)
     return F.grid_sample(images, grid, "bilinear", "zeros", align_corners=False).clamp(0.0, 1.0)
+
+
+def _rotation(x: Tensor, degrees: float, draw: Draw) -> Tensor:
+    """What `rotate` gives: nothing is drawn."""
+    return rotate(x, degrees)
 
 
 def _angles(degrees: Any, n: int) -> Tensor:
@@ -281,9 +289,7 @@ CORRUPTIONS: dict[str, Corruption] = _table(
 )
 
 # Apart from the ten, since a mean over corruptions is one over CIFAR-C's: severity k turns by 15 k degrees, to 180.
-ROTATION: dict[str, Corruption] = _table(
-    [Corruption("rotation", tuple(range(15, 181, 15)), lambda x, degrees, draw: rotate(x, degrees))]
-)
+ROTATION: dict[str, Corruption] = _table([Corruption("rotation", tuple(range(15, 181, 15)), _rotation)])
 
 
 class Corrupted(Dataset[Any]):
@@ -303,7 +309,7 @@ class Corrupted(Dataset[Any]):
         severity: int,
         *,
         seed: int = 0,
-        prepare: Callable[[Tensor], Tensor] = lambda x: x,
+        prepare: Callable[[Tensor], Tensor] = as_is,  # a lambda could not be sent to a loader's process
     ) -> None:
         if not isinstance(corruption, Corruption):
             raise ValueError(

@@ -10,7 +10,7 @@ Everingham, Van Gool, Williams, Winn and Zisserman, The PASCAL visual object cla
 Arbelaez, Bourdev, Maji and Malik, Semantic contours from inverse detectors, ICCV 2011 (SegmentationClassAug).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from neuboots.data.listing import (
     three_parts,
 )
 from neuboots.data.parts import Augment, Part
-from neuboots.data.pixels import image_of, mask_of
+from neuboots.data.pixels import image_of, mask_of, pair_of
 from neuboots.data.sets import DataSet, Normalisation
 from neuboots.data.sources import Corrupt, Missing, split_off
 from neuboots.keys import whole
@@ -167,9 +167,9 @@ def mask_folder(
     """Images and masks of the same names: path/images and path/masks (or labels), in or above train, val and test.
 
     A mask is a picture, grey or with a palette, whose numbers are the classes 0, 1, …, and `void` where a pixel counts
-    nowhere. `classes` are their names; without, all masks are read once to count them. A split without a folder is
-    a share of the training images, drawn by the seed. With a size, the augmentation resizes by 0.5 … 2, crops and
-    mirrors; without, there is none.
+    nowhere. `classes` are their names; without, all masks are read once to count them; with, until two classes came. A
+    split without a folder is a share of the training images, drawn by the seed. With a size, the augmentation resizes
+    by 0.5 … 2, crops and mirrors; without, there is none.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -191,7 +191,7 @@ def mask_folder(
         split: pairs_in(folders, IMAGES, MASKS)
         for split, folders in paired_folders(folder, ("images",), ("masks", "labels")).items()
     }
-    names = _count_classes(list(found.values()), void) if classes is None else checked_names(classes)
+    names = names_of(classes, _numbers_in(found), void)
     parts = {
         split: Part(_mask_files(pairs, len(names), void, channels, size), normalisation)
         for split, pairs in found.items()
@@ -230,23 +230,16 @@ class MaskFiles:
         return len(self.images)
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        files = [self.images[row] for row in rows]
-        images = [image_of(file, self.channels, file, size=self.size) for file in files]
-        masks = [self._mask(row) for row in rows]
-        for row, image, mask in zip(rows, images, masks, strict=True):
-            if image.shape[1:] != mask.shape:
-                image_size, mask_size = (f"{height} × {width}" for height, width in (image.shape[1:], mask.shape))
-                raise Corrupt(
-                    f"got {self.masks[row]} of {mask_size} for {self.images[row]} of {image_size}; expected one size: "
-                    "make the mask for the image as it is turned by its EXIF tag"
-                )
-        return images, masks
+        pairs = [(Path(self.images[row]), Path(self.masks[row])) for row in rows]
+        read = [pair_of(image, mask, self.channels, size=self.size) for image, mask in pairs]
+        masks = [self._checked(mask, row) for (_, mask), row in zip(read, rows, strict=True)]
+        return [image for image, _ in read], masks
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        return [self._mask(row) for row in rows]
+        masks = [mask_of(self.masks[row], self.masks[row], size=self.size) for row in rows]
+        return [self._checked(mask, row) for mask, row in zip(masks, rows, strict=True)]
 
-    def _mask(self, row: int) -> Tensor:
-        mask = mask_of(self.masks[row], self.masks[row], size=self.size)
+    def _checked(self, mask: Tensor, row: int) -> Tensor:
         wrong = mask[((mask < 0) | (mask >= self.num_classes)) & (mask != self.void)]
         if len(wrong):
             raise Corrupt(
@@ -261,23 +254,33 @@ def _mask_files(pairs: Pairs, num_classes: int, void: int, channels: int, size: 
     return MaskFiles(images, masks, num_classes, void, channels, size, others)
 
 
-def _count_classes(found: list[Pairs], void: int) -> tuple[str, ...]:
-    numbers: set[int] = set()
-    for pairs in found:
+def _numbers_in(found: Mapping[str, Pairs]) -> Iterator[set[int]]:
+    for pairs in found.values():
         for file in pairs.targets:
-            numbers |= set(np.unique(mask_of(file, file).numpy()).tolist())
-    return class_numbers(numbers, void)
+            yield set(np.unique(mask_of(file, file).numpy()).tolist())
 
 
-def class_numbers(numbers: set[int], void: int) -> tuple[str, ...]:
-    """Names for classes that are known by their numbers alone."""
-    classes = numbers - {void}
-    if len(classes) < 2 or min(classes) < 0:
+def names_of(classes: Any, numbers: Iterable[set[int]], void: int) -> tuple[str, ...]:
+    """The names of the classes: those given, else their numbers; `numbers` are those in each mask, read if need be.
+
+    Masks of one class and void are refused: those of black and white have 255 for a class, which would count nowhere.
+    """
+    names = () if classes is None else checked_names(classes)
+    found: set[int] = set()
+    for some in numbers:
+        found |= some
+        if names and len(found - {void}) > 1:
+            return names
+    if names and void not in found:
+        return names
+    known = found - {void}
+    if len(known) < 2 or min(known) < 0 or 2 * len(known) <= max(known):
+        hint = "" if names else ", or name the classes=[…] that there may be"
         raise ValueError(
-            f"got masks with the numbers {sorted(numbers)[:8]}, where {void} is void; expected classes 0, 1, …: "
-            "renumber them, or name another void=… or the classes=[…] that there may be"
+            f"got masks with the numbers {sorted(found)[:8]}, where {void} is void; expected classes 0, 1, …: renumber "
+            f"them, such as 255 to 1 in masks of black and white{hint}"
         )
-    return tuple(str(number) for number in range(max(classes) + 1))
+    return tuple(str(number) for number in range(max(known) + 1))
 
 
 def checked_names(classes: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }
 """What the splits are called: ours, and the names that are taken for it."""
 
+AT_ONCE = 64  # rows of a stream that are in memory
 PROBE_SECONDS = 10.0  # how long the hub may take to answer before it counts as out of reach
 
 
@@ -35,7 +37,7 @@ class Place:
     name: str
     hub: str | None = None
     config: str | None = None
-    how: str = ""  # how to get what is on no hub
+    how: str = ""  # how to get what is on no hub, or is elsewhere too
 
 
 def open_tables(place: Place, root: Path | None, columns: Sequence[Sequence[str]], *, streaming: bool) -> "Tables":
@@ -77,7 +79,8 @@ def how_to_get(place: Place, root: Path | None) -> str:
         if root is not None
         else f"and give <data root> as root=… or in the variable {VARIABLE}"
     )
-    return f"run `hf download {place.hub} --repo-type dataset --local-dir {target}`, {elsewhere}"
+    or_else = f"; or {place.how}" if place.how else ""
+    return f"run `hf download {place.hub} --repo-type dataset --local-dir {target}`, {elsewhere}{or_else}"
 
 
 def _hub_names(place: Place) -> list[str]:
@@ -92,7 +95,7 @@ def _from_root(
     tables = {}
     for ours, theirs in _named(place, list(files)).items():
         paths = files[theirs]
-        present = _columns_of(paths)
+        present = _columns_in_all(paths)
         chosen = [_chosen(place, ours, present, names) for names in columns]
         with quiet(datasets):
             try:
@@ -126,23 +129,29 @@ def _check_whole(paths: list[Path]) -> None:
     of = re.search(r"-of-(\d+)", paths[0].name)
     if of is not None and int(of[1]) != len(paths):
         raise Missing(
-            f"got {len(paths)} files such as {paths[0]}; expected {int(of[1])}, as its name says: fetch the others"
+            f"got {len(paths)} files such as {paths[0]}; expected {int(of[1])}, as its name says: fetch those that are "
+            "missing, or remove those of another version"
         )
 
 
-def _columns_of(paths: list[Path]) -> list[str]:
+def _columns_in_all(paths: list[Path]) -> list[str]:
+    """The columns that every file of a split has."""
     parquet = need("pyarrow.parquet")
-    names: list[str] = []
+    found: list[list[str]] = []
     for path in paths:
         try:
-            names = parquet.read_schema(path).names
+            with parquet.ParquetFile(path) as file:
+                found.append(file.schema_arrow.names)
+                rows = file.metadata.num_rows
         except Exception as fault:
             raise corrupt(path, f"it is no whole Parquet file ({type(fault).__name__})") from None
-    return names
+        if rows == 0:  # the library stumbles over such a file
+            raise corrupt(path, "it has no row")
+    return [name for name in found[0] if all(name in names for names in found)]
 
 
 def _fault_of(paths: list[Path], fault: Exception) -> ValueError:
-    """Which file is to blame, by reading each; if none is, then it was the writing of the cache."""
+    """Which file is to blame, by reading each; if none is, it was the writing of the cache, or they do not fit."""
     parquet = need("pyarrow.parquet")
     for path in paths:
         try:
@@ -154,10 +163,16 @@ def _fault_of(paths: list[Path], fault: Exception) -> ValueError:
     cause: BaseException = fault
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    return ValueError(
-        f"could not prepare {paths[0].parent} ({type(cause).__name__}: {cause}); expected a cache that can be written: "
-        "set HF_HOME to a folder with room"
+    expected = (
+        "a cache that can be written: set HF_HOME to a folder with room"
+        if isinstance(cause, OSError)
+        else "files of a split whose columns are of the same types"
     )
+    return ValueError(f"could not prepare {paths[0].parent} ({_line(cause)}); expected {expected}")
+
+
+def _line(fault: BaseException) -> str:
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:200]
 
 
 # -- the hub -------------------------------------------------------------------------------------------
@@ -173,7 +188,7 @@ def _from_hub(datasets: Any, place: Place, streaming: bool) -> dict[str, Any]:
             found = datasets.load_dataset(place.hub, place.config, streaming=streaming)
             return dict(found.items())
     except Exception as fault:
-        state = f"{type(fault).__name__}" if reachable else "which cannot be reached from here"
+        state = _line(fault) if reachable else "which cannot be reached from here"
         looked = f"the Hugging Face hub as {place.hub} ({state})"
         raise missing(place.name, [looked], how_to_get(place, None)) from None
 
@@ -205,13 +220,14 @@ def quiet(datasets: Any, *, bars: bool = False) -> Iterator[None]:
     logger = logging.getLogger("datasets")
     level, hidden = logger.level, datasets.are_progress_bars_disabled()
     logger.setLevel(logging.CRITICAL)
-    if not bars:
+    hide = not bars and not hidden and datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is None  # else it would warn
+    if hide:
         datasets.disable_progress_bars()
     try:
         yield
     finally:
         logger.setLevel(level)
-        if not bars and not hidden:
+        if hide:
             datasets.enable_progress_bars()
 
 
@@ -239,9 +255,19 @@ def _chosen(place: Place, split: str, present: Sequence[str], names: Sequence[st
 def _with_columns(place: Place, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
     present = table.column_names or list(next(iter(table)))
     chosen = [_chosen(place, split, present, names) for names in columns]
-    table = table.select_columns(chosen)
-    renamed = {old: names[0] for old, names in zip(chosen, columns, strict=True) if old != names[0]}
-    return (table.rename_columns(renamed) if renamed else table).with_format("arrow")
+    table = table.select_columns(chosen).with_format("arrow")
+    ours = {old: names[0] for old, names in zip(chosen, columns, strict=True)}
+    if all(old == new for old, new in ours.items()):
+        return table
+    if hasattr(table, "__len__"):
+        return table.rename_columns(ours)
+    # a stream's own rename_columns takes rows apart and guesses their types anew: one null, and it breaks off
+    kinds = table.features and type(table.features)({ours[name]: kind for name, kind in table.features.items()})
+    return table.map(partial(_renamed, names=ours), batched=True, batch_size=AT_ONCE, features=kinds)
+
+
+def _renamed(rows: Any, names: Mapping[str, str]) -> Any:
+    return rows.rename_columns([names[name] for name in rows.column_names])
 
 
 def class_names(table: Any, column: str) -> tuple[str, ...]:

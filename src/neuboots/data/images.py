@@ -137,7 +137,7 @@ def load_images(spec: ImageSet, root: Path | None, *, validation: float, seed: i
     columns = Columns(
         x="image",
         y=spec.label[0],
-        decode_x=partial(_image, channels=len(spec.mean)),
+        decode_x=partial(_image, channels=len(spec.mean), size=spec.size),
         decode_y=partial(_label, classes=len(classes)),
         numbers=True,
     )
@@ -154,14 +154,18 @@ def load_images(spec: ImageSet, root: Path | None, *, validation: float, seed: i
     )
 
 
-def _image(value: Any, where: str, *, channels: int) -> Tensor:
-    return image_of(value, channels, where)
+def _image(value: Any, where: str, *, channels: int, size: int) -> Tensor:
+    image = image_of(value, channels, where)
+    if image.shape[1:] != (size, size):  # augmentation would cut it to that size, and the test part would not
+        height, width = image.shape[1:]
+        raise corrupt(where, f"its image has {height} × {width} pixels, where {size} × {size} was expected")
+    return image
 
 
 def _label(value: Any, where: str, *, classes: int) -> Tensor:
     if not isinstance(value, int) or not 0 <= value < classes:
         raise corrupt(where, f"its label is {value!r}, where 0 … {classes - 1} was expected")
-    return torch.tensor(value)
+    return torch.tensor(int(value))
 
 
 # -- rotated MNIST -------------------------------------------------------------------------------------

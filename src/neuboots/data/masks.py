@@ -92,7 +92,12 @@ WBC_SEGMENTATION = MaskSet(
     flips=(0, 1),
 )
 VOC2012 = MaskSet(
-    Place("voc2012", "nateraw/pascal-voc-2012"),
+    Place(
+        "voc2012",
+        "nateraw/pascal-voc-2012",
+        how="unpack VOCtrainval_11-May-2012.tar (host.robots.ox.ac.uk/pascal/VOC/voc2012) into a data root, as the "
+        "folder VOCdevkit/VOC2012",
+    ),
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
     classes=VOC_CLASSES,

@@ -41,8 +41,11 @@ def image_of(
     Traceback (most recent call last):
     neuboots.data.sources.Corrupt: cannot read cifar10, split train, row 7: it holds no whole image (...); expected ...
     """
+    return _image(_opened(data, where), channels, where, size, stretched)
+
+
+def _image(picture: Any, channels: int, where: str | Path, size: Size | None, stretched: bool = False) -> Tensor:
     mode = {1: "L", 3: "RGB"}[channels]
-    picture = _opened(data, where)
     try:
         picture = _in_bytes(picture, where)
         if picture.mode == "P" and "transparency" in picture.info:
@@ -65,7 +68,38 @@ def mask_of(
     colours: Sequence[tuple[tuple[int, int, int], int]] = (),
 ) -> Tensor:
     """(H, W) class numbers; `colours` are pairs (colour, class) for a mask in colours."""
-    picture = _opened(data, where)
+    return _mask(_opened(data, where), where, size, stretched, colours)
+
+
+def pair_of(image: Path, mask: Path, channels: int, *, size: Size | None = None) -> tuple[Tensor, Tensor]:
+    """(C, H, W) and (H, W) of two files, which must be of one size before they are fitted to another.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> image, mask = (Path(tempfile.mkdtemp(), name) for name in ("image.png", "mask.png"))
+    >>> Image.new("L", (4, 2)).save(image)
+    >>> Image.new("L", (2, 4)).save(mask)
+    >>> pair_of(image, mask, 1, size=(2, 2))
+    Traceback (most recent call last):
+    neuboots.data.sources.Corrupt: got .../mask.png of 4 × 2 for .../image.png of 2 × 4; expected one size: make the ...
+    """
+    picture, classes = _opened(image, image), _opened(mask, mask)
+    if picture.size != classes.size:
+        mask_size, image_size = (f"{height} × {width}" for width, height in (classes.size, picture.size))
+        raise Corrupt(
+            f"got {mask} of {mask_size} for {image} of {image_size}; expected one size: make the mask for the image as "
+            "it is turned by its EXIF tag"
+        )
+    return _image(picture, channels, image, size), _mask(classes, mask, size)
+
+
+def _mask(
+    picture: Any,
+    where: str | Path,
+    size: Size | None,
+    stretched: bool = False,
+    colours: Sequence[tuple[tuple[int, int, int], int]] = (),
+) -> Tensor:
     coloured = picture.mode in ("RGB", "RGBA") and bool(colours)
     if not coloured and picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
         raise Corrupt(

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuboots.data.hub import Tables
+from neuboots.data.hub import AT_ONCE, Tables, quiet
 from neuboots.data.parts import Normalise, Part, Source, Stream
-from neuboots.data.sources import checked_share, corrupt, split_off
+from neuboots.data.sources import checked_share, corrupt, need, split_off
 from neuboots.keys import draw_keys, uniforms, whole
 
 Decode = Callable[[Any, str], Tensor]
@@ -85,12 +85,13 @@ class Flow:
     inside: bool = False  # the rows of the share, or all others
 
     def __call__(self) -> Iterator[Row]:
-        number = 0
+        number, datasets = 0, need("datasets")
         phase = float(uniforms(draw_keys(torch.zeros(1), self.seed, "validation"), torch.zeros(1, dtype=torch.int64)))
-        batches = iter(self.table.iter(batch_size=64))  # in a worker, iter(table) itself would leave out rows
+        batches = iter(self.table.iter(batch_size=AT_ONCE))  # in a worker, iter(table) itself would leave out rows
         while True:
             try:
-                batch = next(batches, None)
+                with quiet(datasets):
+                    batch = next(batches, None)
             except Exception as fault:  # of the network, of Parquet
                 raise corrupt(
                     f"{self.where}, row {number} or after", f"the stream broke off ({type(fault).__name__})"
@@ -188,11 +189,11 @@ def _stream(where: str, table: Any, columns: Columns, normalise: Normalise) -> S
 
 def _check_numbers(values: Any, decode: Decode, where: str) -> None:
     """Each value that occurs is decoded once; the first row that has a bad one is named."""
-    for value in values.unique().to_pylist():
-        try:
-            decode(value, where)
-        except ValueError:
-            decode(value, f"{where}, row {values.to_pylist().index(value)}")
+    listed, first = values.to_pylist(), dict[str, int]()
+    for row, value in enumerate(listed):
+        first.setdefault(repr(value), row)  # of whatever type: NaN, which is not itself, and lists too
+    for row in first.values():
+        decode(listed[row], f"{where}, row {row}")
 
 
 def in_order(part: Part) -> Stream:

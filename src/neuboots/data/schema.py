@@ -110,10 +110,7 @@ class Schema:
 
     def encode(self, frame: Any) -> Tensor:
         """A pandas frame with these columns, in any order and among others, as inputs: (N, C), single precision."""
-        if lacking := [name for name in self.columns if name not in frame]:
-            raise ValueError(
-                f"the table lacks {listed(lacking)}; expected the columns that the schema was learned from"
-            )
+        _check_columns(frame, self.columns, "the columns that the schema was learned from")
         values = numbers_of(frame, [(column.name, column.kind) for column in self.numbers])  # (N, numbers)
         absent = np.isnan(values)
         mean, std = (np.array([getattr(column, name) for column in self.numbers]) for name in ("mean", "std"))
@@ -135,8 +132,7 @@ class Schema:
     def encode_target(self, frame: Any) -> Tensor:
         """The targets of a frame: classes (N,), or standardised numbers (N, 1)."""
         name = self.target.name
-        if name not in frame:
-            raise ValueError(f"the table lacks {name!r}, the target; expected a column of it")
+        _check_columns(frame, [name], "a column of the target")
         if self.target.task == "regression":
             numbers = numbers_of(frame, [(name, self.target.kind)])  # (N, 1)
             fault = int(np.isnan(numbers).sum())
@@ -159,13 +155,18 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
-        read = json.loads(text)
-        return cls(
-            tuple(Number(**column) for column in read["numbers"]),
-            tuple(Category(c["name"], tuple(c["values"]), c["missing"]) for c in read["categories"]),
-            Target(**{**read["target"], "classes": tuple(read["target"]["classes"])}),
-            tuple(read["left_out"]),
-        )
+        try:
+            read = json.loads(text)
+            return cls(
+                tuple(Number(**column) for column in read["numbers"]),
+                tuple(Category(c["name"], tuple(c["values"]), c["missing"]) for c in read["categories"]),
+                Target(**{**read["target"], "classes": tuple(read["target"]["classes"])}),
+                tuple(read["left_out"]),
+            )
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ValueError(
+                f"got a text that is no schema ({type(fault).__name__}: {fault}); expected what to_json gave"
+            ) from None
 
     def __str__(self) -> str:
         """What was made of each column."""
@@ -175,6 +176,15 @@ class Schema:
         lines += [f"{c.name!r}: {c.kind}, mean {c.mean:.4g}, std {c.std:.4g}{_lacks(c)}" for c in self.numbers]
         lines += [f"{c.name!r}: {len(c.values)} categories ({listed(c.values)}){_lacks(c)}" for c in self.categories]
         return "\n".join([*lines, *[f"{name!r}: left out" for name in self.left_out]])
+
+
+def _check_columns(frame: Any, names: Sequence[str], expected: str) -> None:
+    if not isinstance(frame, need("pandas").DataFrame):
+        raise ValueError(f"got {type(frame).__name__}; expected a pandas frame with {expected}")
+    if lacking := [name for name in names if name not in frame]:
+        raise ValueError(f"the table lacks {listed(lacking)}; expected {expected}")
+    if twice := sorted({*frame.columns[frame.columns.duplicated()]} & {*names}):
+        raise ValueError(f"the table has several columns named {listed(twice)}; expected one of each")
 
 
 def _places(texts: Sequence[str | None], values: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -226,7 +236,7 @@ def numbers_of(frame: Any, columns: Sequence[tuple[str, Kind]]) -> np.ndarray[An
     """These columns as numbers, (N, columns); missing values are nan. What is no number, or not finite, is named."""
     values = np.empty((len(frame), len(columns)))
     held = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
-    plain = [(kind == "number" and held[name] in "iuf") or held[name] == "b" for name, kind in columns]
+    plain = [kind != "date" and held[name] in ("iufb" if kind == "number" else "b") for name, kind in columns]
     names = [name for (name, _), easy in zip(columns, plain, strict=True) if easy]
     values[:, np.array(plain, dtype=bool)] = columns_of(frame, names).to_numpy(dtype=np.float64, na_value=np.nan)
     for k, (name, kind) in enumerate(columns):
@@ -246,7 +256,8 @@ def _as_numbers(column: Any, kind: Kind) -> np.ndarray[Any, np.dtype[np.float64]
     if kind == "boolean":
         numbers = present.str.lower().map(_TRUTHS)
     elif kind == "date":
-        numbers = (_dates(present) - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)
+        start = pandas.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds would end with the year 2262
+        numbers = (_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
     else:
         numbers = pandas.to_numeric(present.astype(str), errors="coerce")
     values = np.full(len(column), np.nan)

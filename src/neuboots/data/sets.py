@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from neuboots.data.corruptions import CORRUPTIONS, ROTATION, Corrupted
 from neuboots.data.imbalance import long_tailed
@@ -99,9 +99,7 @@ class DataSet:
     @property
     def augmented(self) -> Dataset[Any]:
         """The training part with the set's augmentation, drawn anew at each reading; train itself without one."""
-        if self.augmentation is None or not isinstance(self.train, Part | Stream):
-            return self.train
-        return replace(self.train, augment=self.augmentation)
+        return self.train if self.augmentation is None else _augmented(self.train, self.augmentation)
 
     def imbalanced(self, counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "DataSet":
         """The same set with counts[c] training rows of class c, drawn by the seed (paper, section 4.5: 50 … 500)."""
@@ -117,6 +115,11 @@ class DataSet:
             raise ValueError(f"got corruption={corruption!r}; expected one of {', '.join(known)}")
         if not isinstance(self.normalisation, Normalisation) or self.normalisation.axes != 2:
             raise ValueError(f"got {self.name}, whose inputs are no images; expected images to corrupt")
+        if corruption in ROTATION and self.task == "segmentation":
+            raise ValueError(
+                f"got {corruption} of {self.name}, whose masks would not turn with their images; expected one of "
+                f"{', '.join(CORRUPTIONS)}"
+            )
         if self.test is None or isinstance(self.test, IterableDataset):
             raise ValueError(f"got {self.name} without test rows that can be read by number; expected some")
         raw = _Raw(self.test, self.normalisation)
@@ -132,6 +135,17 @@ class DataSet:
         sizes = ", ".join(f"{name} {_size(getattr(self, name))}" for name in ("train", "validation", "test"))
         kind = f"{self.num_classes} classes" if self.classes else "numbers"
         return f"DataSet({self.name!r}, {self.task}, {kind}, {self.channels} channels; {sizes})"
+
+
+def _augmented(train: Dataset[Any], augment: Augment) -> Dataset[Any]:
+    if isinstance(train, Subset):  # random_split's, too
+        return Subset(_augmented(train.dataset, augment), train.indices)
+    if not isinstance(train, Part | Stream):
+        raise ValueError(
+            f"got training rows of type {type(train).__name__}, which take no augmentation; expected a Part, a Stream, "
+            "or a Subset of a Part"
+        )
+    return replace(train, augment=augment)
 
 
 def _size(part: Dataset[Any] | None) -> str:

@@ -54,8 +54,10 @@ def root_of(root: str | Path | None) -> Path | None:
     given, where = (root, "root") if root is not None else (os.environ.get(VARIABLE) or None, VARIABLE)
     if given is None:
         return None
-    path = Path(given).expanduser()
-    if not path.is_dir():
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError(f"got {where}={given!r}; expected the folder that holds the data sets, as a path")
+    path = Path(os.path.expanduser(given))
+    if not os.fspath(given) or not path.is_dir():  # Path("") would be the folder where the program runs
         raise Missing(f"got {where}={str(given)!r}, which is no folder; expected the folder that holds the data sets")
     return path
 

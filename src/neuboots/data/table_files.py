@@ -20,6 +20,7 @@ from neuboots.data.sources import Corrupt, Missing, corrupt, need
 
 CELLS = 1 << 22  # of a chunk, at most: 32 MiB of numbers
 ROWS = 1 << 14  # of a chunk, at most: a column may become hundreds, one for each category
+FIELDS = 200_000  # that are looked at for a decimal comma
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
 
@@ -145,6 +146,8 @@ def _plain(arrow: Any, name: str, column: Any) -> Any:
         return column.cast(arrow.float64())
     if kinds.is_date(column.type):
         return column.cast(arrow.timestamp("ms"))
+    if str(column.type) == "string_view":
+        return column.cast(arrow.large_string())
     known = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_large_string)
     if not any(is_kind(column.type) for is_kind in (*known, kinds.is_timestamp, kinds.is_null)):
         raise ValueError(
@@ -173,7 +176,8 @@ def _csv_beginning(path: Path) -> tuple[tuple[str, ...], str, str]:
                 line += more
             bare = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=bare.count)
-            rows = list(islice(csv.reader(file, delimiter=separator), 100))
+            some = 0 if separator == "," else max(100, FIELDS // (1 + bare.count(separator)))
+            rows = list(islice(csv.reader(file, delimiter=separator), some))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
     except csv.Error as error:
@@ -181,7 +185,7 @@ def _csv_beginning(path: Path) -> tuple[tuple[str, ...], str, str]:
     if not line:
         raise ValueError(f"got {path}, which is empty; expected a first line of names and a row on each line below")
     names = next(csv.reader(io.StringIO(line, newline=""), delimiter=separator, skipinitialspace=True))
-    fields = [field.strip() for row in rows for field in row] if separator != "," else []
+    fields = [field.strip() for row in rows for field in row]
     comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
     return tuple(name.strip() for name in names), separator, "," if comma else "."
 

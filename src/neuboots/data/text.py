@@ -8,6 +8,7 @@ classes as in Wang et al., GLUE, ICLR 2019.
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -34,14 +35,15 @@ _WORDS = re.compile(r"\w+(?:'\w+)*|'\w+|[^\w\s]")
 def words_of(text: str) -> list[str]:
     """A text in lower case, cut into words, with what follows an apostrophe, and single signs.
 
-    Languages that put no space between words are not cut: give them cut.
+    Letters with accents are the same however Unicode spells them (normal form C). Languages that put no space between
+    words are not cut: give them cut.
 
     >>> words_of("It isn't BAD -- it's 3x better!")
     ['it', "isn't", 'bad', '-', '-', "it's", '3x', 'better', '!']
     """
     if not isinstance(text, str):
         raise ValueError(f"got a text of type {type(text).__name__}; expected a string")
-    return _WORDS.findall(text.lower())
+    return _WORDS.findall(unicodedata.normalize("NFC", text.lower()))
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Vocabulary:
     def decode(self, ids: Tensor) -> str:
         """The words of (T,) numbers, with a space between them, without padding."""
         names = ("", "<unknown>", *self.words)
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"got {type(ids).__name__}; expected a tensor of the numbers of words, (T,)")
         if ids.ndim != 1 or ids.is_floating_point() or bool(((ids < 0) | (ids >= self.size)).any()):
             raise ValueError(
                 f"got numbers of shape {tuple(ids.shape)} and type {ids.dtype}; expected (T,) whole numbers from 0 to "
@@ -104,8 +108,13 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str) -> "Vocabulary":
-        read = json.loads(text)
-        return cls(tuple(read["words"]), read["length"])
+        try:
+            read = json.loads(text)
+            return cls(tuple(read["words"]), read["length"])
+        except (ValueError, KeyError, TypeError) as fault:
+            raise ValueError(
+                f"got a text that is no vocabulary ({type(fault).__name__}: {fault}); expected what to_json gave"
+            ) from None
 
 
 # -- SST-2 ---------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ Antonelli et al., The Medical Segmentation Decathlon, Nature Communications 13, 
 data format standard: NIfTI-1, NeuroImage 22, 2004.
 """
 
+import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuboots.data.augment import CropFlip
-from neuboots.data.folders import checked_names, class_numbers
+from neuboots.data.folders import checked_names, names_of
 from neuboots.data.listing import Pairs, folder_at, paired_folders, pairs_in, three_parts
-from neuboots.data.parts import Augment, Part, Stream
+from neuboots.data.parts import Augment, Part
+from neuboots.data.rows import in_order
 from neuboots.data.sets import DataSet
 from neuboots.data.sources import Corrupt, corrupt, missing, need, split_off
 from neuboots.keys import whole
@@ -69,8 +71,8 @@ def volume_folder(
     folder = folder_at(path, "a folder with the folders images and labels, or imagesTr and labelsTr")
     folders = paired_folders(folder, ("images", "imagesTr"), ("labels", "labelsTr", "masks"))
     found = {split: pairs_in(pair, NIFTI, NIFTI) for split, pair in folders.items()}
-    names = _described(folder / "dataset.json") if classes is None else checked_names(classes)
-    names = names or _count_classes(list(found.values()))
+    given = _described(folder / "dataset.json") or None if classes is None else classes
+    names = names_of(given, _numbers_in(found), VOID)
     channels = _channels(found["train"].inputs[0])
     parts = {split: Part(_volume_files(pairs, len(names), channels)) for split, pairs in found.items()}
     train, held_out, tested = three_parts(parts, validation=validation, test=test, seed=seed)
@@ -112,8 +114,8 @@ def hippocampus3d(root: Path | None, *, validation: float, seed: int, streaming:
     data = replace(data, name=names[0], train=train, validation=held_out)
     if not streaming:
         return data
-    flowing = None if held_out is None else _streamed(held_out)
-    return replace(data, train=_streamed(train), validation=flowing, test=_streamed(_part(data.test)))
+    flowing = None if held_out is None else in_order(held_out)
+    return replace(data, train=in_order(train), validation=flowing, test=in_order(_part(data.test)))
 
 
 def standardise(x: Tensor) -> Tensor:
@@ -125,7 +127,8 @@ def standardise(x: Tensor) -> Tensor:
     axes = list(range(2, x.ndim))
     centred = x.double() - x.double().mean(axes, keepdim=True)
     std = centred.square().mean(axes, keepdim=True).sqrt()
-    return (centred / std.where(std > 0, 1.0)).to(x.dtype)
+    varies = x.amin(axes, keepdim=True) < x.amax(axes, keepdim=True)  # the computed spread of a constant is rounding
+    return (centred / std.where(varies & (std > 0), 1.0)).to(x.dtype)
 
 
 # -- where a row lies ----------------------------------------------------------------------------------
@@ -182,10 +185,10 @@ class VolumeFiles:
         shape, label_shape = _squeezed(image.shape)[:3], _squeezed(label.shape)
         if shape != label_shape:
             raise Corrupt(f"got {label_file} of shape {label_shape} for {file} of shape {shape}; expected one shape")
-        if not np.allclose(image.affine, label.affine, rtol=1e-3, atol=1e-3):  # a micrometre: tools round
+        if not _one_grid(image.affine, label.affine, shape):
             raise Corrupt(
                 f"got {label_file} and {file}, whose affines differ; expected labels on the grid of their volume: "
-                "resample them to it"
+                "resample them to it, or give them its affine if they were drawn on it"
             )
         return self._volume(image, file), self._labels(label, label_file)
 
@@ -236,10 +239,26 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:3], *[entry for entry in shape[3:] if entry != 1])
 
 
+def _one_grid(affine: NDArray[Any], other: NDArray[Any], shape: Sequence[int]) -> bool:
+    """Less than half a voxel apart at every corner, as tools round: the nearest voxel is then the voxel itself."""
+    corners = np.array([*np.ndindex(2, 2, 2)]) * (np.array(shape) - 1)  # (8, 3)
+    apart = (other - affine)[:3] @ np.column_stack([corners, np.ones(8)]).T  # (3, 8), in millimetres
+    try:
+        return bool(np.abs(np.linalg.solve(affine[:3, :3], apart)).max() < 0.5)
+    except np.linalg.LinAlgError:  # a header without a size of its voxels
+        return bool(np.array_equal(affine, other))
+
+
 def _voxels(found: Any, file: str | Path) -> NDArray[Any]:
     """(X, Y, Z) or (X, Y, Z, C), scaled as the header says."""
     try:
-        voxels: NDArray[Any] = np.asarray(found.dataobj)
+        voxels: NDArray[Any]
+        if str(file).lower().endswith(".gz"):
+            with gzip.open(file) as stream:
+                voxels = np.asarray(type(found).from_stream(stream).dataobj)
+                stream.read()  # to the checksum at its end, which nibabel itself does not look at
+        else:
+            voxels = np.asarray(found.dataobj)
     except Exception as fault:  # EOFError, zlib.error, OSError: a file that was cut off
         raise corrupt(file, f"it holds no whole volume ({type(fault).__name__})") from None
     if voxels.dtype.kind not in "buif":
@@ -252,9 +271,11 @@ def _label_numbers(found: Any, file: str | Path) -> Tensor:
     if voxels.ndim != 3:
         raise Corrupt(f"got {file} of shape {voxels.shape}; expected one label for each voxel, (X, Y, Z)")
     y = voxels.astype(np.float64)
-    if not (np.isfinite(y) & (y == np.rint(y))).all():
+    with np.errstate(invalid="ignore"):  # infinity less itself
+        whole_numbers = np.abs(y - np.rint(y)) < 1e-3  # labels that were scaled are not quite whole; NaN fails too
+    if not whole_numbers.all():
         raise Corrupt(f"got {file} with labels that are no whole numbers; expected 0, 1, …")
-    return torch.from_numpy(np.ascontiguousarray(y).astype(np.int64))
+    return torch.from_numpy(np.ascontiguousarray(np.rint(y)).astype(np.int64))
 
 
 def _channels(file: str) -> int:
@@ -262,12 +283,10 @@ def _channels(file: str) -> int:
     return shape[3] if len(shape) == 4 else 1
 
 
-def _count_classes(found: list[Pairs]) -> tuple[str, ...]:
-    numbers: set[int] = set()
-    for pairs in found:
+def _numbers_in(found: Mapping[str, Pairs]) -> Iterator[set[int]]:
+    for pairs in found.values():
         for file in pairs.targets:
-            numbers |= set(np.unique(_label_numbers(_opened(file), file).numpy()).tolist())
-    return class_numbers(numbers, VOID)
+            yield set(np.unique(_label_numbers(_opened(file), file).numpy()).tolist())
 
 
 def _described(file: Path) -> tuple[str, ...]:
@@ -283,28 +302,3 @@ def _described(file: Path) -> tuple[str, ...]:
     if sorted(numbered) != list(range(len(numbered))):
         raise Corrupt(f"got {file} with the labels {sorted(numbered)}; expected 0, 1, … without a gap")
     return checked_names([numbered[number] for number in sorted(numbered)])
-
-
-# -- streams -------------------------------------------------------------------------------------------
-
-
-def _streamed(part: Part) -> Stream:
-    places = tuple(range(len(part))) if part.rows is None else part.rows
-    return Stream(_Places(places), part.normalise, part.augment, _One(part.source))
-
-
-@dataclass(frozen=True)
-class _Places:
-    rows: tuple[int, ...]
-
-    def __call__(self) -> Iterator[int]:
-        return iter(self.rows)
-
-
-@dataclass(frozen=True)
-class _One:
-    source: Any
-
-    def __call__(self, row: int) -> tuple[Tensor, Tensor]:
-        (x,), (y,) = self.source.read([row])
-        return x, y

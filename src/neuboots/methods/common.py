@@ -41,11 +41,19 @@ def example_of(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
             raise ValueError("got a stream that gives no row; expected at least one")
         if in_memory(data)[0] is not None:
             rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
-        example = to_net(net, default_collate([as_pair(row)[0] for row in rows]))
+        example = to_net(net, _together([as_pair(row)[0] for row in rows]))
         check_inputs(example)
         seed_everything(seed, "lazy")
         settle_lazy_layers(unwrap(net), example)
     return example
+
+
+def _together(inputs: list[Any]) -> Any:
+    """A batch of these inputs; of the first one twice, where they are of several sizes and train one by one."""
+    try:
+        return default_collate(inputs)
+    except RuntimeError:
+        return default_collate(inputs[:1] * 2)
 
 
 def output_of(net: nn.Module, x: Any) -> Tensor:

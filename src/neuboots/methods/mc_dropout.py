@@ -157,9 +157,16 @@ class _Drops(nn.Module):
             x = draw.anchor = self.mark(x)
         return _masked(x, draw.anchor, self, call)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the net asks of the layer in its place (`weight`, `p`), the layer answers."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
 
 class Dropped(_Drops):
-    """layer(drop(h)), for a Linear or convolution; what the net asks of the layer, the layer answers."""
+    """layer(drop(h)), for a Linear or convolution."""
 
     def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None, kind: Kind) -> None:
         super().__init__(layer, name, rate, axis)
@@ -184,12 +191,6 @@ class Dropped(_Drops):
             dropped = F.dropout(input, self.rate, self.training)
         out: Tensor = self.layer(dropped, *args, **kwargs)
         return out
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
 
 
 class OwnDropout(_Drops):

@@ -184,7 +184,12 @@ def refreshed(
     layers = {name: cast(_BatchNorm, net.get_submodule(name)) for name in norms}
     names = [f"{name}.{buffer}" for name, layer in layers.items() for buffer, _ in layer.named_buffers(recurse=False)]
     buffers = dict(net.named_buffers())
-    fresh = {name: torch.zeros_like(buffers[name]) for name in names}
+    # counts from zero: the first batch then overwrites the statistics. A layer that does not gather on a batch of one
+    # row goes on with those it has.
+    fresh = {
+        name: torch.zeros_like(buffers[name]) if name.endswith("num_batches_tracked") else buffers[name].clone()
+        for name in names
+    }
     with torch.no_grad(), eval_mode(net), _gathering(layers.values()):
         for x in inputs.batches(batch_size):
             call_with(net, {**weights, **fresh}, to_net(net, x))  # the layers write into `fresh`

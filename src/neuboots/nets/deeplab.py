@@ -141,27 +141,30 @@ class ASPP(nn.Module):
 
 
 class ImagePooling(nn.Module):
-    """The mean over pixels through 1×1 convolution, BatchNorm and ReLU, laid out over the map.
-
-    A training batch of one image has one value for each channel here, and no variance: BatchNorm then takes its
-    running statistics, as in evaluation.
-    """
+    """The mean over pixels through 1×1 convolution, BatchNorm and ReLU, laid out over the map."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, width, 1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.norm = PooledNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, before, H, W) to (N, width, H, W), the same at all pixels."""
-        norm = self.norm
-        pooled = self.conv(x.mean(dim=(2, 3), keepdim=True))  # (N, width, 1, 1)
-        if norm.training and len(pooled) == 1:
-            stats = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-            pooled = functional.batch_norm(pooled, *stats, eps=norm.eps)
-        else:
-            pooled = norm(pooled)
+        pooled = self.norm(self.conv(x.mean(dim=(2, 3), keepdim=True)))  # (N, width, 1, 1)
         return functional.relu(pooled).expand(-1, -1, *x.shape[2:])
+
+
+class PooledNorm(nn.BatchNorm2d):
+    """BatchNorm of one value for each image and channel (N, C, 1, 1).
+
+    A training batch of one image has no variance: then the running statistics are used, and stay, as in evaluation.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (N, C, 1, 1) to the same shape."""
+        if not self.training or len(input) != 1:
+            return super().forward(input)
+        return functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 def _conv(before: int, width: int, *, rate: int | None = None) -> nn.Sequential:
@@ -189,7 +192,8 @@ def load_torchvision(net: DeepLabV3, state: Mapping[str, Tensor]) -> list[str]:
     Traceback (most recent call last):
     ValueError: the state dict does not fit the net (...); expected torchvision's for a net of this depth...
     """
-    if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in pairs):
         raise ValueError(
             f"got a {type(state).__name__} that is no state dict; expected names and tensors: give what torch.load or "
             "model.state_dict() returned"
