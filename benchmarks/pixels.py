@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -73,8 +74,13 @@ def _against_plain(
 
 def data_path(scale: Scale) -> list[Row]:
     """Images decoded, augmented and normalised in one process; and what looking up α for each row costs beside that."""
+    import datasets
+
     n, batch = (256, 64) if scale.quick else (10_000, 128)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(datasets.config, "HF_DATASETS_CACHE", Path(folder, "cache")),  # not the user's
+    ):
         write_cifar(Path(folder), n)
         data = load("cifar10", root=folder, validation=0.0).augmented
         watch = Watch()

@@ -100,7 +100,10 @@ def test_a_fresh_process_prints_numbers(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("case", memory.CASES)
 def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
     made = memory.CASES[case](quick=True)
-    assert made.net(made.x).ndim == {"flat": 2, "upsampled": 4, "labelled": 2}[case]
+    axes = {"flat": 2, "upsampled": 4, "labelled": 2, "deeplab": 4, "volume": 5, "tiles": 5}[case]
+    assert made.net(made.x).ndim == axes
+    if axes > 2:
+        assert made.net(made.x).shape[2:] == made.x.shape[2:]
     slack = 2**22  # the kernel adds up pages thread by thread, and now and then
     assert 0 < memory.resident("VmRSS") <= memory.resident("VmHWM") + slack
     assert memory.extra(made, 3) >= -slack
@@ -202,6 +205,7 @@ def test_all_rows_are_there_at_quick_scale(
     """Everything is run for real but the processes that would each load torch anew."""
     monkeypatch.setattr(fresh, "numbers", lambda *args, env=None: [3.0, 0.5])
     monkeypatch.setattr(memory, "extra", None)  # never in this process
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     out = tmp_path / "r.json"
     assert main(["--quick", "--out", str(out)]) == 0
     found = json.loads(out.read_text())["rows"]
@@ -210,6 +214,11 @@ def test_all_rows_are_there_at_quick_scale(
         *["MLP 3 × 500"] * 2,
         *["summarize"] * 4,
         "calibration",
+        *["DeepLab-v3"] * 2,
+        *["U-ResNet"] * 2,
+        *["DeepLab-v3", "U-ResNet", "segment"],
+        "CIFAR-10 from files",
+        "epoch of n = 500 tensors",
         *["ResNet-8"] * 2,
         *["standard bootstrap"] * 2,
         *["MLP 5 × 8"] * 3,
@@ -220,6 +229,7 @@ def test_all_rows_are_there_at_quick_scale(
     printed = capsys.readouterr().out
     assert all(row["name"] in printed for row in found)
     assert len({row["name"] for row in found}) == len(found)
+    assert [*tmp_path.iterdir()] == [out]  # the images made for it went with their cache
 
 
 # -- what each method costs ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from neuboots.prediction import (
     Stream,
     Summary,
     bytes_of,
+    stream_passes,
 )
 from neuboots.regression import residual_std, split_gaussian
 
@@ -481,6 +482,80 @@ def test_the_memory_of_a_summary_does_not_grow_with_B(kind: str, quantiles: tupl
         peaks.append(memory.peak / replicate)
     assert peaks[1] <= peaks[0] + 8  # 96 replicates more, and not even one chunk more in memory
     assert peaks[1] >= 8  # the measure sees a chunk
+
+
+@dataclass(frozen=True)
+class Passing(Fake):
+    """Replicates one pass after the other, all alike but for their number."""
+
+    layout: tuple[int, ...] = (0, 1, 2, 3)
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> Stream:
+        shape = (len(x), *self.shape)
+        laid_out = [shape[axis] for axis in self.layout]
+        back = [self.layout.index(axis) for axis in range(len(shape))]
+        bits = random(*laid_out, dtype=torch.float32)
+
+        def run(b: int) -> Tensor:
+            return (b % 3 * bits).to(self.dtype).permute(back)
+
+        return stream_passes(num_samples, run)
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1)], ids=["channels first", "channels last"])
+def test_big_replicates_come_and_go(monkeypatch: pytest.MonkeyPatch, layout: tuple[int, ...]) -> None:
+    """Five are alive at once, and the sums, which are as large as three: those summed are gone when the next come."""
+    monkeypatch.setattr("neuboots.prediction._BIG", 1)
+    monkeypatch.setattr("neuboots.prediction._SMALL", 1)
+    monkeypatch.setattr("neuboots.prediction._PIECE", 1 << 12)
+    predictor = Passing((4, 64, 64), torch.float32, layout=layout)
+    replicate = 4 * 64 * 64 * 4
+    peaks = []
+    for B in (5, 10, 11, 40):
+        with LiveBytes() as memory:
+            predictor.summarize(torch.zeros(1, 5), B)
+        peaks.append(memory.peak / replicate)
+    assert 8 < peaks[0] < 11
+    assert max(peaks) < peaks[0] + 2  # one is made beside the sums, where the first five had none
+    assert max(peaks[1:]) < min(peaks[1:]) + 0.1
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (3, 0, 1, 2)], ids=str)
+def test_the_layout_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, layout: tuple[int, ...]) -> None:
+    """A linear head over pixels, channels_last and a transposition leave the axes in another order."""
+    monkeypatch.setattr("neuboots.prediction._BIG", 1)
+    monkeypatch.setattr("neuboots.prediction._PIECE", 200)
+    predictor, x = Passing((4, 5, 6), torch.float32, layout=layout), torch.zeros(3, 5)
+    summary, prediction = predictor.summarize(x, 7), predictor.predict(x, 7)
+    assert_same_figures(summary, prediction, torch.float32)
+
+
+# -- half precision -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_single(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, big: bool) -> None:
+    """A thousand replicates: in half precision their sum stops growing, and what they disagree by is lost."""
+    if big:
+        monkeypatch.setattr("neuboots.prediction._BIG", 1)
+        monkeypatch.setattr("neuboots.prediction._SMALL", 1)
+    x, B = random(3, 5, dtype=dtype), 1000
+    for shape in ((4, 3), (1, 3)):
+        predictor = Fake(shape, dtype)
+        samples = predictor.predict(x, B).samples
+        assert samples.dtype == dtype
+        exact = figures(samples.double().numpy())
+        for found in (predictor.summarize(x, B), Prediction(samples)):
+            for name in ("probs", "entropy", "expected_entropy", "mutual_information"):
+                assert getattr(found, name).dtype == torch.float32
+                np.testing.assert_allclose(getattr(found, name), exact[name], rtol=1e-4, atol=1e-5, err_msg=name)
+            for name in ("mean", "std"):  # rounded to the net's own precision, once
+                assert getattr(found, name).dtype == dtype
+                rounding = 2 * torch.finfo(dtype).eps
+                np.testing.assert_allclose(
+                    getattr(found, name).float(), exact[name], rtol=rounding, atol=rounding, err_msg=name
+                )
 
 
 # -- the contract --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import nibabel
 import numpy as np
 import oracle
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ from neuboots import (
     Predictor,
     Recipe,
 )
+from neuboots.methods import METHODS as REGISTRY
 from neuboots.prediction import Stream, stream_passes
 from neuboots.tasks.segmentation import Maps, Segmented, segment, segmentation, write_maps
 from neuboots.tasks.segmentation.evaluation import plain_net
@@ -164,6 +166,48 @@ def test_the_net_never_sees_more_than_its_windows() -> None:
     assert predictor.asked[-1][0] <= 4
     assert sum(shape[0] for shape in predictor.asked) == 2 * 9
     assert_maps_close(maps, segment(predictor, x, 3))  # a net without context is the same on any window
+
+
+class Halving(nn.Module):
+    """As torchvision's: a dict with a second output, scaled up from half the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, stride=2), nn.ReLU())
+        self.classifier, self.aux = nn.Conv2d(8, 3, 1), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.backbone(x)
+        heads = {"out": self.classifier, "aux": self.aux}
+        return {name: F.interpolate(head(features), scale_factor=2.0) for name, head in heads.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in REGISTRY.items() if "segmentation" in entry.tasks])
+def test_every_method_gives_maps_in_windows(name: str) -> None:
+    """Of a net like torchvision's; in windows the same as of the whole, but where masks lie by place."""
+    x, y = discs(8, (16, 16), 0)
+    method = REGISTRY[name].make(loss=CrossEntropy(ignore_index=255))
+    predictor = method.fit(Halving, TensorDataset(x, y), Recipe(epochs=1, batch_size=4, progress=False))
+    whole, tiled = (segment(predictor, x[:2], 4, window=window, overlap=0.5) for window in (None, 8))
+    assert tiled.probs.shape == (2, 3, 16, 16)
+    torch.testing.assert_close(tiled.probs.sum(1), torch.ones(2, 16, 16))
+    assert bool((tiled.mutual_information <= tiled.entropy).all())
+    assert (float(tiled.std.max()) > 0) == (name != "plain")
+    if name != "mc-dropout":
+        assert_maps_close(tiled, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_nets_of_any_precision_are_measured(dtype: torch.dtype) -> None:
+    """Sums of a hundred replicates in half precision would not be those of probabilities."""
+    x, y = discs(2, (12, 10), 1)
+    net = seeded(lambda: Seeing(2, channels=1))
+    expected = segment(bootstrapped(net), x, 300)
+    found = segment(bootstrapped(net.to(dtype)), x, 300)
+    for figure in FIGURES:
+        torch.testing.assert_close(getattr(found, figure), getattr(expected, figure), rtol=0.1, atol=0.01)
+    assert float(found.mutual_information.mean()) == pytest.approx(float(expected.mutual_information.mean()), rel=0.03)
+    assert segmentation(bootstrapped(net), TensorDataset(x, y), num_samples=300, progress=False).error < 1
 
 
 def test_maps_are_single_precision_and_on_the_cpu() -> None:
@@ -524,6 +568,21 @@ def test_void_pixels_count_nowhere(trained: Predictor) -> None:
     assert_same(other, expected)
 
 
+@pytest.mark.parametrize("void", [None, 0, -1, -100, 7, 1 << 40])
+def test_void_is_any_number_or_none(trained: Predictor, void: int | None) -> None:
+    x, y = discs(3, (24, 24), 3)
+    y = y.masked_fill(y == 255, 1 if void is None else void)
+    found = segmentation(trained, TensorDataset(x, y), num_samples=4, void=void, progress=False)
+    said, kept = segment(trained, x, 4), y == y if void is None else y != void
+    probs, truth = said.probs.movedim(1, -1)[kept], y[kept]
+    wrong = probs.argmax(1) != truth
+    assert found.count == len(truth)
+    assert found.mean_iou == pytest.approx(multiclass_jaccard_index(probs.argmax(1), truth, 3).item(), rel=1e-5)
+    assert found.ece == pytest.approx(multiclass_calibration_error(probs, truth, 3, n_bins=15).item(), abs=2e-3)
+    entropy = scipy.stats.entropy(probs.double().numpy(), axis=1)
+    assert found.entropy_ratio == pytest.approx(entropy[wrong].mean() / entropy[~wrong].mean(), rel=1e-4)
+
+
 @dataclass(frozen=True)
 class Ticking(Predictor):
     """Replicates and plain passes that take a time of their own on a clock of their own."""
@@ -589,6 +648,8 @@ def test_printed_it_is_a_small_table(trained: Predictor) -> None:
         (noise(2, 1, 8, 8), torch.zeros(2, 8, 8), {"window": (4, 4, 4)}, "a window of 3 axes"),
         (noise(2, 1, 8, 8), torch.zeros(2, 8, 8), {"batch_size": 0}, "got batch_size=0"),
         (noise(2, 1, 8, 8), torch.zeros(2, 8, 8), {"num_bins": 0}, "num_bins"),
+        (noise(2, 1, 8, 8), torch.zeros(2, 8, 8), {"void": "255"}, "got void='255'; expected a whole number"),
+        (noise(2, 1, 8, 8), torch.full((2, 8, 8), 255), {"void": None}, "labels run from 255 to 255"),
         (noise(2, 1, 8, 8).fill_(torch.inf), torch.zeros(2, 8, 8), {}, "NaN or infinite"),
     ],
 )
@@ -776,7 +837,7 @@ def test_a_file_is_whole_or_as_it_was(
     ("options", "sentence"),
     [
         ({"names": ["a"]}, "got 1 names for 2 images"),
-        ({"names": ["a", "../b"]}, "got the name '../b'; expected letters"),
+        ({"names": ["a", "../b"]}, "got the name '../b'; expected the beginning of a file's name"),
         ({"names": ["a", "/tmp/b"]}, "got the name '/tmp/b'"),
         ({"names": ["a", ".hidden"]}, "got the name '.hidden'"),
         ({"names": ["a", ""]}, "got the name ''"),
@@ -785,6 +846,9 @@ def test_a_file_is_whole_or_as_it_was(
         ({"names": ["a", "b\\c"]}, "got the name"),
         ({"names": ["a", "n" * 200]}, "at most 150 bytes"),
         ({"names": ["a", 3]}, "got the name 3"),
+        ({"names": ["a", "b."]}, "got the name 'b.'"),
+        ({"names": ["a", "b\udc80"]}, "got the name"),
+        ({"names": ["é", "e\u0301"]}, "occur twice"),
         ({"names": ["a", "A"]}, "occur twice"),
         ({"classes": ["one"]}, "got 1 names of classes; expected 4"),
         ({"affine": np.eye(4)}, "got an affine or probs=True for images"),
@@ -829,6 +893,36 @@ def test_a_file_is_no_folder(tmp_path: Path, painted: tuple[Maps, Tensor, Tensor
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(ValueError, match="which is a file; expected a folder"):
         write_maps(painted[0], painted[1], tmp_path / "taken")
+    with pytest.raises(ValueError, match=r"cannot make the folder .*below \(Not a directory\)"):
+        write_maps(painted[0], painted[1], tmp_path / "taken" / "below")
+
+
+def test_a_folder_that_is_read_only_is_refused(
+    tmp_path: Path, painted: tuple[Maps, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # who runs as root may write anywhere
+    with pytest.raises(ValueError, match="cannot write to the folder .*read-only"):
+        write_maps(painted[0], painted[1], tmp_path)
+
+
+def test_names_come_in_any_script(tmp_path: Path, painted: tuple[Maps, Tensor, Tensor]) -> None:
+    names = ["हिन्दी, किताब", "Straße (木)"]
+    paths = write_maps(painted[0], painted[1], tmp_path, names=names)
+    assert all(path.is_file() for path in paths)
+    assert {path.name.rsplit("-", 1)[0] for path in paths if path.name.endswith("sheet.png")} == set(names)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 5])
+def test_of_bands_that_are_no_colours_the_first_is_shown(
+    tmp_path: Path, painted: tuple[Maps, Tensor, Tensor], channels: int
+) -> None:
+    maps, x, _ = painted
+    bands = x[:, :1].repeat(1, channels, 1, 1)
+    bands[:, 1:] = 9.0
+    shown = read(write_maps(maps, bands, tmp_path)[0])
+    alone = read(write_maps(maps, x[:, :1], tmp_path / "alone")[0])
+    np.testing.assert_array_equal(shown, alone)
+    assert shown.max() == 255
 
 
 def test_the_package_says_what_it_offers() -> None:

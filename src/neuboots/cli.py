@@ -65,12 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.run()
     except UsageError as fault:
         return _fail(str(fault), 2)
-    except ModuleNotFoundError as fault:
-        if fault.name is None or fault.name.startswith("neuboots"):
+    except ImportError as fault:
+        if "pip install" in str(fault):  # whoever needs it has said so
+            return _fail(str(fault), 1)
+        if not isinstance(fault, ModuleNotFoundError) or fault.name is None or fault.name.startswith("neuboots"):
             raise
         return _fail(f"{fault.name.split('.')[0]} is not installed; get it with: pip install 'neuboots[demo]'", 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted", 130)
     return 0
 
 

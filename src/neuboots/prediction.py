@@ -42,10 +42,18 @@ class Moments:
 
 
 def class_probabilities(outputs: Tensor, axis: int) -> Tensor:
-    """softmax over the class axis; a single output is one logit of the second of two classes."""
+    """softmax over the class axis, at least in single precision: what replicates disagree by is less than half
+    precision tells apart. A single output is one logit of the second of two classes."""
+    dtype = _single(outputs.dtype)
     if outputs.shape[axis] == 1:
+        outputs = outputs.to(dtype)
         return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], axis)
-    return outputs.softmax(axis)
+    return outputs.softmax(axis, dtype=dtype)
+
+
+def _single(dtype: torch.dtype) -> torch.dtype:
+    """At least single precision: a sum of many replicates in half precision stops growing."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def entropy_of(probs: Tensor, axis: int) -> Tensor:
@@ -359,6 +367,11 @@ def _summary_chunk(replicate_bytes: int) -> int:
     return max(few, _SMALL // replicate_bytes)
 
 
+def _flat(chunk: Tensor) -> Tensor:
+    """(b, N, C, *) as (b, N, C, P), one pixel where there are none."""
+    return chunk.reshape(*chunk.shape[:3], math.prod(chunk.shape[3:]))
+
+
 def _pieces(chunk: Tensor) -> Iterator[tuple[slice, slice]]:
     """Rows and pixels of a chunk (b, N, C, P), a piece at a time: what is made of one stays in the cache."""
     _, rows, outputs, pixels = chunk.shape
@@ -381,7 +394,7 @@ class _Spread:
 
     def add(self, chunk: Tensor, before: int) -> None:
         """Chan's rule, in place; a single replicate has no spread of its own."""
-        more = len(chunk)
+        more, chunk = len(chunk), chunk.to(self.mean.dtype)
         mean = chunk[0] if more == 1 else chunk.mean(0)
         shift = mean - self.mean
         self.mean.add_(shift, alpha=more / (before + more))
@@ -400,11 +413,12 @@ class _Running:
 
     @classmethod
     def nothing(cls, chunk: Tensor, *, spread: bool) -> "_Running":
-        """Of no replicate, for chunks (b, N, C, P) like this one."""
-        _, rows, outputs, pixels = chunk.shape
-        probs = chunk.new_zeros(rows, max(2, outputs), pixels)  # one output is one logit of two classes
-        zeros = partial(chunk.new_zeros, rows, outputs, pixels)
-        return cls(probs, chunk.new_zeros(rows, pixels), _Spread(zeros(), zeros()) if spread else None)
+        """Of no replicate, for chunks (b, N, C, *) like this one."""
+        rows, outputs, pixels = *chunk.shape[1:3], math.prod(chunk.shape[3:])
+        zeros = partial(chunk.new_zeros, dtype=_single(chunk.dtype))
+        probs = zeros((rows, max(2, outputs), pixels))  # one output is one logit of two classes
+        around = [zeros((rows, outputs, pixels)) for _ in range(2 * spread)]
+        return cls(probs, zeros((rows, pixels)), _Spread(*around) if spread else None)
 
     def at(self, rows: slice, pixels: slice) -> "_Running":
         """A view of some rows and pixels."""
@@ -419,6 +433,19 @@ class _Running:
         if self.spread is not None:
             self.spread.add(chunk, before)
 
+    def add_all(self, group: list[Tensor], before: int) -> None:
+        """Chunks (b, N, C, *), big ones on the CPU piece by piece; here, so that no loop's name outlives the call."""
+        flat = [_flat(chunk) for chunk in group]
+        if flat[0].device.type != "cpu" or sum(map(bytes_of, flat)) <= _BIG:
+            for chunk in flat:
+                self.add(chunk, before)
+                before += len(chunk)
+            return
+        for rows, pixels in _pieces(flat[0]):
+            piece = self.at(rows, pixels)
+            for b, replicate in enumerate(itertools.chain.from_iterable(flat)):
+                piece.add(replicate[None, rows, :, pixels], before + b)
+
 
 def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     """Mean and variance by Chan's merging rule, probabilities and entropies by running sums."""
@@ -428,29 +455,19 @@ def accumulate(stream: Stream, quantiles: tuple[float, ...] = ()) -> Summary:
     chunks = iter(stream.chunks(size))
     # a few at a time, so that the sums of a piece stay in the cache as well
     while group := list(itertools.islice(chunks, max(1, _CHUNK // size))):
-        shape = group[0].shape[1:]  # (N, C, *)
-        flat = [chunk.reshape(len(chunk), *shape[:2], math.prod(shape[2:])) for chunk in group]  # (b, N, C, P)
+        shape, dtype = group[0].shape[1:], group[0].dtype  # (N, C, *)
         if running is None:
-            running = _Running.nothing(flat[0], spread=stream.moments is None)
-        if flat[0].device.type != "cpu" or sum(map(bytes_of, flat)) <= _BIG:
-            for chunk in flat:
-                running.add(chunk, count)
-                count += len(chunk)
-        else:
-            for rows, pixels in _pieces(flat[0]):
-                piece = running.at(rows, pixels)
-                for b, replicate in enumerate(itertools.chain.from_iterable(flat)):
-                    piece.add(replicate[None, rows, :, pixels], count + b)
-            count += sum(map(len, flat))
+            running = _Running.nothing(group[0], spread=stream.moments is None)
+        running.add_all(group, count)
+        count += sum(map(len, group))
         group.clear()  # before the next ones are made: every group finds the memory as the last one did
-        flat.clear()
     assert running is not None, "a stream has at least one replicate"
     if running.spread is None:
         assert stream.moments is not None, "a spread that is not gathered is known"
         mean, std = stream.moments.mean, stream.moments.std
     else:
-        mean = running.spread.mean.reshape(shape)
-        std = running.spread.squares.div_(max(1, count - 1)).sqrt_().reshape(shape)
+        mean = running.spread.mean.to(dtype).reshape(shape)
+        std = running.spread.squares.div_(max(1, count - 1)).sqrt_().to(dtype).reshape(shape)
     probs = running.probs.div_(count).reshape(shape[0], running.probs.shape[1], *shape[2:])
     entropy = running.entropy.div_(count).reshape(shape[0], *shape[2:])
     return Summary(count, mean, std, probs, entropy, _stream_quantiles(stream, quantiles, shape))

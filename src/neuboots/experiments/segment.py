@@ -6,6 +6,7 @@ Paper, section 4.4, on sets that fit a CPU: street scenes (CamVid), white blood 
 Whatever is printed, written and drawn is measured in the run. Training goes on where it was cut short.
 """
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from neuboots.data import DataSet, Normalisation, affine_of, file_of, load
+from neuboots.data import Corrupt, DataSet, Normalisation, affine_of, file_of, load
 from neuboots.experiments import UsageError
 from neuboots.losses import CrossEntropy
 from neuboots.methods import METHODS
@@ -90,7 +91,12 @@ class Segment:
         self._check()
         from rich import get_console
 
-        say = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
+        try:
+            self._run(partial(get_console().print, highlight=False, markup=False, soft_wrap=True))
+        except Corrupt as fault:  # files are read when they are needed
+            raise UsageError(str(fault)) from None
+
+    def _run(self, say: Callable[..., None]) -> None:
         try:
             data = load(self.data, root=self.root, seed=self.seed)
         except ValueError as fault:  # a missing set says where it was looked for
@@ -124,12 +130,14 @@ class Segment:
             folder=folder,
         )
         make_net = partial(setting.make_net, data.channels, data.num_classes)
-        return method.fit(make_net, _first(data.augmented, self.limit), recipe)
+        try:
+            return method.fit(make_net, _first(data.augmented, self.limit), recipe)
+        except ValueError as fault:  # such as a folder that holds the training of other options
+            raise UsageError(str(fault)) from None
 
     def _draw(self, predictor: Predictor, data: DataSet, test: Any, folder: Path) -> None:
         """Maps of some test images, each of its own size."""
-        count = min(self.pictures, len(test))
-        for i in torch.linspace(0, len(test) - 1, count).long().tolist():
+        for i in spaced(self.pictures, len(test)):
             x, y = test[i]
             maps = segment(predictor, x[None], self.num_samples, seed=self.seed)
             volume = x.ndim == 4
@@ -170,6 +178,9 @@ class Segment:
         unknown = [name for name in self.methods if name not in able]
         if unknown or not self.methods:
             raise UsageError(f"--methods is {' '.join(self.methods) or 'empty'}; give some of {', '.join(able)}")
+        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise UsageError(f"--out is {self.out}, but {there} is no folder that can be written to; give another one")
 
 
 def verdict(found: Segmented) -> str:
@@ -195,6 +206,16 @@ _SHOWN = (
 def _line(name: str, found: Segmented) -> dict[str, Any]:
     figures = found.figures
     return {"method": name} | {key: figures[key] for key in _SHOWN}
+
+
+def spaced(count: int, total: int) -> list[int]:
+    """So many of the numbers 0 … total − 1, or all, from the first to the last at even distances.
+
+    >>> spaced(4, 11), spaced(9, 3), spaced(1, 5)
+    ([0, 3, 6, 10], [0, 1, 2], [0])
+    """
+    count = min(count, total)
+    return [i * (total - 1) // max(1, count - 1) for i in range(count)]
 
 
 def _first(part: Any, limit: int | None) -> Any:

@@ -32,7 +32,7 @@ def segmentation(
     *,
     num_samples: int = 100,
     seed: int = 0,
-    void: int = 255,
+    void: int | None = 255,
     window: Window = None,
     overlap: float = 0.25,
     batch_size: int = 1,
@@ -43,8 +43,8 @@ def segmentation(
     """mIoU, Dice, ECE, time, and the uncertainty on right and on wrong pixels, over rows (x, y) or batches of them.
 
     Images may be of several sizes; masks are (H, W), (1, H, W), or the same for volumes, with `void` where a pixel has
-    no label. `batch_size` images of one size, if they come one after the other, or windows of one image, go through the
-    net together. `clock` gives the time in seconds.
+    no label (None: each has one). `batch_size` images of one size, if they come one after the other, or windows of one
+    image, go through the net together. `clock` gives the time in seconds.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots import PlainPredictor

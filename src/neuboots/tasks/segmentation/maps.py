@@ -8,7 +8,8 @@ figures of B of them. A blend, the mean of a pixel over the windows that hold it
 entropy and mutual information need the replicates of all those windows at once: they are no mean of the windows' own.
 
 Where half the overlap is at least as wide as the net sees to one side, and windows start on the grid of its strides,
-the figures are those of one pass over the whole image.
+the figures are those of one pass over the whole image. Where replicates drop single pixels, as MC dropout's do by
+default, the masks lie by place in the window: the law of the figures is the same, the draw another.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,11 @@ Window = int | Sequence[int] | None
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """What B replicates say of each pixel, in single precision and on the CPU, wherever the net is."""
+    """What B replicates say of each pixel, in single precision and on the CPU, wherever the net is.
+
+    Entropy and mutual information are large where labels may be wrong. The standard deviation is that of the logits,
+    which grows with their size: it is often largest where the net is surest, and no map of errors.
+    """
 
     probs: Tensor  # (N, C, *)
     entropy: Tensor  # (N, *), in nats

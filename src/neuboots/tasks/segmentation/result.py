@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from neuboots.keys import whole
 from neuboots.metrics import Confusion, Segmentation, Tally
 from neuboots.tasks.common import labels_for, table
 from neuboots.tasks.segmentation.maps import Maps
@@ -53,9 +54,13 @@ class Segmented(Tally):
     seed: int
 
     @classmethod
-    def of(cls, maps: Maps, labels: Tensor, *, void: int = 255, num_bins: int = 15, times: Times | None = None) -> Self:
-        """The figures of the maps of N images and their labels (N, *)."""
+    def of(
+        cls, maps: Maps, labels: Tensor, *, void: int | None = 255, num_bins: int = 15, times: Times | None = None
+    ) -> Self:
+        """The figures of the maps of N images and their labels (N, *); `void` is None where every pixel has one."""
+        void = None if void is None else whole("void", void)
         labels = labels_for(maps.probs, labels, void=void)
+        void = -1 if void is None else void  # −1 is no label now
         border = at_borders(labels, void=void)
         pixels: Segmentation | int = 0
         spread: Spread | int = 0

@@ -7,6 +7,7 @@ Every file is written aside and then renamed, so that nobody sees half of one.
 
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from neuboots.tasks.segmentation.pictures import (
 )
 
 _UNITS = {"entropy": "nats", "mutual_information": "nats", "std": "of the outputs"}
-_NAME = re.compile(r"\w(?:[\w .+=@()-]*[\w+=@()-])?")
+_NAME = re.compile(r'\w(?:[^/\\:*?"<>|]*[^/\\:*?"<>|. ])?')  # that every file system takes
 _LONGEST = 150  # bytes of a name, which file systems count
 
 
@@ -43,7 +44,7 @@ def write_maps(
     *,
     names: Sequence[str] | None = None,
     labels: Tensor | None = None,
-    void: int = 255,
+    void: int | None = 255,
     classes: Sequence[str] | None = None,
     normalisation: Normalisation | None = None,
     affine: Any = None,
@@ -113,7 +114,7 @@ class _Artist:
         maps: Maps,
         x: Tensor,
         truth: Tensor | None,
-        void: int,
+        void: int | None,
         classes: Sequence[str] | None,
         normalisation: Normalisation | None,
     ) -> None:
@@ -186,7 +187,7 @@ def _palette(image: Any, labels: Tensor, num_classes: int) -> Any:
     """A PNG whose pixels are the labels, shown in colours; with more than 256 classes, in 16 bits and without."""
     if num_classes > 256:
         return image.fromarray(labels.numpy().astype(np.uint16))
-    picture = image.fromarray(labels.numpy().astype(np.uint8), mode="L")
+    picture = image.fromarray(labels.numpy().astype(np.uint8))
     picture.putpalette(class_colours(num_classes).flatten().tolist())
     return picture
 
@@ -275,12 +276,13 @@ def _names(names: Sequence[str] | None, num: int) -> list[str]:
     if len(found) != num:
         raise ValueError(f"got {len(found)} names for {num} images; expected one for each")
     for name in found:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
+        plain = isinstance(name, str) and name.isprintable() and _NAME.fullmatch(name)
+        if not plain or len(name.encode()) > _LONGEST:
             raise ValueError(
-                f"got the name {name!r}; expected letters, digits, spaces and . + = @ ( ) - _, without a folder, to "
-                f"begin with a letter or digit, and at most {_LONGEST} bytes"
+                f"got the name {name!r}; expected the beginning of a file's name: a letter or digit first, no dot or "
+                f'space last, none of / \\ : * ? " < > |, and at most {_LONGEST} bytes'
             )
-    if len({name.casefold() for name in found}) < num:
+    if len({unicodedata.normalize("NFC", name).casefold() for name in found}) < num:
         raise ValueError("got names that occur twice (letters' case does not count); expected another for each image")
     return found
 
@@ -289,7 +291,12 @@ def _folder(folder: str | Path) -> Path:
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise ValueError(f"got folder={str(folder)!r}, which is a file; expected a folder, or a name for a new one")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise ValueError(f"cannot make the folder {path} ({fault.strerror}); expected one to write to") from None
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"cannot write to the folder {path}; expected one that is not read-only")
     return path
 
 
