@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.functional.classification import multiclass_accuracy
 
-import neuboots.prediction
+import neuboots.prediction.sums
 from neuboots.keys import draw_keys, uniforms
 from neuboots.methods import PlainPredictor
 from neuboots.prediction import (
@@ -315,8 +315,8 @@ def test_a_summary_equals_the_prediction(shape: tuple[int, ...], B: int, dtype: 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 8, 50])
 @pytest.mark.parametrize("B", [1, 2, 3, 10, 51])
 def test_a_summary_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch, B: int, chunk: int) -> None:
-    monkeypatch.setattr("neuboots.prediction._CHUNK", chunk)
-    monkeypatch.setattr("neuboots.prediction._summary_chunk", lambda replicate_bytes: chunk)
+    monkeypatch.setattr("neuboots.prediction.sums.CHUNK", chunk)
+    monkeypatch.setattr("neuboots.prediction.sums.summary_chunk", lambda replicate_bytes: chunk)
     predictor, x = Fake((3, 2)), random(6, 5)
     summary = predictor.summarize(x, B, quantiles=(0.1, 0.6))
     prediction = predictor.predict(x, B)
@@ -332,14 +332,14 @@ def test_big_replicates_are_summed_in_pieces(
     monkeypatch: pytest.MonkeyPatch, B: int, shape: tuple[int, ...], piece: int
 ) -> None:
     """One by one, and some rows or some pixels at a time: the figures are those of the whole."""
-    monkeypatch.setattr("neuboots.prediction._BIG", 1)
-    monkeypatch.setattr("neuboots.prediction._SMALL", 1)
-    monkeypatch.setattr("neuboots.prediction._PIECE", piece)
+    monkeypatch.setattr("neuboots.prediction.sums.BIG", 1)
+    monkeypatch.setattr("neuboots.prediction.probabilities.SMALL", 1)
+    monkeypatch.setattr("neuboots.prediction.sums.PIECE", piece)
     predictor, x = Fake(shape), random(6, 5)
     sizes = []
-    add = neuboots.prediction._Running.add
+    add = neuboots.prediction.sums._Running.add
     monkeypatch.setattr(
-        neuboots.prediction._Running,
+        neuboots.prediction.sums._Running,
         "add",
         lambda run, chunk, before: (sizes.append(chunk.shape), add(run, chunk, before)),
     )
@@ -355,7 +355,7 @@ def test_big_replicates_are_summed_in_pieces(
 def test_a_prediction_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     predictor, x = Fake((3,)), random(6, 5)
     whole = predictor.predict(x, 10).samples
-    monkeypatch.setattr("neuboots.prediction._LARGE", chunk * 6 * 3 * 8)
+    monkeypatch.setattr("neuboots.prediction.streams.LARGE", chunk * 6 * 3 * 8)
     assert torch.equal(predictor.predict(x, 10).samples, whole)
     assert torch.equal(predictor.predict(x, 4).samples, whole[:4])
 
@@ -505,9 +505,9 @@ class Passing(Fake):
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1)], ids=["channels first", "channels last"])
 def test_big_replicates_come_and_go(monkeypatch: pytest.MonkeyPatch, layout: tuple[int, ...]) -> None:
     """Five are alive at once, and the sums, which are as large as three: those summed are gone when the next come."""
-    monkeypatch.setattr("neuboots.prediction._BIG", 1)
-    monkeypatch.setattr("neuboots.prediction._SMALL", 1)
-    monkeypatch.setattr("neuboots.prediction._PIECE", 1 << 12)
+    monkeypatch.setattr("neuboots.prediction.sums.BIG", 1)
+    monkeypatch.setattr("neuboots.prediction.probabilities.SMALL", 1)
+    monkeypatch.setattr("neuboots.prediction.sums.PIECE", 1 << 12)
     predictor = Passing((4, 64, 64), torch.float32, layout=layout)
     replicate = 4 * 64 * 64 * 4
     peaks = []
@@ -523,8 +523,8 @@ def test_big_replicates_come_and_go(monkeypatch: pytest.MonkeyPatch, layout: tup
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (3, 0, 1, 2)], ids=str)
 def test_the_layout_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, layout: tuple[int, ...]) -> None:
     """A linear head over pixels, channels_last and a transposition leave the axes in another order."""
-    monkeypatch.setattr("neuboots.prediction._BIG", 1)
-    monkeypatch.setattr("neuboots.prediction._PIECE", 200)
+    monkeypatch.setattr("neuboots.prediction.sums.BIG", 1)
+    monkeypatch.setattr("neuboots.prediction.sums.PIECE", 200)
     predictor, x = Passing((4, 5, 6), torch.float32, layout=layout), torch.zeros(3, 5)
     summary, prediction = predictor.summarize(x, 7), predictor.predict(x, 7)
     assert_same_figures(summary, prediction, torch.float32)
@@ -538,8 +538,8 @@ def test_the_layout_in_memory_does_not_matter(monkeypatch: pytest.MonkeyPatch, l
 def test_half_precision_is_summed_in_single(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, big: bool) -> None:
     """A thousand replicates: in half precision their sum stops growing, and what they disagree by is lost."""
     if big:
-        monkeypatch.setattr("neuboots.prediction._BIG", 1)
-        monkeypatch.setattr("neuboots.prediction._SMALL", 1)
+        monkeypatch.setattr("neuboots.prediction.sums.BIG", 1)
+        monkeypatch.setattr("neuboots.prediction.probabilities.SMALL", 1)
     x, B = random(3, 5, dtype=dtype), 1000
     for shape in ((4, 3), (1, 3)):
         predictor = Fake(shape, dtype)
@@ -579,7 +579,7 @@ def test_gradients_are_kept_only_if_x_asks_for_them() -> None:
 @pytest.mark.parametrize("large", [1, 1 << 26])
 def test_gradients_come_through_every_replicate(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
     """Gathered in one piece or in many."""
-    monkeypatch.setattr("neuboots.prediction._LARGE", large)
+    monkeypatch.setattr("neuboots.prediction.streams.LARGE", large)
     x = random(4, 5).requires_grad_()
     samples = Fake().predict(x, 6).samples
     for b in range(6):
