@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from neuboots.prediction.probabilities import bytes_of, class_sums, entropy_of, summary_chunk
+from neuboots.prediction.probabilities import bytes_of, class_sums, entropy_of, in_parts, summary_chunk
 
 IntervalKind = Literal["percentile", "normal"]
 
@@ -142,9 +142,10 @@ class Prediction(_Figures):
     @cached_property
     def _class_figures(self) -> tuple[Tensor, Tensor]:
         chunks = torch.split(self.samples, summary_chunk(bytes_of(self.samples[0])))
-        probs, entropy = class_sums(chunks[0])
-        for chunk in chunks[1:]:
-            more_probs, more_entropy = class_sums(chunk)
+        parts = [part for chunk in chunks for part in in_parts(chunk)]  # views
+        probs, entropy = class_sums(parts[0])
+        for part in parts[1:]:
+            more_probs, more_entropy = class_sums(part)
             probs, entropy = probs + more_probs, entropy + more_entropy
         return probs / self.num_samples, entropy / self.num_samples
 

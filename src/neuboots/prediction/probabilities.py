@@ -34,22 +34,17 @@ def entropy_of(probs: Tensor, axis: int) -> Tensor:
     return -probs.clamp_min(tiny).log_().mul_(probs).sum(axis)
 
 
-def class_sums(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_b p_b and Σ_b H(p_b) over a chunk of replicates: (N, C, *), (N, *)."""
-    if len(samples) == 1:
-        p = class_probabilities(samples[0], 1)
+def class_sums(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_b p_b and Σ_b H(p_b) over a part of the replicates: (N, C, *), (N, *)."""
+    if len(part) == 1:
+        p = class_probabilities(part[0], 1)
         return p, entropy_of(p, 1)
-    parts = in_parts(samples)
-    p = class_probabilities(parts[0], 2)
-    probs, entropy = p.sum(0), entropy_of(p, 2).sum(0)
-    for part in parts[1:]:
-        p = class_probabilities(part, 2)
-        probs, entropy = probs.add_(p.sum(0)), entropy.add_(entropy_of(p, 2).sum(0))
-    return probs, entropy
+    p = class_probabilities(part, 2)
+    return p.sum(0), entropy_of(p, 2).sum(0)
 
 
 def in_parts(samples: Tensor) -> tuple[Tensor, ...]:
-    """A chunk at once where replicates are small, else one by one: each step makes several copies of its part."""
+    """All at once where replicates are small, else one by one: each step makes several copies of its part."""
     return torch.split(samples, len(samples) if bytes_of(samples[0]) <= SMALL else 1)
 
 
