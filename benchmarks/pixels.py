@@ -9,14 +9,15 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from benchmarks import memory
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Watch, Watched, interleave
 from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
 from neuboots.batches import Loader
-from neuboots.data import load
+from neuboots.data import CropFlipCutout, Normalisation, Part, load
+from neuboots.data.parts import Tensors
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 from neuboots.weights import BlockTable, WeightPlan, assign_blocks
 
@@ -89,6 +90,7 @@ def data_path(scale: Scale) -> list[Row]:
     return [
         Row("CIFAR-10 from files, cropped, flipped and cut: images a second", rate, at_least=2000.0),
         *_look_up(scale),
+        *_augmenting(scale),
     ]
 
 
@@ -98,19 +100,53 @@ def _pass(data: Dataset[object], batch: int) -> None:
 
 
 def _look_up(scale: Scale) -> list[Row]:
-    """Beside the quickest epoch there is: tensors in memory, and no net."""
+    """Beside the quickest epoch of augmented images: bytes in memory, and no net."""
     n = 500 if scale.quick else 50_000
-    loader = Loader(TensorDataset(torch.zeros(n, 3, 32, 32), torch.zeros(n)), batch_size=128, seed=SEED)
+    images = Tensors(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+    augment = CropFlipCutout((32, 32), padding=4, cutout=16)
+    loader = Loader(
+        Part(images, normalise=Normalisation((0.5,) * 3, (0.25,) * 3), augment=augment), batch_size=128, seed=SEED
+    )
     weights = WeightPlan(NeuBoots().law, BlockTable(assign_blocks(n, 64), 64)).resample(0)
 
-    def epoch(look_up: bool) -> None:
-        for _, batch, _ in loader.epoch(0):
-            if look_up:
-                weights.plan.blocks(batch.index)
-
     watch = Watch()
+
+    def epoch(look_up: bool) -> None:
+        batches = loader.epoch(0)
+        while True:
+            watch.start()
+            found = next(batches, None)
+            watch.stop()
+            if found is None:
+                return
+            if look_up:
+                weights.plan.blocks(found[1].index)
+
     series = interleave({str(way): watch.timed(partial(epoch, way)) for way in (False, True)}, scale.repeats)
-    return [Row(f"epoch of n = {n:,} tensors, with blocks / without", series.ratio("True", "False"), at_most=1.02)]
+    return [
+        Row(f"epoch of n = {n:,} augmented images, with blocks / without", series.ratio("True", "False"), at_most=1.02)
+    ]
+
+
+def _augmenting(scale: Scale) -> list[Row]:
+    """Crop, flip and cutout beside kornia's modules, for a batch and for a single row of a stream."""
+    import kornia.augmentation as K
+
+    ours = CropFlipCutout((32, 32), padding=4, cutout=16)
+    theirs = nn.Sequential(
+        K.RandomCrop((32, 32), padding=4),
+        K.RandomHorizontalFlip(),
+        K.RandomErasing(scale=(0.25, 0.25), ratio=(1.0, 1.0)),
+    )
+    rows = []
+    for size in (128, 1):
+        x, y = torch.rand(size, 3, 32, 32), torch.zeros(size)
+        watch = Watch()
+        runs: dict[str, Callable[[], object]] = {"ours": partial(ours, x, y), "kornia": partial(theirs, x)}
+        series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
+        name = f"crop, flip and cutout of {size} × 32 × 32: kornia's modules / ours"
+        rows.append(Row(name, series.ratio("kornia", "ours")))
+    return rows
 
 
 def write_cifar(root: Path, n: int) -> None:

@@ -490,8 +490,8 @@ class Passing(Fake):
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1)], ids=["channels first", "channels last"])
 def test_big_replicates_come_and_go(monkeypatch: pytest.MonkeyPatch, layout: tuple[int, ...]) -> None:
-    """Five are alive at once, the sums, which are as large as three, and what is made of one: those summed are gone when
-    the next come."""
+    """Five are alive at once, the sums, as large as three, and what is made of one: those summed are gone when the next
+    come."""
     monkeypatch.setattr("neuboots.prediction.probabilities.SMALL", 1)
     predictor = Passing((4, 64, 64), torch.float32, layout=layout)
     replicate = 4 * 64 * 64 * 4

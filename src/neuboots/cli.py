@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
+from neuboots.experiments.scnas import Scnas
 from neuboots.experiments.segment import Segment
 from neuboots.methods import METHODS
 
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., Experiment]] = {
     "demo": Demo,
     "methods": Methods,
     "segment": Segment,
+    "scnas": Scnas,
 }
 
 ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training run. For the version: --version."

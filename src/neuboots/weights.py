@@ -277,7 +277,7 @@ class BlockTable:
     num_blocks: int
 
     def __call__(self, index: Tensor) -> Tensor:
-        return self.blocks[index.cpu()]
+        return self.blocks.index_select(0, index.cpu())  # several times quicker than self.blocks[index]
 
 
 @dataclass(frozen=True)

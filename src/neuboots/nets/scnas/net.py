@@ -29,13 +29,12 @@ from neuboots.nets.scnas.genotype import KINDS, Genotype, checked, edges
 from neuboots.nets.scnas.operations import OPERATIONS, norm
 from neuboots.nets.unet import check_grid, crop, pad_to_multiple
 
-# Not the published cells, which were not at hand: what `neuboots scnas --seeds 0` found on its noisy balls. The encoder
-# comes out as residual dilated convolutions; skips are carried over as they are.
+# Not the published cells, which were not at hand: what `neuboots scnas --seeds 0` found on its noisy hollow balls.
 FOUND: Genotype = {
-    "encoder_normal": [["identity"], ["dilated_conv", "identity"]],
-    "reduction": [["separable_conv"], ["average_pool", "none"]],
-    "decoder_normal": [["identity", "identity"], ["separable_conv", "identity", "max_pool"]],
-    "expansion": [["transposed_conv"], ["interpolation_separable_conv", "max_pool"]],
+    "encoder_normal": [["separable_conv"], ["conv", "separable_conv"]],
+    "reduction": [["max_pool"], ["max_pool", "separable_conv"]],
+    "decoder_normal": [["conv", "dilated_conv"], ["dilated_conv", "identity", "separable_conv"]],
+    "expansion": [["interpolation"], ["interpolation", "separable_conv"]],
 }
 
 Choices = Mapping[str, Sequence[Choice]]  # for each kind of cell, one for each edge
