@@ -27,7 +27,7 @@ from neuboots.nets.scnas import (
     gumbels,
     random_genotype,
 )
-from neuboots.nets.scnas.operations import operation
+from neuboots.nets.scnas.operations import norm, operation
 
 EDGES = [(size, name) for size, candidates in OPERATIONS.items() for name in candidates]
 
@@ -106,6 +106,20 @@ def test_two_compared_operations_pull_against_each_other_alone() -> None:
     assert slope[a].item() == pytest.approx(share * (1 - share) / 0.5)
     assert slope[b].item() == pytest.approx(-share * (1 - share) / 0.5)
     assert {k for k in range(5) if abs(slope[k].item()) > 1e-12} == {a, b}
+
+
+@pytest.mark.parametrize("compared", [None, 2])
+def test_the_expected_gate_moves_as_the_probabilities_do(compared: int | None) -> None:
+    """For costs c and a cold sample, the mean of d(c · gate)/da over n draws is d(c · softmax(a))/da."""
+    a, costs, n, noisy = noise(4, seed=6).double().requires_grad_(), noise(4, seed=7).double(), 2000, rng(8)
+    slopes = []
+    for g in gumbels((n, 4), noisy):
+        gate = choose(a, g, temperature=0.1, compared=compared).gate
+        assert gate is not None
+        slopes += torch.autograd.grad((costs * gate).sum(), a)
+    drawn = torch.stack(slopes)
+    (exact,) = torch.autograd.grad((costs * a.softmax(0)).sum(), a)
+    assert ((drawn.mean(0) - exact).abs() < standard_errors(8) * drawn.std(0) / n**0.5).all()
 
 
 # -- operations and cells ------------------------------------------------------------------------------
@@ -251,6 +265,26 @@ def test_a_node_that_nothing_reaches_keeps_its_likeliest_real_operation() -> Non
 @pytest.mark.parametrize("size", [(8, 8, 8), (9, 7, 5), (1, 1, 1)])
 def test_a_volume_of_any_size_is_labelled_voxel_by_voxel(levels: int, size: tuple[int, ...]) -> None:
     assert SCNAS(2, 3, width=4, levels=levels)(noise(2, 2, *size)).shape == (2, 3, *size)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_single_value_is_normalised_alone_as_in_a_batch(levels: int) -> None:
+    """Width 1 and one voxel leave one value to a norm, which torch refuses in a batch of one."""
+    net, x = SCNAS(1, 2, width=1, levels=levels), noise(2, 1, 1, 1, 1)
+    torch.testing.assert_close(net(x[:1]), net(x)[:1])
+
+
+def test_the_norm_is_torch_s() -> None:
+    mine, x = norm(16), noise(2, 16, 3, 4, 5)
+    theirs = nn.GroupNorm(mine.num_groups, 16)
+    for parameter, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        other.data = nn.init.normal_(parameter).data
+    torch.testing.assert_close(mine(x), theirs(x))
+
+
+def test_a_supernet_refuses_a_genotype_of_another_number_of_nodes() -> None:
+    with pytest.raises(ValueError, match="encoder_normal cell has 2 nodes; expected 1, as the supernet has: build it"):
+        SuperNet(1, 2, width=2, levels=1, nodes=1).pick(FOUND)
 
 
 def test_cells_alternate_and_skips_join_equal_sizes() -> None:

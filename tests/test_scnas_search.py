@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_the_search_finds_the_only_operation_that_can_do_it(compared: int | None
 
 def short(folder: Path | None = None, validation: Dataset[Any] | None = None, **options: Any) -> SearchResult:
     chosen: dict[str, Any] = {"width": 2, "levels": 2, "epochs": 4, "warmup": 1, "batch_size": 3, "seed": 5, **options}
-    judging = validation or far_voxels(2, 5, 4)
+    judging = far_voxels(2, 5, 4) if validation is None else validation
     return search(far_voxels(1, 8, 4), judging, num_classes=2, folder=folder, progress=False, **chosen)
 
 
@@ -67,6 +68,78 @@ def test_the_seed_governs_the_search_and_the_caller_s_random_state_is_left_alone
     torch.rand(3)
     assert same(first, short())
     assert first.objective != short(seed=6).objective
+
+
+class Rows(Dataset[Any]):
+    """Rows from a disk, one by one, that draw something as they are read."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> Any:
+        torch.rand(i + 1)
+        return self.data[i]
+
+
+def test_cells_are_drawn_alike_however_the_rows_are_read() -> None:
+    """What a row draws for itself leaves the draws of the architecture alone."""
+    assert same(short(validation=Rows(far_voxels(2, 5, 4))), short())
+
+
+def test_void_voxels_count_for_nothing() -> None:
+    """Half of the labels void: the search follows the other half, whatever their logits are."""
+    x, y = far_voxels(2, 5, 4).tensors
+    void = y.clone()
+    void[:, :2] = 255
+    ignoring = partial(functional.cross_entropy, ignore_index=255)
+    net = SuperNet(1, 2, width=2, levels=1)
+    make_certain(net, random_genotype(2, seed=1))
+    losses = expected_loss(net, TensorDataset(x, void), samples=1, seed=0, batch_size=5, loss=ignoring)
+    outputs = net(x, net.pick(random_genotype(2, seed=1))).detach()
+    torch.testing.assert_close(losses[0], functional.cross_entropy(outputs[:, :, 2:], y[:, 2:]))
+    assert len(short(validation=TensorDataset(x, void), loss=ignoring).objective) == 9
+    alone = TensorDataset(x, torch.full_like(y, 255))
+    with pytest.raises(FloatingPointError, match="the loss became nan on batch 1 of the data: look for NaN"):
+        expected_loss(net, alone, samples=1, seed=0, loss=ignoring)
+
+
+def spoilt(kind: str) -> Dataset[Any]:
+    x, y = far_voxels(2, 5, 4).tensors
+    if kind == "stream":
+        return torch.utils.data.ChainDataset([])
+    return {
+        "void": TensorDataset(x, y.masked_fill(y == 1, 255)),
+        "bytes": TensorDataset(x, y.byte()),
+        "images": TensorDataset(x[:, :, 0], y[:, 0]),
+        "two inputs": TensorDataset(x, x, y),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("stream", "got a stream of unknown length; expected a data set with a length"),
+        ("void", r"the loss refuses targets .*Target 255 is out of bounds.* below num_classes: where some are void"),
+        ("bytes", "the loss refuses targets .* of torch.uint8 .* expected labels .* of torch.int64"),
+        ("images", r"got inputs of shape \(3, 1, 4, 4\); expected \(N, channels, D, H, W\)"),
+        ("two inputs", r"got inputs of type tuple; expected \(N, channels, D, H, W\)"),
+    ],
+)
+def test_rows_that_cannot_be_searched_on_are_named(kind: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        short(validation=spoilt(kind))
+    with pytest.raises(ValueError, match=sentence):
+        expected_loss(SuperNet(1, 2, width=2, levels=1), spoilt(kind), samples=1, seed=0, batch_size=3)
+
+
+def test_volumes_of_other_types_are_searched_on_as_the_net_s() -> None:
+    x, y = far_voxels(2, 5, 4).tensors
+    assert same(short(validation=TensorDataset(x.double(), y)), short())
+    net = SuperNet(1, 2, width=2, levels=1).double()
+    assert expected_loss(net, TensorDataset(x, y), samples=1, seed=0).isfinite().all()
 
 
 def test_history_and_temperature_are_kept_step_by_step() -> None:
@@ -118,6 +191,10 @@ def test_a_folder_of_another_search_or_a_damaged_one_is_refused(tmp_path: Path) 
     short(tmp_path)
     with pytest.raises(ValueError, match=r"is of another search \(seed was 5, is 6\): choose another folder"):
         short(tmp_path, seed=6)
+    x, y = far_voxels(1, 8, 4).tensors
+    colours = TensorDataset(x.repeat(1, 2, 1, 1, 1), y)
+    with pytest.raises(ValueError, match=r"is of another search \(channels was 1, is 2"):
+        search(colours, colours, num_classes=2, folder=tmp_path, progress=False)
     (tmp_path / "search.ckpt").write_bytes(b"half a file")
     with pytest.raises(ValueError, match="cannot read .*search.ckpt .*; delete it to search anew"):
         short(tmp_path)
@@ -131,6 +208,10 @@ def test_a_folder_of_another_search_or_a_damaged_one_is_refused(tmp_path: Path) 
     [
         ({"warmup": 4}, "warmup is 4; expected a whole number of epochs from 0 to 3"),
         ({"lr": 0.0}, "lr is 0.0; expected a positive number"),
+        ({"lr": "fast"}, "lr is 'fast'; expected a positive number"),
+        ({"temperature": 1.0}, "temperature is 1.0; expected (first, last)"),
+        ({"seed": None}, "seed is None; expected an int"),
+        ({"device": "nowhere"}, "got device='nowhere', which cannot be used here"),
         ({"temperature": (1.0, 2.0)}, "temperature is (1.0, 2.0); expected (first, last), positive and not rising"),
         ({"compared": 1}, "compared is 1; expected None for all candidates, or at least 2"),
         ({"nodes": 0}, "nodes is 0; expected an int of at least 1"),
@@ -163,15 +244,15 @@ def test_expected_loss_is_the_mean_over_rows() -> None:
 # -- the experiment ------------------------------------------------------------------------------------
 
 
-def run(folder: Path) -> str:
+def run(folder: Path, *seeds: int) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        Scnas(seeds=(3,), smoke=True, num_workers=1, out=folder).run()
+        Scnas(seeds=seeds, smoke=True, num_workers=1, out=folder).run()
     return out.getvalue()
 
 
 def test_the_experiment_prints_what_it_measured_and_finds_it_again(tmp_path: Path) -> None:
-    said = run(tmp_path)
+    said = run(tmp_path, 3)
     genotype = json.loads((tmp_path / "genotype-3.json").read_text())
     SCNAS(1, 3, genotype=genotype, width=4, levels=2)
     assert imread(tmp_path / "scnas.png").shape[2] == 4
@@ -181,7 +262,16 @@ def test_the_experiment_prints_what_it_measured_and_finds_it_again(tmp_path: Pat
         losses = [unit["validation"] for unit in pair]
         assert float(mean) == pytest.approx(sum(losses) / 2, abs=6e-5), name
         assert float(least) == pytest.approx(min(losses), abs=6e-5), name
-    assert run(tmp_path).split("Finished")[0] == said.split("Finished")[0]
+    assert run(tmp_path, 3).split("Finished")[0] == said.split("Finished")[0]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trained-3/unit-*.json")}
+    longer = run(tmp_path, 3, 4)  # one more run, beside what is there
+    assert said[said.index("Seed 3") : said.index("\n\nwith shared")] in longer
+    assert "Seed 4" in longer
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    with pytest.raises(UsageError, match="is of another search .*epochs was 3, is 100"):
+        Scnas(seeds=(3,), out=tmp_path).run()
+    with pytest.raises(UsageError, match="no folder; expected the folder that holds the data sets"):
+        Scnas(data="hippocampus3d", root=tmp_path / "nowhere", smoke=True, out=tmp_path / "mri").run()
 
 
 def trial(searched: list[float], uniform: list[float], found: list[float], random: list[float]) -> Trial:
@@ -202,6 +292,8 @@ def test_the_verdict_is_honest() -> None:
     assert "from scratch the loss is HIGHER by 1.0000 ± 0.1000 (-10.0 standard errors): the search did NOT" in (
         sentence(one)
     )
+    equal = sentence(trial([1.0, 1.0], [1.0, 1.0], [1.0, 2.0], [1.0, 2.0]))
+    assert equal.count("the loss is lower by 0.0000") == equal.count("the search did NOT do better") == 2
     assert "with shared weights: better than random cells by more than two standard errors in 1 of 2 runs, by any" in (
         verdict([one, trial([1.0, 3.0], [2.0, 2.1], [1.0, 1.0], [2.0, 2.0])])
     )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,7 @@ def _alive(pid: int) -> bool:
 def test_an_interrupt_keeps_what_is_finished_and_waits_for_nobody(tmp_path: Path) -> None:
     program = f"""
 import time
+from contextlib import suppress
 from pathlib import Path
 from neuboots.tasks.units import run_units
 run_units(lambda k: time.sleep(600 if k else 0) or k, 4, num_workers=2, folder=Path({str(tmp_path)!r}))
@@ -186,7 +188,10 @@ run_units(lambda k: time.sleep(600 if k else 0) or k, 4, num_workers=2, folder=P
     while not (tmp_path / "unit-0000.json").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)  # to the parent alone
-    _, said = process.communicate(timeout=60)
+    for _ in range(6):  # as a person would: Python drops an interrupt that falls into a finaliser or a callback
+        process.send_signal(signal.SIGINT)  # to the parent alone
+        with suppress(subprocess.TimeoutExpired):
+            _, said = process.communicate(timeout=20)
+            break
     assert "KeyboardInterrupt" in said
     assert sorted(file.name for file in tmp_path.iterdir()) == ["unit-0000.json", "units.json"]

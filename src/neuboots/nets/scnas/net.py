@@ -196,6 +196,12 @@ class SuperNet(CellNet):
     def pick(self, genotype: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[Choice]]:
         """The choices that make the supernet the net of a genotype."""
         rows = checked(genotype)
+        for kind, sizes in self.sizes.items():
+            if len(rows[kind]) != len(sizes):
+                raise ValueError(
+                    f"the genotype's {kind} cell has {len(rows[kind])} nodes; expected {len(sizes)}, as the supernet "
+                    "has: build it with so many nodes, or give another genotype"
+                )
         return {
             kind: [
                 Choice(list(OPERATIONS[size]).index(name))

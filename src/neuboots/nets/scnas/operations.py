@@ -8,6 +8,7 @@ than volumes allow). "none" is the edge that is not there: by it the search deci
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -56,8 +57,15 @@ class AveragePool(nn.Module):
         return f"stride={self.stride}"
 
 
-def norm(width: int) -> nn.GroupNorm:
-    return nn.GroupNorm(num_groups(width), width)
+class Norm(nn.GroupNorm):
+    """GroupNorm that takes a single value, as a net of width 1 has it at its deepest; torch's refuses that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+def norm(width: int) -> Norm:
+    return Norm(num_groups(width), width)
 
 
 def _conv(width: int, *, stride: int = 1, dilation: int = 1) -> nn.Sequential:
@@ -106,7 +114,6 @@ OPERATIONS: dict[str, dict[str, Make]] = {
 def operation(name: str, size: str, width: int) -> nn.Module:
     """The operation of this name on an edge that keeps ("same"), halves ("down") or doubles ("up") the size.
 
-    >>> import torch
     >>> operation("max_pool", "down", 8)(torch.zeros(1, 8, 6, 6, 6)).shape
     torch.Size([1, 8, 3, 3, 3])
     """

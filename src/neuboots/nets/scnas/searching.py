@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, Loader, own_randomness, seed_everything, size_of
+from neuboots.batches import Batch, Loader, check_rows, own_randomness, seed_everything
 from neuboots.checkpoints import name_of
 from neuboots.nets.mlp import check_size
 from neuboots.nets.scnas.genotype import Genotype
-from neuboots.nets.scnas.net import SuperNet
+from neuboots.nets.scnas.net import Choices, SuperNet
 from neuboots.progress import bar
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -81,6 +81,7 @@ def search(
     `data` moves the weights and `validation` the architecture, from epoch `warmup` on. Each architecture step compares
     `compared` candidates on an edge (None: all), each for a pass and the memory of its output. With a `folder`, a
     search that was cut short goes on after its last whole epoch and finds what it would have found uninterrupted.
+    A net with levels=1 has encoder_normal cells alone: the other three kinds are then not searched.
     The seed decides on one machine and number of threads; other rounding leads to other cells.
 
     >>> from torch.utils.data import TensorDataset
@@ -93,34 +94,32 @@ def search(
     for name, size in (("num_classes", num_classes), ("epochs", epochs), ("batch_size", batch_size)):
         check_size(name, size)
     _check(warmup, epochs, lr, architecture_lr, temperature, compared)
-    rows = size_of(data), size_of(validation)
-    if None in rows:
-        raise ValueError("got a stream of unknown length; expected data sets with a length: search on a part of it")
-    made_by = json.dumps(
-        {
-            "rows": rows,
-            "num_classes": num_classes,
-            "width": width,
-            "levels": levels,
-            "nodes": nodes,
-            "epochs": epochs,
-            "warmup": warmup,
-            "batch_size": batch_size,
-            "lr": lr,
-            "architecture_lr": architecture_lr,
-            "temperature": temperature,
-            "compared": compared,
-            "loss": name_of(loss),
-            "seed": seed,
-        }
-    )
+    if type(seed) is not int:
+        raise ValueError(f"seed is {seed!r}; expected an int")
+    settings = {
+        "rows": [check_rows(data), check_rows(validation)],
+        "num_classes": num_classes,
+        "width": width,
+        "levels": levels,
+        "nodes": nodes,
+        "epochs": epochs,
+        "warmup": warmup,
+        "batch_size": batch_size,
+        "lr": lr,
+        "architecture_lr": architecture_lr,
+        "temperature": temperature,
+        "compared": compared,
+        "loss": name_of(loss),
+        "seed": seed,
+    }
     with own_randomness():
         learning = Loader(data, batch_size=batch_size, seed=seed)
         judging = Loader(validation, batch_size=batch_size, seed=seed + 1)
         seed_everything(seed, "init")
-        channels = next(iter(learning.epoch(0)))[1].x.shape[1]
+        channels = _volumes_of(next(iter(learning.epoch(0)))[1]).shape[1]
+        made_by = json.dumps({"channels": channels, **settings})
         seed_everything(seed, "init")
-        net = SuperNet(channels, num_classes, width=width, levels=levels, nodes=nodes).to(device)
+        net = _moved(SuperNet(channels, num_classes, width=width, levels=levels, nodes=nodes), device)
         run = _Run(net, epochs * learning.steps, lr, architecture_lr)
         run.restore(folder, made_by)
         first, late = warmup * learning.steps, max(1, (epochs - warmup) * learning.steps - 1)
@@ -129,12 +128,13 @@ def search(
             while run.step < run.total:
                 learn = next(batches[0])
                 seed_everything(seed, "weights", run.step)
-                value = run.step_weights(learn, loss, device)
+                value = run.step_weights(learn, loss)
                 if run.step >= first:
                     high, low = temperature
                     tau = high * (low / high) ** ((run.step - first) / late)
+                    judge = next(batches[1])  # reading it may draw an augmentation, so the seed comes after it
                     seed_everything(seed, "architecture", run.step)
-                    value = run.step_architecture(next(batches[1]), loss, device, tau, compared)
+                    value = run.step_architecture(judge, loss, tau, compared)
                 run.step += 1
                 advance(f"searching  epoch {(run.step - 1) // learning.steps + 1}/{epochs}  loss {value:.4f}")
                 if run.step % learning.steps == 0:
@@ -164,7 +164,7 @@ def expected_loss(
     torch.Size([3])
     """
     check_size("samples", samples)
-    device = next(net.parameters()).device
+    check_rows(data)
     found = []
     with own_randomness(), torch.no_grad():
         loader = Loader(data, batch_size=batch_size, seed=seed, shuffle=False)
@@ -173,9 +173,9 @@ def expected_loss(
             choices = net.sample(torch.default_generator, uniform=uniform)
             total: float = 0.0
             count: int = 0
-            for _, batch, _ in loader.epoch(0):
-                value = loss(net(batch.x.to(device), choices), batch.y.to(device)).mean()
-                total, count = total + float(value) * len(batch.index), count + len(batch.index)
+            for k, batch, _ in loader.epoch(0):
+                value = _finite(_loss_of(net, batch, choices, loss), f"on batch {k + 1} of the data")
+                total, count = total + value * len(batch.index), count + len(batch.index)
             found.append(total / count)
     return torch.tensor(found)
 
@@ -194,38 +194,28 @@ class _Run:
         # the moments of DARTS: a short memory, since every draw asks about another architecture
         self.architecture = torch.optim.Adam(net.architecture, lr=architecture_lr, betas=(0.5, 0.999))
 
-    def step_weights(self, batch: Batch, loss: Loss, device: str) -> float:
+    def step_weights(self, batch: Batch, loss: Loss) -> float:
         """One step of w for an architecture drawn from p(a)."""
         with torch.no_grad():  # no gates: only what was drawn runs
             choices = self.net.sample(torch.default_generator)
-        value = loss(self.net(batch.x.to(device), choices), batch.y.to(device)).mean()
+        value = _loss_of(self.net, batch, choices, loss)
         self.weights.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
         self.weights.step()
-        return self._finite(value)
+        return _finite(value, f"in step {self.step + 1} of the search")
 
-    def step_architecture(
-        self, batch: Batch, loss: Loss, device: str, temperature: float, compared: int | None
-    ) -> float:
+    def step_architecture(self, batch: Batch, loss: Loss, temperature: float, compared: int | None) -> float:
         """One step of a by the straight-through gradient of one draw."""
         choices = self.net.sample(torch.default_generator, temperature=temperature, compared=compared)
-        value = loss(self.net(batch.x.to(device), choices), batch.y.to(device)).mean()
+        value = _loss_of(self.net, batch, choices, loss)
         parameters = self.net.architecture
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.architecture.step()
-        self.objective.append(self._finite(value))
+        self.objective.append(_finite(value, f"in step {self.step + 1} of the search"))
         self.temperature.append(temperature)
         return self.objective[-1]
-
-    def _finite(self, loss: Tensor) -> float:
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the loss became {value} in step {self.step + 1} of the search: look for NaN in the data, or lower lr"
-            )
-        return value
 
     def save(self, folder: Path | None, made_by: str) -> None:
         """Written aside and renamed: the last good one is never lost."""
@@ -246,6 +236,8 @@ class _Run:
             raise ValueError(
                 f"got folder={str(folder)!r}, which cannot be made ({fault.strerror}): give another"
             ) from None
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"got folder={str(folder)!r}, which cannot be written to: give another")
         if not path.exists():
             return
         try:
@@ -271,6 +263,43 @@ class _Run:
         return {"step": self.step, "objective": self.objective, "temperature": self.temperature}
 
 
+def _volumes_of(batch: Batch) -> Tensor:
+    x = batch.x
+    if not isinstance(x, Tensor) or x.ndim != 5:
+        got = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"of type {type(x).__name__}"
+        raise ValueError(f"got inputs {got}; expected (N, channels, D, H, W): give rows of volumes (channels, D, H, W)")
+    return x
+
+
+def _moved(net: SuperNet, device: str) -> SuperNet:
+    try:
+        return net.to(device)
+    except (AssertionError, RuntimeError) as fault:  # a torch without CUDA asserts
+        raise ValueError(f"got device={device!r}, which cannot be used here ({fault}): give another") from None
+
+
+def _loss_of(net: SuperNet, batch: Batch, choices: Choices, loss: Loss) -> Tensor:
+    like = next(net.parameters())
+    outputs, y = net(_volumes_of(batch).to(like), choices), batch.y.to(like.device)
+    try:
+        return loss(outputs, y).mean()
+    except (IndexError, RuntimeError) as fault:
+        raise ValueError(
+            f"the loss refuses targets {tuple(y.shape)} of {y.dtype} for outputs {tuple(outputs.shape)} ({fault}); "
+            "expected labels (N, D, H, W) of torch.int64 below num_classes: where some are void, pass a loss that "
+            "ignores them"
+        ) from None
+
+
+def _finite(loss: Tensor, where: str) -> float:
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"the loss became {value} {where}: look for NaN in the data or a batch of void labels alone, or lower lr"
+        )
+    return value
+
+
 def _from(loader: Loader, step: int) -> Iterator[Batch]:
     """Batches without end, from this step on."""
     epoch, start = divmod(step, loader.steps)
@@ -285,9 +314,14 @@ def _check(
     if type(warmup) is not int or not 0 <= warmup < epochs:
         raise ValueError(f"warmup is {warmup!r}; expected a whole number of epochs from 0 to {epochs - 1}")
     for name, rate in (("lr", lr), ("architecture_lr", architecture_lr)):
-        if not 0 < rate < float("inf"):
+        if not _is_positive(rate):
             raise ValueError(f"{name} is {rate!r}; expected a positive number: pass one such as 0.01")
-    if len(temperature) != 2 or not 0 < temperature[1] <= temperature[0] < float("inf"):
+    pair = isinstance(temperature, tuple | list) and len(temperature) == 2 and all(map(_is_positive, temperature))
+    if not pair or temperature[1] > temperature[0]:
         raise ValueError(f"temperature is {temperature!r}; expected (first, last), positive and not rising")
     if compared is not None and (type(compared) is not int or compared < 2):
         raise ValueError(f"compared is {compared!r}; expected None for all candidates, or at least 2")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
