@@ -35,6 +35,7 @@ from neuboots import (
     weighted_loss,
 )
 from neuboots.batches import Loader, targets_of
+from neuboots.checkpoints import name_of
 from neuboots.nets import MLP
 
 RECIPE = Recipe(epochs=4, batch_size=8, progress=False)
@@ -566,3 +567,12 @@ def test_more_bad_calls() -> None:
         Plain().fit(dropout_net, Augmented(), replace(RECIPE, strategy="ddp_spawn"))
     with pytest.raises(ValueError, match=r"got a row of type Tensor; expected \(x, y\)"):
         NeuBoots().fit(dropout_net, rows(5, 4), RECIPE)  # type: ignore[arg-type]
+
+
+def test_what_a_partial_fixes_is_in_its_name() -> None:
+    """By keyword or by place; no addresses, which change between runs."""
+    by_keyword, by_place = partial(torch.optim.SGD, lr=0.1), partial(pow, 2)
+    assert name_of(by_keyword) == "SGD [('lr', 0.1)]"
+    assert name_of(by_place) == "pow 2 []"
+    assert name_of(partial(map, len)) == "map len []"
+    assert name_of(by_place) != name_of(partial(pow, 3))

@@ -117,7 +117,8 @@ class Keeper:
 def name_of(call: Any) -> str:
     """The name of a callable and the options that a partial fixes; no addresses, which change between runs."""
     if isinstance(call, partial):
-        return f"{name_of(call.func)} {sorted(call.keywords.items())}"
+        places = [name_of(value) if callable(value) else repr(value) for value in call.args]
+        return " ".join([name_of(call.func), *places, str(sorted(call.keywords.items()))])
     return str(getattr(call, "__qualname__", type(call).__qualname__))
 
 
