@@ -14,10 +14,10 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,8 @@ def run_units(
         with suppress(ImportError):  # once here, and not in the first unit of every process
             import lightning_fabric  # noqa: F401
     work = partial(_done, run, folder)
-    # closed also where an interrupt falls between two units, lest it wait for processes that nobody asks any more
-    with (
-        bar(title, count, show=progress, done=len(results)) as advance,
-        closing(_finished(work, missing, num_workers, folder)) as finished,
-    ):
-        for k, result in finished:
+    with bar(title, count, show=progress, done=len(results)) as advance:
+        for k, result in _finished(work, missing, num_workers, folder):
             results[k] = result
             advance(title)
     return [results[k] for k in range(count)]
@@ -127,7 +123,7 @@ def _kept(folder: Path | None, identity: str, count: int) -> dict[int, Any]:
 
 def _finished(
     work: Callable[[int], Any], units: Sequence[int], num_workers: int, folder: Path | None
-) -> Generator[tuple[int, Any], None, None]:
+) -> Iterator[tuple[int, Any]]:
     """(unit, result) as each is done."""
     if num_workers == 1 or len(units) < 2 or not can_fork():
         yield from ((k, work(k)) for k in units)
@@ -150,7 +146,7 @@ def _finished(
             ) from None
         except (KeyboardInterrupt, GeneratorExit):
             for child in set(multiprocessing.active_children()) - others:
-                child.kill()  # what is finished is written; nobody waits for the rest
+                child.terminate()  # what is finished is written; nobody waits for the rest
             raise
         finally:
             pool.shutdown(cancel_futures=True)
