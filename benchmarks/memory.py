@@ -82,7 +82,7 @@ def deeplab(quick: bool) -> Case:
 def volume(quick: bool) -> Case:
     """A U-ResNet on one volume."""
     side = 8 if quick else 64
-    return Case(UResNet(1, 4, widths=(4, 8) if quick else (16, 32, 64, 128)), torch.randn(1, 1, side, side, side))
+    return Case(UResNet(1, 4, widths=(4, 8) if quick else (32, 64, 128, 256)), torch.randn(1, 1, side, side, side))
 
 
 def tiles(quick: bool) -> Case:

@@ -47,12 +47,19 @@ def _deeplab(scale: Scale) -> list[Row]:
 
 
 def _uresnet(scale: Scale) -> list[Row]:
-    net = UResNet(1, 4, widths=(4, 8) if scale.quick else (16, 32, 64, 128)).eval()
-    side = 8 if scale.quick else 64
-    watch = Watch()
-    shared = nn.Sequential(net.unet, net.finish)
-    net.unet, net.finish = Watched(shared, watch, training=False).eval(), nn.Identity()
-    return _against_plain(net, torch.randn(1, 1, side, side, side), watch, scale, "U-ResNet", {5: 1.2, 30: None})
+    """The default net; and a quarter of it, beside whose pass the replicates weigh more, to compare with."""
+    rows = []
+    for title, widths, bound in (
+        ("U-ResNet", (32, 64, 128, 256), 1.2),
+        ("U-ResNet of half the width", (16, 32, 64, 128), None),
+    ):
+        net = UResNet(1, 4, widths=(4, 8) if scale.quick else widths).eval()
+        side = 8 if scale.quick else 64
+        watch = Watch()
+        shared = nn.Sequential(net.unet, net.finish)
+        net.unet, net.finish = Watched(shared, watch, training=False).eval(), nn.Identity()
+        rows += _against_plain(net, torch.randn(1, 1, side, side, side), watch, scale, title, {5: bound, 30: None})
+    return rows
 
 
 @torch.no_grad()

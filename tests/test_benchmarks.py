@@ -216,6 +216,7 @@ def test_all_rows_are_there_at_quick_scale(
         "calibration",
         *["DeepLab-v3"] * 2,
         *["U-ResNet"] * 2,
+        *["U-ResNet of half the width"] * 2,
         *["DeepLab-v3", "U-ResNet", "segment"],
         "CIFAR-10 from files",
         "epoch of n = 500 augmented images",

@@ -127,7 +127,7 @@ SIZES: dict[str, tuple[Callable[[], nn.Module], int, int, tuple[int, ...]]] = {
 }
 VOLUMES = (2, 1, 12, 9, 10)
 SIZES |= {
-    "UResNet": (lambda: UResNet(1, 3), 1_206_961, 16, VOLUMES),
+    "UResNet": (lambda: UResNet(1, 3), 4_821_841, 32, VOLUMES),
     "SCNAS": (lambda: SCNAS(1, 3), 1_236_819, 32, VOLUMES),
 }
 NO_NETS = {"build", "describe", "load_torchvision"}

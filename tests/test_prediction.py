@@ -330,10 +330,12 @@ def test_big_replicates_are_summed_one_by_one(monkeypatch: pytest.MonkeyPatch, B
     monkeypatch.setattr("neuboots.prediction.probabilities.SMALL", 1)
     predictor, x = Fake(shape), random(6, 5)
     sizes = []
-    sums = neuboots.prediction.sums.class_sums
-    monkeypatch.setattr("neuboots.prediction.sums.class_sums", lambda part: (sizes.append(part.shape), sums(part))[1])
+    add = neuboots.prediction.sums._Running._add_one
+    monkeypatch.setattr(
+        neuboots.prediction.sums._Running, "_add_one", lambda run, z: (sizes.append(z.shape), add(run, z))
+    )
     summary = predictor.summarize(x, B, quantiles=(0.1,))
-    assert sizes == [(1, 6, *shape)] * B
+    assert sizes == [(6, *shape)] * B
     assert_same_figures(summary, predictor.predict(x, B), torch.float64)
 
 

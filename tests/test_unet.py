@@ -55,11 +55,11 @@ def test_cropping_undoes_padding(shape: tuple[int, ...]) -> None:
 
 
 def test_the_body_is_monai_s_with_features_instead_of_classes() -> None:
-    """16 features at full size; after MONAI's body one normalisation (2 · 16), one PReLU and the head (16 · 3 + 3)."""
-    options = {"channels": (16, 32, 64, 128), "strides": (2, 2, 2), "num_res_units": 2}
-    body = UNet(spatial_dims=3, in_channels=1, out_channels=16, norm=("group", {"num_groups": 4}), **options)
+    """32 features at full size; after MONAI's body one normalisation (2 · 32), one PReLU and the head (32 · 3 + 3)."""
+    options = {"channels": (32, 64, 128, 256), "strides": (2, 2, 2), "num_res_units": 2}
+    body = UNet(spatial_dims=3, in_channels=1, out_channels=32, norm=("group", {"num_groups": 8}), **options)
     net = UResNet(1, 3)
-    assert count(net) == count(body) + 32 + 1 + 51
+    assert count(net) == count(body) + 64 + 1 + 99
     body.load_state_dict(net.unet.state_dict())
     x = torch.randn(1, 1, 8, 8, 8)
     torch.testing.assert_close(net(x), net.head(net.finish(body(x))))

@@ -17,6 +17,7 @@ from neuboots.prediction import Moments
 from neuboots.surgery import Head, Pass, copy_of, main_output, plain_head, split_head, to_net
 from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, check_link, link_moments
 
+_PIXELS = 1 << 15  # whose squared features are made at once
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
 
 
@@ -224,7 +225,7 @@ class GeneratorAt:
         weight, _ = self._weight_and_bias()
         if self.passed.ends_at_head and generator.num_blocks >= generator.split.width:
             whole = self._product(weight[None], None)[0]  # Wφ
-            squares = GeneratorAt(generator, self._squared())._product(weight.square()[None], None)[0]
+            squares = self._square_sums(weight)
             whole, squares = self._finished(whole), self._finished(squares)
             offset = self._offset(whole)
         else:
@@ -232,9 +233,13 @@ class GeneratorAt:
         variance = (v - c) * squares + c * whole.square()
         return Moments(offset + mean * whole, variance.clamp_min(0.0).sqrt())
 
-    def _squared(self) -> Pass:
-        passed = self.passed
-        return Pass(passed.phi.square(), passed.output, passed.tape, passed.slot)
+    def _square_sums(self, weight: Tensor) -> Tensor:
+        """Σ_d W_cd² φ_d², in the head's own layout; of pixels some at a time, lest φ² need as much memory as φ."""
+        phi = self.passed.phi
+        if self.generator.split.axis == -1:
+            return phi.square() @ weight.square().T
+        pieces = [weight.square() @ some.square() for some in torch.split(phi.flatten(2), _PIXELS, 2)]  # (N, C, pixels)
+        return torch.cat(pieces, 2).view(len(phi), len(weight), *phi.shape[2:])
 
     def _offset(self, like: Tensor) -> Tensor:
         """b, shaped for outputs (N, C, *)."""

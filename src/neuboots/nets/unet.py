@@ -44,7 +44,7 @@ class UResNet(nn.Module):
         in_channels: int,
         num_classes: int,
         *,
-        widths: Sequence[int] = (16, 32, 64, 128),
+        widths: Sequence[int] = (32, 64, 128, 256),
         units: int = 2,
         dims: int = 3,
     ) -> None:

@@ -13,14 +13,14 @@ SMALL = 1 << 18  # bytes; below this more replicates at once cost no memory wort
 LARGE = 1 << 26  # bytes of replicates in flight while predicting
 
 
-def class_probabilities(outputs: Tensor, axis: int) -> Tensor:
+def class_probabilities(outputs: Tensor, axis: int, *, out: Tensor | None = None) -> Tensor:
     """softmax over the class axis, at least in single precision: what replicates disagree by is less than half
     precision tells apart. A single output is one logit of the second of two classes."""
     dtype = single_precision(outputs.dtype)
     if outputs.shape[axis] == 1:
         outputs = outputs.to(dtype)
-        return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], axis)
-    return outputs.softmax(axis, dtype=dtype)
+        return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], axis, out=out)
+    return torch.softmax(outputs, axis, dtype=dtype, out=out)
 
 
 def single_precision(dtype: torch.dtype) -> torch.dtype:
@@ -28,17 +28,14 @@ def single_precision(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def entropy_of(probs: Tensor, axis: int) -> Tensor:
+def entropy_of(probs: Tensor, axis: int, *, scratch: Tensor | None = None) -> Tensor:
     """H(p) = −Σ_c p_c log p_c, in nats."""
     tiny = torch.finfo(probs.dtype).tiny  # p = 0 adds 0, not NaN
-    return -probs.clamp_min(tiny).log_().mul_(probs).sum(axis)
+    return -torch.clamp_min(probs, tiny, out=scratch).log_().mul_(probs).sum(axis)
 
 
 def class_sums(part: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_b p_b and Σ_b H(p_b) over a part of the replicates: (N, C, *), (N, *)."""
-    if len(part) == 1:
-        p = class_probabilities(part[0], 1)
-        return p, entropy_of(p, 1)
     p = class_probabilities(part, 2)
     return p.sum(0), entropy_of(p, 2).sum(0)
 

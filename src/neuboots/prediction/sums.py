@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from neuboots.prediction.figures import Prediction, Summary
-from neuboots.prediction.probabilities import class_sums, in_parts, single_precision, summary_chunk
+from neuboots.prediction.probabilities import (
+    class_probabilities,
+    class_sums,
+    entropy_of,
+    in_parts,
+    single_precision,
+    summary_chunk,
+)
 from neuboots.prediction.streams import Stream
 
 HELD = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
@@ -44,14 +51,19 @@ class _Spread:
     squares: Tensor
 
     def add(self, part: Tensor, before: int) -> None:
-        """Chan's rule, in place; a single replicate has no spread of its own."""
+        """Some replicates (b, N, C, *), in place (Chan's rule)."""
         more, part = len(part), part.to(self.mean.dtype)
-        mean = part[0] if more == 1 else part.mean(0)
-        shift = mean - self.mean
+        mean = part.mean(0)
+        self._move(mean - self.mean, before, more)
+        self.squares += (part - mean).square_().sum(0)
+
+    def add_one(self, z: Tensor, before: int, scratch: Tensor) -> None:
+        """The same for one replicate (N, C, *), which has no spread of its own."""
+        self._move(torch.sub(z, self.mean, out=scratch[:, : z.shape[1]]), before, 1)
+
+    def _move(self, shift: Tensor, before: int, more: int) -> None:
         self.mean.add_(shift, alpha=more / (before + more))
         self.squares.addcmul_(shift, shift, value=before * more / (before + more))
-        if more > 1:
-            self.squares += (part - mean).square_().sum(0)
 
 
 @dataclass
@@ -62,6 +74,9 @@ class _Running:
     entropy: Tensor
     spread: _Spread | None
     count: int = 0
+    # What is made of a big replicate on the way lies in memory that is kept: to ask the system for as much anew for
+    # each one takes longer than the sums.
+    scratch: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def nothing(cls, chunk: Tensor, *, spread: bool) -> "_Running":
@@ -75,12 +90,25 @@ class _Running:
     def add(self, chunk: Tensor) -> None:
         """A chunk (b, N, C, *), in place: at once where it is small."""
         for part in in_parts(chunk):
-            probs, entropy = class_sums(part)
-            self.probs += probs
-            self.entropy += entropy
-            if self.spread is not None:
-                self.spread.add(part, self.count)
+            if len(part) == 1:
+                self._add_one(part[0])
+            else:
+                probs, entropy = class_sums(part)
+                self.probs += probs
+                self.entropy += entropy
+                if self.spread is not None:
+                    self.spread.add(part, self.count)
             self.count += len(part)
+
+    def _add_one(self, z: Tensor) -> None:
+        """One replicate (N, C, *)."""
+        if self.scratch is None:
+            self.scratch = torch.empty_like(self.probs), torch.empty_like(self.probs)
+        p, scratch = self.scratch
+        self.probs += class_probabilities(z, 1, out=p)
+        self.entropy += entropy_of(p, 1, scratch=scratch)
+        if self.spread is not None:
+            self.spread.add_one(z, self.count, scratch)
 
 
 def _stream_quantiles(stream: Stream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
