@@ -24,7 +24,7 @@ class DeepLabV3(nn.Module):
     """Backbone, atrous spatial pyramid pooling (ASPP), 3×3 convolution, 1×1 head, upsampling to the input's size.
 
     The backbone's options are those of `DilatedResNet`; the default is ResNet-50 at output stride 8, as in the paper's
-    evaluation and torchvision; 16 is three times quicker to train. Pass `rates` for the dilations in ASPP; None is
+    evaluation and torchvision; 16 is quicker and coarser. Pass `rates` for the dilations in ASPP; None is
     (96, 192, 288) pixels over the output stride: 6, 12, 18 at stride 16, as in the paper. The feature width D is
     `aspp_width`. There is no auxiliary head and no dropout. Images may have any size from the output stride on.
 
