@@ -131,8 +131,8 @@ class MahalanobisEnsemble(Detector):
     >>> train = TensorDataset(x[:100], (x[:100, 0] > 0).long())
     >>> detector = MahalanobisEnsemble(PlainPredictor(net), layers=("0",))
     >>> detector = detector.fit(x[100:150], x[100:150] + 9, train=train, progress=False)
-    >>> float(detector.evaluate(x[150:], x[150:] - 9, progress=False).auroc)
-    1.0
+    >>> float(detector.evaluate(x[150:], x[150:] - 9, progress=False).auroc) > 0.9
+    True
     """
 
     net: nn.Module | None = field(default=None, repr=False)
