@@ -8,6 +8,8 @@ from importlib.metadata import version
 
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
+from neuboots.experiments.report import Report
+from neuboots.experiments.reproduce import Reproduce
 from neuboots.experiments.scnas import Scnas
 from neuboots.experiments.segment import Segment
 from neuboots.methods import METHODS
@@ -46,6 +48,8 @@ COMMANDS: dict[str, Callable[..., Experiment]] = {
     "methods": Methods,
     "segment": Segment,
     "scnas": Scnas,
+    "reproduce": Reproduce,
+    "report": Report,
 }
 
 ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training run. For the version: --version."

@@ -83,11 +83,16 @@ def _file_of(folder: Path, k: int) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """As `write_text`, a value as JSON."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
     """Written aside, then renamed: nobody ever sees half a file, nor an empty one after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)

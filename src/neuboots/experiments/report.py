@@ -1,0 +1,58 @@
+"""The command `neuboots report`: one page of everything that a folder of results holds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuboots.experiments import UsageError
+from neuboots.experiments.runs import SETTINGS, read_run
+from neuboots.experiments.studies import STUDIES
+from neuboots.report.chapters import Chapter, document
+from neuboots.tasks.units import write_text
+
+OPENING = (
+    "Every table and figure of the paper, measured by this library. Figures marked *paper* are the paper's; all others "
+    "are ours, mean ± standard deviation over seeds. A claim *holds* or *does NOT hold* if Student's 95 % interval of "
+    "the paired differences says so, and is *not resolved* otherwise."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one self-contained page from the results in a folder: HTML, or Markdown if --out ends in .md."""
+
+    folder: Path
+    """What `neuboots reproduce` has made: one experiment, or a folder of them."""
+    out: Path | None = None
+    """The page; report.html in the folder by default."""
+
+    def run(self) -> None:
+        chapters = chapters_in(self.folder)
+        out = self.out or self.folder / "report.html"
+        if out.suffix not in (".html", ".md"):
+            raise UsageError(f"--out is {out}; give a name that ends in .html or .md")
+        if out.is_dir() or not out.absolute().parent.is_dir():
+            raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
+        write_text(out, render(chapters, out.suffix))
+        print(f"{len(chapters)} experiments: {out}")
+
+
+def chapters_in(folder: Path) -> list[Chapter]:
+    """The chapters of all runs in the folder, in the paper's order."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
+    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if "units" not in file.parts]
+    if not homes:
+        raise UsageError(f"{folder} holds no results; make some with: neuboots reproduce all --out {folder}")
+    order = list(STUDIES)
+    runs = sorted((read_run(home, STUDIES) for home in homes), key=lambda run: (order.index(run.study.name), run.scale))
+    return [run.chapter for run in runs]
+
+
+def render(chapters: list[Chapter], suffix: str) -> str:
+    """The page of these chapters, as HTML or Markdown."""
+    title = "The paper, reproduced"
+    if suffix == ".md":
+        return document(chapters, title=title, opening=OPENING)
+    from neuboots.report.page import page
+
+    return page(chapters, title=title, opening=OPENING)

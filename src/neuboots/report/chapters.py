@@ -1,0 +1,72 @@
+"""A chapter: everything there is to say of one experiment, ready to be printed, written or put on the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuboots.report.tables import Table
+from neuboots.report.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One experiment: the paper's claim, tables with the paper's numbers beside ours, verdicts, and figures as SVG."""
+
+    name: str
+    source: str  # where it stands in the paper
+    claim: str
+    scale: str
+    tables: tuple[Table, ...]
+    verdicts: tuple[Verdict, ...]
+    figures: Mapping[str, str]  # by name, SVG each
+    settings: Mapping[str, Any]
+    about: Mapping[str, Any]  # command, versions, cost
+    note: str = ""
+
+    @property
+    def cost(self) -> str:
+        """What the run took, in words."""
+        minutes = self.about["core_seconds"] / 60
+        return f"{minutes:.1f} core-minutes in {self.about['units']} units"
+
+    @property
+    def seeds(self) -> str:
+        seeds = self.settings["seeds"]
+        return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def plain_text(chapter: Chapter) -> str:
+    """For a terminal: the tables, and a line for each claim."""
+    lines = "\n".join(str(verdict) for verdict in chapter.verdicts)
+    return "\n\n".join([*[table.text for table in chapter.tables], lines])
+
+
+def markdown(chapter: Chapter) -> str:
+    """A section of Markdown: claim, verdicts, tables, and how they came about."""
+    verdicts = "\n".join(f"- **{verdict.word}**: {verdict.claim} ({verdict.found})" for verdict in chapter.verdicts)
+    tables = "\n".join(table.markdown for table in chapter.tables)
+    note = f"{chapter.note}\n\n" if chapter.note else ""
+    return (
+        f"## {chapter.name}: {chapter.source}\n\n{chapter.claim}\n\n{note}{verdicts}\n\n{tables}\n"
+        f"Scale {chapter.scale}, {chapter.seeds}; {chapter.cost}: `{chapter.about['command']}`\n"
+    )
+
+
+def document(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
+    """A whole Markdown page: what held and what did not, then a section for each chapter."""
+    counts = dict.fromkeys(("holds", "does NOT hold", "not resolved"), 0)
+    lines = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"]
+    for chapter in chapters:
+        link = f"[{chapter.name}](#{_anchor(f'{chapter.name}: {chapter.source}')})"
+        for verdict in chapter.verdicts:
+            counts[verdict.word] += 1
+            lines.append(f"| {link} | {chapter.source} | {verdict.claim} | {verdict.word} |")
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+    found = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
+    return "\n".join([f"# {title}\n\n{opening}\n\n{found}\n", *[markdown(chapter) for chapter in chapters]])
+
+
+def _anchor(heading: str) -> str:
+    """The address of a heading, as Git hosts make it."""
+    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
+    return kept.replace(" ", "-")

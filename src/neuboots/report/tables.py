@@ -1,0 +1,195 @@
+"""Tables of results: what we measured, mean ± standard deviation over seeds, with the paper's figure beside it.
+
+cell = mean_s m_s ± √(Σ_s (m_s − mean)² / (T − 1)),   over the T rows of a group
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+Row = Mapping[str, Any]
+Paper = Mapping[Any, Mapping[str, str | float]]
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of the rows, times `scale` (100 for per cent), to so many digits after the point."""
+
+    key: str
+    title: str
+    scale: float = 1.0
+    digits: int = 2
+    better: Literal["lower", "higher", ""] = ""
+
+    def show(self, value: float) -> str:
+        return f"{self.scale * value:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table, and the number to sort it by, if it is one; `best` of its column."""
+
+    text: str
+    value: float | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines of cells; `links` names for each line the figure that belongs to it, if there is one."""
+
+    title: str
+    heads: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+    links: tuple[str | None, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for line in self.lines:
+            if len(line) != len(self.heads):
+                raise ValueError(f"got a line of {len(line)} cells; expected {len(self.heads)}, one for each head")
+        if self.links and len(self.links) != len(self.lines):
+            raise ValueError(f"got {len(self.links)} links for {len(self.lines)} lines; expected one for each, or none")
+
+    @property
+    def text(self) -> str:
+        """Plain text in columns; the best of a column has a star."""
+        shown = [list(self.heads), *[[cell.text + ("*" if cell.best else "") for cell in line] for line in self.lines]]
+        widths = [max(len(row[k]) for row in shown) for k in range(len(self.heads))]
+        number = [
+            all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
+            for k in range(len(self.heads))
+        ]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, number, strict=True)
+            ).rstrip()
+            for row in shown
+        ]
+        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
+
+    @property
+    def markdown(self) -> str:
+        """A Markdown table; the best of a column is bold."""
+        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in line] for line in self.lines]
+        lines = [list(self.heads), ["---"] * len(self.heads), *rows]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"{self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
+
+    @property
+    def html(self) -> str:
+        """An HTML table whose cells carry the number to sort by."""
+        heads = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in self.heads)
+        links = self.links or (None,) * len(self.lines)
+        rows = "".join(_html_row(line, link) for line, link in zip(self.lines, links, strict=True))
+        note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
+        return (
+            f'<figure class="table"><figcaption>{html.escape(self.title)}</figcaption><div class="scroll"><table>'
+            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}</figure>"
+        )
+
+
+def _html_row(line: Sequence[Cell], link: str | None) -> str:
+    cells = []
+    for cell in line:
+        value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+        best = ' class="best"' if cell.best else ""
+        cells.append(f"<td{value}{best}>{html.escape(cell.text)}</td>")
+    figure = "" if link is None else f' data-figure="{html.escape(link)}"'
+    return f"<tr{figure}>{''.join(cells)}</tr>"
+
+
+def tabulate(
+    title: str,
+    rows: Sequence[Row],
+    *,
+    by: Sequence[str],
+    columns: Sequence[Column],
+    paper: Paper | None = None,
+    link: str | None = None,
+    note: str = "",
+) -> Table:
+    """A line for each group of rows that agree in `by`: mean ± standard deviation of each column, the paper's beside.
+
+    `paper` has for each group (a value of `by`, or a tuple of them) the paper's figures by the key of their column.
+    `link` is the name of the group's figure, such as "reliability-{method}", with the values of `by` filled in. The
+    best of a column is marked within the groups that agree in all of `by` but the last.
+
+    >>> rows = [{"method": "plain", "seed": s, "error": 0.1 + s / 50} for s in (0, 1)]
+    >>> print(
+    ...     tabulate(
+    ...         "Error.",
+    ...         rows,
+    ...         by=("method",),
+    ...         columns=(Column("error", "error, %", 100),),
+    ...         paper={"plain": {"error": "12.5"}},
+    ...     ).text
+    ... )
+    Error.
+    method      error, %  paper
+    plain   11.00 ± 1.41   12.5
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in by), []).append(row)
+    printed = {key if isinstance(key, tuple) else (key,): figures for key, figures in (paper or {}).items()}
+    beside = {column.key: any(column.key in printed.get(key, {}) for key in groups) for column in columns}
+    best = {column.key: _best(groups, column) for column in columns}
+    heads, lines, links = list(by), [], []
+    for column in columns:
+        heads += [column.title, *(["paper"] if beside[column.key] else [])]
+    for key, members in groups.items():
+        line = [_plain(part) for part in key]
+        for column in columns:
+            line.append(
+                _cell(
+                    [row[column.key] for row in members if row.get(column.key) is not None],
+                    column,
+                    best=key in best[column.key],
+                )
+            )
+            if beside[column.key]:
+                line.append(_paper(printed.get(key, {}).get(column.key)))
+        lines.append(tuple(line))
+        links.append(link.format(**dict(zip(by, key, strict=True))) if link else None)
+    return Table(title, tuple(heads), tuple(lines), tuple(links) if link else (), note)
+
+
+def _plain(part: Any) -> Cell:
+    number = isinstance(part, int | float) and not isinstance(part, bool)
+    return Cell(str(part), float(part) if number else None)
+
+
+def _cell(values: Sequence[float], column: Column, *, best: bool) -> Cell:
+    if not values:
+        return Cell(MISSING)
+    mean = fmean(values)
+    spread = f" ± {column.show(stdev(values))}" if len(values) > 1 else ""
+    return Cell(column.show(mean) + spread, column.scale * mean, best)
+
+
+def _paper(shown: str | float | None) -> Cell:
+    if shown is None:
+        return Cell(MISSING)
+    text = str(shown)
+    try:
+        return Cell(text, float(text.split("±")[0]))
+    except ValueError:
+        return Cell(text)
+
+
+def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: Column) -> set[tuple[Any, ...]]:
+    """The groups with the best figure among those that share all keys but the last; none where only one has it."""
+    if not column.better:
+        return set()
+    families: dict[tuple[Any, ...], dict[tuple[Any, ...], float]] = {}
+    for key, members in groups.items():
+        values = [row[column.key] for row in members if row.get(column.key) is not None]
+        if values:
+            families.setdefault(key[:-1], {})[key] = fmean(values)
+    choose = min if column.better == "lower" else max
+    return {choose(means, key=means.__getitem__) for means in families.values() if len(means) > 1}
