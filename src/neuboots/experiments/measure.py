@@ -1,7 +1,7 @@
 """What studies of classes share: rows in memory, nets and methods by name, scores and reliability."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +63,7 @@ def classifier(name: str, data: DataSet) -> Callable[[], nn.Module]:
     return partial(_NETS[name], data.num_classes, data.channels)
 
 
-@cache  # the units of one process share what they hold
+@lru_cache(maxsize=4)  # the units of one process share what they hold
 def held(part: Any, limit: int | None = None, seed: int = 0) -> Any:
     """A part's rows in memory, or so many drawn by the seed: read and decoded once, not at every epoch.
 

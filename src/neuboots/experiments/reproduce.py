@@ -98,7 +98,7 @@ class Reproduce:
             raise UsageError(f"there is no experiment {self.name!r}; {hint}give one of {', '.join(STUDIES)}, or all")
         if self.seeds is not None and (not self.seeds or min(self.seeds) < 0 or len({*self.seeds}) < len(self.seeds)):
             raise UsageError(
-                f"--seeds is {' '.join(map(str, self.seeds)) or 'empty'}; give whole numbers ≥ 0, each once"
+                f"--seeds is {' '.join(map(str, self.seeds)) or 'empty'}; give whole numbers of at least 0, each once"
             )
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers is {self.workers}; give a whole number of at least 1")

@@ -50,7 +50,7 @@ class RotatedMnist(Study):
             "epochs": 3,
             "seeds": (0, 1),
         },
-        "cpu": {},
+        "cpu": {"seeds": (0, 1, 2, 3, 4)},
         "paper": {"n_test": 10_000, "epochs": 100, "seeds": (0, 1, 2, 3, 4)},
     }
 

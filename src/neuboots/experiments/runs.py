@@ -6,6 +6,7 @@ Rows and settings are all that is needed to make tables, verdicts, figures and t
 """
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -131,8 +132,13 @@ def _at(work: Callable[[int], dict[str, Any]], numbers: list[int], place: int) -
 def _measured(study: Study, unit: Unit, bench: Bench, checkpoints: Path | None) -> dict[str, Any]:
     start = time.perf_counter()
     tables = study.measure(unit, Bench(bench.root, checkpoints, progress=False))
-    rows = {name: [{**unit, **row} for row in table] for name, table in tables.items()}
+    rows = {name: [_finite({**unit, **row}) for row in table] for name, table in tables.items()}
     return {"seconds": time.perf_counter() - start, "threads": torch.get_num_threads(), "rows": rows}
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """A figure that is no number is missing: JSON has no word for it, and a table shows that it is not there."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
 
 
 def _gathered(results: list[dict[str, Any]]) -> Rows:

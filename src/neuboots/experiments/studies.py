@@ -32,8 +32,9 @@ _CLASSES = {
 
 class _Studies(Mapping[str, type[Study]]):
     def __getitem__(self, name: str) -> type[Study]:
+        class_name = _CLASSES[name]
         module = import_module(f"neuboots.experiments.{name.replace('-', '_')}")
-        study: type[Study] = getattr(module, _CLASSES[name])
+        study: type[Study] = getattr(module, class_name)
         return study
 
     def __iter__(self) -> Iterator[str]:

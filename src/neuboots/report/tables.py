@@ -57,12 +57,18 @@ class Table:
     @property
     def text(self) -> str:
         """Plain text in columns; the best of a column has a star."""
-        shown = [list(self.heads), *[[cell.text + ("*" if cell.best else "") for cell in line] for line in self.lines]]
-        widths = [max(len(row[k]) for row in shown) for k in range(len(self.heads))]
-        number = [
-            all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
-            for k in range(len(self.heads))
+        columns = range(len(self.heads))
+        starred = [any(line[k].best for line in self.lines) for k in columns]
+        marks = [["*" if cell.best else " " * starred[k] for k, cell in enumerate(line)] for line in self.lines]
+        shown = [
+            list(self.heads),
+            *[
+                [cell.text + mark for cell, mark in zip(*pair, strict=True)]
+                for pair in zip(self.lines, marks, strict=True)
+            ],
         ]
+        widths = [max(len(row[k]) for row in shown) for k in columns]
+        number = [all(line[k].value is not None or line[k].text == MISSING for line in self.lines) for k in columns]
         lines = [
             "  ".join(
                 cell.rjust(width) if right else cell.ljust(width)

@@ -1,0 +1,208 @@
+"""Runs of a study: units kept as they are done, never done twice; rows, tables and figures made again from a folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from neuboots.experiments import UsageError
+from neuboots.experiments.runs import execute, name_of, read_run
+from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.report.tables import Column, Table, tabulate
+from neuboots.report.verdicts import Verdict, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Squares(Study):
+    """A study of nothing, which notes each unit that it is asked to measure."""
+
+    name = "squares"
+    source = "nowhere"
+    claim = "Squares grow."
+    at_scale: ClassVar = {"smoke": {}, "cpu": {"size": 3}, "paper": {"size": 9}}
+    log: ClassVar[list[Unit]] = []
+    fail_at: ClassVar[int | None] = None
+
+    size: int = 2
+    widths: tuple[int, ...] = (3, 4)
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return ("digits",)
+
+    def units(self) -> list[Unit]:
+        return [{"k": k, "seed": seed} for seed in self.seeds for k in range(self.size)]
+
+    def timed(self, unit: Unit) -> bool:
+        return bool(unit["k"] == 0)
+
+    def measure(self, unit: Unit, bench: Bench) -> Rows:
+        if unit["k"] == self.fail_at:
+            raise KeyboardInterrupt
+        self.log.append(unit)
+        assert bench.folder is not None
+        bench.folder.mkdir(parents=True)
+        (bench.folder / "checkpoint").touch()
+        return {"squares": [{"value": unit["k"] ** 2 + unit["seed"] / 10, "nothing": float("nan")}]}
+
+    def tables(self, rows: Rows) -> list[Table]:
+        return [tabulate("Squares.", rows["squares"], by=("k",), columns=(Column("value", "value"),))]
+
+    def verdicts(self, rows: Rows) -> list[Verdict]:
+        return [compare("1 > 0", rows["squares"], "value", {"k": 1}, {"k": 0}, expect="higher")]
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.subplots().plot([row["value"] for row in rows["squares"]])
+        return {"line": figure}
+
+
+STUDIES = {"squares": Squares}
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    Squares.log.clear()
+    monkeypatch.setattr(Squares, "fail_at", None)
+
+
+def run(folder: Path, study: Study | None = None, **options: int) -> object:
+    return execute(study or Squares(seeds=(0, 1)), "smoke", folder, Bench(), command="neuboots …", **options)
+
+
+def test_the_folder_holds_rows_settings_tables_and_figures(tmp_path: Path) -> None:
+    run(tmp_path / "new")
+    rows = json.loads((tmp_path / "new" / "rows" / "squares.json").read_text())
+    assert rows[1] == {"k": 1, "seed": 0, "value": 1.0, "nothing": None}  # in the order of the units
+    settings = json.loads((tmp_path / "new" / "settings.json").read_text())
+    assert settings["settings"] == {"seeds": [0, 1], "size": 2, "widths": [3, 4]}
+    assert settings["about"]["units"] == 4
+    assert settings["about"]["core_seconds"] >= 0
+    assert "Squares grow." in (tmp_path / "new" / "results.md").read_text()
+    assert (tmp_path / "new" / "figures" / "line.svg").read_text().startswith("<svg")
+    assert not any(path.is_dir() for path in (tmp_path / "new" / "units").iterdir())  # checkpoints are gone
+
+
+def test_units_that_measure_time_come_last(tmp_path: Path) -> None:
+    run(tmp_path)
+    assert [unit["k"] for unit in Squares.log] == [1, 1, 0, 0]
+
+
+def test_finished_units_are_never_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "fail_at", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert len(Squares.log) == 2
+    with pytest.raises(UsageError, match="not finished"):
+        read_run(tmp_path, STUDIES)
+    monkeypatch.setattr(Squares, "fail_at", None)
+    run(tmp_path)
+    run(tmp_path)
+    assert len(Squares.log) == 4 == len({name_of(unit) for unit in Squares.log})
+
+
+def test_seeds_can_be_added(tmp_path: Path) -> None:
+    run(tmp_path, Squares(seeds=(0,)))
+    run(tmp_path, Squares(seeds=(0, 1, 2)))
+    assert len(Squares.log) == 6
+    assert {row["seed"] for row in read_run(tmp_path, STUDIES).rows["squares"]} == {0, 1, 2}
+
+
+def test_a_damaged_unit_is_done_again(tmp_path: Path) -> None:
+    run(tmp_path)
+    (tmp_path / "units" / "k=1,seed=0.json").write_text('{"rows": {')
+    run(tmp_path)
+    assert [name_of(unit) for unit in Squares.log].count("k=1,seed=0") == 2
+
+
+@pytest.mark.parametrize("change", [lambda s: Squares(size=3, seeds=s.seeds), lambda s: Squares(widths=(9,))])
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: Callable[[Study], Study]) -> None:
+    run(tmp_path)
+    with pytest.raises(UsageError, match="another settings; give another folder"):
+        run(tmp_path, change(Squares(seeds=(0, 1))))
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").touch()
+    with pytest.raises(UsageError, match="is not empty and holds no run"):
+        run(tmp_path)
+
+
+def test_a_run_is_read_as_it_was(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    again = read_run(tmp_path, STUDIES)
+    assert again == done
+    assert again.chapter == done.chapter  # type: ignore[attr-defined]
+
+
+def test_two_workers_find_the_same_rows(tmp_path: Path) -> None:
+    alone, together = run(tmp_path / "a"), run(tmp_path / "b", num_workers=2)
+    assert alone.rows == together.rows  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda folder: (folder / "settings.json").unlink(), "holds no settings.json"),
+        (lambda folder: (folder / "rows" / "squares.json").write_text("["), "rows that cannot be read \\(squares\\)"),
+        (lambda folder: (folder / "rows" / "squares.json").unlink(), "not finished"),
+        (lambda folder: edit(folder, study="cubes"), "holds 'cubes'; expected one of squares"),
+        (lambda folder: edit(folder, settings={"height": 3}), "settings of another version"),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path: Path, damage: Callable[[Path], object], sentence: str) -> None:
+    run(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        read_run(tmp_path, STUDIES)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    file = folder / "settings.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+KILLED = """
+    import sys, time
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from neuboots.experiments.study import Bench
+    from neuboots.experiments.runs import execute
+    from test_runs import Squares
+    class Slow(Squares):
+        def measure(self, unit, bench):
+            if unit["k"] == 2 and not Path({marker!r}).exists():
+                print("under way", flush=True)
+                time.sleep(60)
+            return super().measure(unit, bench)
+    execute(Slow(size=3, seeds=(0,)), "smoke", Path({folder!r}), Bench(), command="")
+    print("did", len(Squares.log), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+    folder, marker = tmp_path / "run", tmp_path / "marker"
+    code = textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), marker=str(marker), folder=str(folder))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "under way\n"
+        os.kill(first.pid, how)
+    assert [file.name for file in (folder / "units").glob("*.json")] == ["k=1,seed=0.json"]
+    marker.touch()
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert second.stdout == "did 2\n"  # the one under way, and the timed one

@@ -1,0 +1,107 @@
+"""Every study at the smallest scale, on shipped data alone: rows, tables, verdicts and figures, and nothing done twice."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from neuboots.data import SETS
+from neuboots.experiments import UsageError
+from neuboots.experiments.reproduce import Reproduce
+from neuboots.experiments.runs import execute, name_of, read_run
+from neuboots.experiments.shipped import SHIPPED
+from neuboots.experiments.studies import STUDIES
+from neuboots.experiments.study import SCALES, Bench
+
+NEED_NOTHING = {*SHIPPED, "digits", "diabetes", "wine", "breast_cancer"}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_runs_at_the_smallest_scale(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NEUBOOTS_DATA", raising=False)
+    Reproduce(name, scale="smoke", out=tmp_path, workers=1).run()
+    out, folder = capsys.readouterr().out, tmp_path / "smoke" / name
+    chapter = read_run(folder, STUDIES).chapter
+    assert chapter.tables
+    assert all(table.lines for table in chapter.tables)
+    assert all(table.title in out for table in chapter.tables)
+    assert chapter.verdicts
+    assert all(str(verdict) in out for verdict in chapter.verdicts)
+    for figure in chapter.figures.values():
+        ElementTree.fromstring(figure)
+    linked = {link for table in chapter.tables for link in table.links if link}
+    assert linked <= set(chapter.figures)
+    assert (folder / "results.md").stat().st_size > 100
+    for file in (folder / "rows").iterdir():  # no NaN, which no other language reads
+        json.loads(file.read_text(), parse_constant=lambda word: pytest.fail(f"{word} in {file.name}"))
+
+    def again(*_: object) -> None:
+        pytest.fail("a finished unit was done again")
+
+    monkeypatch.setattr(STUDIES[name], "measure", again)
+    execute(STUDIES[name].at("smoke"), "smoke", folder, Bench(), command="")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_settings_are_plain_and_units_have_names_of_their_own(name: str, scale: str) -> None:
+    study = STUDIES[name].at(scale)  # type: ignore[arg-type]
+    assert study.of(json.loads(json.dumps(study.settings))) == study
+    names = [name_of(unit) for unit in study.units()]
+    assert len(names) == len({*names}) > 1
+    assert {unit["seed"] for unit in study.units() if "seed" in unit} <= {*study.seeds}
+    assert all(re.fullmatch(r"[^/\s]{1,200}", name) for name in names)
+    needed = {*study.sets}
+    assert needed <= ({*SETS} | {*SHIPPED} if scale != "smoke" else NEED_NOTHING)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_says_what_it_is(name: str) -> None:
+    study = STUDIES[name]
+    assert study.name == name
+    assert re.search(r"table|figure|section|theorem|conclusion", study.source)
+    assert study.claim.endswith(".")
+    assert {*study.at_scale} == {*SCALES}
+    known = {field.name for field in fields(study)}
+    assert all({*settings} <= known for settings in study.at_scale.values())
+
+
+def test_published_figures_have_three_seeds() -> None:
+    assert all(len(STUDIES[name].at("cpu").seeds) >= 3 for name in STUDIES)
+
+
+def test_a_wrong_name_lists_the_right_ones() -> None:
+    with pytest.raises(UsageError, match="did you mean rotated-mnist") as caught:
+        Reproduce("rotatedmnist").run()
+    assert all(name in str(caught.value) for name in STUDIES)
+
+
+def test_missing_data_are_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("work began")
+
+    monkeypatch.setattr("neuboots.experiments.reproduce.execute", work)
+    with pytest.raises(UsageError) as caught:
+        Reproduce("all", scale="cpu", data_root=tmp_path, out=tmp_path / "out").run()
+    assert all(name in str(caught.value) for name in ("mnist", "cifar10", "svhn", "sst2", "hippocampus3d"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seeds": ()}, "--seeds is empty"),
+        ({"seeds": (1, 1)}, "--seeds is 1 1; give whole numbers of at least 0, each once"),
+        ({"seeds": (-1,)}, "--seeds is -1"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"out": Path(__file__)}, "no folder that can be written to"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Reproduce("rotated-mnist", scale="smoke", **options).run()  # type: ignore[arg-type]
