@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench costs docs clean
+.PHONY: help demo test test-slow lint bench costs results docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ bench: $(READY)  ## the benchmarks
 
 costs: $(READY)  ## what each method costs, K = 1 … 5: the table of docs/methods.md (15 minutes)
 	$(BIN)/python -m benchmarks.costs
+
+results: $(READY)  ## docs/results.md from the committed rows
+	$(BIN)/neuboots report results/cpu --out docs/results.md
 
 docs: $(READY)  ## run the examples of the documentation and check its links
 	$(PYTEST) src README.md docs

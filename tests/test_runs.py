@@ -145,7 +145,7 @@ def test_a_run_is_read_as_it_was(tmp_path: Path) -> None:
     done = run(tmp_path)
     again = read_run(tmp_path, STUDIES)
     assert again == done
-    assert again.chapter == done.chapter  # type: ignore[attr-defined]
+    assert again.chapter() == done.chapter()  # type: ignore[attr-defined]
 
 
 def test_two_workers_find_the_same_rows(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The command `neuboots report`: one page of everything that a folder of results holds."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots.experiments import UsageError
-from neuboots.experiments.runs import SETTINGS, read_run
+from neuboots.experiments.runs import SETTINGS, Unfinished, read_run
 from neuboots.experiments.studies import STUDIES
 from neuboots.report.chapters import Chapter, document
 from neuboots.tasks.units import write_text
@@ -33,19 +34,29 @@ class Report:
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
         write_text(out, render(chapters, out.suffix))
-        print(f"{len(chapters)} experiments: {out}")
+        print(f"{len(chapters)} {'experiment' if len(chapters) == 1 else 'experiments'}: {out}")
 
 
-def chapters_in(folder: Path) -> list[Chapter]:
-    """The chapters of all runs in the folder, in the paper's order."""
+def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
+    """The chapters of all finished runs in the folder, in the paper's order; the others are named."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
     homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if "units" not in file.parts]
     if not homes:
         raise UsageError(f"{folder} holds no results; make some with: neuboots reproduce all --out {folder}")
+    runs, unfinished = [], []
+    for home in homes:
+        try:
+            runs.append(read_run(home, STUDIES))
+        except Unfinished as fault:
+            unfinished.append(str(fault))
+    if not runs:
+        raise UsageError("\n".join(unfinished))
+    for sentence in unfinished:
+        print(f"left out: {sentence}", file=sys.stderr)
     order = list(STUDIES)
-    runs = sorted((read_run(home, STUDIES) for home in homes), key=lambda run: (order.index(run.study.name), run.scale))
-    return [run.chapter for run in runs]
+    runs.sort(key=lambda run: (order.index(run.study.name), run.scale))
+    return [run.chapter(figures=figures) for run in runs]
 
 
 def render(chapters: list[Chapter], suffix: str) -> str:

@@ -71,7 +71,7 @@ class Reproduce:
             raise KeyboardInterrupt(
                 f"interrupted; what is finished is kept in {folder}: the same command goes on from there"
             ) from None
-        chapter = run.chapter
+        chapter = run.chapter(figures=False)
         say(f"\n{plain_text(chapter)}\n")
         say(f"Scale {self.scale}, {chapter.seeds}; {chapter.cost}. Rows, tables and figures: {folder}")
 

@@ -29,6 +29,10 @@ from neuboots.tasks.units import read_json, run_units, write_json, write_text
 SETTINGS, ROWS = "settings.json", "rows"
 
 
+class Unfinished(UsageError):
+    """A run was cut short, and nobody has gone on with it."""
+
+
 @dataclass(frozen=True)
 class Run:
     """What a folder holds: the study with its settings, the rows, and how they came about."""
@@ -38,12 +42,12 @@ class Run:
     rows: Rows
     about: Mapping[str, Any]  # command, versions, threads, seconds
 
-    @property
-    def chapter(self) -> Chapter:
-        """Everything there is to say of it, made from the rows."""
+    def chapter(self, *, figures: bool = True) -> Chapter:
+        """Everything there is to say of it, made from the rows; without figures in no time."""
         from neuboots.report.svg import to_svg
 
         study = self.study
+        drawn = study.figures(self.rows) if figures else {}
         return Chapter(
             name=study.name,
             source=study.source,
@@ -52,7 +56,7 @@ class Run:
             note=study.note,
             tables=tuple(study.tables(self.rows)),
             verdicts=tuple(study.verdicts(self.rows)),
-            figures={name: to_svg(figure, f"{study.name}-{name}") for name, figure in study.figures(self.rows).items()},
+            figures={name: to_svg(figure, f"{study.name}-{name}") for name, figure in drawn.items()},
             settings=study.settings,
             about=dict(self.about),
         )
@@ -106,9 +110,11 @@ def read_run(folder: Path, studies: Mapping[str, type[Study]]) -> Run:
         raise UsageError(f"{folder} holds {settings['study']!r}; expected one of {', '.join(studies)}")
     rows = {file.stem: read_json(file) for file in sorted((folder / ROWS).glob("*.json"))}
     broken = [name for name, table in rows.items() if table is None]
-    if broken or not rows or "about" not in settings:
-        what = f"rows that cannot be read ({', '.join(broken)})" if broken else "a run that is not finished"
-        raise UsageError(f"{folder} holds {what}; repeat its command: neuboots reproduce {settings['study']} …")
+    again = f"repeat its command: neuboots reproduce {settings['study']} --scale {settings['scale']} …"
+    if broken:
+        raise UsageError(f"{folder} holds rows that cannot be read ({', '.join(broken)}); {again}")
+    if not rows or "about" not in settings:
+        raise Unfinished(f"{folder} holds a run that is not finished; {again}")
     try:
         study = studies[settings["study"]].of(settings["settings"])
     except TypeError as fault:
@@ -170,7 +176,7 @@ def _seedless(value: Any) -> Any:
 
 
 def _write(run: Run, folder: Path) -> None:
-    chapter = run.chapter
+    chapter = run.chapter()
     for name, table in run.rows.items():
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table)
         write_text(folder / ROWS / f"{name}.json", f"[\n{lines}\n]\n")
