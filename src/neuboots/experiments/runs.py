@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +93,7 @@ def execute(study: Study, scale: str, folder: Path, bench: Bench, *, command: st
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "units": len(units),
-        "core_seconds": round(sum(result["seconds"] * result["threads"] for result in results), 1),
+        "core_seconds": round(sum(result["seconds"] for result in results), 1),
     }
     run = Run(study, scale, _gathered(results), about)
     _write(run, folder)
@@ -136,10 +135,16 @@ def _at(work: Callable[[int], dict[str, Any]], numbers: list[int], place: int) -
 
 
 def _measured(study: Study, unit: Unit, bench: Bench, checkpoints: Path | None) -> dict[str, Any]:
-    start = time.perf_counter()
+    start = _cpu_seconds()
     tables = study.measure(unit, Bench(bench.root, checkpoints, progress=False))
     rows = {name: [_finite({**unit, **row}) for row in table] for name, table in tables.items()}
-    return {"seconds": time.perf_counter() - start, "threads": torch.get_num_threads(), "rows": rows}
+    return {"seconds": _cpu_seconds() - start, "rows": rows}
+
+
+def _cpu_seconds() -> float:
+    """Of this process with all its threads, and of its children that have ended: what else the machine does is out."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
