@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from neuboots import metrics
 from neuboots.report import figures
@@ -56,6 +57,10 @@ def shift(ax: Axes) -> None:
     figures.draw_shift(ax, {"a net": {0: 0.1, 1: 0.2, 5: 0.5}}, label="error")
 
 
+def growth(ax: Axes) -> None:
+    figures.draw_growth(ax, {"a net": {100: [1.0, 2.0], 10: [0.5]}, "one": {10: [3.0]}}, xlabel="n", ylabel="time / s")
+
+
 def bands(ax: Axes) -> None:
     third = torch.full((3,), 1 / 3)
     figures.draw_bands(ax, ["a", "b", "c"], third, third - 0.1, third + 0.2, plain=third, name="a net")
@@ -65,6 +70,16 @@ def bands(ax: Axes) -> None:
 
 def times(ax: Axes) -> None:
     figures.draw_times(ax, {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
+
+
+def bars(ax: Axes) -> None:
+    figures.draw_bars(ax, ["a", "b"], {"a net": [[0.1, 0.2], [0.3]], "another": [[0.5], [0.4]]}, label="F1")
+    ax.set_xlabel("class")
+
+
+def boxes(ax: Axes) -> None:
+    figures.draw_boxes(ax, ["0", "1"], {"a net": [[0.1], [0.3, 0.4, 0.2]]}, label="accuracy")
+    ax.set_xlabel("severity")
 
 
 def one_place(ax: Axes) -> None:
@@ -87,7 +102,7 @@ def one_value(ax: Axes) -> None:
 
 PANELS = [
     *(reliability, histograms, band, coverage, calibration_curve, risk_coverage, learning_curves, shift, bands, times),
-    *(one_place, one_size, one_score, one_value),
+    *(one_place, one_size, one_score, one_value, bars, boxes),
 ]
 
 
@@ -127,6 +142,9 @@ def test_bands_are_named_after_whoever_made_them() -> None:
     figures.draw_bands(ax, ["a", "b"], half, half, half, plain=half, name="MC dropout", level=0.8)
     labels = ax.get_legend_handles_labels()[1]
     assert labels == ["plain", "MC dropout, mean of the replicates", "MC dropout, middle 80 % of the replicates"]
+    other = Figure().add_subplot()
+    figures.draw_bands(other, ["a", "b"], half, half, half)
+    assert "plain" not in other.get_legend_handles_labels()[1]
 
 
 def test_histograms_say_what_they_leave_out() -> None:
@@ -234,6 +252,9 @@ EMPTY = torch.zeros(0)
         ),
         (lambda ax: figures.draw_learning_curves(ax, {"a": ([10], NAN[:1, None])}), "got NaN or infinite values in a"),
         (lambda ax: figures.draw_shift(ax, {"a": {0: math.nan}}, label="error"), "got NaN or infinite values in a"),
+        (lambda ax: figures.draw_bars(ax, ["a"], {}, label="F1"), "got nothing to draw"),
+        (lambda ax: figures.draw_bars(ax, ["a", "b"], {"x": [[1.0]]}, label="F1"), "got 1 lists of x; expected 2, one"),
+        (lambda ax: figures.draw_boxes(ax, ["a"], {"x": [[]]}, label="F1"), r"got x of shape \(0,\)"),
         (lambda ax: figures.draw_times(ax, {"a": {}}, single=1.0), r"got a of shape \(0,\); expected"),
     ],
 )
@@ -258,3 +279,30 @@ def test_the_interval_of_a_learning_curve_is_students() -> None:
     low, high = ax.collections[0].get_datalim(ax.transData).intervaly
     half = 2.7764451 * float(values.std()) / 5**0.5
     assert (low, high) == pytest.approx((3 - half, 3 + half))
+
+
+def test_bars_are_means_with_their_standard_deviation() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_bars(ax, ["a", "b"], {"x": [[1.0, 3.0], [5.0]], "y": [[2.0], [2.0]]}, label="F1")
+    drawn = [bar for bar in ax.patches if isinstance(bar, Rectangle)]
+    assert [bar.get_height() for bar in drawn] == pytest.approx([2.0, 5.0, 2.0, 2.0])
+    low, high = ax.collections[0].get_datalim(ax.transData).intervaly
+    assert (low, high) == pytest.approx((2 - 2**0.5, 5.0))
+    left = [bar.get_x() for bar in drawn]
+    assert left[0] < left[2] < left[1] < left[3]  # side by side in each group
+
+
+def test_boxes_reach_over_the_whole_range_with_a_mark_at_the_mean() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_boxes(ax, ["0"], {"x": [[0.0, 1.0, 8.0]]}, label="accuracy")
+    heights = [float(y) for line in ax.lines for y in torch.as_tensor(line.get_ydata()).flatten()]
+    assert (min(heights), max(heights)) == (0.0, 8.0)
+    assert ax.lines[-1].get_ydata() == pytest.approx([3.0])
+
+
+def test_growth_is_drawn_from_the_least_size_with_means_and_ranges() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_growth(ax, {"a net": {100: [1.0, 3.0], 10: [0.5]}}, xlabel="n", ylabel="time / s", yscale="linear")
+    assert torch.tensor(ax.lines[0].get_xdata()).tolist() == [10, 100]
+    assert torch.tensor(ax.lines[0].get_ydata()).tolist() == [0.5, 2.0]
+    assert ax.collections[0].get_datalim(ax.transData).intervaly.tolist() == [0.5, 3.0]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 PAPER_SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)
 """Section 4.1; with cosine annealing, which is a Recipe's default, and batches of 128."""
 
+NUM_BINS = 15  # of reliability diagrams and of ECE
+
 CLASS_COLUMNS = (
     Column("error", "error, %", 100, better="lower"),
     Column("ece", "ECE, %", 100, better="lower"),
@@ -86,7 +88,9 @@ def make_method(name: str, **options: Any) -> Method:
 
 def class_scores(predictor: Predictor, test: Any, *, num_samples: int, seed: int = 0, batch_size: int = 256) -> Rows:
     """A row of figures ("scores") and a row for each bin of the reliability diagram ("bins")."""
-    found = calibration(predictor, test, num_samples=num_samples, seed=seed, batch_size=batch_size, progress=False)
+    found = calibration(
+        predictor, test, num_samples=num_samples, seed=seed, num_bins=NUM_BINS, batch_size=batch_size, progress=False
+    )
     curve = found.reliability_curve
     bins = [
         {"bin": k, "confidence": confidence, "accuracy": accuracy, "count": count}
@@ -122,8 +126,7 @@ def reliability_figures(
 
 def pooled(bins: Sequence[Mapping[str, Any]]) -> ReliabilityCurve:
     """The bins of several seeds as those of one diagram: means weighted by the inputs that fell into them."""
-    size = 1 + max(row["bin"] for row in bins)
-    count, confidence, accuracy = (torch.zeros(size, dtype=torch.float64) for _ in range(3))
+    count, confidence, accuracy = (torch.zeros(NUM_BINS, dtype=torch.float64) for _ in range(3))
     for row in bins:
         k = row["bin"]
         count[k] += row["count"]

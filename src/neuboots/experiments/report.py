@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots.experiments import UsageError
-from neuboots.experiments.runs import SETTINGS, Unfinished, read_run
+from neuboots.experiments.runs import SETTINGS, Run, Unfinished, read_run
 from neuboots.experiments.studies import STUDIES
 from neuboots.report.chapters import Chapter, document
-from neuboots.tasks.units import write_text
+from neuboots.tasks.units import read_json, write_text
 
 OPENING = (
     "Every table and figure of the paper, measured by this library. Figures marked *paper* are the paper's; all others "
@@ -31,9 +31,12 @@ class Report:
         out = self.out or self.folder / "report.html"
         if out.suffix not in (".html", ".md"):
             raise UsageError(f"--out is {out}; give a name that ends in .html or .md")
-        if out.is_dir() or not out.absolute().parent.is_dir():
-            raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
-        write_text(out, render(chapters, out.suffix))
+        try:
+            if out.is_dir() or not out.absolute().parent.is_dir():
+                raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
+            write_text(out, render(chapters, out.suffix))
+        except OSError as fault:
+            raise UsageError(f"--out is {out}, which cannot be written ({fault.strerror}); give another one") from None
         print(f"{len(chapters)} {'experiment' if len(chapters) == 1 else 'experiments'}: {out}")
 
 
@@ -41,13 +44,13 @@ def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
     """The chapters of all finished runs in the folder, in the paper's order; the others are named."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
-    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if "units" not in file.parts]
+    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if "units" not in file.relative_to(folder).parts]
     if not homes:
         raise UsageError(f"{folder} holds no results; make some with: neuboots reproduce all --out {folder}")
     runs, unfinished = [], []
     for home in homes:
         try:
-            runs.append(read_run(home, STUDIES))
+            runs.append(_read(home))
         except Unfinished as fault:
             unfinished.append(str(fault))
     if not runs:
@@ -56,7 +59,30 @@ def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
         print(f"left out: {sentence}", file=sys.stderr)
     order = list(STUDIES)
     runs.sort(key=lambda run: (order.index(run.study.name), run.scale))
-    return [run.chapter(figures=figures) for run in runs]
+    return [_chapter(run, figures=figures) for run in runs]
+
+
+def _read(home: Path) -> Run:
+    """The run in a folder; what is damaged is named."""
+    if not isinstance(read_json(home / SETTINGS), dict):
+        raise UsageError(f"{home / SETTINGS} cannot be read; remove {home} and make it again")
+    try:
+        return read_run(home, STUDIES)
+    except (LookupError, TypeError) as fault:
+        raise UsageError(
+            f"{home / SETTINGS} lacks what a run has ({fault}); remove {home} and make it again"
+        ) from fault
+
+
+def _chapter(run: Run, *, figures: bool) -> Chapter:
+    try:
+        return run.chapter(figures=figures)
+    except (AttributeError, LookupError, TypeError) as fault:
+        what = f"{type(fault).__name__}: {fault}"
+        raise UsageError(
+            f"the rows of {run.study.name} at scale {run.scale} lack what its tables need ({what}); make them again: "
+            f"{run.about.get('command')}"
+        ) from fault
 
 
 def render(chapters: list[Chapter], suffix: str) -> str:

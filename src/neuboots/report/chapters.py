@@ -7,6 +7,8 @@ from typing import Any
 from neuboots.report.tables import Table
 from neuboots.report.verdicts import Verdict
 
+WORDS = ("holds", "does NOT hold", "not resolved")
+
 
 @dataclass(frozen=True)
 class Chapter:
@@ -52,14 +54,18 @@ def markdown(chapter: Chapter) -> str:
     )
 
 
+def tally(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """How many claims hold, do not hold, and are open."""
+    return {word: [verdict.word for verdict in verdicts].count(word) for word in WORDS}
+
+
 def document(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
     """A whole Markdown page: what held and what did not, then a section for each chapter."""
-    counts = dict.fromkeys(("holds", "does NOT hold", "not resolved"), 0)
+    counts = tally([verdict for chapter in chapters for verdict in chapter.verdicts])
     lines = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"]
     for chapter in chapters:
         link = f"[{chapter.name}](#{_anchor(f'{chapter.name}: {chapter.source}')})"
         for verdict in chapter.verdicts:
-            counts[verdict.word] += 1
             lines.append(f"| {link} | {chapter.source} | {verdict.claim} | {verdict.word} |")
     summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     found = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)

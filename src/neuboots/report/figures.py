@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverage
@@ -16,6 +16,7 @@ from neuboots.tasks.repeated import student_interval
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 GREY, BLUE, GREEN, ORANGE, PURPLE = "#7a7a7a", "#0072b2", "#009e73", "#d55e00", "#b5669a"
+_COLORS, _MARKS = (GREY, BLUE, GREEN, ORANGE, PURPLE), "osv^DPX"
 _Z = 1.96  # standard errors on either side of a 95 % interval
 
 
@@ -78,13 +79,13 @@ def draw_bands(
     low: Tensor,
     high: Tensor,
     *,
-    plain: Tensor,
+    plain: Tensor | None = None,
     name: str = "the net",
     level: float = 0.95,
 ) -> None:
-    """Mean probability of each class with its band from `low` to `high`, beside the plain net's: (C,) each."""
-    parts = {"probs": probs, "low": low, "high": high, "plain": plain}
-    means, lower, upper, single = _columns(parts, len(names)).values()
+    """Mean probability of each class with its band from `low` to `high`, beside the plain net's if given: (C,) each."""
+    parts = {"probs": probs, "low": low, "high": high} | ({} if plain is None else {"plain": plain})
+    means, lower, upper, *single = _columns(parts, len(names)).values()
     place = range(len(names))
     ax.bar(place, means, width=0.62, color=BLUE, alpha=0.3, label=f"{name}, mean of the replicates")
     ends = list(zip(lower, upper, strict=True))
@@ -99,7 +100,8 @@ def draw_bands(
         capthick=3,
         label=f"{name}, middle {100 * level:g} % of the replicates",
     )
-    ax.plot(place, single, "D", color="black", mfc="white", ms=5.5, label="plain")
+    for values in single:
+        ax.plot(place, values, "D", color="black", mfc="white", ms=5.5, label="plain")
     ax.set_xticks(place, names)
     ax.set(ylabel="probability", ylim=(-0.03, 1.05))
     _tidy(ax)
@@ -255,6 +257,63 @@ def draw_shift(ax: Axes, lines: Mapping[str, Mapping[int, float]], *, label: str
     _tidy(ax)
 
 
+def draw_growth(
+    ax: Axes, lines: Mapping[str, Mapping[int, Sequence[float]]], *, xlabel: str, ylabel: str, yscale: str = "log"
+) -> None:
+    """A figure against a size on a logarithmic axis: the mean over seeds, and the range from the least to the most."""
+    _check_any(lines)
+    styles = zip(cycle((BLUE, ORANGE, GREEN, PURPLE, GREY)), cycle("osv^DPX"), strict=False)
+    for (name, line), (color, marker) in zip(lines.items(), styles, strict=False):
+        values = {size: _numbers(name, list(line[size])) for size in sorted(line)}
+        sizes = list(values)
+        means = [sum(each) / len(each) for each in values.values()]
+        ax.fill_between(
+            sizes, [min(each) for each in values.values()], [max(each) for each in values.values()],
+            color=color, alpha=0.2, lw=0,
+        )  # fmt: skip
+        ax.plot(sizes, means, color=color, lw=2, marker=marker, ms=5, label=name)
+    ax.set(xscale="log", yscale=yscale, xlabel=xlabel, ylabel=ylabel)
+    sizes = sorted({size for line in lines.values() for size in line})
+    ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    ax.minorticks_off()
+    if yscale == "log":
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a range of less than ten has labels too
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    ax.legend(fontsize=9)
+    _tidy(ax)
+
+
+def draw_bars(ax: Axes, names: Sequence[str], bars: Mapping[str, Sequence[Sequence[float]]], *, label: str) -> None:
+    """A group of bars for each name: the mean over seeds, its standard deviation, and a dot for each seed."""
+    for k, (title, lists, color, place, width) in enumerate(_groups(bars, len(names))):
+        means = [sum(values) / len(values) for values in lists]
+        spread = [float(torch.tensor(values).std()) if len(values) > 1 else 0.0 for values in lists]
+        ax.bar(place, means, width=0.92 * width, color=color, alpha=0.45, label=title)
+        ax.errorbar(place, means, spread, fmt="none", color=color, elinewidth=2, capsize=2)
+        dots = [(x, value) for x, values in zip(place, lists, strict=True) for value in values]
+        ax.plot(*zip(*dots, strict=True), _MARKS[k % len(_MARKS)], color=color, ms=2.5)
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set_ylabel(label)
+    _legend_above(ax)
+
+
+def draw_boxes(ax: Axes, names: Sequence[str], boxes: Mapping[str, Sequence[Sequence[float]]], *, label: str) -> None:
+    """A group of boxes for each name: median, quartiles, the whole range, and a mark at the mean."""
+    for k, (title, lists, color, place, width) in enumerate(_groups(boxes, len(names))):
+        drawn = ax.boxplot(
+            lists, positions=place, widths=0.8 * width, whis=(0, 100), patch_artist=True, manage_ticks=False
+        )
+        for part in (line for lines in drawn.values() for line in lines):
+            part.set_color(color)
+        for box in drawn["boxes"]:
+            box.set_facecolor(f"{color}66")  # some of what lies behind shows
+        means = [sum(values) / len(values) for values in lists]
+        ax.plot(place, means, _MARKS[k % len(_MARKS)], color=color, mec="black", mew=0.5, ms=4, label=title)
+    ax.set_xticks(range(len(names)), names)
+    ax.set_ylabel(label)
+    _legend_above(ax)
+
+
 def draw_image(ax: Axes, image: Tensor) -> None:
     """A grey image (H, W), ink dark on white."""
     ax.imshow(image.tolist(), cmap="Greys", interpolation="nearest")
@@ -320,6 +379,28 @@ def _tidy(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#dddddd", lw=0.8)
     ax.set_axisbelow(True)
+
+
+def _groups(
+    lists: Mapping[str, Sequence[Sequence[float]]], size: int
+) -> list[tuple[str, list[list[float]], str, list[float], float]]:
+    """Of each member of every group: its name, its numbers in each group, colour, places and width."""
+    _check_any(lists)
+    width, found = 0.82 / len(lists), []
+    for k, (name, values) in enumerate(lists.items()):
+        if len(values) != size:
+            raise ValueError(f"got {len(values)} lists of {name}; expected {size}, one for each group")
+        place = [group + width * (k - (len(lists) - 1) / 2) for group in range(size)]
+        numbers = [_numbers(name, each) for each in values]
+        found.append((name, numbers, _COLORS[k % len(_COLORS)], place, width))
+    return found
+
+
+def _legend_above(ax: Axes) -> None:
+    """Where it hides nothing."""
+    _tidy(ax)
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.1), ncols=3, fontsize=8, frameon=False, borderaxespad=0)
 
 
 def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

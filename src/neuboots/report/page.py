@@ -1,19 +1,247 @@
-"""One self-contained HTML page of chapters."""
+"""One self-contained HTML page of chapters: it works offline, on paper, on a phone, and without JavaScript."""
 
-import html
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from typing import Any
 
-from neuboots.report.chapters import Chapter
+from neuboots.report.chapters import WORDS, Chapter, tally
+from neuboots.report.svg import owned, slug
+from neuboots.report.tables import Table
+from neuboots.report.verdicts import Verdict
+
+# Nothing is fetched, whatever may stand in a result: the browser itself sees to it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+
+_MARKS = dict(zip(WORDS, ("yes", "no", "open"), strict=True))
+_SHAPES = {  # told apart by their shape, not by colour alone
+    "yes": '<circle cx="8" cy="8" r="8"/><path d="M4.4 8.3 7 10.9l4.8-5.4"/>',
+    "no": '<rect width="16" height="16" rx="3"/><path d="m4.8 4.8 6.4 6.4m0-6.4-6.4 6.4"/>',
+    "open": '<path class="ring" d="M8 1a7 7 0 1 1 0 14A7 7 0 0 1 8 1z"/><path d="M4.8 8h6.4"/>',
+}
+_OWN = ("top", "content", "what-held", "viewer", *(f"mark-{mark}" for mark in _SHAPES))
+_LEGIBLE = 0.55  # a figure shrinks to this share of its size, and then scrolls within its box
+_WIDE = 450  # pt; a wider figure has a line of the page to itself
 
 
 def page(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
-    """The page; it needs no other file and no network."""
-    sections = [
-        f"<section><h2>{html.escape(chapter.name)}</h2><p>{html.escape(chapter.claim)}</p>"
-        + "".join(table.html for table in chapter.tables)
-        + "".join(chapter.figures.values())
-        + "</section>"
-        for chapter in chapters
-    ]
-    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-    return f"{head}<h1>{html.escape(title)}</h1><p>{html.escape(opening)}</p>{''.join(sections)}"
+    """The page: what held and what did not, then a section for each chapter."""
+    anchors = _unlike(chapter.name for chapter in chapters)
+    named = list(zip(anchors, chapters, strict=True))
+    shapes = "".join(
+        f'<symbol id="mark-{mark}" viewBox="0 0 16 16">{shape}</symbol>' for mark, shape in _SHAPES.items()
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{_asset("page.css")}</style>
+<script>
+{_asset("page.js")}</script>
+</head>
+<body>
+<svg class="shapes" aria-hidden="true">{shapes}</svg>
+<a class="skip" href="#content">To the content</a>
+<nav aria-label="Experiments"><ol>
+<li><a href="#top">Summary</a></li>
+{"".join(_entry(anchor, chapter) for anchor, chapter in named)}</ol></nav>
+<main id="content">
+<header id="top">
+<h1>{escape(title)}</h1>
+<p class="opening">{_prose(opening)}</p>
+{_summary(named)}
+</header>
+{"".join(_section(anchor, chapter) for anchor, chapter in named)}</main>
+<dialog id="viewer" aria-label="Diagram"></dialog>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return files("neuboots.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _unlike(names: Iterable[str]) -> list[str]:
+    """An address for each name, none of them the page's own; the second of a name has a number."""
+    taken: list[str] = []
+    for name in names:
+        first = slug(name) or "part"
+        address, count = first, 1
+        while address in taken or address in _OWN:
+            count += 1
+            address = f"{first}-{count}"
+        taken.append(address)
+    return taken
+
+
+def _entry(anchor: str, chapter: Chapter) -> str:
+    """A line of the navigation: the experiment, and how many of its claims hold."""
+    counts = " ".join(
+        f'<span class="{_MARKS[word]}">{_icon(word)}{count}<span class="unseen"> {word}</span></span>'
+        for word, count in tally(chapter.verdicts).items()
+        if count
+    )
+    return f'<li><a href="#{anchor}">{escape(chapter.name)} <span class="counts">{counts}</span></a></li>\n'
+
+
+def _summary(named: Sequence[tuple[str, Chapter]]) -> str:
+    """All claims with their marks, each a way to its chapter, and how many there are of each kind."""
+    counts = tally([verdict for _, chapter in named for verdict in chapter.verdicts])
+    total = sum(counts.values())
+    tiles = "".join(
+        f'<li class="{_MARKS[word]}"><b>{count}</b> <span>{_icon(word)}{word}</span></li>'
+        for word, count in counts.items()
+    )
+    bar = "".join(
+        f'<i class="{_MARKS[word]}" style="flex-grow: {count}"></i>' for word, count in counts.items() if count
+    )
+    groups = "".join(
+        f'<li><p><a href="#{anchor}">{escape(chapter.name)}</a> <span>{escape(chapter.source)}</span></p><ul>'
+        + "".join(
+            f'<li class="{_MARKS[verdict.word]}"><a href="#{anchor}">{_icon(verdict.word)}'
+            f'<span class="unseen">{verdict.word}: </span><span>{_prose(verdict.claim)}</span></a></li>'
+            for verdict in chapter.verdicts
+        )
+        + "</ul></li>"
+        for anchor, chapter in named
+    )
+    return f"""<section class="summary" aria-labelledby="what-held">
+<h2 id="what-held">What held: {total} {"claim" if total == 1 else "claims"} of the paper</h2>
+<ul class="tiles">{tiles}</ul>
+<div class="bar" aria-hidden="true">{bar}</div>
+<ol class="claims">{groups}</ol>
+<p class="key">In the tables <strong>bold</strong> is the best of its group, and a <em class="tint">tinted column</em>
+has the paper’s own figures.<span class="alive"> Click the head of a column to sort by it, and a row with an underlined
+name to see its diagram.</span></p>
+</section>"""
+
+
+def _section(anchor: str, chapter: Chapter) -> str:
+    own = [f"{anchor}--{name}" for name in _unlike(chapter.figures)]  # no anchor has two hyphens
+    addresses = dict(zip(chapter.figures, own, strict=True))
+    captions = _captions(chapter)
+    drawn = {
+        name: _figure(addresses[name], captions.get(name, _spoken(name)), svg, anchor=anchor, chapter=chapter)
+        for name, svg in chapter.figures.items()
+    }
+    shown = "".join(figure for name, figure in drawn.items() if name not in captions)
+    linked = [figure for name, figure in drawn.items() if name in captions]
+    tables = "".join(_linked(table, addresses).html for table in chapter.tables)
+    note = f'<p class="note">{_prose(chapter.note)}</p>\n' if chapter.note else ""
+    about = chapter.about
+    versions = ", ".join(f"{name} {about[name]}" for name in ("neuboots", "torch", "python") if name in about)
+    cores = f", {about['cores']} cores" if about.get("cores") else ""
+    diagrams = (
+        f'<details class="diagrams"><summary>{_count(linked, "diagram")}, one for each underlined name in the table'
+        f'{"s" if len(chapter.tables) > 1 else ""}</summary><div class="figures">{"".join(linked)}</div></details>\n'
+    )
+    return f"""<section class="chapter" id="{anchor}" aria-labelledby="{anchor}---name">
+<header>
+<p class="source">{escape(chapter.source)}</p>
+<h2 id="{anchor}---name"><a href="#{anchor}">{escape(chapter.name)}</a>
+<span class="scale">{escape(chapter.scale)}</span></h2>
+</header>
+<p class="claim"><span>The paper’s claim</span> {_prose(chapter.claim)}</p>
+<ul class="verdicts">{"".join(map(_verdict, chapter.verdicts))}</ul>
+{note}{tables}
+{f'<div class="figures">{shown}</div>' if shown else ""}
+{diagrams if linked else ""}<footer>
+<p class="command"><code>{escape(str(about["command"]))}</code></p>
+<p class="cost">{escape(f"{chapter.cost}; {chapter.seeds}. {versions}{cores}.")}</p>
+{_settings(chapter.settings)}
+</footer>
+</section>
+"""
+
+
+def _verdict(verdict: Verdict) -> str:
+    return (
+        f'<li class="{_MARKS[verdict.word]}"><strong>{_icon(verdict.word)}{verdict.word}</strong> '
+        f'<p>{_prose(verdict.claim)}</p><p class="found">{escape(verdict.found)}</p></li>'
+    )
+
+
+def _figure(address: str, caption: str, svg: str, *, anchor: str, chapter: Chapter) -> str:
+    """A figure with its caption; a chapter that is not the first of its name has inner addresses of its own."""
+    if anchor != chapter.name:
+        svg = owned(svg, anchor)
+    found = re.search(r'^<svg[^>]* width="([\d.]+)pt"', svg)
+    width = float(found[1]) if found else 0.0
+    svg = svg.replace("<svg", f'<svg style="min-width: {_LEGIBLE * width:.0f}pt"', 1)
+    return (
+        f'<figure class="drawing{" wide" if width > _WIDE else ""}" id="{address}"><div class="scroll">{svg}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _captions(chapter: Chapter) -> dict[str, str]:
+    """For each figure that a line of a table leads to, what the line is of: "Reliability: B = 5, neuboots"."""
+    captions: dict[str, str] = {}
+    for table in chapter.tables:
+        for line, link in zip(table.lines, table.links, strict=False):
+            if link is None or link not in chapter.figures or link in captions:
+                continue
+            keys = zip(table.heads, line, strict=True)
+            words = [cell.text if cell.value is None else f"{head} = {cell.text}" for head, cell in keys][: table.keys]
+            captions[link] = f"{_spoken(link.split('-')[0])}: {', '.join(words)}" if words else _spoken(link)
+    return captions
+
+
+def _linked(table: Table, addresses: Mapping[str, str]) -> Table:
+    """The table with the addresses of its figures; a figure that is not there has none."""
+    return replace(table, links=tuple(addresses.get(link) if link else None for link in table.links))
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>" for name, value in settings.items())
+    return f'<details class="settings"><summary>Settings</summary><dl>{rows}</dl></details>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple) and value:
+        return ", ".join(map(_plain, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _icon(word: str) -> str:
+    return f'<svg class="mark" aria-hidden="true"><use href="#mark-{_MARKS[word]}"/></svg>'
+
+
+def _spoken(name: str) -> str:
+    """A name as the start of a sentence.
+
+    >>> _spoken("coverage-by-width")
+    'Coverage by width'
+    """
+    words = re.sub(r"[-_]+", " ", name)
+    return words[:1].upper() + words[1:]
+
+
+def _prose(text: str) -> str:
+    """Escaped, with Markdown's *stress* and `code`.
+
+    >>> _prose("*a* < `b*c*d`, 2 * 3 * 4")
+    '<em>a</em> &lt; <code>b*c*d</code>, 2 * 3 * 4'
+    """
+    parts = re.split(r"(`[^`]+`)", escape(text))
+    return "".join(
+        f"<code>{part[1:-1]}</code>" if part.startswith("`") and len(part) > 2 else _stressed(part) for part in parts
+    )
+
+
+def _stressed(text: str) -> str:
+    return re.sub(r"(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?![\w*])", r"<em>\1</em>", text)
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

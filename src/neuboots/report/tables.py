@@ -4,14 +4,17 @@ cell = mean_s m_s ± √(Σ_s (m_s − mean)² / (T − 1)),   over the T rows o
 """
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
+from urllib.parse import quote
 
 Row = Mapping[str, Any]
 Paper = Mapping[Any, Mapping[str, str | float]]
 MISSING = "–"
+PAPER_HEAD = "paper"  # above a column of the paper's own figures
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Table:
     lines: tuple[tuple[Cell, ...], ...]
     links: tuple[str | None, ...] = ()
     note: str = ""
+    keys: int = 0  # so many columns on the left say what a line is of
 
     def __post_init__(self) -> None:
         for line in self.lines:
@@ -88,25 +92,62 @@ class Table:
 
     @property
     def html(self) -> str:
-        """An HTML table whose cells carry the number to sort by."""
-        heads = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in self.heads)
+        """An HTML table whose cells carry the number to sort by; `links` are the ids of figures on the same page."""
+        kinds = [self._kind(k) for k in range(len(self.heads))]
         links = self.links or (None,) * len(self.lines)
-        rows = "".join(_html_row(line, link) for line, link in zip(self.lines, links, strict=True))
-        note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
+        before = (None, *self.lines)[: len(self.lines)]
+        rows = "".join(
+            _html_row(line, link, kinds, self.keys, new_group=self.keys > 1 and last is not None and last[0] != line[0])
+            for line, link, last in zip(self.lines, links, before, strict=True)
+        )
+        title, note = html.escape(self.title), f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
         return (
-            f'<figure class="table"><figcaption>{html.escape(self.title)}</figcaption><div class="scroll"><table>'
-            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}</figure>"
+            f'<figure class="table"><figcaption>{title}</figcaption>'
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table>'
+            f"<thead><tr>{self._html_heads(kinds)}</tr></thead><tbody>{rows}</tbody></table></div>{note}</figure>"
         )
 
+    def _kind(self, k: int) -> str:
+        """The classes of a column: are there numbers in it, are they the paper's, does it name the lines?"""
+        number = all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
+        of_paper = self.heads[k].startswith(PAPER_HEAD)
+        return " ".join(["number"] * number + ["paper"] * of_paper + ["name"] * (k == self.keys - 1))
 
-def _html_row(line: Sequence[Cell], link: str | None) -> str:
+    def _html_heads(self, kinds: Sequence[str]) -> str:
+        heads, ours = [], ""
+        for head, kind in zip(self.heads, kinds, strict=True):
+            if head.startswith(PAPER_HEAD):  # to the ear, "paper" alone says nothing
+                shown = f'<span class="unseen">{html.escape(ours)}: </span>{html.escape(head)}'
+            else:
+                ours, shown = head, html.escape(head)
+            heads.append(f'<th scope="col"{_class(kind)}>{shown}</th>')
+        return "".join(heads)
+
+
+def _html_row(line: Sequence[Cell], link: str | None, kinds: Sequence[str], keys: int, *, new_group: bool) -> str:
     cells = []
-    for cell in line:
-        value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-        best = ' class="best"' if cell.best else ""
-        cells.append(f"<td{value}{best}>{html.escape(cell.text)}</td>")
+    for k, (cell, kind) in enumerate(zip(line, kinds, strict=True)):
+        tag, scope = ("th", ' scope="row"') if k < keys else ("td", "")
+        shown = html.escape(cell.text)
+        if link is not None and k == max(keys - 1, 0):
+            shown = f'<a href="#{quote(link)}">{shown}</a>'
+        if cell.best:
+            kind, shown = f"{kind} best".strip(), f"<strong>{shown}</strong>"
+        cells.append(f"<{tag}{scope}{_class(kind)}{_sort_by(cell.value)}>{shown}</{tag}>")
     figure = "" if link is None else f' data-figure="{html.escape(link)}"'
-    return f"<tr{figure}>{''.join(cells)}</tr>"
+    return f"<tr{_class('group' if new_group else '')}{figure}>{''.join(cells)}</tr>"
+
+
+def _class(names: str) -> str:
+    return f' class="{names}"' if names else ""
+
+
+def _sort_by(value: float | None) -> str:
+    """The number as JavaScript reads it; what is none sorts as text does."""
+    if value is None or math.isnan(value):
+        return ""
+    number = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+    return f' data-value="{number}"'
 
 
 def tabulate(
@@ -147,7 +188,7 @@ def tabulate(
     best = {column.key: _best(groups, column) for column in columns}
     heads, lines, links = list(by), [], []
     for column in columns:
-        heads += [column.title, *(["paper"] if beside[column.key] else [])]
+        heads += [column.title, *([PAPER_HEAD] if beside[column.key] else [])]
     for key, members in groups.items():
         line = [_plain(part) for part in key]
         for column in columns:
@@ -162,7 +203,7 @@ def tabulate(
                 line.append(_paper(printed.get(key, {}).get(column.key)))
         lines.append(tuple(line))
         links.append(link.format(**dict(zip(by, key, strict=True))) if link else None)
-    return Table(title, tuple(heads), tuple(lines), tuple(links) if link else (), note)
+    return Table(title, tuple(heads), tuple(lines), tuple(links) if link else (), note, keys=len(by))
 
 
 def _plain(part: Any) -> Cell:

@@ -1,0 +1,308 @@
+"""Figures B.6–B.8: what NeuBoots says of single images, of classes that it knows and of others.
+
+    band of class c at x:  the middle 95 % of p_b,c(x) = softmax(f_b(x))_c over the replicates b
+
+Beside each image stands P(out), the probability that the paper's logistic detector gives to "out of distribution". What
+single images suggest is measured over many: are bands wider where the net cannot know?
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from neuboots.data import DataSet
+from neuboots.experiments.measure import PAPER_SGD, classifier, make_method
+from neuboots.experiments.ood import given, prepared
+from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.prediction import Predictor
+from neuboots.report.tables import Column, Paper, Table, tabulate
+from neuboots.report.verdicts import Verdict, compare
+from neuboots.tasks.ood import ReplicateDetector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER: Paper = {  # of a bison, a gazelle and a German shepherd of TinyImageNet, for which these stand in
+    ("neuboots", "cattle (cifar100)"): {"outside": 0.7664},
+    ("neuboots", "camel (cifar100)"): {"outside": 0.5021},
+    ("neuboots", "wolf (cifar100)"): {"outside": 0.1983},
+}
+COLUMNS = (
+    Column("top", "probability of the top class", digits=3),
+    Column("width", "width of its band", digits=3),
+    Column("overlap", "band overlaps another, %", 100, digits=1),
+    Column("outside", "P(out)", digits=3),
+)
+
+
+@dataclass(frozen=True)
+class Bands(Study):
+    """Bands of every class for a few images, and the same figures over hundreds."""
+
+    name = "bands"
+    source = "figures B.6, B.7 and B.8"
+    claim = (
+        "For images of unknown classes the bands of NeuBoots are wide and overlap, and the detector takes them to be "
+        "out of distribution (a bison, 0.77; a gazelle, 0.50), but not an image much like a known class (a German "
+        "shepherd, 0.20)."
+    )
+    at_scale: ClassVar = {
+        "smoke": {
+            "inside": "digits",
+            "outside": "shipped/rotated_digits",
+            "others": "shipped/rotated_digits",
+            "close": ("0", "8"),
+            "known": ("3",),
+            "unknown": ("7", "4", "0"),
+            "digits": (),
+            "shrink": 1,
+            "n": 300,
+            "n_group": 60,
+            "num_validation": 40,
+            "epochs": 3,
+            "num_samples": 20,
+            "seeds": (0, 1),
+        },
+        "cpu": {"seeds": (0, 1, 2, 3, 4)},
+        "paper": {
+            "net": "resnet-34",
+            "shrink": 1,
+            "augment": True,
+            "n": 50_000,
+            "n_group": 10_000,
+            "num_validation": 1_000,
+            "epochs": 200,
+        },
+    }
+
+    inside: str = "cifar10"
+    outside: str = "svhn"
+    others: str = "cifar100"  # of which some classes are close to known ones
+    close: tuple[str, ...] = ("bus", "pickup_truck", "tiger", "wolf")
+    known: tuple[str, ...] = ("dog", "ship")  # classes of `inside` of which an image is shown
+    unknown: tuple[str, ...] = ("cattle", "camel", "wolf")  # of `others`: the strangest first, the most familiar last
+    digits: tuple[str, ...] = ("7",)  # of `outside`
+    net: str = "small-cnn"
+    shrink: int = 2  # means over so many pixels on a side
+    augment: bool = False
+    n: int = 9_000
+    n_group: int = 1_000  # images of a group, at most
+    num_validation: int = 400  # of either set, to fit the detector on
+    epochs: int = 12
+    batch_size: int = 128
+    num_samples: int = 100
+    level: float = 0.95
+    methods: tuple[str, ...] = ("neuboots", "neuboots-paper")
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return tuple(dict.fromkeys((self.inside, self.outside, self.others)))
+
+    def units(self) -> list[Unit]:
+        trained = [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
+        return [{"part": "images"}, *trained]
+
+    def measure(self, unit: Unit, bench: Bench) -> Rows:
+        if "method" not in unit:
+            return {"images": [self._pixels(*which, bench) for which in self._shown]}
+        data = bench.data(self.inside)
+        train = prepared(data, "train", data, self.shrink, self.n, unit["seed"], augment=self.augment)
+        recipe = bench.recipe(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
+        predictor = make_method(unit["method"]).fit(classifier(self.net, data), train, recipe)
+        detector = ReplicateDetector(predictor, num_samples=self.num_samples).fit(
+            *(self._x(bench, name, "validation", self.num_validation) for name in (self.inside, self.outside)),
+            progress=False,
+        )
+        rows: Rows = {"groups": [], "single": [], "bands": []}
+        for group, set_name, x in self._groups(bench):
+            found = band_figures(*bands(predictor, x, self.num_samples, self.level))
+            found["outside"] = detector.score(x, progress=False).sigmoid()
+            means = {key: float(values.double().mean()) for key, values in found.items()}
+            rows["groups"].append({"group": group, "set": set_name, "images": len(x), **means})
+        for set_name, class_name in self._shown:
+            image, x = f"{class_name} ({set_name})", self._one(set_name, class_name, bench)
+            parts = bands(predictor, x, self.num_samples, self.level)
+            figures = band_figures(*parts) | {"outside": detector.score(x, progress=False).sigmoid()}
+            rows["single"].append({"image": image, **{key: float(value) for key, value in figures.items()}})
+            for label, mean, low, high in zip(data.classes, *(part[0].tolist() for part in parts), strict=True):
+                values = {"mean": round(mean, 5), "low": round(low, 5), "high": round(high, 5)}
+                rows["bands"].append({"image": image, "class": label, **values})
+        return rows
+
+    @property
+    def _shown(self) -> list[tuple[str, str]]:
+        """Sets and classes of which the first test image is shown."""
+        pairs = ((self.inside, self.known), (self.others, self.unknown), (self.outside, self.digits))
+        return [(set_name, class_name) for set_name, names in pairs for class_name in names]
+
+    def _groups(self, bench: Bench) -> list[tuple[str, str, Tensor]]:
+        """Test images in groups: known classes, classes close to those, other classes, and another kind of image."""
+        data, others = bench.data(self.inside), bench.data(self.others)
+        x, y = prepared(others, "test", data, self.shrink).tensors
+        close = torch.isin(y, torch.tensor([others.classes.index(name) for name in self.close]))
+        return [
+            ("known", self.inside, self._x(bench, self.inside, "test", self.n_group)),
+            ("close", self.others, x[close][: self.n_group]),
+            ("unknown", self.others, x[~close][: self.n_group]),
+            ("far", self.outside, self._x(bench, self.outside, "test", self.n_group)),
+        ]
+
+    def _x(self, bench: Bench, name: str, part: str, limit: int) -> Tensor:
+        x: Tensor = prepared(bench.data(name), part, bench.data(self.inside), self.shrink, limit).tensors[0]
+        return x
+
+    def _one(self, set_name: str, class_name: str, bench: Bench) -> Tensor:
+        """The first test image of a class, as the net is given it: (1, C, H, W)."""
+        data = bench.data(set_name)
+        return given(data, "test", bench.data(self.inside), self.shrink)[_first(data, class_name)][0][None]
+
+    def _pixels(self, set_name: str, class_name: str, bench: Bench) -> dict[str, Any]:
+        """The same image as bytes, all of its pixels."""
+        data = bench.data(set_name)
+        x: Tensor = data.test[_first(data, class_name)][0]  # type: ignore[index]
+        raw = data.normalisation.inverse(x) if data.normalisation is not None else x  # type: ignore[attr-defined]
+        coded = base64.b64encode(bytes((255 * raw.clamp(0, 1)).round().byte().flatten().tolist())).decode()
+        return {"image": f"{class_name} ({set_name})", "shape": "×".join(map(str, x.shape)), "base64": coded}
+
+    def tables(self, rows: Rows) -> list[Table]:
+        seeds = f"mean ± standard deviation over {len(self.seeds)} seeds"
+        order = list(self.methods)
+        return [
+            tabulate(
+                f"Bands of {100 * self.level:g} % over groups of test images, {seeds}.",
+                sorted(rows["groups"], key=lambda row: order.index(row["method"])),
+                by=("method", "group", "set", "images"),
+                columns=COLUMNS,
+                link="bands-{method}",
+            ),
+            tabulate(
+                f"Single images, the first of their class, {seeds}.",
+                sorted(rows["single"], key=lambda row: order.index(row["method"])),
+                by=("method", "image"),
+                columns=COLUMNS,
+                paper=PAPER,
+                link="bands-{method}",
+                note="Beside cattle, camel and wolf stand the paper's bison, gazelle and German shepherd.",
+            ),
+        ]
+
+    def verdicts(self, rows: Rows) -> list[Verdict]:
+        found = [row for row in rows["groups"] if row["method"] == "neuboots"]
+        single = [row for row in rows["single"] if row["method"] == "neuboots"]
+        known, close, unknown, far = ({"group": group} for group in ("known", "close", "unknown", "far"))
+        first, last = ({"image": f"{name} ({self.others})"} for name in (self.unknown[0], self.unknown[-1]))
+        names = {"unknown": f"unknown classes of {self.others}", "far": f"images of {self.outside}"}
+        wider = [
+            compare(
+                f"the band of the top class is wider on {names[which['group']]} than on known classes",
+                found, "width", which, known, expect="higher", digits=3,
+            )
+            for which in (unknown, far)
+        ]  # fmt: skip
+        overlap = [
+            compare(
+                f"the band of the top class overlaps another more often on {names[which['group']]} than on known ones",
+                found, "overlap", which, known, expect="higher", scale=100, digits=1,
+            )
+            for which in (unknown, far)
+        ]  # fmt: skip
+        return [
+            *wider,
+            *overlap,
+            compare(
+                f"P(out) is larger on unknown classes of {self.others} than on known classes",
+                found, "outside", unknown, known, expect="higher", digits=3,
+            ),
+            compare(
+                f"P(out) is larger on unknown classes of {self.others} than on those close to a known one",
+                found, "outside", unknown, close, expect="higher", digits=3,
+            ),
+            compare(
+                f"P(out) of the image of {self.unknown[0]} is larger than that of {self.unknown[-1]}",
+                single, "outside", first, last, expect="higher", digits=3,
+            ),
+        ]  # fmt: skip
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        """For each method, every shown image beside the bands of its first seed."""
+        methods = dict.fromkeys(row["method"] for row in rows["bands"])
+        return {f"bands-{method}": self._figure(rows, method) for method in methods}
+
+    def _figure(self, rows: Rows, method: str) -> "Figure":
+        from matplotlib.figure import Figure
+
+        from neuboots.report.figures import draw_bands
+
+        mine = {name: [row for row in rows[name] if row["method"] == method] for name in ("bands", "single")}
+        seed = mine["bands"][0]["seed"]
+        figure = Figure(figsize=(10.5, 2.5 * -(-len(rows["images"]) // 2) + 0.4), layout="constrained")
+        axes = figure.subplots(-(-len(rows["images"]) // 2), 4, width_ratios=(1, 2.6) * 2, squeeze=False)
+        places = axes.reshape(-1, 2)
+        for (left, right), row in zip(places, rows["images"], strict=False):
+            picture(left, row)
+            where = {"image": row["image"], "seed": seed}
+            bars = [each for each in mine["bands"] if where.items() <= each.items()]
+            (single,) = [each for each in mine["single"] if where.items() <= each.items()]
+            columns = (torch.tensor([each[key] for each in bars]) for key in ("mean", "low", "high"))
+            draw_bands(right, [each["class"] for each in bars], *columns, name=method, level=self.level)
+            right.tick_params(axis="x", labelrotation=60, labelsize=8)
+            left.set_title(row["image"], fontsize=9)
+            right.set_title(f"P(out) = {single['outside']:.2f}", fontsize=9)
+        for left, right in places[len(rows["images"]) :]:
+            left.axis("off")
+            right.axis("off")
+        figure.legend(*places[0][1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+        return figure
+
+    @property
+    def note(self) -> str:
+        small = f", shrunk by {self.shrink}" if self.shrink > 1 else ""
+        return (
+            f"{self.net}, {self.epochs} epochs of at most {self.n:,} images of {self.inside}{small}. The paper shows "
+            f"three images of TinyImageNet and no figures over many; here classes of {self.others} stand in, the first "
+            f"test image of each. The detector is fitted on {self.num_validation:,} images each of {self.inside} and "
+            f"{self.outside}, kept from training."
+        )
+
+
+def bands(predictor: Predictor, x: Tensor, num_samples: int, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean probability of each class, and the ends of its band: (N, C) each."""
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
+    parts = []
+    for some in torch.split(x, 256):
+        probs = predictor.predict(some, num_samples).samples.softmax(2)  # (B, N, C)
+        parts.append(torch.cat([probs.mean(0, keepdim=True), probs.quantile(ends.to(probs), 0)]))
+    mean, low, high = torch.cat(parts, 1)
+    return mean, low, high
+
+
+def band_figures(mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
+    """Of the likeliest class: its probability, the width of its band, and whether another's reaches into it: (N,) each.
+
+    >>> found = band_figures(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.5, 0.1]]), torch.tensor([[0.9, 0.4]]))
+    >>> found["width"], found["overlap"]
+    (tensor([0.4000]), tensor([0.]))
+    """
+    top = mean.argmax(1, keepdim=True)
+    lower, upper = low.gather(1, top), high.gather(1, top)
+    rival = high.scatter(1, top, -1.0).amax(1, keepdim=True)  # of the other classes
+    found = {"top": mean.gather(1, top), "width": upper - lower, "overlap": (rival > lower).to(mean)}
+    return {key: values[:, 0] for key, values in found.items()}
+
+
+def picture(ax: Any, row: dict[str, Any]) -> None:
+    """An image from its row: bytes of channels, lines and columns."""
+    shape = tuple(map(int, row["shape"].split("×")))
+    pixels = torch.tensor(list(base64.b64decode(row["base64"]))).view(shape).movedim(0, -1)  # (H, W, C)
+    ax.imshow(pixels.expand(-1, -1, 3).tolist(), interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+
+
+def _first(data: DataSet, class_name: str) -> int:
+    """The number of the first test image of a class."""
+    targets: Tensor = data.test.targets  # type: ignore[union-attr]
+    return int((targets == data.classes.index(class_name)).nonzero()[0])
