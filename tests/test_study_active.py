@@ -8,7 +8,7 @@ from torch import nn
 
 from neuboots.data import load
 from neuboots.experiments.active import OTHERS, PAPER, Active, summaries
-from neuboots.experiments.coarse import coarse_classifier
+from neuboots.experiments.images import image_net
 from neuboots.experiments.study import Bench, Rows
 from neuboots.tasks.active import next_to_label
 
@@ -94,9 +94,9 @@ def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monke
 
 def test_a_coarse_net_sees_means_over_pixels() -> None:
     data = load("digits")
-    net = coarse_classifier("mlp-4", data)()
+    net = image_net("mlp-4", data)()
     assert not any(isinstance(part, nn.AvgPool2d) for part in net.modules())
-    coarse = coarse_classifier("small-cnn/2", data)()
+    coarse = image_net("small-cnn/2", data)()
     x = data.train[0][0][None]
     blocks = x.view(1, 1, 4, 2, 4, 2).mean((3, 5), keepdim=True).expand(1, 1, 4, 2, 4, 2).reshape(x.shape)
     coarse.eval()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from neuboots.experiments.coarse import called, coarse_classifier
+from neuboots.experiments.images import called, image_net
 from neuboots.experiments.measure import PAPER_SGD, held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.report.tables import Column, Paper, Table, tabulate
@@ -96,7 +96,7 @@ class Active(Study):
         recipe = bench.recipe(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD)
         found = active_learning(
             make_method("plain" if chance else unit["method"]),
-            coarse_classifier(self.net, data),
+            image_net(self.net, data),
             held(data.augmented if self.augment else data.train, self.pool, unit["seed"]),
             held(data.test, self.n_test),
             replace(recipe, folder=None),  # each round has one of its own

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots.data import DataSet, Normalisation
 from neuboots.data.corruptions import CORRUPTIONS
-from neuboots.experiments.coarse import called, coarse_classifier
+from neuboots.experiments.images import called, image_net
 from neuboots.experiments.measure import PAPER_SGD, held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.report.tables import Column, Table, tabulate
@@ -91,7 +91,7 @@ class CorruptionStudy(Study):
         train = held(data.augmented if self.augment else data.train, self.n, unit["seed"])
         recipe = bench.recipe(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"], optimizer=PAPER_SGD)
         found = shift(
-            make_method(unit["method"]).fit(coarse_classifier(self.net, data), train, recipe),
+            make_method(unit["method"]).fit(image_net(self.net, data), train, recipe),
             as_pixels(data, self.n_test),
             {name: CORRUPTIONS[name] for name in self.corruptions},
             severities=self.severities,

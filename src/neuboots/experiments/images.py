@@ -1,4 +1,4 @@
-"""What studies of images share: images made smaller, so that nets can be trained on a CPU, and a DenseNet to match."""
+"""What studies of images share: images made smaller, so that many nets can be trained on a CPU, and nets to match."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +14,27 @@ from neuboots.nets import DenseNet
 
 
 def image_net(name: str, data: DataSet) -> Callable[[], nn.Module]:
-    """What makes the net of this name; "densenet-10" has no bottlenecks (Huang et al. 2017, k = 12, L = 10)."""
-    if name == "densenet-10":
-        sizes = data.num_classes, data.channels
-        return partial(DenseNet, *sizes, growth=12, blocks=(2, 2, 2), bottleneck=False, compression=1.0)
-    return classifier(name, data)
+    """What makes the net of this name; "small-cnn/2" is a small-cnn that is given means over 2 × 2 pixels.
+
+    "densenet-10" has no bottlenecks (Huang et al. 2017, k = 12, L = 10).
+    """
+    net, _, factor = name.partition("/")
+    make: Callable[[], nn.Module] = classifier(net, data) if net != "densenet-10" else partial(_densenet10, data)
+    return make if not factor else lambda: nn.Sequential(nn.AvgPool2d(int(factor)), make())
+
+
+def _densenet10(data: DataSet) -> nn.Module:
+    return DenseNet(data.num_classes, data.channels, growth=12, blocks=(2, 2, 2), bottleneck=False, compression=1.0)
+
+
+def called(name: str) -> str:
+    """A net's name in words.
+
+    >>> called("small-cnn/2"), called("resnet-18")
+    ('small-cnn on images of 1/2 their side', 'resnet-18')
+    """
+    net, _, factor = name.partition("/")
+    return f"{net} on images of 1/{factor} their side" if factor else net
 
 
 @cache  # the units of one process share what they hold

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from neuboots.batches import classes_in
 from neuboots.data.imbalance import long_tailed
-from neuboots.experiments.coarse import called, coarse_classifier
+from neuboots.experiments.images import called, image_net
 from neuboots.experiments.measure import PAPER_SGD, held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.report.tables import Column, Table, tabulate
@@ -83,7 +83,7 @@ class ImbalanceStudy(Study):
             train = long_tailed(train, self.counts, seed=unit["seed"])
         counts = classes_in(train).bincount(minlength=data.num_classes)
         recipe = bench.recipe(epochs=epochs, batch_size=batch_size, seed=unit["seed"], optimizer=PAPER_SGD)
-        predictor = make_method(unit["method"]).fit(coarse_classifier(net, data), train, recipe)
+        predictor = make_method(unit["method"]).fit(image_net(net, data), train, recipe)
         found = imbalance(
             predictor, held(data.test), train_counts=counts.tolist(), num_samples=self.num_samples, progress=False
         )
