@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from neuboots.data import DataSet, Normalisation, Part
 from neuboots.data.parts import Tensors
-from neuboots.experiments.ood import COLUMNS, PAPER, OutOfDistribution, given, most_of, prepared, spreads
+from neuboots.experiments.images import given, images
+from neuboots.experiments.ood import COLUMNS, PAPER, OutOfDistribution, most_of, spreads
 from neuboots.experiments.study import Bench, Rows
 from neuboots.prediction import Predictor, Stream
 from neuboots.report.verdicts import Verdict
@@ -33,12 +34,12 @@ def image_set(x: Tensor, mean: float, std: float) -> DataSet:
 def test_images_from_outside_are_given_in_the_units_of_the_training_set() -> None:
     x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     ours, theirs = image_set(x, 0.5, 0.25), image_set(x, 0.1, 2.0)
-    seen = prepared(theirs, "test", ours, 2).tensors[0]
+    seen = images(theirs, "test", like=ours, shrink=2).tensors[0]
     means = x.view(3, 1, 2, 2, 2, 2).mean((3, 5))  # of 2 × 2 pixels
     order = torch.cdist(seen.flatten(1), ((means - 0.5) / 0.25).flatten(1)).min(1)
     assert torch.allclose(order.values, torch.zeros(3), atol=1e-5)
     assert sorted(order.indices.tolist()) == [0, 1, 2]
-    assert torch.equal(given(ours, "test", ours)[1][0], (x[1] - 0.5) / 0.25)
+    assert torch.equal(given(ours, "test")[1][0], (x[1] - 0.5) / 0.25)
 
 
 class Known(Predictor):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from neuboots.data import DataSet
+from neuboots.experiments.images import given, images
 from neuboots.experiments.measure import PAPER_SGD, classifier, make_method
-from neuboots.experiments.ood import given, prepared
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.prediction import Predictor
 from neuboots.report.tables import Column, Paper, Table, tabulate
@@ -110,7 +110,7 @@ class Bands(Study):
         if "method" not in unit:
             return {"images": [self._pixels(*which, bench) for which in self._shown]}
         data = bench.data(self.inside)
-        train = prepared(data, "train", data, self.shrink, self.n, unit["seed"], augment=self.augment)
+        train = images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
         recipe = bench.recipe(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
         predictor = make_method(unit["method"]).fit(classifier(self.net, data), train, recipe)
         detector = ReplicateDetector(predictor, num_samples=self.num_samples).fit(
@@ -142,7 +142,7 @@ class Bands(Study):
     def _groups(self, bench: Bench) -> list[tuple[str, str, Tensor]]:
         """Test images in groups: known classes, classes close to those, other classes, and another kind of image."""
         data, others = bench.data(self.inside), bench.data(self.others)
-        x, y = prepared(others, "test", data, self.shrink).tensors
+        x, y = images(others, "test", like=data, shrink=self.shrink).tensors
         close = torch.isin(y, torch.tensor([others.classes.index(name) for name in self.close]))
         return [
             ("known", self.inside, self._x(bench, self.inside, "test", self.n_group)),
@@ -152,13 +152,13 @@ class Bands(Study):
         ]
 
     def _x(self, bench: Bench, name: str, part: str, limit: int) -> Tensor:
-        x: Tensor = prepared(bench.data(name), part, bench.data(self.inside), self.shrink, limit).tensors[0]
+        x: Tensor = images(bench.data(name), part, limit, like=bench.data(self.inside), shrink=self.shrink).tensors[0]
         return x
 
     def _one(self, set_name: str, class_name: str, bench: Bench) -> Tensor:
         """The first test image of a class, as the net is given it: (1, C, H, W)."""
         data = bench.data(set_name)
-        return given(data, "test", bench.data(self.inside), self.shrink)[_first(data, class_name)][0][None]
+        return given(data, "test", like=bench.data(self.inside), shrink=self.shrink)[_first(data, class_name)][0][None]
 
     def _pixels(self, set_name: str, class_name: str, bench: Bench) -> dict[str, Any]:
         """The same image as bytes, all of its pixels."""

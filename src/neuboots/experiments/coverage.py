@@ -197,6 +197,8 @@ class CoverageStudy(Study):
             "The coverage is the mean over x. The curve is the mean of the replicates, and its standard deviation that "
             "over data sets: where band / curve is 1 the band has the size it should have."
         )
+        if self.every > 1:
+            note += f" The worst x, and the lines of the figure, are of one x in {self.every}."
         return [tabulate(title, shown, by=("function", "method", "net"), columns=columns, note=note)]
 
     def verdicts(self, rows: Rows) -> list[Verdict]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from neuboots.data import DataSet
+from neuboots.data import DataSet, Part
 from neuboots.experiments.measure import classifier, held
 from neuboots.nets import DenseNet
 
@@ -37,13 +37,23 @@ def called(name: str) -> str:
     return f"{net} on images of 1/{factor} their side" if factor else net
 
 
-@cache  # the units of one process share what they hold
-def images(data: DataSet, part: str, n: int, seed: int = 0, *, shrink: int = 1, augment: bool = False) -> Any:
-    """So many rows of a part in memory, each pixel the mean of shrink × shrink; all rows if there are fewer."""
-    own = getattr(data, part)
-    normalise = own.normalise
+def given(data: DataSet, part: str, *, like: DataSet | None = None, shrink: int = 1, augment: bool = False) -> Part:
+    """A part as a net is given it: each pixel the mean of shrink × shrink, in the units of the set `like`, if any.
+
+    A net that was trained on another set knows that set's normalisation alone.
+    """
+    own: Part = getattr(data, part)
+    undo, again = data.normalisation, (like or data).normalisation
 
     def prepare(x: Tensor) -> Tensor:
-        return avg_pool2d(normalise(x), shrink) if shrink > 1 else normalise(x)
+        x = own.normalise(x)
+        x = x if undo == again else again(undo.inverse(x))  # type: ignore[misc, union-attr]
+        return avg_pool2d(x, shrink) if shrink > 1 else x
 
-    return held(replace(own, normalise=prepare, augment=data.augmentation if augment else None), n, seed)
+    return replace(own, normalise=prepare, augment=data.augmentation if augment else None)
+
+
+@cache  # the units of one process share what they hold
+def images(data: DataSet, part: str, n: int | None = None, seed: int = 0, **options: Any) -> Any:
+    """So many rows of `given(data, part, …)` in memory, drawn by the seed; all rows if there are fewer."""
+    return held(given(data, part, **options), n, seed)

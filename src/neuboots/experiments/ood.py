@@ -8,22 +8,19 @@ dropout and both deep ensembles use it. The plain net has the baseline, ODIN and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 from torch.utils.data import TensorDataset
 
-from neuboots.data import DataSet, Part
+from neuboots.experiments.images import images
 from neuboots.experiments.measure import (
     CLASS_COLUMNS,
     PAPER_SGD,
     class_scores,
     classifier,
-    held,
     make_method,
     reliability_figures,
 )
@@ -134,15 +131,15 @@ class OutOfDistribution(Study):
 
     def measure(self, unit: Unit, bench: Bench) -> Rows:
         data, other = bench.data(self.inside), bench.data(self.outside)
-        train = prepared(data, "train", data, self.shrink, self.n, unit["seed"], augment=self.augment)
-        test = [prepared(each, "test", data, self.shrink, self.n_test).tensors for each in (data, other)]
+        train = images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
+        test = [images(each, "test", self.n_test, like=data, shrink=self.shrink).tensors for each in (data, other)]
         validation, (inside, outside) = zip(*(split(each, self.num_validation) for each in test), strict=True)
         options = {"num_members": self.num_members} if is_ensemble(unit["method"]) else {}
         method = make_method(unit["method"], **options)
         recipe = bench.recipe(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
         predictor = method.fit(classifier(self.net, data), train, recipe)
         B = 1 if unit["method"] == "plain" else predictor.num_distinct or self.num_samples
-        plain_train = prepared(data, "train", data, self.shrink, self.n, unit["seed"])
+        plain_train = images(data, "train", self.n, unit["seed"], shrink=self.shrink)
         found = []
         for name, detector in detectors(unit["method"], predictor, B).items():
             fitted = detector.fit(validation[0][0], validation[1][0], train=plain_train, progress=False)
@@ -282,37 +279,6 @@ class OutOfDistribution(Study):
             "test them. The paper has more images outside than inside, which raises AUPR out and lowers AUPR in. It "
             "does not say of what its standard deviation is; the figure takes that of the probabilities."
         )
-
-
-# -- images --------------------------------------------------------------------------------------------
-
-
-def given(data: DataSet, part: str, like: DataSet, shrink: int = 1, *, augment: bool = False) -> Part:
-    """A part of a set as a net that was trained on `like` is given it: in that set's units, and shrunk."""
-    own: Part = getattr(data, part)
-    undo, again = data.normalisation, like.normalisation
-
-    def prepare(x: Tensor) -> Tensor:
-        x = own.normalise(x)
-        x = x if undo == again else again(undo.inverse(x))  # type: ignore[misc, union-attr]
-        return avg_pool2d(x, shrink) if shrink > 1 else x
-
-    return replace(own, normalise=prepare, augment=data.augmentation if augment else None)
-
-
-@cache  # the units of one process share what they hold
-def prepared(
-    data: DataSet,
-    part: str,
-    like: DataSet,
-    shrink: int = 1,
-    limit: int | None = None,
-    seed: int = 0,
-    *,
-    augment: bool = False,
-) -> Any:
-    """The same in memory, or so many rows of it drawn by the seed."""
-    return held(given(data, part, like, shrink, augment=augment), limit, seed)
 
 
 def spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple[str, int], Tensor]:
