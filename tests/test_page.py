@@ -169,6 +169,8 @@ def test_other_figures_are_shown_and_wide_ones_have_a_line_of_their_own() -> Non
 def test_a_new_group_of_lines_is_set_off() -> None:
     assert section("digits").count('<tr class="group"') == 1
     assert '<tr class="group"' not in section("curves")
+    single = Table("T.", ("a", "b"), tuple((Cell(word), Cell("x")) for word in "pqr"), keys=2)
+    assert "group" not in single.html
 
 
 def test_cells_carry_what_javascript_sorts_by() -> None:
@@ -176,6 +178,14 @@ def test_cells_carry_what_javascript_sorts_by() -> None:
     table = Table("T.", ("a",), tuple((Cell("x", value),) for value in values))
     shown = [re.findall(r'data-value="([^"]+)"', cell) for cell in re.findall(r"<td[^>]*>", table.html)]
     assert shown == [["1.5"], ["2.0"], ["Infinity"], ["-Infinity"], [], []]  # the last two are not numbers
+
+
+def test_the_name_of_a_line_is_the_last_word_that_says_what_it_is_of() -> None:
+    line = (Cell("set"), Cell("plain"), Cell("60", 60.0), Cell("0.5", 0.5))
+    table = Table("T.", ("data", "method", "images", "error"), (line,), ("figure",), keys=3)
+    assert '<th scope="row" class="name"><a href="#figure">plain</a></th>' in table.html
+    numbers = replace(table, lines=((Cell("1", 1.0), Cell("2", 2.0), Cell("60", 60.0), Cell("0.5", 0.5)),))
+    assert 'data-value="60.0"><a href="#figure">60</a></th>' in numbers.html
 
 
 def test_one_study_at_two_scales() -> None:

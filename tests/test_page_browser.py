@@ -166,7 +166,7 @@ def test_rows_and_dialogs_obey_keys(browser: Browser, address: str) -> None:
             page.keyboard.press("ArrowLeft")
         assert caption.inner_text() == "Reliability: B = 25, neuboots"  # round the table; its last row has no diagram
         assert page.locator("dialog figure").count() == 1
-        page.get_by_role("button", name="Back to the table").click()
+        page.get_by_role("button", name="Back").click()
         assert page.evaluate("document.activeElement.dataset.figure") == "digits--reliability-25-neuboots"
         assert page.locator("#digits details.diagrams figure").count() == 9
         assert page.locator("#digits tbody tr[tabindex]").count() == 9

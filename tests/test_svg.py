@@ -60,6 +60,21 @@ def test_letters_in_a_colour_lean_towards_the_text_and_white_ones_stay() -> None
     assert "fill" not in styles["a title"]
 
 
+def test_black_shapes_stay_black_beside_a_picture() -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    left.imshow([[0, 1]], cmap="gray")
+    right.bar([0], [1], color="black")
+    right.set_title("black letters turn")
+    svg = to_svg(figure, "one")
+    (bar,) = (
+        each for each in elements(svg) if (each.get("d") or "").endswith("z") and "fill: #000000" in str(each.attrib)
+    )
+    assert "clip-path" in bar.attrib
+    (title,) = (each for each in elements(svg) if each.text == "black letters turn")
+    assert "fill" not in str(title.get("style"))
+
+
 def test_there_is_no_background_and_nothing_that_speaks_to_the_whole_page() -> None:
     svg = made()
     assert not {"style", "metadata"} & {element.tag.split("}")[1] for element in elements(svg)}

@@ -76,7 +76,7 @@
     const ways = make("div", "ways", ""), place = document.createComment("");
     const steps = make("span", "steps", "");
     const previous = make("button", "previous", "← Previous"), next = make("button", "next", "Next →");
-    const back = make("button", "back", "Back to the table (Esc)");
+    const back = make("button", "back", "Back (Esc)");
     back.autofocus = true;
     steps.append(previous, " ", next);
     ways.append(back, steps);

@@ -31,6 +31,8 @@ def to_svg(figure: Figure, name: str) -> str:
     _strip(root)
     for element in root.iter():
         _tidy(element)
+    if root.find(".//image") is not None:
+        _keep_black(root)
     _flatten(root)
     root.attrib = {
         "xmlns": _SPACE,
@@ -126,6 +128,15 @@ def _themed(key: str, value: str, *, text: bool) -> str:
     if value == "#ffffff":
         return f"{plain}; {key}: var(--paper, {value})"
     return f"{plain}; {key}: var(--grid, {value})" if grey and red >= "cc" else plain
+
+
+def _keep_black(root: Element) -> None:
+    """Black shapes stay black beside a picture, which has no other colours on a dark page: a legend may speak of it."""
+    patterns = {element for defs in root.iter("defs") for element in defs.iter()}  # coloured by what uses them
+    for element in root.iter():
+        style = element.get("style", "")
+        if element.tag in ("path", "use") and element not in patterns and "fill:" not in style:
+            element.attrib["style"] = f"fill: #000000; {style}".rstrip("; ")
 
 
 def _flatten(parent: Element) -> None:

@@ -95,11 +95,7 @@ class Table:
         """An HTML table whose cells carry the number to sort by; `links` are the ids of figures on the same page."""
         kinds = [self._kind(k) for k in range(len(self.heads))]
         links = self.links or (None,) * len(self.lines)
-        before = (None, *self.lines)[: len(self.lines)]
-        rows = "".join(
-            _html_row(line, link, kinds, self.keys, new_group=self.keys > 1 and last is not None and last[0] != line[0])
-            for line, link, last in zip(self.lines, links, before, strict=True)
-        )
+        rows = "".join(self._html_row(k, link, kinds) for k, link in enumerate(links))
         title, note = html.escape(self.title), f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
         return (
             f'<figure class="table"><figcaption>{title}</figcaption>'
@@ -111,7 +107,15 @@ class Table:
         """The classes of a column: are there numbers in it, are they the paper's, does it name the lines?"""
         number = all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
         of_paper = self.heads[k].startswith(PAPER_HEAD)
-        return " ".join(["number"] * number + ["paper"] * of_paper + ["name"] * (k == self.keys - 1))
+        return " ".join(
+            ["number"] * number + ["paper"] * of_paper + ["name"] * (self.keys > 0 and k == self._name_place)
+        )
+
+    @property
+    def _name_place(self) -> int:
+        """The column by which a reader knows a line: of those that say what it is of, the last that has words in it."""
+        words = [k for k in range(self.keys) if any(line[k].value is None for line in self.lines)]
+        return words[-1] if words else max(self.keys - 1, 0)
 
     def _html_heads(self, kinds: Sequence[str]) -> str:
         heads, ours = [], ""
@@ -123,19 +127,20 @@ class Table:
             heads.append(f'<th scope="col"{_class(kind)}>{shown}</th>')
         return "".join(heads)
 
-
-def _html_row(line: Sequence[Cell], link: str | None, kinds: Sequence[str], keys: int, *, new_group: bool) -> str:
-    cells = []
-    for k, (cell, kind) in enumerate(zip(line, kinds, strict=True)):
-        tag, scope = ("th", ' scope="row"') if k < keys else ("td", "")
-        shown = html.escape(cell.text)
-        if link is not None and k == max(keys - 1, 0):
-            shown = f'<a href="#{quote(link)}">{shown}</a>'
-        if cell.best:
-            kind, shown = f"{kind} best".strip(), f"<strong>{shown}</strong>"
-        cells.append(f"<{tag}{scope}{_class(kind)}{_sort_by(cell.value)}>{shown}</{tag}>")
-    figure = "" if link is None else f' data-figure="{html.escape(link)}"'
-    return f"<tr{_class('group' if new_group else '')}{figure}>{''.join(cells)}</tr>"
+    def _html_row(self, number: int, link: str | None, kinds: Sequence[str]) -> str:
+        line, cells = self.lines[number], []
+        for k, (cell, kind) in enumerate(zip(line, kinds, strict=True)):
+            tag, scope = ("th", ' scope="row"') if k < self.keys else ("td", "")
+            shown = html.escape(cell.text)
+            if link is not None and k == self._name_place:
+                shown = f'<a href="#{quote(link)}">{shown}</a>'
+            if cell.best:
+                kind, shown = f"{kind} best".strip(), f"<strong>{shown}</strong>"
+            cells.append(f"<{tag}{scope}{_class(kind)}{_sort_by(cell.value)}>{shown}</{tag}>")
+        grouped = self.keys > 1 and len({each[0] for each in self.lines}) < len(self.lines)
+        new_group = grouped and number > 0 and self.lines[number - 1][0] != line[0]
+        figure = "" if link is None else f' data-figure="{html.escape(link)}"'
+        return f"<tr{_class('group' if new_group else '')}{figure}>{''.join(cells)}</tr>"
 
 
 def _class(names: str) -> str:
