@@ -13,7 +13,9 @@ from neuboots.tasks.units import read_json, write_text
 OPENING = (
     "Every table and figure of the paper, measured by this library. Figures marked *paper* are the paper's; all others "
     "are ours, mean ± standard deviation over seeds. A claim *holds* or *does NOT hold* if Student's 95 % interval of "
-    "the paired differences says so, and is *not resolved* otherwise."
+    "the paired differences says so, or the rule that it names, and is *not resolved* otherwise. A verdict is one on the "
+    "scale that was run: at `cpu`, small nets, few epochs and part of the data, where the paper has large nets trained "
+    "for long. It says what holds there, and neither proves nor refutes the paper's own figures."
 )
 
 

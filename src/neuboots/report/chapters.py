@@ -67,7 +67,8 @@ def document(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
         link = f"[{chapter.name}](#{_anchor(f'{chapter.name}: {chapter.source}')})"
         for verdict in chapter.verdicts:
             lines.append(f"| {link} | {chapter.source} | {verdict.claim} | {verdict.word} |")
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+    words = zip(counts.values(), ("hold", "do NOT hold", "are not resolved"), strict=True)
+    summary = ", ".join(f"{count} {word}" for count, word in words)
     found = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
     return "\n".join([f"# {title}\n\n{opening}\n\n{found}\n", *[markdown(chapter) for chapter in chapters]])
 
