@@ -96,8 +96,9 @@ def test_missing_data_are_named_before_any_work(tmp_path: Path, monkeypatch: pyt
     ("options", "sentence"),
     [
         ({"seeds": ()}, "--seeds is empty"),
-        ({"seeds": (1, 1)}, "--seeds is 1 1; give whole numbers of at least 0, each once"),
+        ({"seeds": (1, 1)}, r"--seeds is 1 1; give whole numbers of at least 0 and below 2\*\*32, each once"),
         ({"seeds": (-1,)}, "--seeds is -1"),
+        ({"seeds": (2**32,)}, "--seeds is 4294967296"),
         ({"workers": 0}, "--workers is 0"),
         ({"out": Path(__file__)}, "no folder that can be written to"),
     ],

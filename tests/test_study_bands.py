@@ -71,14 +71,20 @@ def rows_of(study: Bands, sign: int) -> Rows:
 
     def figures(step: float, seed: int) -> dict[str, Any]:
         value = 0.5 + step * (sign + seed / 100)
-        return {"method": "neuboots", "seed": seed, "width": value, "overlap": value, "outside": value}
+        return {"seed": seed, "width": value, "overlap": value, "outside": value}
 
     steps = {"known": 0.0, "close": 0.05, "unknown": 0.1, "far": 0.2}
     seeds = range(5)
     return {
-        "groups": [{"group": group, **figures(step, seed)} for group, step in steps.items() for seed in seeds],
+        "groups": [
+            {"method": method, "group": group, **figures(step, seed)}
+            for method in study.methods
+            for group, step in steps.items()
+            for seed in seeds
+        ],
         "single": [
-            {"image": f"{name} ({study.others})", **figures(step, seed)}
+            {"method": method, "image": f"{name} ({study.others})", **figures(step, seed)}
+            for method in study.methods
             for name, step in ((study.unknown[0], 0.2), (study.unknown[-1], 0.1))
             for seed in seeds
         ],
@@ -87,5 +93,8 @@ def rows_of(study: Bands, sign: int) -> Rows:
 
 @pytest.mark.parametrize(("sign", "word"), [(1, True), (-1, False)])
 def test_verdicts_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
-    found = study.verdicts(rows_of(study, sign))
-    assert [verdict.holds for verdict in found] == [word] * 7
+    rows = rows_of(study, sign)
+    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 14
+    for table in rows.values():  # each form is judged by its own rows
+        table[:] = [row for row in table if row["method"] == "neuboots"]
+    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 7 + [None] * 7

@@ -12,7 +12,8 @@ STUDY = CalibrationStudy.at("cpu")
 
 def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
     """Rows of all trained units with these ECEs, and times with these ratios of NeuBoots and the original ensemble."""
-    ece = {"plain": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06} | (ece or {})
+    known = {"plain": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06, "neuboots-paper": 0.07}
+    ece = known | (ece or {})
     units = STUDY.units()
     scores, bins, times = [], [], []
     for unit in units:
@@ -70,11 +71,13 @@ def test_overconfidence_is_the_mean_confidence_less_the_accuracy() -> None:
 
 
 def test_verdicts_follow_the_rows() -> None:
-    assert [verdict.holds for verdict in STUDY.verdicts(made_up())] == [True] * 6
+    assert [verdict.holds for verdict in STUDY.verdicts(made_up())] == [True] * 10
     worse = STUDY.verdicts(made_up(ece={"neuboots": 0.25}))
-    assert [verdict.holds for verdict in worse] == [False] * 3 + [True] * 3
+    assert [verdict.holds for verdict in worse] == [False] * 3 + [True] * 7
+    worse = STUDY.verdicts(made_up(ece={"neuboots-paper": 0.25}))
+    assert [verdict.holds for verdict in worse] == [True] * 4 + [False] * 3 + [True] * 3
     slow = STUDY.verdicts(made_up(neuboots=6.0))
-    assert [verdict.holds for verdict in slow] == [True] * 4 + [False] * 2
+    assert [verdict.holds for verdict in slow] == [True] * 8 + [False] * 2
 
 
 @pytest.mark.parametrize(("ratio", "holds"), [(3.2, True), (2.8, False)])

@@ -26,13 +26,20 @@ def rows_of(**accuracy: float) -> Rows:
 
 
 def holds(rows: Rows) -> list[bool | None]:
-    return [verdict.holds for verdict in STUDY.verdicts(rows)]
+    *found, of_algorithm_1 = STUDY.verdicts(rows)
+    assert "by Algorithm 1" in of_algorithm_1.claim
+    return [verdict.holds for verdict in found]
 
 
 def test_verdicts_follow_the_rows() -> None:
     assert holds(rows_of(deep_ensemble=0.7, neuboots=0.6)) == [True, True, True]
     assert holds(rows_of(deep_ensemble=0.7, neuboots=0.4)) == [True, True, False]
     assert holds(rows_of(deep_ensemble=0.4, neuboots=0.6)) == [False, False, True]
+
+
+@pytest.mark.parametrize(("accuracy", "word"), [(0.6, True), (0.4, False)])
+def test_algorithm_1_is_judged_by_its_own_rows(accuracy: float, word: bool) -> None:
+    assert STUDY.verdicts(rows_of(neuboots_paper=accuracy))[-1].holds is word
 
 
 def test_only_the_papers_methods_compete() -> None:

@@ -50,6 +50,15 @@ def test_verdicts_follow_the_rows() -> None:
     assert held(chance) == [True, False, True, True, True, None]
 
 
+def test_few_data_sets_leave_things_open() -> None:
+    low = made(10, mc_dropout=4)
+    for row in low["scores"]:
+        row["coverage"] -= 0.12  # 88 % over all x, though none of those kept is refuted
+    assert held(low)[:3] == [None] * 3
+    assert held(made(10, mc_dropout=7))[-1] is None  # 21 of 30: neither below 70 % nor above, for sure
+    assert held(made(10, mc_dropout=9))[-1] is False
+
+
 def test_one_bad_x_is_enough() -> None:
     rows = made(10)
     for row in rows["places"]:

@@ -6,15 +6,15 @@ from torch import nn
 
 from neuboots.data import load
 from neuboots.experiments.diversity import MEASURES, PAPER, DiversityStudy
-from neuboots.experiments.images import image_net, images
-from neuboots.experiments.study import Rows
+from neuboots.experiments.images import image_net, images, with_rows
+from neuboots.experiments.study import Bench, Rows
 
 STUDY = DiversityStudy.at("cpu")
 
 
 def made_up(**diverse: dict[str, float]) -> Rows:
     """Rows with these measures; a measure that is not given is 0.5 and told apart by nothing."""
-    methods = {"deep-ensemble": "ensemble", "mc-dropout": "dropout", "neuboots": "ours"}
+    methods = {"deep-ensemble": "ensemble", "mc-dropout": "dropout", "neuboots": "ours", "neuboots-paper": "ours"}
     rows = []
     for method, name in methods.items():
         for seed in STUDY.seeds:
@@ -39,9 +39,9 @@ def test_the_paper_s_table_has_every_measure_and_its_claim_is_in_its_figures() -
 
 def test_more_diverse_than_dropout_in_each_measure() -> None:
     verdicts = STUDY.verdicts(made_up(ours=more(0.1), dropout=more(0.0)))
-    assert [verdict.holds for verdict in verdicts[:4]] == [True] * 4
+    assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [True] * 8  # of both forms
     verdicts = STUDY.verdicts(made_up(ours=more(0.0), dropout=more(0.1)))
-    assert [verdict.holds for verdict in verdicts[:4]] == [False] * 4
+    assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [False] * 8
 
 
 @pytest.mark.parametrize(("behind", "holds"), [(0, True), (2, True), (3, False), (4, False)])
@@ -73,6 +73,13 @@ def test_an_augmented_part_stays_one_and_a_test_part_is_never_augmented() -> Non
     assert part.augment is not None
     assert part[0][0].shape == (1, 4, 4)
     assert len({float(part[0][0].sum()) for _ in range(20)}) > 1  # drawn anew at each reading
+
+
+def test_rows_for_validation_are_trained_on_only_where_the_others_are_too_few() -> None:
+    some, whole = (with_rows(Bench(), "digits", n) for n in (1_294, 1_295))
+    assert (len(some.train), some.validation is None) == (1_294, False)  # type: ignore[arg-type]
+    assert (len(whole.train), whole.validation is None) == (1_438, True)  # type: ignore[arg-type]
+    assert torch.equal(some.test.targets, whole.test.targets)  # type: ignore[union-attr]
 
 
 def test_densenet_10_has_ten_layers() -> None:

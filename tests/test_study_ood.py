@@ -74,7 +74,9 @@ def row(detector: str, seed: int, figure: float) -> dict[str, Any]:
 
 
 def rows_with(first: float, moved: float, rest: float, outside: float) -> Rows:
-    values = dict.fromkeys(PAPER, rest) | {"neuboots": first, "neuboots + calibration": moved}
+    values = dict.fromkeys(PAPER, rest)
+    for name in ("neuboots", "neuboots-paper"):
+        values |= {name: first, f"{name} + calibration": moved}
     spread = {"of": "probabilities", "B": 30, "std_in": 0.2}
     return {
         "detection": [row(name, seed, value) for name, value in values.items() for seed in range(3)],
@@ -87,7 +89,7 @@ def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> N
     study = OutOfDistribution.at("cpu")
     found = study.verdicts(rows_with(0.8 + above, 0.8 + 2 * above, 0.8, outside))
     assert [verdict.holds for verdict in found] == [word] * len(found)
-    assert len(found) == 8
+    assert len(found) == 7 + 7 + 1  # of both forms of NeuBoots; and one of the spread
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,23 @@ def test_the_verdicts_follow_the_rows(ours: dict[str, float], others: dict[str, 
     assert [verdict.holds for verdict in found] == 4 * holds  # two of NeuBoots, against two
 
 
+def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
+    rows = rows_of({**GOOD, "error": 0.2}, {**BAD, "error": 0.25})
+    for row in rows["scores"]:
+        if row["method"] == "neuboots":
+            row["error"] += 0.005 * (-1) ** row["seed"]  # 5 points fewer, ± 6.4 over two seeds
+    verdict = next(
+        v for v in STUDY.verdicts(rows) if v.claim.startswith("neuboots makes no more errors than the plain")
+    )
+    assert verdict.holds is None  # up to 1.4 points more
+    for row in rows["scores"]:
+        if row["method"] == "plain":
+            row["error"] += 0.01
+    (verdict,) = [v for v in STUDY.verdicts(rows) if v.claim == verdict.claim]
+    assert verdict.holds is True  # −6 ± 6.4: open as a gain, and no loss of a point
+    assert "against plain 26.00" in verdict.found or "against plain 26.01" in verdict.found
+
+
 def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 

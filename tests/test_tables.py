@@ -11,7 +11,7 @@ from neuboots.report.tables import Cell, Column, Table, tabulate
 ROWS = [
     {"net": net, "method": method, "seed": seed, "error": base + seed / 100, "nll": None if method == "a" else 1.0}
     for net, shift in (("small", 0.0), ("large", 0.1))
-    for method, base in (("a", 0.2 + shift), ("b", 0.1 + 2 * shift))
+    for method, base in (("a", 0.2 + shift), ("b", 0.1 + 3 * shift))
     for seed in range(3)
 ]
 ERROR = Column("error", "error, %", 100, digits=1, better="lower")
@@ -39,9 +39,17 @@ def test_the_papers_figure_stands_beside_ours() -> None:
 
 def test_the_best_is_marked_among_those_that_share_all_but_the_last_key() -> None:
     best = [(line[0].text, line[1].text) for line in table().lines if line[2].best]
-    assert best == [("small", "b"), ("large", "a")]  # .3 of each in the mean, and the first of equals is taken
+    assert best == [("small", "b"), ("large", "a")]
     higher = tabulate("T.", ROWS[:6], by=("method",), columns=(Column("error", "x", better="higher"),))
     assert [line[0].text for line in higher.lines if line[1].best] == ["a"]
+
+
+def test_all_that_are_as_good_as_the_best_are_marked_and_none_where_all_are_alike() -> None:
+    rows = [{"method": name, "error": error} for name, error in (("a", 0.0), ("b", 0.0), ("c", 1.0))]
+    some = tabulate("T.", rows, by=("method",), columns=(ERROR,))
+    assert [line[0].text for line in some.lines if line[1].best] == ["a", "b"]
+    alike = tabulate("T.", rows[:2], by=("method",), columns=(ERROR,))
+    assert not any(line[1].best for line in alike.lines)
 
 
 def test_a_figure_that_nobody_measured_is_missing_and_a_single_row_has_no_spread() -> None:

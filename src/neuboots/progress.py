@@ -25,6 +25,8 @@ def bar(title: str, total: int | None, *, show: bool = True, done: int = 0) -> I
         rich.TimeRemainingColumn(),
     )
     quiet = not get_console().is_terminal  # into a file or a pipe a bar would print blank lines
-    with rich.Progress(*columns, transient=True, disable=quiet) as progress:
+    period = float("inf")  # steps may take minutes, and rich forgets after half a minute
+    with rich.Progress(*columns, transient=True, disable=quiet, speed_estimate_period=period) as progress:
         task = progress.add_task(title, total=total, completed=done)
+        progress.advance(task, 0)  # from here time is taken, so that the first step tells how long the rest will be
         yield lambda text: progress.update(task, advance=1, description=text)

@@ -8,14 +8,16 @@ rows drawn by chance. The paper gives one number: 71.6 % for NeuBoots on CIFAR-1
 the deep ensemble. With `augment`, rows of the pool are scored as they are trained on, augmented.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neuboots.experiments.images import called, image_net
 from neuboots.experiments.measure import PAPER_SGD, held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.report.tables import Column, Paper, Table, tabulate
 from neuboots.report.verdicts import Verdict, all_of, compare
 from neuboots.tasks.active import active_learning
@@ -140,21 +142,13 @@ class Active(Study):
         return [ends, curves]
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
-        verdicts = []
-        for data in self.data:
-            found = [row for row in summaries(rows["curve"]) if row["data"] == data]
-            ends, means = (
-                [
-                    compare(
-                        f"on {data}, NeuBoots {what} {other}",
-                        found, key, {"method": "neuboots"}, {"method": other}, expect="higher", scale=100,
-                    )
-                    for other in OTHERS
-                ]
-                for key, what in (("accuracy", "ends more accurate than"), ("mean accuracy", "learns faster than"))
-            )  # fmt: skip
-            verdicts += [*ends, all_of(f"on {data}, NeuBoots is the most accurate over the whole curve", means)]
-        return verdicts
+        names, found = versions(self.methods).items(), summaries(rows["curve"])
+        return [
+            verdict
+            for data in self.data
+            for name, title in names
+            for verdict in _judged(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
+        ]
 
     def figures(self, rows: Rows) -> "dict[str, Figure]":
         import torch
@@ -187,6 +181,15 @@ class Active(Study):
             f"round, on {' and '.join(self.data)}. The paper: ResNet-18 on CIFAR-10 and CIFAR-100, 2,000 labels, then "
             "10 times 2,000 more."
         )
+
+
+def _judged(name: str, who: str, rows: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    """More accurate than each of the others with all labels, and than all of them over the whole curve."""
+    higher = partial(compare, rows=rows, first={"method": name}, expect="higher", scale=100)
+    for other in OTHERS:
+        yield higher(f"{who} ends more accurate than {other}", key="accuracy", second={"method": other})
+    means = [higher("", key="mean accuracy", second={"method": other}) for other in OTHERS]
+    yield all_of(f"{who} is the most accurate over the whole curve", means)
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from neuboots.experiments.curves import draw_lines, epochs_for, everywhere, rounded
 from neuboots.experiments.measure import CLASS_COLUMNS, class_scores, classifier, held, make_method, reliability_figures
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.report.tables import Table, tabulate
 from neuboots.report.verdicts import Verdict, compare
 
@@ -85,9 +86,7 @@ class AmortizedClassification(Study):
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
         found = []
-        for ours in self.methods:
-            if not ours.startswith("neuboots"):
-                continue
+        for ours in versions(self.methods):
             first, second = {"method": ours}, {"method": "amortized-bootstrap"}
             found += [
                 everywhere(

@@ -16,6 +16,7 @@ from neuboots.data import DataSet
 from neuboots.experiments.curves import draw_lines, epochs_for, everywhere, rounded
 from neuboots.experiments.measure import held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.nets import MLP
 from neuboots.prediction import Method
 from neuboots.report.tables import Column, Table, tabulate
@@ -124,9 +125,7 @@ class AmortizedRegression(Study):
     def verdicts(self, rows: Rows) -> list[Verdict]:
         found = []
         for name in self.data:
-            for ours in self.methods:
-                if not ours.startswith("neuboots"):
-                    continue
+            for ours in versions(self.methods):
                 here = [row for row in rows["scores"] if row["data"] == name]
                 first, second = {"method": ours}, {"method": "amortized-bootstrap"}
                 found += [

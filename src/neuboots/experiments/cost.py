@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from neuboots.experiments.images import image_net, images
+from neuboots.experiments.images import image_net, images, with_rows
 from neuboots.experiments.measure import PAPER_SGD, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.methods import METHODS
@@ -143,7 +143,7 @@ class CostStudy(Study):
     def measure(self, unit: Unit, bench: Bench) -> Rows:
         case, seed = unit["case"], unit["seed"]
         name, net, methods, counts, n, inputs, shrink = self._cases()[case]
-        data = bench.data(name)
+        data = with_rows(bench, name, n)
         memory = case in ("growth", "others") and seed == self.seeds[0]  # other runs would find the same
         batch_size = self.batch_size_mlp if case == "mlp" else self.batch_size
         found = cost(
@@ -315,10 +315,11 @@ class CostStudy(Study):
 
     @property
     def note(self) -> str:
+        size = f", averaged over {self.shrink_many} × {self.shrink_many} pixels" if self.shrink_many > 1 else ""
         return (
             f"{self.net} on {self.n:,} images of {self.data} for an epoch, and {self.inputs:,} to predict at; "
-            f"{self.many} on {self.inputs_many:,}, averaged over {self.shrink_many} × {self.shrink_many} pixels. "
-            "The paper has ResNet-110 and ResNet-34 on whole sets, on a GPU."
+            f"{self.many} predicts {self.inputs_many:,} of {self.many_data}{size}. The paper: ResNet-110 on CIFAR-100 "
+            "and ResNet-34 on CIFAR-10, whole sets, on a GPU."
         )
 
 

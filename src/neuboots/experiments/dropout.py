@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from neuboots import MCDropout
 from neuboots.experiments.curves import draw_lines, everywhere, rounded
+from neuboots.experiments.images import with_rows
 from neuboots.experiments.measure import CLASS_COLUMNS, class_scores, held, make_method, reliability_figures
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.nets import MLP
 from neuboots.report.tables import Column, Table, tabulate
 from neuboots.report.verdicts import Verdict
@@ -64,7 +66,7 @@ class Dropout(Study):
         ]
 
     def measure(self, unit: Unit, bench: Bench) -> Rows:
-        data = bench.data(self.data)
+        data = with_rows(bench, self.data, self.n)
         train, test = held(data.train, self.n, unit["seed"]), held(data.test, self.n_test)
         size, widths = train[0][0].numel(), (unit["width"],) * 3
         method = MCDropout.paper_mlp() if unit["method"] == "mc-dropout" else make_method(unit["method"])
@@ -85,9 +87,7 @@ class Dropout(Study):
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
         found, places = [], [{"width": width} for width in self.widths]
-        for ours in self.methods:
-            if not ours.startswith("neuboots"):
-                continue
+        for ours in versions(self.methods):
             both = {"method": ours}, {"method": "mc-dropout"}
             found.append(
                 everywhere(

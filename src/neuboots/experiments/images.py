@@ -10,6 +10,7 @@ from torch.nn.functional import avg_pool2d
 
 from neuboots.data import DataSet, Part
 from neuboots.experiments.measure import classifier, held
+from neuboots.experiments.study import Bench
 from neuboots.nets import DenseNet
 
 
@@ -35,6 +36,12 @@ def called(name: str) -> str:
     """
     net, _, factor = name.partition("/")
     return f"{net} on images of 1/{factor} their side" if factor else net
+
+
+def with_rows(bench: Bench, name: str, n: int) -> DataSet:
+    """The set; where n asks for more rows to train on than are left, none are kept apart for validation."""
+    data = bench.data(name)
+    return data if n <= len(data.train) else bench.data(name, validation=0.0)  # type: ignore[arg-type]
 
 
 def given(data: DataSet, part: str, *, like: DataSet | None = None, shrink: int = 1, augment: bool = False) -> Part:

@@ -8,6 +8,7 @@ airplanes up to 500 trucks; the cells are as rare as they come. The paper draws 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ from neuboots.data.imbalance import long_tailed
 from neuboots.experiments.images import called, image_net
 from neuboots.experiments.measure import PAPER_SGD, held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.report.tables import Column, Table, tabulate
 from neuboots.report.verdicts import Verdict, all_of, compare
 from neuboots.tasks.imbalance import imbalance
@@ -122,22 +124,12 @@ class ImbalanceStudy(Study):
         ]
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
-        return [verdict for data in self.sets for verdict in self._of(data, rows)]
-
-    def _of(self, data: str, rows: Rows) -> Iterator[Verdict]:
-        """Better on the whole than each of the others; better on the rarest class than all; steadier there."""
-        found = [row for row in summaries(rows["classes"]) if row["data"] == data]
-        for other in OTHERS:
-            yield _higher(f"on {data}, NeuBoots has a higher mean F1 than {other}", found, "mean", other)
-        minor = next(row["class"] for row in rows["classes"] if row["data"] == data and row["role"] == "minor")
-        parts = [_higher("", found, "minor", other) for other in OTHERS]
-        yield all_of(f"on {data}, NeuBoots has the highest F1 of the rarest class, {minor}", parts)
-        spoken = [row for row in rows["classes"] if row["data"] == data and row["class"] == NAMED]
-        if spoken and minor != NAMED:
-            parts = [_higher("", spoken, "f1", other) for other in OTHERS]
-            yield all_of(f"on {data}, NeuBoots has the highest F1 of {NAMED}", parts)
-        parts = [_steadier(found, "minor", other) for other in OTHERS]
-        yield all_of(f"on {data}, the F1 of the rarest class varies less with NeuBoots than with the others", parts)
+        return [
+            verdict
+            for data in self.sets
+            for ours, title in versions(self.methods).items()
+            for verdict in _judged(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
+        ]
 
     def figures(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
@@ -190,18 +182,34 @@ def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _higher(claim: str, rows: Sequence[dict[str, Any]], key: str, other: str) -> Verdict:
-    return compare(claim, rows, key, {"method": "neuboots"}, {"method": other}, expect="higher", scale=100)
+def _judged(ours: str, title: str, data: str, rows: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    """Better on the whole than each of the others; better on the rarest class than all; steadier there."""
+    found, higher = summaries(rows), partial(compare, first={"method": ours}, expect="higher", scale=100)
+    for other in OTHERS:
+        claim = f"on {data}, {title} has a higher mean F1 than {other}"
+        yield higher(claim, rows=found, key="mean", second={"method": other})
+    minor = next(row["class"] for row in rows if row["role"] == "minor")
+    parts = [higher("", rows=found, key="minor", second={"method": other}) for other in OTHERS]
+    yield all_of(f"on {data}, {title} has the highest F1 of the rarest class, {minor}", parts)
+    spoken = [row for row in rows if row["class"] == NAMED]
+    if spoken and minor != NAMED:
+        parts = [higher("", rows=spoken, key="f1", second={"method": other}) for other in OTHERS]
+        yield all_of(f"on {data}, {title} has the highest F1 of {NAMED}", parts)
+    parts = [_steadier(found, "minor", ours, other) for other in OTHERS]
+    yield all_of(f"on {data}, the F1 of the rarest class varies less with {title} than with the others", parts)
 
 
-def _steadier(rows: Sequence[dict[str, Any]], key: str, other: str, *, level: float = 0.95) -> Verdict:
+def _steadier(rows: Sequence[dict[str, Any]], key: str, first: str, other: str, *, level: float = 0.95) -> Verdict:
     """Is the variance over seeds smaller than the other's? The F test of two variances decides."""
     from scipy.stats import f
 
-    ours, theirs = ([100 * row[key] for row in rows if row["method"] == which] for which in ("neuboots", other))
+    ours, theirs = ([100 * row[key] for row in rows if row["method"] == which] for which in (first, other))
     if min(len(ours), len(theirs)) < 2:
-        return Verdict("", None, f"the spread of neuboots and {other} was not measured")
+        return Verdict("", None, f"the spread of {first} and {other} was not measured")
+    lost = [name for name, values in ((first, ours), (other, theirs)) if not any(values)]
+    if lost:  # which is steady, and no merit
+        return Verdict("", None, f"{' and '.join(lost)} never found the class")
     a, b = variance(ours), variance(theirs)
     low, high = (float(f.ppf(q, len(ours) - 1, len(theirs) - 1)) for q in ((1 - level) / 2, (1 + level) / 2))
     holds = True if a < low * b else False if a > high * b else None
-    return Verdict("", holds, f"sd neuboots {a**0.5:.2f} against {other} {b**0.5:.2f} over {len(ours)} seeds")
+    return Verdict("", holds, f"sd {first} {a**0.5:.2f} against {other} {b**0.5:.2f} over {len(ours)} seeds")

@@ -7,15 +7,16 @@ dropout and both deep ensembles use it. The plain net has the baseline, ODIN and
 "Calibration" is the paper's word for inputs that are moved a little before they are judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots.experiments.images import images
+from neuboots.experiments.images import images, with_rows
 from neuboots.experiments.measure import (
     CLASS_COLUMNS,
     PAPER_SGD,
@@ -25,6 +26,7 @@ from neuboots.experiments.measure import (
     reliability_figures,
 )
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.metrics import Detection
 from neuboots.prediction import Predictor
 from neuboots.report.tables import Column, Paper, Table, tabulate
@@ -44,8 +46,8 @@ PAPER: Paper = {
     "mahalanobis + calibration": {
         "tnr": 96.42, "auroc": 99.14, "accuracy": 95.75, "aupr_in": 98.26, "aupr_out": 99.6,
     },
-    "neuboots": {"tnr": 89.4, "auroc": 97.26, "accuracy": 93.8, "aupr_in": 93.97, "aupr_out": 98.86},
-    "neuboots + calibration": {"tnr": 99.0, "auroc": 99.14, "accuracy": 96.52, "aupr_in": 97.78, "aupr_out": 99.68},
+    "neuboots": {"tnr": "89.40", "auroc": 97.26, "accuracy": "93.80", "aupr_in": 93.97, "aupr_out": 98.86},
+    "neuboots + calibration": {"tnr": "99.00", "auroc": 99.14, "accuracy": 96.52, "aupr_in": 97.78, "aupr_out": 99.68},
 }  # fmt: skip
 COLUMNS = (
     Column("tnr", "TNR at TPR 95 %", 100, better="higher"),
@@ -54,6 +56,14 @@ COLUMNS = (
     Column("aupr_in", "AUPR in", 100, better="higher"),
     Column("aupr_out", "AUPR out", 100, better="higher"),
 )
+OTHERS = {  # without moved inputs
+    "plain": "the baseline",
+    "mc-dropout": "MC dropout",
+    "deep-ensemble-original": "the original deep ensemble",
+    "deep-ensemble": "the deep ensemble with cross-entropy",
+    "odin": "ODIN",
+}
+FARTHEST = "mahalanobis + calibration"  # its best form, with features of all layers and moved inputs
 ENSEMBLE_SEEDS = 3  # at most: the two ensembles take three quarters of the time of a seed
 KINDS = ("probabilities", "logits")  # whose standard deviation
 
@@ -130,7 +140,7 @@ class OutOfDistribution(Study):
         ]
 
     def measure(self, unit: Unit, bench: Bench) -> Rows:
-        data, other = bench.data(self.inside), bench.data(self.outside)
+        data, other = with_rows(bench, self.inside, self.n), bench.data(self.outside)
         train = images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
         test = [images(each, "test", self.n_test, like=data, shrink=self.shrink).tensors for each in (data, other)]
         validation, (inside, outside) = zip(*(split(each, self.num_validation) for each in test), strict=True)
@@ -202,40 +212,14 @@ class OutOfDistribution(Study):
         ]
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
-        found, ours = rows["detection"], {"detector": "neuboots"}
-        others = {
-            "plain": "the baseline",
-            "mc-dropout": "MC dropout",
-            "deep-ensemble-original": "the original deep ensemble",
-            "deep-ensemble": "the deep ensemble with cross-entropy",
-            "odin": "ODIN",
-        }
-        moved, far = {"detector": "neuboots + calibration"}, {"detector": "mahalanobis + calibration"}
-        last = max(self.sizes)
+        names, last = versions(self.methods).items(), max(self.sizes)
         sides = [
             {"seed": row["seed"], "group": group, "std": row[f"std_{group}"]}
             for row in rows["spread"] if row["B"] == last and row["of"] == "probabilities"
             for group in ("in", "out")
         ]  # fmt: skip
         return [
-            *(
-                compare(
-                    f"NeuBoots has a higher AUROC than {words}, without moving inputs",
-                    found, "auroc", ours, {"detector": name}, expect="higher", scale=100,
-                )
-                for name, words in others.items()
-            ),
-            most_of(
-                "with moved inputs NeuBoots is better than Mahalanobis with both of its aids, in most figures",
-                [
-                    compare(column.title, found, column.key, moved, far, expect="higher", scale=100)
-                    for column in COLUMNS
-                ],
-            ),
-            compare(
-                "moving inputs raises the AUROC of NeuBoots",
-                found, "auroc", moved, ours, expect="higher", scale=100,
-            ),
+            *(verdict for name, title in names for verdict in detected(name, title, rows["detection"])),
             compare(
                 f"with B = {last}, the predictive standard deviation of NeuBoots is larger outside than inside",
                 sides, "std", {"group": "out"}, {"group": "in"}, expect="higher", digits=4,
@@ -326,6 +310,20 @@ def figures_of(tally: Detection) -> dict[str, float]:
         "aupr_in": float(tally.aupr_in),
         "aupr_out": float(tally.aupr_out),
     }
+
+
+def detected(name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    """Better than the others as it is, better than Mahalanobis with moved inputs, and better with them than without."""
+    ours, moved, far = ({"detector": which} for which in (name, f"{name} + calibration", FARTHEST))
+    higher = partial(compare, rows=rows, expect="higher", scale=100)
+    for other, words in OTHERS.items():
+        claim = f"{title} has a higher AUROC than {words}, without moving inputs"
+        yield higher(claim, key="auroc", first=ours, second={"detector": other})
+    yield most_of(
+        f"with moved inputs {title} is better than Mahalanobis with both of its aids, in most figures",
+        [higher(column.title, key=column.key, first=moved, second=far) for column in COLUMNS],
+    )
+    yield higher(f"moving inputs raises the AUROC of {title}", key="auroc", first=moved, second=ours)
 
 
 def most_of(claim: str, parts: Sequence[Verdict]) -> Verdict:

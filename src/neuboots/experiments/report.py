@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots.experiments import UsageError
-from neuboots.experiments.runs import SETTINGS, Run, Unfinished, read_run
+from neuboots.experiments.runs import ROWS, SETTINGS, UNITS, Run, Unfinished, read_run
 from neuboots.experiments.studies import STUDIES
 from neuboots.report.chapters import Chapter, document
-from neuboots.tasks.units import read_json, write_text
+from neuboots.tasks.units import write_text
 
 OPENING = (
     "Every table and figure of the paper, measured by this library. Figures marked *paper* are the paper's; all others "
     "are ours, mean ± standard deviation over seeds. A claim *holds* or *does NOT hold* if Student's 95 % interval of "
-    "the paired differences says so, or the rule that it names, and is *not resolved* otherwise. A verdict is one on the "
-    "scale that was run: at `cpu`, small nets, few epochs and part of the data, where the paper has large nets trained "
-    "for long. It says what holds there, and neither proves nor refutes the paper's own figures."
+    "the paired differences says so, or the rule that it names, and is *not resolved* otherwise. A verdict is one on "
+    "the scale that was run: at `cpu`, small nets, few epochs and part of the data, where the paper has large nets "
+    "trained for long. It says what holds there, and neither proves nor refutes the paper's own figures."
 )
 
 
@@ -29,10 +29,10 @@ class Report:
     """The page; report.html in the folder by default."""
 
     def run(self) -> None:
-        chapters = chapters_in(self.folder)
         out = self.out or self.folder / "report.html"
         if out.suffix not in (".html", ".md"):
             raise UsageError(f"--out is {out}; give a name that ends in .html or .md")
+        chapters = chapters_in(self.folder, figures=out.suffix == ".html")
         try:
             if out.is_dir() or not out.absolute().parent.is_dir():
                 raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
@@ -46,13 +46,13 @@ def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
     """The chapters of all finished runs in the folder, in the paper's order; the others are named."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
-    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if "units" not in file.relative_to(folder).parts]
+    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if _is_home(file.parent)]
     if not homes:
         raise UsageError(f"{folder} holds no results; make some with: neuboots reproduce all --out {folder}")
     runs, unfinished = [], []
     for home in homes:
         try:
-            runs.append(_read(home))
+            runs.append(read_run(home, STUDIES))
         except Unfinished as fault:
             unfinished.append(str(fault))
     if not runs:
@@ -64,26 +64,19 @@ def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
     return [_chapter(run, figures=figures) for run in runs]
 
 
-def _read(home: Path) -> Run:
-    """The run in a folder; what is damaged is named."""
-    if not isinstance(read_json(home / SETTINGS), dict):
-        raise UsageError(f"{home / SETTINGS} cannot be read; remove {home} and make it again")
-    try:
-        return read_run(home, STUDIES)
-    except (LookupError, TypeError) as fault:
-        raise UsageError(
-            f"{home / SETTINGS} lacks what a run has ({fault}); remove {home} and make it again"
-        ) from fault
+def _is_home(folder: Path) -> bool:
+    """Whether a run lives there; other programs have a settings.json, too."""
+    return (folder / ROWS).is_dir() or (folder / UNITS).is_dir()
 
 
 def _chapter(run: Run, *, figures: bool) -> Chapter:
     try:
         return run.chapter(figures=figures)
-    except (AttributeError, LookupError, TypeError) as fault:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
         what = f"{type(fault).__name__}: {fault}"
         raise UsageError(
             f"the rows of {run.study.name} at scale {run.scale} lack what its tables need ({what}); make them again: "
-            f"{run.about.get('command')}"
+            f"{run.about['command']}"
         ) from fault
 
 

@@ -6,16 +6,19 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from neuboots.data import Corrupt
 from neuboots.experiments import UsageError
-from neuboots.experiments.runs import execute
-from neuboots.experiments.studies import STUDIES
+from neuboots.experiments.runs import check_folder, execute
+from neuboots.experiments.studies import NEEDS, STUDIES
 from neuboots.experiments.study import Bench, Scale, Study
 from neuboots.report.chapters import plain_text
+
+_ALL_NEED = ("lightning_fabric", "matplotlib", "PIL", "rich", "scipy", "sklearn")
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,15 @@ class Reproduce:
         from rich import get_console
 
         say = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
-        studies = [self._study(name) for name in (STUDIES if self.name == "all" else [self.name])]
+        studies = [self._study(name) for name in self._names]
+        for study in studies:
+            check_folder(self._folder(study), study, self.scale)
         self._check_data(studies)
         for study in studies:
             self._one(study, say)
 
     def _one(self, study: Study, say: Callable[..., None]) -> None:
-        folder = self.out / self.scale / study.name
+        folder = self._folder(study)
         say(f"\n{study.name}: {study.source}", style="bold")
         say(study.claim)
         if study.note:
@@ -75,6 +80,13 @@ class Reproduce:
         say(f"\n{plain_text(chapter)}\n")
         say(f"Scale {self.scale}, {chapter.seeds}; {chapter.cost}. Rows, tables and figures: {folder}")
 
+    @property
+    def _names(self) -> list[str]:
+        return list(STUDIES) if self.name == "all" else [self.name]
+
+    def _folder(self, study: Study) -> Path:
+        return self.out / self.scale / study.name
+
     def _study(self, name: str) -> Study:
         study = STUDIES[name].at(self.scale)
         return study if self.seeds is None else study.with_seeds(self.seeds)
@@ -96,15 +108,16 @@ class Reproduce:
             close = difflib.get_close_matches(self.name, STUDIES, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UsageError(f"there is no experiment {self.name!r}; {hint}give one of {', '.join(STUDIES)}, or all")
-        if self.seeds is not None and (not self.seeds or min(self.seeds) < 0 or len({*self.seeds}) < len(self.seeds)):
-            raise UsageError(
-                f"--seeds is {' '.join(map(str, self.seeds)) or 'empty'}; give whole numbers of at least 0, each once"
-            )
+        if self.seeds is not None and (
+            not self.seeds or min(self.seeds) < 0 or max(self.seeds) >= 2**32 or len({*self.seeds}) < len(self.seeds)
+        ):
+            given = " ".join(map(str, self.seeds)) or "empty"
+            raise UsageError(f"--seeds is {given}; give whole numbers of at least 0 and below 2**32, each once")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers is {self.workers}; give a whole number of at least 1")
-        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise UsageError(f"--out is {self.out}, but {there} is no folder that can be written to; give another one")
+        needed = dict.fromkeys([*_ALL_NEED, *(module for name in self._names for module in NEEDS.get(name, ()))])
+        if absent := [module for module in needed if find_spec(module) is None]:
+            raise ImportError(f"this needs {', '.join(absent)}; get all it needs with: pip install 'neuboots[all]'")
 
     def _check_data(self, studies: list[Study]) -> None:
         """All sets of all studies are looked for before any work begins."""

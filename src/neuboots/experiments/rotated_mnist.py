@@ -8,10 +8,12 @@ multilayer perceptron on digits turned by any angle.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from neuboots.experiments.measure import class_scores, classifier, held, make_method, reliability_figures
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.report.tables import Column, Paper, Table, tabulate
 from neuboots.report.verdicts import Verdict, compare
 
@@ -25,7 +27,7 @@ PAPER: Paper = {
     (1, "amortized-bootstrap"): {"error": 17.03},
     (5, "amortized-bootstrap"): {"error": 16.82},
     (25, "amortized-bootstrap"): {"error": 16.18},
-    (1, "neuboots"): {"error": "17.94 ± 0.74", "ece": 15.00},
+    (1, "neuboots"): {"error": "17.94 ± 0.74", "ece": "15.00"},
     (5, "neuboots"): {"error": "14.98 ± 0.31"},
     (25, "neuboots"): {"error": "14.45 ± 0.31", "ece": 2.98},
 }
@@ -101,30 +103,24 @@ class RotatedMnist(Study):
         return [table]
 
     def verdicts(self, rows: Rows) -> list[Verdict]:
-        last, found = max(self.sizes), rows["scores"]
-        ours = {"method": "neuboots", "B": last}
-        errors = [
-            compare(
-                f"with B = {last}, NeuBoots makes fewer errors than the {other.replace('-', ' ')}",
-                found, "error", ours, {"method": other, "B": last}, expect="lower", scale=100,
-            )
-            for other in ("standard-bootstrap", "amortized-bootstrap")
-        ]  # fmt: skip
-        return [
-            *errors,
-            compare(
-                f"NeuBoots makes fewer errors with B = {last} than with B = 1",
-                found, "error", ours, {"method": "neuboots", "B": 1}, expect="lower", scale=100,
-            ),
-            compare(
-                f"the ECE of NeuBoots is lower with B = {last} than with B = 1",
-                found, "ece", ours, {"method": "neuboots", "B": 1}, expect="lower", scale=100,
-            ),
-        ]  # fmt: skip
+        last, verdicts = max(self.sizes), []
+        for name, title in versions(self.methods).items():
+            lower = partial(compare, rows=rows["scores"], first={"method": name, "B": last}, expect="lower", scale=100)
+            for other in ("standard-bootstrap", "amortized-bootstrap"):
+                claim = f"with B = {last}, {title} makes fewer errors than the {other.replace('-', ' ')}"
+                verdicts.append(lower(claim, key="error", second={"method": other, "B": last}))
+            for key, what in (("error", "makes fewer errors"), ("ece", "has a lower ECE")):
+                claim = f"{title} {what} with B = {last} than with B = 1"
+                verdicts.append(lower(claim, key=key, second={"method": name, "B": 1}))
+        return verdicts
 
     def figures(self, rows: Rows) -> "dict[str, Figure]":
         return reliability_figures(rows["bins"], ("B", "method"))
 
     @property
     def note(self) -> str:
-        return f"{self.epochs} epochs of {self.net} on {self.data}. The paper gives the ECE of NeuBoots alone."
+        return (
+            f"{self.epochs} epochs of {self.net} on {self.data}, {self.n_test:,} images to test. The paper states "
+            "neither net nor training, and of ECE only that NeuBoots comes from 15.00 to 2.98 as B grows: these stand "
+            "here beside the least and the largest B."
+        )

@@ -25,6 +25,7 @@ from neuboots.data import CropFlip, DataSet, Normalisation, Part
 from neuboots.data.parts import Augment, in_unit_range
 from neuboots.experiments.measure import make_method, reliability_figures
 from neuboots.experiments.study import Bench, Rows, Study, Unit
+from neuboots.experiments.versions import versions
 from neuboots.losses import Brier, CrossEntropy
 from neuboots.methods.registry import METHODS as REGISTRY
 from neuboots.prediction import Method, Predictor
@@ -190,14 +191,23 @@ class SegmentationStudy(Study):
     def verdicts(self, rows: Rows) -> list[Verdict]:
         scores, times, both = rows["scores"], rows["times"], self.nets
         best = [net for net in both if self.stands_for[net] in self.calibrated]
-        others = [name for name in self.methods if name not in ("neuboots", "neuboots-paper")]
+        ours = versions(self.methods)
+        others = [name for name in self.methods if name not in ours]
         rivals = [name for name in others if name != "plain"]
+        claims: tuple[tuple[str, str, Sequence[str], Sequence[str]], ...] = (
+            ("a higher mIoU than the plain net", "mean_iou", both, ["plain"]),
+            ("a lower ECE than the plain net", "ece", both, ["plain"]),
+            ("the highest mIoU of all methods", "mean_iou", both, others),
+            ("the lowest ECE of all methods", "ece", best, others),
+        )
+        faster = "NeuBoots predicts faster than MC dropout and the ensembles"
         return [
-            _better("NeuBoots has a higher mIoU than the plain net", scores, "mean_iou", both, ["plain"]),
-            _better("NeuBoots has a lower ECE than the plain net", scores, "ece", both, ["plain"]),
-            _better("NeuBoots has the highest mIoU of all methods", scores, "mean_iou", both, others),
-            _better("NeuBoots has the lowest ECE of all methods", scores, "ece", best, others),
-            _better("NeuBoots predicts faster than MC dropout and the ensembles", times, "relative_time", both, rivals),
+            *(
+                _better(f"{title} has {claim}", scores, key, nets, rest, ours=name)
+                for name, title in ours.items()
+                for claim, key, nets, rest in claims
+            ),
+            _better(faster, times, "relative_time", both, rivals),
         ]
 
     def figures(self, rows: Rows) -> "dict[str, Figure]":
@@ -207,7 +217,7 @@ class SegmentationStudy(Study):
     @property
     def training(self) -> str:
         """How the nets were trained and timed, in words."""
-        size = "all training images" if self.n is None else f"{self.n} training images"
+        size = "all training images but a tenth, kept apart," if self.n is None else f"{self.n} training images"
         side = "" if self.shrink == 1 else f" at 1/{self.shrink} of the side"
         epochs = ", ".join(f"{epochs} epochs of {net}" for net, epochs in zip(self.nets, self.epochs, strict=True))
         return (
@@ -217,7 +227,13 @@ class SegmentationStudy(Study):
 
 
 def _better(
-    claim: str, rows: Sequence[Mapping[str, Any]], key: str, nets: Sequence[str], others: Sequence[str]
+    claim: str,
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    nets: Sequence[str],
+    others: Sequence[str],
+    *,
+    ours: str = "neuboots",
 ) -> Verdict:
     """NeuBoots beside the best of some other methods, with each net: who beats that one beats them all."""
     column = next(column for column in _COLUMNS if column.key == key)
@@ -230,8 +246,8 @@ def _better(
             if row["net"] == net and row["method"] in others:
                 values.setdefault(row["method"], []).append(sign * row[key])
         rival = max(values, key=lambda other: fmean(values[other]), default=others[0])
-        ours, theirs = ({"method": method, "net": net} for method in ("neuboots", rival))
-        parts.append(compare("", rows, key, ours, theirs, expect=expect, scale=column.scale, digits=column.digits))
+        first, second = ({"method": method, "net": net} for method in (ours, rival))
+        parts.append(compare("", rows, key, first, second, expect=expect, scale=column.scale, digits=column.digits))
     return all_of(f"{claim}, with {' and '.join(nets)}", parts)
 
 

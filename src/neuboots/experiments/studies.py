@@ -29,6 +29,13 @@ _CLASSES = {
     "text": "Text",
 }
 
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "coverage": ("gpytorch",),
+    "time-vs-n": ("gpytorch",),
+    "segmentation-3d": ("monai",),
+}
+"""Libraries that a study imports only as it works, beyond those that all need."""
+
 
 class _Studies(Mapping[str, type[Study]]):
     def __getitem__(self, name: str) -> type[Study]:

@@ -7,7 +7,7 @@ is the least piece of work that is worth keeping: a method with a seed, a trial.
 values; whatever is printed, drawn or claimed is made from the rows alone, so it can be made again without any training.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -60,7 +60,7 @@ def read(name: str, root: Path | None, options: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(ABC):
     """One experiment. A subclass adds its settings as fields, and says what its units are and what they measure."""
 
     name: ClassVar[str]  # as in `neuboots reproduce NAME`

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from neuboots.experiments.coverage import PAPER_LAW, curve_net, net_title, regressor
+from neuboots.experiments.coverage import PAPER_LAW, bootstrap_size, curve_net, net_title, regressor
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.prediction import Predictor
 from neuboots.report.tables import Column, Table, tabulate
@@ -202,7 +202,7 @@ class TimeVsN(Study):
     def note(self) -> str:
         return (
             f"{self.steps} steps of Adam on all n rows for every net, the library's sparse GP with its own steps; "
-            f"{self.members} nets of the standard bootstrap, where the paper has 1000; its time grows with K."
+            f"{bootstrap_size(self.members)}, whose time grows with their number."
         )
 
 

@@ -1,5 +1,6 @@
 """A chapter: everything there is to say of one experiment, ready to be printed, written or put on the page."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,11 +63,14 @@ def tally(verdicts: Sequence[Verdict]) -> dict[str, int]:
 def document(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
     """A whole Markdown page: what held and what did not, then a section for each chapter."""
     counts = tally([verdict for chapter in chapters for verdict in chapter.verdicts])
-    lines = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"]
+    lines, seen = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"], Counter[str]()
     for chapter in chapters:
-        link = f"[{chapter.name}](#{_anchor(f'{chapter.name}: {chapter.source}')})"
+        anchor = _anchor(f"{chapter.name}: {chapter.source}")
+        link = f"[{chapter.name}](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})"  # at several scales
+        seen[anchor] += 1
         for verdict in chapter.verdicts:
-            lines.append(f"| {link} | {chapter.source} | {verdict.claim} | {verdict.word} |")
+            claim = verdict.claim.replace("|", "\\|")
+            lines.append(f"| {link} | {chapter.source} | {claim} | {verdict.word} |")
     words = zip(counts.values(), ("hold", "do NOT hold", "are not resolved"), strict=True)
     summary = ", ".join(f"{count} {word}" for count, word in words)
     found = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)

@@ -28,7 +28,8 @@ class Column:
     better: Literal["lower", "higher", ""] = ""
 
     def show(self, value: float) -> str:
-        return f"{self.scale * value:.{self.digits}f}"
+        shown = self.scale * value
+        return f"{shown:z.{self.digits}f}" if abs(shown) < 1e9 else f"{shown:.3g}"  # z: no -0.00
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _paper(shown: str | float | None) -> Cell:
 
 
 def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: Column) -> set[tuple[Any, ...]]:
-    """The groups with the best figure among those that share all keys but the last; none where only one has it."""
+    """The groups with the best figure among those that share all keys but the last; none where all are alike."""
     if not column.better:
         return set()
     families: dict[tuple[Any, ...], dict[tuple[Any, ...], float]] = {}
@@ -244,4 +245,9 @@ def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: Column) -> se
         if values:
             families.setdefault(key[:-1], {})[key] = fmean(values)
     choose = min if column.better == "lower" else max
-    return {choose(means, key=means.__getitem__) for means in families.values() if len(means) > 1}
+    return {
+        key
+        for means in families.values()
+        for key, mean in means.items()
+        if mean == choose(means.values()) and len({*means.values()}) > 1
+    }

@@ -72,8 +72,8 @@ def compare(
     a, b = ([side[name] for name in both] for side in (ours, theirs))
     differences = [scale * (x - y) for x, y in zip(a, b, strict=True)]
     difference, half = fmean(differences), _half_interval(differences, level)
-    means = [f"{name} {scale * fmean(side):.{digits}f}" for name, side in zip(names, (a, b), strict=True)]
-    shown = f"{key} {means[0]} against {means[1]}, difference {difference:+.{digits}f}"
+    means = [f"{name} {scale * fmean(side):z.{digits}f}" for name, side in zip(names, (a, b), strict=True)]
+    shown = f"{key} {means[0]} against {means[1]}, difference {difference:+z.{digits}f}"
     spread = " in a single pair" if len(both) == 1 else f" ± {half:.{digits}f} over {len(both)} pairs"
     return Verdict(claim, _decide(difference, half, expect, margin), shown + spread)
 

@@ -14,7 +14,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -37,13 +37,15 @@ def run_units(
     num_workers: int = 1,
     folder: Path | None = None,
     identity: str = "",
+    known: Mapping[int, Any] | None = None,
     title: str = "working",
     progress: bool = True,
 ) -> list[Any]:
     """[run(0), …, run(count − 1)]; results are JSON: numbers, texts, lists and dicts of them.
 
     `num_workers` processes share the units; each computes with one thread. Where processes cannot be forked, or a GPU
-    is in use, units run in turn. A folder whose units have another `identity` is refused.
+    is in use, units run in turn. A folder whose units have another `identity` is refused. Units whose result is `known`
+    are not run.
 
     >>> run_units(lambda k: {"square": k * k}, 3, progress=False)
     [{'square': 0}, {'square': 1}, {'square': 4}]
@@ -51,7 +53,7 @@ def run_units(
     for name, value in (("num_workers", num_workers), ("count", count)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"got {name}={value!r}; expected a whole number, at least 1")
-    results = _kept(folder, identity, count)
+    results = {**_kept(folder, identity, count), **(known or {})}
     missing = [k for k in range(count) if k not in results]
     if missing:
         with suppress(ImportError):  # once here, and not in the first unit of every process
@@ -91,11 +93,15 @@ def write_text(path: Path, text: str) -> None:
     """Written aside, then renamed: nobody ever sees half a file, nor an empty one after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:  # a full disk, an interrupt
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:
