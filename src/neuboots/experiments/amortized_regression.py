@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from neuboots import NeuBoots, SquaredError, residual_std
 from neuboots.data import DataSet
 from neuboots.experiments.curves import draw_lines, epochs_for, everywhere, rounded
 from neuboots.experiments.measure import held, make_method
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.experiments.versions import versions
+from neuboots.losses import SquaredError
+from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method
+from neuboots.regression import residual_std
 from neuboots.report.tables import Column, Table, tabulate
 from neuboots.report.verdicts import Verdict, compare
 from neuboots.tasks.regression import regression

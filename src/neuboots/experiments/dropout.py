@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from neuboots import MCDropout
 from neuboots.experiments.curves import draw_lines, everywhere, rounded
 from neuboots.experiments.images import with_rows
 from neuboots.experiments.measure import CLASS_COLUMNS, class_scores, held, make_method, reliability_figures
 from neuboots.experiments.study import Bench, Rows, Study, Unit
 from neuboots.experiments.versions import versions
+from neuboots.methods import MCDropout
 from neuboots.nets import MLP
 from neuboots.report.tables import Column, Table, tabulate
 from neuboots.report.verdicts import Verdict
