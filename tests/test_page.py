@@ -16,7 +16,7 @@ from test_runs import STUDIES as MADE_UP
 from test_runs import edit, run
 
 from neuboots.cli import main
-from neuboots.report.chapters import Chapter
+from neuboots.report.chapters import Chapter, document
 from neuboots.report.page import page
 from neuboots.report.tables import Cell, Table
 
@@ -236,6 +236,18 @@ def test_a_run_that_is_not_finished_is_left_out_and_named(results: Path, capsys:
     assert "cut/squares holds a run that is not finished" in err
 
 
+def test_settings_of_other_programs_are_none_of_ours(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (results / ".vscode").mkdir()
+    (results / ".vscode" / "settings.json").write_text("{}")
+    assert main(["report", str(results)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_one_study_at_two_scales_has_two_places_in_markdown() -> None:
+    made = document(chapters(), title="T", opening="O")
+    assert [*dict.fromkeys(re.findall(r"\[digits\]\(#([^)]+)\)", made))] == ["digits-table-31", "digits-table-31-1"]
+
+
 def settings(folder: Path) -> Path:
     return folder / "smoke" / "squares" / "settings.json"
 
@@ -257,6 +269,7 @@ def rows(folder: Path) -> Path:
         (lambda folder: rows(folder).unlink(), ["."], "holds a run that is not finished; repeat its command"),
         (lambda folder: rows(folder).write_text("["), ["."], "rows that cannot be read (squares)"),
         (lambda folder: rows(folder).write_text('[{"k": 0}]'), ["."], "lack what its tables need (KeyError: 'value')"),
+        (lambda folder: rows(folder).write_text('[{"k": 0, "seed": 0, "value": "x"}]'), ["."], "lack what its tables"),
         (lambda folder: rows(folder).write_text("[3]"), ["."], "rows that cannot be read (squares)"),
         (lambda folder: settings(folder).write_text("{"), ["."], "holds no settings.json of a run; give"),
         (lambda folder: settings(folder).write_text("[]"), ["."], "holds no settings.json of a run; give"),

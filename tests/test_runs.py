@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+import torch
 
 from neuboots.experiments import UsageError
 from neuboots.experiments.runs import execute, name_of, read_run
@@ -121,11 +122,93 @@ def test_seeds_can_be_added(tmp_path: Path) -> None:
     assert {row["seed"] for row in read_run(tmp_path, STUDIES).rows["squares"]} == {0, 1, 2}
 
 
-def test_a_damaged_unit_is_done_again(tmp_path: Path) -> None:
-    run(tmp_path)
-    (tmp_path / "units" / "k=1,seed=0.json").write_text('{"rows": {')
-    run(tmp_path)
+@pytest.mark.parametrize(
+    "damage",
+    ["", '{"rows": {', "3", "[1]", "{}", '{"seconds": 1, "rows": []}', '{"seconds": 1, "rows": {"squares": [3]}}'],
+)
+def test_a_damaged_unit_is_done_again(tmp_path: Path, damage: str) -> None:
+    whole = run(tmp_path)
+    (tmp_path / "units" / "k=1,seed=0.json").write_text(damage)
+    again = run(tmp_path)
     assert [name_of(unit) for unit in Squares.log].count("k=1,seed=0") == 2
+    assert again.rows == whole.rows  # type: ignore[attr-defined]
+
+
+def test_what_was_killed_as_it_wrote_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "settings.json.7.part").touch()
+    run(tmp_path)
+    checkpoints = tmp_path / "units" / "k=1,seed=0"
+    checkpoints.mkdir()  # its unit is written
+    (tmp_path / "units" / "k=1,seed=0.json.7.part").touch()
+    run(tmp_path)
+    assert not checkpoints.exists()
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_what_other_seeds_left_goes(tmp_path: Path) -> None:
+    run(tmp_path)
+    for file in ("rows/cubes.json", "figures/cubes.svg"):
+        (tmp_path / file).write_text("[]")
+    run(tmp_path, Squares(seeds=(1,)))
+    assert {row["seed"] for row in read_run(tmp_path, STUDIES).rows["squares"]} == {1}
+    assert [file.name for kind in ("rows", "figures") for file in (tmp_path / kind).iterdir()] == [
+        "squares.json",
+        "line.svg",
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_unit_that_fails_is_named_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    measure = Squares.measure
+
+    def fail(self: Squares, unit: Unit, bench: Bench) -> Rows:
+        if unit == {"k": 1, "seed": 1}:
+            raise ZeroDivisionError("far off")
+        return measure(self, unit, bench)
+
+    monkeypatch.setattr(Squares, "measure", fail)
+    with pytest.raises(ZeroDivisionError, match="far off") as caught:
+        run(tmp_path, num_workers=num_workers)
+    assert caught.value.__notes__ == [
+        f"in the unit k=1,seed=1 of squares; what is finished is kept in {tmp_path / 'units'}"
+    ]
+    assert (tmp_path / "units" / "k=1,seed=0.json").exists()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_units_have_one_thread_however_many_work_and_those_that_measure_time_have_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    def threads(self: Squares, unit: Unit, bench: Bench) -> Rows:
+        return {"squares": [{"value": torch.get_num_threads()}]}
+
+    monkeypatch.setattr(Squares, "measure", threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run(tmp_path, num_workers=num_workers)
+    finally:
+        torch.set_num_threads(before)
+    rows = json.loads((tmp_path / "rows" / "squares.json").read_text())
+    assert {(row["k"], row["value"]) for row in rows} == {(0, 3), (1, 1)}
+
+
+def test_no_figure_is_nan_however_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"value": 1.0, "curve": [[1e300, float("inf")], float("nan")], "word": "NaN", "none": None}
+    monkeypatch.setattr(Squares, "measure", lambda *_: {"squares": [row]})
+    run(tmp_path)
+    rows = json.loads((tmp_path / "rows" / "squares.json").read_text(), parse_constant=pytest.fail)
+    assert rows[0] == {"k": 0, "seed": 0, "value": 1.0, "curve": [[1e300, None], None], "word": "NaN", "none": None}
+
+
+def test_a_study_that_lacks_a_part_cannot_begin() -> None:
+    class Half(Study):
+        name = "half"
+
+    with pytest.raises(TypeError, match="figures, measure, sets, tables, units, verdicts"):
+        Half()  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("change", [lambda s: Squares(size=3, seeds=s.seeds), lambda s: Squares(widths=(9,))])
@@ -139,6 +222,35 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     with pytest.raises(UsageError, match="is not empty and holds no run"):
         run(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("damage", ["", "3", "[]", "{}", '{"study": "squares", "scale": "smoke", "settings": []}'])
+def test_settings_that_cannot_be_read_adopt_no_units(tmp_path: Path, damage: str) -> None:
+    run(tmp_path)
+    (tmp_path / "settings.json").write_text(damage)
+    with pytest.raises(UsageError, match="holds no run with settings.json"):
+        run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match="file is no folder that can be written to"):
+            run(folder)
+    with pytest.raises(UsageError, match="cannot be made .*give another folder"):
+        run(tmp_path / ("x" * 300))
+
+
+def test_two_runs_in_one_folder_are_one_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(self: Squares, unit: Unit, bench: Bench) -> Rows:
+        with pytest.raises(UsageError, match="another run is at work in"):
+            run(tmp_path)
+        return {"squares": [{"value": 1.0}]}
+
+    monkeypatch.setattr(Squares, "measure", another)
+    run(tmp_path)
+    run(tmp_path)
 
 
 def test_a_run_is_read_as_it_was(tmp_path: Path) -> None:
@@ -161,6 +273,11 @@ def test_two_workers_find_the_same_rows(tmp_path: Path) -> None:
         (lambda folder: (folder / "rows" / "squares.json").unlink(), "not finished"),
         (lambda folder: edit(folder, study="cubes"), "holds 'cubes'; expected one of squares"),
         (lambda folder: edit(folder, settings={"height": 3}), "settings of another version"),
+        (lambda folder: edit(folder, settings=[3]), "holds no settings.json of a run"),
+        (lambda folder: edit(folder, study=["squares"]), "holds no settings.json of a run"),
+        (lambda folder: edit(folder, about=3), "not finished"),
+        (lambda folder: edit(folder, about={"command": "x"}), "not finished"),
+        (lambda folder: (folder / "rows" / "squares.json").write_text("3"), "rows that cannot be read"),
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path: Path, damage: Callable[[Path], object], sentence: str) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from neuboots.cli import main
 from neuboots.data import SETS
 from neuboots.experiments import UsageError
 from neuboots.experiments.reproduce import Reproduce
@@ -90,6 +92,28 @@ def test_missing_data_are_named_before_any_work(tmp_path: Path, monkeypatch: pyt
         Reproduce("all", scale="cpu", data_root=tmp_path, out=tmp_path / "out").run()
     assert all(name in str(caught.value) for name in ("mnist", "cifar10", "svhn", "sst2", "hippocampus3d"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("dropout", "matplotlib"), ("dropout", "scipy"), ("time-vs-n", "gpytorch"), ("all", "gpytorch"), ("all", "monai")],
+)
+def test_a_missing_library_is_named_before_any_work(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["reproduce", name, "--scale", "smoke", "--out", str(tmp_path / "out")]) == 1
+    said = f"neuboots: this needs {module}; get all it needs with: pip install 'neuboots[all]'\n"
+    assert capsys.readouterr().err == said
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_folders_are_looked_at_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / [*STUDIES][-1]).touch()
+    with pytest.raises(UsageError, match="no folder that can be written to"):
+        Reproduce("all", scale="smoke", out=tmp_path).run()
+    assert len([*(tmp_path / "smoke").iterdir()]) == 1
 
 
 @pytest.mark.parametrize(

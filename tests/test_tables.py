@@ -103,3 +103,10 @@ def test_lines_and_links_must_fit() -> None:
         Table("T.", ("a", "b"), ((Cell("x"),),))
     with pytest.raises(ValueError, match="2 links for 1 lines"):
         Table("T.", ("a",), ((Cell("x"),),), ("p", "q"))
+
+
+def test_odd_numbers_stay_short() -> None:
+    column = Column("x", "x", scale=100)
+    assert [column.show(x) for x in (-1e-9, 0.0, 123456.789, 1e300, -3.4e38)] == [
+        "0.00", "0.00", "12345678.90", "1e+302", "-3.4e+40",
+    ]  # fmt: skip

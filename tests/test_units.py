@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from neuboots.tasks.units import can_fork, run_units
+from neuboots.tasks.units import can_fork, run_units, write_text
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 7])
@@ -56,6 +58,25 @@ def test_more_units_go_on_where_fewer_ended(tmp_path: Path) -> None:
     assert run_units(lambda k: done.append(k) or k, 4, folder=tmp_path, progress=False) == [0, 1, 2, 3]  # type: ignore[func-returns-value]
     assert done == [2, 3]
     assert json.loads((tmp_path / "unit-0003.json").read_text()) == 3
+
+
+def test_what_is_known_is_not_done_again_and_counts_as_done_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int | None, int]] = []
+
+    @contextmanager
+    def bar(title: str, total: int | None, *, show: bool, done: int) -> Iterator[Callable[[str], None]]:
+        shown.append((total, done))
+        yield lambda text: None
+
+    monkeypatch.setattr("neuboots.tasks.units.bar", bar)
+    assert run_units(lambda k: k, 4, known={1: "one", 3: "three"}) == [0, "one", 2, "three"]
+    assert shown == [(4, 2)]
+
+
+def test_nothing_is_left_of_a_text_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "text", "\ud800")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:

@@ -60,3 +60,8 @@ def test_parts_make_a_whole() -> None:
     assert all_of("c", [yes, unsure, no]).holds is False
     assert all_of("c", []).holds is None
     assert str(no) == "does NOT hold: c (f)"
+
+
+def test_nothing_is_less_than_nothing() -> None:
+    found = compare("c", rows([0.1, 0.2], [0.1 + 1e-9, 0.2]), "ece", A, B, expect="lower").found
+    assert "difference +0.00 ± 0.00" in found

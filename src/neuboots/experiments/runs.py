@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -69,7 +69,7 @@ def execute(study: Study, scale: str, folder: Path, bench: Bench, *, command: st
     except OSError as fault:
         raise UsageError(f"{folder} cannot be made ({fault.strerror}); give another folder with --out") from None
     with _alone_in(folder):
-        for half in folder.rglob("*.part"):  # of a run that was killed as it wrote
+        for half in [*folder.glob("*.part"), *folder.glob("*/*.part")]:  # of a run that was killed as it wrote
             half.unlink()
         if not _is_run(read_json(folder / SETTINGS)):
             write_json(folder / SETTINGS, _identity(study, scale))
@@ -101,16 +101,28 @@ def _results(study: Study, folder: Path, bench: Bench, num_workers: int) -> list
     for timed in (False, True):
         some = [k for k, unit in enumerate(units) if study.timed(unit) == timed]
         if some:
-            results = run_units(
-                partial(_at, work, some),
-                len(some),
-                num_workers=1 if timed else num_workers,
-                known={place: found[k] for place, k in enumerate(some) if k in found},
-                title=f"{study.name}{', times' if timed else ''}",
-                progress=bench.progress,
-            )
+            with nullcontext() if timed or torch.cuda.is_available() else _one_thread():
+                results = run_units(
+                    partial(_at, work, some),
+                    len(some),
+                    num_workers=1 if timed else num_workers,
+                    known={place: found[k] for place, k in enumerate(some) if k in found},
+                    title=f"{study.name}{', times' if timed else ''}",
+                    progress=bench.progress,
+                )
             found |= dict(zip(some, results, strict=True))
     return [found[k] for k in range(len(units))]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As workers have it: the order of sums, and so the last digits, are the same whatever the number of workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _kept(file: Path) -> dict[str, Any] | None:
@@ -211,7 +223,7 @@ def check_folder(folder: Path, study: Study, scale: str) -> None:
         raise UsageError(f"{there} is no folder that can be written to; give another one with --out")
     held, wanted = read_json(folder / SETTINGS), _identity(study, scale)
     if not _is_run(held):
-        if folder.is_dir() and any(not path.name.startswith(SETTINGS) for path in folder.iterdir()):
+        if there == folder and any(not path.name.startswith(SETTINGS) for path in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no run with {SETTINGS}; give another folder with --out")
         return
     other = [key for key in ("study", "scale") if held[key] != wanted[key]]
