@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +27,30 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
     """Write the predictor to a folder; an earlier save there is replaced as a whole."""
     from safetensors.torch import save_file
 
-    target = Path(folder)
     if not isinstance(predictor, Predictor):
         raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as fit gives one")
-    if target.exists() and not _is_ours(target):
-        raise FileExistsError(
-            f"{target} exists and is not a saved predictor; expected a new folder: choose another name"
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
     net = None if predictor.net is None else describe(predictor.net)
     config = {"format": FORMAT, "version": VERSION, **predictor.config(), "net": net}
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        os.chmod(aside, 0o777 & ~_umask())
+    with replaced_folder(folder, ("config.json", "model.safetensors"), "a saved predictor") as aside:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.state().items()}
         save_file(_unshared(tensors), aside / "model.safetensors")
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def replaced_folder(folder: str | os.PathLike[str], names: Collection[str], what: str) -> Iterator[Path]:
+    """Gives a folder to fill, which takes the place of `folder` as a whole at the end; if that fails, nothing changes.
+
+    A folder that holds other files than these names is not `what` it should be, and is not replaced.
+    """
+    target = Path(folder)
+    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
+        raise FileExistsError(f"{target} exists and is not {what}; expected a new folder: choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        os.chmod(aside, 0o777 & ~_umask())
+        yield aside
         if target.exists():
             old = aside.with_name(aside.name + ".old")
             os.rename(target, old)
@@ -56,13 +66,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _is_ours(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    names = {path.name for path in folder.iterdir()}
-    return names <= {"config.json", "model.safetensors"}
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
