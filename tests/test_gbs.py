@@ -246,7 +246,7 @@ def test_a_fit_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     [
         ({"num_blocks": 0}, "got S = 0 blocks; expected at least 1"),
         ({"law": Dirichlet}, "expected a law such as Dirichlet()"),
-        ({"redraw": "never"}, "got redraw='never'; expected 'epoch', 'step' or 'sample'"),
+        ({"redraw": "never"}, "got redraw='never'; expected one of 'epoch', 'step', 'sample', 'pool'"),
         ({"loss": CrossEntropy}, "expected a function of .outputs, targets."),
     ],
 )

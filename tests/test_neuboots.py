@@ -130,7 +130,7 @@ def test_gradients_flow_to_the_input_when_asked() -> None:
         (lambda p: Plain(loss="ce"), "got loss='ce'"),
         (lambda p: NeuBoots(num_blocks=2.5), "got S = 2.5 blocks"),
         (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),
-        (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected 'epoch', 'step' or 'sample'"),
+        (lambda p: NeuBoots(redraw="day"), "got redraw='day'; expected one of 'epoch', 'step', 'sample', 'pool'"),
         (lambda p: NeuBoots(tune="tail"), "got tune='tail'; expected 'all' or 'head'"),
         (lambda p: NeuBoots(warmup=-1), "got warmup=-1"),
         (lambda p: NeuBoots(link="log").fit(TwoBranches, classes(), RECIPE), "got link='log'"),

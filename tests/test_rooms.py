@@ -63,8 +63,18 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {
-    "estimators": {"methods", "training", "losses", "prediction", "saving"},
-    "cli": {"experiments", "estimators", "report", "methods"},
+    "estimators": {
+        "methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks",
+    },
+    "models": {
+        "estimators", "data", "methods", "nets", "tasks", "metrics", "prediction", "saving", "training", "losses",
+        "progress", "surgery", "batches", "keys", "regression",
+    },
+    "commands": {
+        "models", "report", "tasks", "data", "methods", "metrics", "progress", "experiments", "nets", "estimators",
+        "training", "prediction", "saving",
+    },
+    "cli": {"experiments", "commands", "report", "methods"},
     "__init__": {
         "weights", "surgery", "prediction", "generator", "losses", "batches", "training", "methods", "saving",
         "regression",

@@ -126,7 +126,19 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class GaussianNLL:
-    """ℓ = ½ (log σ² + (y − μ)²/σ²) for outputs (N, 2k, *) holding k means, then k values of log σ²."""
+    """ℓ = ½ σ^(2β) (log σ² + (y − μ)²/σ²) for outputs (N, 2k, *) holding k means, then k values of log σ².
+
+    β = 0 is the likelihood. With β = ½ points of large σ² count more than their likelihood has it, and means are learned
+    as well as by the squared error, which β = 1 comes to; σ^(2β) is a weight without gradient, and is left out where
+    none is computed, so that validation is by the likelihood. Seitzer, Tavakoli, Antic and Martius, On the pitfalls of
+    heteroscedastic uncertainty estimation with probabilistic neural networks, ICLR 2022.
+    """
+
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"got beta={self.beta}; expected a number from 0 to 1")
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.ndim < 2 or outputs.shape[1] % 2:
@@ -137,7 +149,8 @@ class GaussianNLL:
         # a floor on σ² keeps one confident error from outweighing the batch
         log_variance = log_variance.clamp_min(-12.0)
         residual = _shaped_like(mean, targets) - mean
-        return 0.5 * (log_variance + residual.square() * (-log_variance).exp())
+        losses = 0.5 * (log_variance + residual.square() * (-log_variance).exp())
+        return losses * (self.beta * log_variance.detach()).exp() if self.beta and torch.is_grad_enabled() else losses
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ def replaced_folder(folder: str | os.PathLike[str], names: Collection[str], what
     A folder that holds other files than these names is not `what` it should be, and is not replaced.
     """
     target = Path(folder)
-    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
-        raise FileExistsError(f"{target} exists and is not {what}; expected a new folder: choose another name")
+    check_replaceable(target, names, what)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -60,6 +59,13 @@ def replaced_folder(folder: str | os.PathLike[str], names: Collection[str], what
             os.rename(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], what: str) -> None:
+    """Refuse a place that `replaced_folder` would refuse: to ask before long work."""
+    target = Path(folder)
+    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
+        raise FileExistsError(f"{target} exists and is not {what}; expected a new folder: choose another name")
 
 
 def _umask() -> int:

@@ -9,7 +9,8 @@ and data-parallel ranks agree without a message.
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch import Tensor
 from neuboots.keys import draw_keys, gammas, hashed, uniforms
 
 Link = Literal["identity", "exp"]
-Redraw = Literal["epoch", "step", "sample"]
+Redraw = Literal["epoch", "step", "sample", "pool"]
+_POOL = 256  # draws that the samples of an epoch share
 
 # -- laws ----------------------------------------------------------------------------------------------
 
@@ -306,8 +308,8 @@ Blocks = BlockTable | HashedBlocks
 
 
 def check_schedule(redraw: str, warmup: int) -> None:
-    if redraw not in ("epoch", "step", "sample"):
-        raise ValueError(f"got redraw={redraw!r}; expected 'epoch', 'step' or 'sample'")
+    if redraw not in get_args(Redraw):
+        raise ValueError(f"got redraw={redraw!r}; expected one of {', '.join(map(repr, get_args(Redraw)))}")
     if warmup < 0:
         raise ValueError(f"got warmup={warmup}; expected a number of epochs ≥ 0")
 
@@ -329,6 +331,9 @@ class EpochWeights:
             keys = draw_keys(index.cpu(), plan.seed, "sample", self.epoch)
             alphas = plan.law.sample(keys, plan.blocks.num_blocks)  # (N, S)
             return alphas, alphas.gather(1, blocks[:, None])[:, 0]
+        if plan.redraw == "pool":
+            alphas = self._pool[hashed(index.cpu(), _POOL, plan.seed, "pool", self.epoch)]  # (N, S)
+            return alphas, alphas.gather(1, blocks[:, None])[:, 0]
         if plan.redraw == "step" and step is None:
             raise ValueError('redraw="step" draws α anew at each step: call weights(index, step=…)')
         number = self.epoch if plan.redraw == "epoch" else step
@@ -336,13 +341,20 @@ class EpochWeights:
         alpha = plan.law.sample(keys, plan.blocks.num_blocks)[0]  # (S,)
         return alpha, alpha[blocks]
 
+    @cached_property
+    def _pool(self) -> Tensor:
+        """The draws of the epoch: (256, S)."""
+        keys = draw_keys(torch.arange(_POOL), self.plan.seed, "pool draw", self.epoch)
+        return self.plan.law.sample(keys, self.plan.blocks.num_blocks)
+
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """How α is drawn during training: Algorithm 1 draws at each epoch; all three estimate eq. 2.6.
+    """How α is drawn during training: Algorithm 1 draws at each epoch; all of them estimate eq. 2.6.
 
-    `redraw="epoch"` holds one α through the epoch, `"step"` through one step, `"sample"` gives each
-    sample its own. During the first `warmup` epochs α = 1.
+    `redraw="epoch"` holds one α through the epoch, `"step"` through one step, `"sample"` gives each sample its own, and
+    `"pool"` gives each one of 256 that are drawn for the epoch: for small nets, where the draws of `"sample"` take
+    longer than the step. During the first `warmup` epochs α = 1.
 
     >>> plan = WeightPlan(Dirichlet(), BlockTable(assign_blocks(6, 3), 3), seed=0)
     >>> alpha, w = plan.resample(epoch=2)(torch.tensor([0, 5]))

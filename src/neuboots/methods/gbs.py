@@ -322,7 +322,7 @@ class GBS:
 
     def _check_rows(self, generator: GBSGenerator, example: Any) -> None:
         """A net whose layers see other rows than the inputs is refused now, not at the first step."""
-        if self.redraw != "sample":
+        if self.redraw not in ("sample", "pool"):
             return
         with eval_mode(generator), torch.no_grad():
             rows = len(generator(example))

@@ -60,7 +60,7 @@ def likelihood_of(loss: Loss) -> Likelihood:
         return "bernoulli"
     if isinstance(loss, SquaredError | nn.MSELoss):
         return "squared"
-    if isinstance(loss, GaussianNLL):
+    if isinstance(loss, GaussianNLL) and not loss.beta:
         return "gaussian"
     raise ValueError(
         f"got loss={loss!r}, whose curvature is not known here; expected CrossEntropy, BinaryCrossEntropy, "

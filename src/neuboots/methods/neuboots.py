@@ -210,7 +210,7 @@ class NeuBoots:
                 "expected a plain last layer: name another one (head=…)"
             )
         rows = _rows_of(example)
-        if self.redraw == "sample" and len(at.passed.phi) != rows:
+        if self.redraw in ("sample", "pool") and len(at.passed.phi) != rows:
             raise ValueError(
                 f"the features of {rows} inputs have {len(at.passed.phi)} rows, so α cannot be drawn for each sample; "
                 "expected the batch on the first axis: choose redraw='step' or 'epoch'"

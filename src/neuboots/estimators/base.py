@@ -1,0 +1,301 @@
+"""What both estimators share: rows to parts, a net and a method to a predictor, and a folder without a pickle."""
+
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.data.learning import deal
+from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, with_weights
+from neuboots.losses import Loss
+from neuboots.methods import NeuBoots, find
+from neuboots.nets import MLP
+from neuboots.prediction import Method, Predictor
+from neuboots.saving import load, replaced_folder, save
+from neuboots.training import EpochReport, Recipe, constant, cosine
+
+FORMAT = "neuboots estimator"
+VERSION = 1
+TRAIN, STOP, CALIBRATE = 0, 1, 2
+FEWEST = 20  # rows; of fewer, none is held out
+
+MakeNet = Callable[[int, int], nn.Module]
+
+
+class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
+    """Options of both estimators; stored as they are given, and looked at by `fit`."""
+
+    fitted: ClassVar[tuple[str, ...]]  # attributes that `save` writes, arrays among them
+
+    def __init__(
+        self,
+        method: str | Method = "neuboots",
+        *,
+        net: MakeNet | None = None,
+        widths: tuple[int, ...] = (100, 100),
+        epochs: int = 200,
+        batch_size: int | Literal["auto"] = "auto",
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.1,
+        early_stopping: bool = True,
+        patience: int = 40,
+        validation_fraction: float = 0.2,
+        num_samples: int = 100,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.net = net
+        self.widths = widths
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.num_samples = num_samples
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- fitting ----------------------------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        for name, least in (("epochs", 1), ("patience", 1), ("num_samples", 1)):
+            value: Any = getattr(self, name)
+            if not (_number(value) >= least and isinstance(value, Integral)):
+                raise ValueError(f"got {name}={value!r}; expected a whole number of at least {least}")
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= _number(getattr(self, name)) < math.inf:
+                raise ValueError(f"got {name}={getattr(self, name)!r}; expected a number that is not negative")
+        if not 0 <= _number(self.validation_fraction) < 1:
+            raise ValueError(
+                f"got validation_fraction={self.validation_fraction!r}; expected a share of the rows from 0 to below 1"
+            )
+        size: Any = self.batch_size
+        if size != "auto" and not (_number(size) >= 1 and _number(size) == int(_number(size))):
+            raise ValueError(f"got batch_size={size!r}; expected 'auto' or a whole number of at least 1")
+        if self.net is not None and (isinstance(self.net, nn.Module) or not callable(self.net)):
+            raise ValueError(
+                f"got net={self.net!r}; expected a function of the numbers of inputs and outputs that makes a net: "
+                "lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs))"
+            )
+
+    def _rows(self, X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array | None]:
+        """Places of the rows to learn from, each as often as it counts, and the weights of their losses, if any."""
+        if sample_weight is None:
+            return in_own_order(X, y), None
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weights.any():
+            raise ValueError("got sample_weight of zeros alone; expected some rows to count")
+        copies = frequencies(weights)
+        if copies is None:
+            order = in_own_order(X, y, weights)
+            order = order[weights[order] > 0]
+            return order, weights[order]
+        order = in_own_order(X, y)
+        return np.repeat(order, copies[order]), None
+
+    def _parts(self, n: int, strata: Tensor | None) -> Tensor:
+        """The part of each row (n,): training, early stopping, calibration."""
+        kinds = 0 if strata is None else len(torch.unique(strata))
+        share = min(self.validation_fraction, (n - kinds) / (2 * n))  # where classes are many, most rows must stay
+        if n < FEWEST or share * n < 2:
+            return torch.zeros(n, dtype=torch.uint8)
+        stop = share / 2 if self.early_stopping else 0.0
+        return deal(n, stop / (1 - (share - stop)), share - stop, seed=self.seed_, strata=strata)
+
+    def _fit_predictor(
+        self, x: Tensor, y: Tensor, part: Tensor, loss: Loss, outputs: int, weights: Array | None
+    ) -> Predictor:
+        """Train the net with the method; x, y and weights are of all rows, in the order of `part`."""
+        method = self._make_method(loss if weights is None else RowWeighted(loss))
+        train, stop = part == TRAIN, part == STOP
+        targets = y if weights is None else with_weights(y, weights)
+        stopping = bool(stop.any())
+        n = int(train.sum())
+        self.loss_curve_: list[float] = []
+        self.validation_curve_: list[float] = []
+
+        def note(report: EpochReport) -> None:
+            self.loss_curve_.append(report.loss)
+            self.validation_curve_ += [report.validation["loss"]] if "loss" in report.validation else []
+
+        recipe = Recipe(
+            epochs=int(self.epochs),
+            batch_size=_batch_size(n) if self.batch_size == "auto" else int(self.batch_size),
+            optimizer=partial(torch.optim.AdamW, lr=float(self.learning_rate), weight_decay=float(self.weight_decay)),
+            schedule=cosine if self.learning_rate else constant,
+            seed=self.seed_,
+            patience=int(self.patience) if stopping else None,
+            accelerator="cpu",
+            on_epoch=note,
+            progress=bool(self.verbose),
+        )
+        make_net = partial(self._make_net, x.shape[1], outputs)
+        data = TensorDataset(x[train].float(), targets[train])
+        more = {"validation": TensorDataset(x[stop].float(), targets[stop])} if stopping else {}
+        predictor = method.fit(make_net, data, recipe, **more)
+        return _in_double(predictor, x[:2])
+
+    def _make_net(self, inputs: int, outputs: int) -> nn.Module:
+        if self.net is None:
+            return MLP(inputs, outputs, widths=tuple(self.widths))
+        net = self.net(inputs, outputs)
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"net({inputs}, {outputs}) gave a {type(net).__name__}; expected an nn.Module")
+        return net
+
+    def _make_method(self, loss: Loss) -> Method:
+        if not isinstance(self.method, str):
+            if isinstance(self.method, type) or not hasattr(self.method, "fit"):
+                raise ValueError(
+                    f"got method={self.method!r}; expected a name, or a method such as MCDropout(rate=0.1)"
+                )
+            return self.method
+        entry = find(self.method)
+        if entry.make is NeuBoots:
+            return self._neuboots(loss)
+        try:
+            return entry.make(loss=loss)
+        except ValueError:
+            if not isinstance(loss, RowWeighted):
+                raise
+            raise ValueError(
+                f"got weights that are not whole numbers for the method {self.method!r}, which takes no weighted loss; "
+                "expected whole weights, which count as frequencies, or another method"
+            ) from None
+
+    def _neuboots(self, loss: Loss) -> Method:
+        raise NotImplementedError
+
+    def _set_seed(self) -> None:
+        state = self.random_state
+        drawn = not isinstance(state, Integral) or isinstance(state, bool)
+        self.seed_ = int(check_random_state(state).randint(2**31 - 1)) if drawn else int(state)
+
+    def _scale_inputs(self, X: Array) -> None:
+        """x̂ = (x − mean) / std; a column that does not vary is only shifted."""
+        self.x_mean_ = X.mean(0)
+        spread = X.std(0)
+        self.x_scale_ = np.where(spread > 1e-12 * (np.abs(self.x_mean_) + 1e-300), spread, 1.0)
+
+    # -- prediction -------------------------------------------------------------------------------------
+
+    def inputs(self, X: Any) -> Tensor:
+        """X as the net takes it, standardised by the training rows: (N, n_features_in_)."""
+        check_is_fitted(self)
+        return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _standardised(self, X: Array) -> Tensor:
+        with np.errstate(over="ignore"):
+            scaled = (X - self.x_mean_) / self.x_scale_
+        if len(far := np.argwhere(~(np.abs(scaled) < np.finfo(np.float32).max))):
+            row, column = far[0].tolist()
+            raise ValueError(
+                f"got {X[row, column]:g} in row {row}, column {column}, too far from the training rows for single "
+                "precision; expected a smaller number"
+            )
+        return torch.from_numpy(scaled)
+
+    # -- a folder ---------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a folder of JSON and safetensors, which any machine can load."""
+        from safetensors.numpy import save_file
+
+        check_is_fitted(self)
+        arrays, plain = {}, {}
+        for name in self.fitted:
+            value = getattr(self, name, None)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+                arrays[name] = np.ascontiguousarray(value)
+            else:
+                plain[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        options = {name: value for name, value in self.get_params(deep=False).items() if name not in ("net", "method")}
+        options["random_state"] = self.seed_
+        options["widths"] = list(self.widths)
+        method = self.method if isinstance(self.method, str) else None
+        config = {"format": FORMAT, "version": VERSION, "estimator": type(self).__name__, "method": method}
+        with replaced_folder(
+            folder, ("estimator.json", "arrays.safetensors", "predictor"), "a saved estimator"
+        ) as aside:
+            save(self.predictor_, aside / "predictor")
+            save_file(arrays, aside / "arrays.safetensors")
+            text = json.dumps({**config, "options": options, "fitted": plain}, indent=2, ensure_ascii=False)
+            (aside / "estimator.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Self:
+        """The estimator that `save` wrote. One with a net of your own needs a fresh one of that architecture."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        source = Path(folder)
+        try:
+            config = json.loads((source / "estimator.json").read_text(encoding="utf-8"))
+            if config["format"] != FORMAT or config["version"] != VERSION or config["estimator"] != cls.__name__:
+                raise KeyError(config.get("estimator"))
+            options, fitted, method = config["options"], config["fitted"], config["method"]
+            arrays = load_file(source / "arrays.safetensors")
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(f"{source} is no saved estimator; expected a folder written by save") from None
+        except (ValueError, KeyError, TypeError, OSError, SafetensorError) as fault:
+            raise ValueError(
+                f"{source} cannot be read as a saved {cls.__name__} ({type(fault).__name__}: {fault}); expected what "
+                "its save wrote"
+            ) from None
+        known = inspect.signature(cls).parameters
+        chosen = {name: value for name, value in options.items() if name in known}
+        estimator = cls(**{**chosen, "widths": tuple(options["widths"])})
+        estimator.seed_ = options["random_state"]
+        estimator.predictor_ = load(source / "predictor", net=net)
+        estimator.method = method if method is not None else estimator.predictor_.config()["method"]
+        for name in cls.fitted:
+            value = arrays.get(name, fitted.get(name))
+            if value is not None:
+                setattr(estimator, name, estimator._restored(name, value))
+        return estimator
+
+    def _restored(self, name: str, value: Any) -> Any:
+        return np.array(value, dtype=object) if name == "feature_names_in_" else value
+
+
+def _number(value: Any) -> float:
+    """The value of an option as a number; nan, which no comparison holds for, if it is none."""
+    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+
+
+def _in_double(predictor: Predictor, x: Tensor) -> Predictor:
+    """The predictor in double precision: what it says of a row then does not depend on the rows around it.
+
+    A net of the user's own that cannot compute so stays as it is.
+    """
+    predictor.module.double()
+    try:
+        predictor.summarize(x.double(), 2)
+    except RuntimeError:
+        predictor.module.float()
+    return predictor
+
+
+def _batch_size(n: int) -> int:
+    """About a twentieth of the rows, a power of two from 32 to 1,024.
+
+    >>> [_batch_size(n) for n in (10, 1000, 10_000, 1_000_000)]
+    [32, 64, 512, 1024]
+    """
+    return int(min(1024, max(32, 2 ** round(math.log2(max(1, n) / 20)))))

@@ -1,0 +1,206 @@
+"""A regressor: the mean of a new y, where it falls, and how sure the regression function itself is."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from neuboots.estimators.base import CALIBRATE, TRAIN, NeuBootsEstimator
+from neuboots.estimators.noise import Noise
+from neuboots.estimators.rows import Array
+from neuboots.losses import GaussianNLL, Loss, SquaredError
+from neuboots.methods import NeuBoots, find
+from neuboots.prediction import Method
+from neuboots.weights import Dirichlet
+
+IntervalKind = Literal["prediction", "confidence"]
+_ROWS = 1 << 16  # that are predicted at once
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What is known of N rows, in the units of y: (N,) each, or (N, k) for k targets."""
+
+    mean: Array
+    std: Array  # of a new y around the mean
+    low: Array  # where a new y falls
+    high: Array
+    confidence_low: Array  # where the regression function lies
+    confidence_high: Array
+
+
+class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc]
+    """y = f(x) + ε: B bootstrapped nets for f from one training, held-out rows for ε.
+
+    X and y are standardised inside. A fifth of the rows is held out (`validation_fraction`): one half stops the
+    training (`early_stopping`), the other calibrates the prediction interval, which holds a new y with at least its
+    level's probability for rows that come as these did. `method` is a name (`neuboots methods` lists them) or a method
+    with options; `net` makes a net from the numbers of inputs and outputs: it is asked for 2k outputs for k targets,
+    means and log-variances, and may give k alone. Whole sample weights are frequencies, others multiply the loss.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> regressor = NeuBootsRegressor(epochs=20, random_state=0).fit(X[:400], y[:400])
+    >>> mean, std = regressor.predict(X[400:], return_std=True)
+    >>> low, high = regressor.predict_interval(X[400:], level=0.9)
+    >>> bool(((low < mean) & (mean < high)).all()), regressor.sample(X[400:], 7).shape
+    (True, (7, 42))
+    """
+
+    fitted = (
+        "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "y_mean_", "y_scale_", "n_outputs_",
+        "one_column_", "gaussian_", "noise_offset_", "noise_trust_", "scores_", "held_out_", "loss_curve_",
+        "validation_curve_",
+    )  # fmt: skip
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on rows X (n, features) and targets y (n,) or (n, k)."""
+        self._check_options()
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        self.one_column_ = y.ndim == 1
+        y = y.reshape(len(y), -1)
+        self.n_outputs_ = y.shape[1]
+        self._set_seed()
+        rows, weights = self._rows(X, y, sample_weight)
+        part = self._parts(len(rows), None)
+        train = rows[(part == TRAIN).numpy()]
+        self._scale_inputs(X[train])
+        self.y_mean_, spread = y[train].mean(0), y[train].std(0)
+        self.y_scale_ = np.where(spread > 1e-12 * (np.abs(self.y_mean_) + 1e-300), spread, 1.0)
+        x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_).float()
+        loss, outputs = self._loss()
+        self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
+        self._learn_noise(x, target, part)
+        self.held_out_ = np.zeros(len(X), dtype=bool)
+        self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
+        self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on
+        return self
+
+    def _loss(self) -> tuple[Loss, int]:
+        """With a Gaussian head, where the method can take one and the net has one."""
+        k = self.n_outputs_
+        if not isinstance(self.method, str):
+            loss = getattr(self.method, "loss", SquaredError())
+            return loss, 2 * k if isinstance(loss, GaussianNLL) else k
+        entry = find(self.method)
+        if "regression" not in entry.tasks:
+            raise ValueError(f"got the method {self.method!r}, which is not for regression; expected another")
+        candidates: list[tuple[Loss, int]] = [(GaussianNLL(beta=0.5), 2 * k), (GaussianNLL(), 2 * k)]
+        for loss, outputs in candidates if entry.needs_net else []:
+            try:
+                entry.make(loss=loss)
+            except ValueError:
+                continue
+            if self._outputs_of_net(outputs) == outputs:
+                return loss, outputs
+        return SquaredError(), k
+
+    def _outputs_of_net(self, outputs: int) -> int:
+        """How many the user's net gives when asked for so many."""
+        if self.net is None:
+            return outputs
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            net = self._make_net(self.n_features_in_, outputs).eval()
+            found = net(torch.zeros(2, self.n_features_in_))
+        return int(found.shape[1]) if isinstance(found, Tensor) and found.ndim > 1 else 1
+
+    def _neuboots(self, loss: Loss) -> Method:
+        return NeuBoots(loss=loss, law=Dirichlet(concentration=20.0), redraw="pool")
+
+    def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor) -> None:
+        held_out = part != TRAIN if bool((part != TRAIN).any()) else part == TRAIN
+        outputs = self.predictor_.summarize(x[:1], 1).mean.shape[1]
+        if outputs not in (self.n_outputs_, 2 * self.n_outputs_):
+            raise ValueError(
+                f"the net gives {outputs} outputs for {self.n_outputs_} target(s); expected {self.n_outputs_}, or "
+                "twice as many for a Gaussian head: make the net with the numbers that net(inputs, outputs) is given"
+            )
+        self.gaussian_ = outputs > self.n_outputs_
+        mean, spread, raw_std = self._figures(x[held_out], self.num_samples)
+        error = target[held_out].double().numpy() - mean
+        calibration = (part[held_out] == CALIBRATE).numpy()
+        varies = self.gaussian_ or bool(spread.any())
+        noise = Noise.learn(error, raw_std, calibration, varies=varies)
+        self.noise_offset_, self.noise_trust_, self.scores_ = noise.offset, noise.trust, noise.scores
+
+    @property
+    def _noise(self) -> Noise:
+        return Noise(self.noise_offset_, float(self.noise_trust_), self.scores_)
+
+    def _figures(self, x: Tensor, num_samples: int) -> tuple[Array, Array, Array]:
+        """m, τ and √(τ² + σ²) in units of the standardised targets: (N, k) each."""
+        k = self.n_outputs_
+        parts = []
+        for some in torch.split(x, _ROWS):
+            summary = self.predictor_.summarize(some, num_samples, seed=self.seed_)
+            parts.append((summary.mean.double().numpy(), summary.std.double().numpy()))
+        outputs, spreads = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        mean, spread = outputs[:, :k], spreads[:, :k]
+        if not self.gaussian_:
+            return mean, spread, spread
+        return mean, spread, np.sqrt(spread**2 + np.exp(np.clip(outputs[:, k:], -12.0, 12.0)))
+
+    def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
+        """Mean, standard deviation and both intervals at once, for the price of one pass."""
+        if not 0 < level < 1:
+            raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
+        mean, spread, raw_std = self._figures(self.inputs(X), num_samples or self.num_samples)
+        std = self._noise.std(raw_std)
+        reach, z = self._noise.reach(level) * std, ndtri((1 + level) / 2) * spread
+        ends = (mean, mean - reach, mean + reach, mean - z, mean + z)
+        middle, low, high, sure_low, sure_high = (self._in_units(values) for values in ends)
+        return Forecast(middle, self._shaped(std * self.y_scale_), low, high, sure_low, sure_high)
+
+    def _in_units(self, values: Array) -> Array:
+        return self._shaped(values * self.y_scale_ + self.y_mean_)
+
+    def _shaped(self, values: Array) -> Array:
+        return values[:, 0] if self.one_column_ else values
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The mean of y at each row; with `return_std` also the standard deviation of a new y around it."""
+        mean, _, raw_std = self._figures(self.inputs(X), self.num_samples)
+        found = self._in_units(mean)
+        return (found, self._shaped(self._noise.std(raw_std) * self.y_scale_)) if return_std else found
+
+    def predict_interval(self, X: Any, level: float = 0.95, kind: IntervalKind = "prediction") -> tuple[Array, Array]:
+        """(low, high): where a new y falls ("prediction"), or where the regression function lies ("confidence").
+
+        The first is conformal and keeps its level on rows like those it was fitted to; the second is the bootstrap's.
+        """
+        if kind not in ("prediction", "confidence"):
+            raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
+        if kind == "confidence":
+            check_is_fitted(self)
+            if not 0 < level < 1:
+                raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
+            mean, spread, _ = self._figures(self.inputs(X), self.num_samples)
+            half = ndtri((1 + level) / 2) * spread
+            return self._in_units(mean - half), self._in_units(mean + half)
+        found = self.forecast(X, level=level)
+        return found.low, found.high
+
+    def sample(self, X: Any, n: int = 1, *, kind: IntervalKind = "confidence") -> Array:
+        """n replicates of the regression function at X, or of new targets ("prediction"): (n, N), or (n, N, k)."""
+        if kind not in ("prediction", "confidence"):
+            raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
+        x, k = self.inputs(X), self.n_outputs_
+        samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, :k].double().numpy()
+        if kind == "prediction":
+            _, spread, raw_std = self._figures(x, self.num_samples)
+            noise = np.sqrt(np.maximum(self._noise.std(raw_std) ** 2 - spread**2, 0.0))
+            samples = samples + noise * np.random.default_rng(self.seed_).standard_normal(samples.shape)
+        samples = samples * self.y_scale_ + self.y_mean_
+        return np.asarray(samples[:, :, 0] if self.one_column_ else samples)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags

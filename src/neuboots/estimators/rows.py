@@ -1,0 +1,69 @@
+"""Rows with weights as rows: what is learned depends on the rows alone, not on their order.
+
+A whole weight is a frequency: a row of weight 3 is three rows, one of weight 0 is none. Other weights multiply the loss
+(eq. 2.3 with weights that are given instead of drawn). Rows are put in an order of their own before a seed deals them
+to parts and batches.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neuboots.losses import CrossEntropy, Loss
+
+Array = np.ndarray[Any, Any]
+MOST_COPIES = 20  # of all rows together, as a multiple of n: beyond, whole weights multiply the loss as well
+
+
+def frequencies(weights: Array) -> Array | None:
+    """The weights as numbers of copies (n,), if they are whole and not too many.
+
+    >>> frequencies(np.array([1.0, 0.0, 3.0])), frequencies(np.array([0.5, 1.0]))
+    (array([1, 0, 3]), None)
+    """
+    whole = bool((weights == np.floor(weights)).all()) and weights.sum() <= MOST_COPIES * len(weights)
+    return weights.astype(np.int64) if whole else None
+
+
+def in_own_order(*columns: Array) -> Array:
+    """The places of the rows in an order that depends on what they hold alone; rows that are the same stand together.
+
+    >>> x = np.array([[1.0], [2.0], [1.0]])
+    >>> bool((x[in_own_order(x)] == x[::-1][in_own_order(x[::-1])]).all())
+    True
+    """
+    word = np.zeros(len(columns[0]), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            for values in np.atleast_2d(column.T):
+                word = _mixed(word ^ (values + 0.0).astype(np.float64).view(np.uint64))  # −0 is 0
+    return np.argsort(word, kind="stable")
+
+
+def _mixed(word: Array) -> Array:
+    """splitmix64's finaliser: one bit of the input moves half of the output's."""
+    word = (word + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(word ^ (word >> np.uint64(31)))
+
+
+@dataclass(frozen=True)
+class RowWeighted:
+    """w ℓ(z, y) for targets (N, k + 1): those of the loss, and the weight of the row."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        y, w = targets[:, :-1], targets[:, -1]
+        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, CrossEntropy) else y)
+        return losses * w.to(losses).view(-1, *[1] * (losses.ndim - 1))
+
+
+def with_weights(y: Tensor, weights: Array) -> Tensor:
+    """Targets for `RowWeighted`: (n, k + 1), weights of mean 1."""
+    w = torch.from_numpy(weights / weights.mean())
+    return torch.cat([y.reshape(len(y), -1).double(), w[:, None]], 1)
