@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from neuboots.data.learning import deal
 from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, with_weights
 from neuboots.losses import Loss
-from neuboots.methods import NeuBoots, find
+from neuboots.methods import SWAG, NeuBoots, find
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.saving import load, replaced_folder, save
@@ -39,6 +39,7 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
     """Options of both estimators; stored as they are given, and looked at by `fit`."""
 
     fitted: ClassVar[tuple[str, ...]]  # attributes that `save` writes, arrays among them
+    tunes: ClassVar[bool] = False  # rows are held out to fit one number more, also without early stopping
 
     def __init__(
         self,
@@ -99,8 +100,6 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         if sample_weight is None:
             return in_own_order(X, y), None
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weights.any():
-            raise ValueError("got sample_weight of zeros alone; expected some rows to count")
         copies = frequencies(weights)
         if copies is None:
             order = in_own_order(X, y, weights)
@@ -115,7 +114,7 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         share = min(self.validation_fraction, (n - kinds) / (2 * n))  # where classes are many, most rows must stay
         if n < FEWEST or share * n < 2:
             return torch.zeros(n, dtype=torch.uint8)
-        stop = share / 2 if self.early_stopping else 0.0
+        stop = share / 2 if self.early_stopping or self.tunes else 0.0
         return deal(n, stop / (1 - (share - stop)), share - stop, seed=self.seed_, strata=strata)
 
     def _fit_predictor(
@@ -125,7 +124,9 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         method = self._make_method(loss if weights is None else RowWeighted(loss))
         train, stop = part == TRAIN, part == STOP
         targets = y if weights is None else with_weights(y, weights)
-        stopping = bool(stop.any())
+        targets = targets.float() if targets.is_floating_point() else targets
+        late = isinstance(method, SWAG)  # averages the last iterates: a training that is cut short has none
+        stopping = bool(self.early_stopping and stop.any()) and not late
         n = int(train.sum())
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
@@ -158,6 +159,15 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(net, nn.Module):
             raise ValueError(f"net({inputs}, {outputs}) gave a {type(net).__name__}; expected an nn.Module")
         return net
+
+    def _outputs_of_net(self, outputs: int) -> int:
+        """How many the user's net gives when asked for so many."""
+        if self.net is None:
+            return outputs
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            net = self._make_net(self.n_features_in_, outputs).eval()
+            found = net(torch.zeros(2, self.n_features_in_))
+        return int(found.shape[1]) if isinstance(found, Tensor) and found.ndim > 1 else 1
 
     def _make_method(self, loss: Loss) -> Method:
         if not isinstance(self.method, str):

@@ -40,6 +40,7 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "classes_", "held_out_", "loss_curve_",
         "validation_curve_",
     )  # fmt: skip
+    tunes = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows X (n, features) and their classes y (n,)."""
@@ -48,9 +49,8 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"got one class, {self.classes_[0]!r}, in every row; expected at least 2 classes to tell apart"
-            )
+            only = self.classes_.tolist()[0]
+            raise ValueError(f"got one class, {only!r}, in every row; expected at least 2 classes to tell apart")
         self._set_seed()
         rows, weights = self._rows(X, codes.astype(np.float64), sample_weight)
         labels = torch.from_numpy(codes[rows]).long()
@@ -60,16 +60,14 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         loss = CrossEntropy() if isinstance(self.method, str) else getattr(self.method, "loss", CrossEntropy())
         if isinstance(self.method, str) and "classification" not in find(self.method).tasks:
             raise ValueError(f"got the method {self.method!r}, which is not for classification; expected another")
-        self.predictor_ = self._fit_predictor(x, labels, part, loss, len(self.classes_), weights)
-        outputs = self.predictor_.summarize(x[:1], 1).mean.shape[1]
-        if outputs != len(self.classes_):
+        if (outputs := self._outputs_of_net(len(self.classes_))) != len(self.classes_):
             raise ValueError(
                 f"the net gives {outputs} outputs for {len(self.classes_)} classes; expected one for each: make it "
                 "with the numbers that net(inputs, outputs) is given"
             )
-        stop = part == STOP if bool((part == STOP).any()) else part == CALIBRATE
-        if int(stop.sum()) >= FEWEST:
-            held_out = TensorDataset(x[stop], labels[stop])
+        self.predictor_ = self._fit_predictor(x, labels, part, loss, len(self.classes_), weights)
+        if int((part == STOP).sum()) >= FEWEST:
+            held_out = TensorDataset(x[part == STOP], labels[part == STOP])
             self.predictor_ = scale_temperature(
                 self.predictor_, held_out, num_samples=int(self.num_samples), seed=self.seed_, batch_size=1024
             )

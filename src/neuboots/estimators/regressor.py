@@ -73,7 +73,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self._scale_inputs(X[train])
         self.y_mean_, spread = y[train].mean(0), y[train].std(0)
         self.y_scale_ = np.where(spread > 1e-12 * (np.abs(self.y_mean_) + 1e-300), spread, 1.0)
-        x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_).float()
+        x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_)
         loss, outputs = self._loss()
         self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
         self._learn_noise(x, target, part)
@@ -99,16 +99,12 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
                 continue
             if self._outputs_of_net(outputs) == outputs:
                 return loss, outputs
+        if (outputs := self._outputs_of_net(k)) != k:
+            raise ValueError(
+                f"the net gives {outputs} outputs for {k} target(s); expected {k}, or twice as many for a Gaussian "
+                "head: make it with the numbers that net(inputs, outputs) is given"
+            )
         return SquaredError(), k
-
-    def _outputs_of_net(self, outputs: int) -> int:
-        """How many the user's net gives when asked for so many."""
-        if self.net is None:
-            return outputs
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            net = self._make_net(self.n_features_in_, outputs).eval()
-            found = net(torch.zeros(2, self.n_features_in_))
-        return int(found.shape[1]) if isinstance(found, Tensor) and found.ndim > 1 else 1
 
     def _neuboots(self, loss: Loss) -> Method:
         return NeuBoots(loss=loss, law=Dirichlet(concentration=20.0), redraw="pool")
@@ -116,14 +112,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor) -> None:
         held_out = part != TRAIN if bool((part != TRAIN).any()) else part == TRAIN
         outputs = self.predictor_.summarize(x[:1], 1).mean.shape[1]
-        if outputs not in (self.n_outputs_, 2 * self.n_outputs_):
-            raise ValueError(
-                f"the net gives {outputs} outputs for {self.n_outputs_} target(s); expected {self.n_outputs_}, or "
-                "twice as many for a Gaussian head: make the net with the numbers that net(inputs, outputs) is given"
-            )
         self.gaussian_ = outputs > self.n_outputs_
         mean, spread, raw_std = self._figures(x[held_out], self.num_samples)
-        error = target[held_out].double().numpy() - mean
+        error = target[held_out].numpy() - mean
         calibration = (part[held_out] == CALIBRATE).numpy()
         varies = self.gaussian_ or bool(spread.any())
         noise = Noise.learn(error, raw_std, calibration, varies=varies)
