@@ -232,3 +232,16 @@ def test_a_damaged_wrapper_gets_one_sentence(tmp_path: Any) -> None:
     path.write_text(path.read_text().replace('"inner"', '"outer"'))
     with pytest.raises(ValueError, match="names the method 'scaled'; expected one of plain"):
         load(tmp_path / "model")
+
+
+def test_a_prior_keeps_the_temperature_where_few_rows_are_all_right() -> None:
+    """Separable rows want T → 0; with a prior T is what the few rows can tell against it."""
+    x = torch.tensor([[4.0, 0.0], [0.0, 4.0]]).repeat(20, 1)
+    rows = TensorDataset(x, torch.arange(2).repeat(20))
+    predictor = PlainPredictor(nn.Identity())
+    assert scale_temperature(predictor, rows).temperature < 0.2
+    assert 0.7 < scale_temperature(predictor, rows, prior_std=0.5).temperature < 1.0
+    certain = TensorDataset(400 * x, torch.arange(2).repeat(20))  # of likelihood 1 to the last digit
+    assert abs(scale_temperature(predictor, certain, prior_std=0.5).temperature - 1) < 0.01
+    with pytest.raises(ValueError, match="got prior_std=0; expected a positive number"):
+        scale_temperature(predictor, rows, prior_std=0)

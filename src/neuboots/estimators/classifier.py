@@ -18,6 +18,7 @@ from neuboots.prediction import Method, class_probabilities
 
 _ROWS = 1 << 16  # that are predicted at once
 FEWEST = 30  # rows that a temperature is fitted to
+PRIOR = 0.5  # of log T: few rows may all be right by luck, for which no temperature is low enough
 
 
 class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[misc]
@@ -68,9 +69,8 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         self.predictor_ = self._fit_predictor(x, labels, part, loss, len(self.classes_), weights)
         if int((part == STOP).sum()) >= FEWEST:
             held_out = TensorDataset(x[part == STOP], labels[part == STOP])
-            self.predictor_ = scale_temperature(
-                self.predictor_, held_out, num_samples=int(self.num_samples), seed=self.seed_, batch_size=1024
-            )
+            options = {"num_samples": int(self.num_samples), "seed": self.seed_, "batch_size": 1024}
+            self.predictor_ = scale_temperature(self.predictor_, held_out, prior_std=PRIOR, **options)
         self.held_out_ = np.zeros(len(X), dtype=bool)
         self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
         self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on

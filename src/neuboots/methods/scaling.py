@@ -115,11 +115,13 @@ def scale_temperature(
     seed: int = 0,
     batch_size: int = 128,
     ignore_index: int = -100,
+    prior_std: float | None = None,
 ) -> ScaledPredictor:
     """The predictor with its outputs divided by the temperature that gives held-out labels the highest likelihood.
 
     The rows must not have been trained on. They are read a few times, batch by batch, and never held. T stays between
-    0.02 and 50: a predictor that is always right wants none, one that knows nothing wants infinity.
+    0.02 and 50: a predictor that is always right wants none, one that knows nothing wants infinity. Of few rows all may
+    be right by luck: with a `prior_std`, log T is drawn to 0 as a normal prior of this standard deviation has it.
 
     >>> from torch.utils.data import TensorDataset
     >>> from neuboots.methods import PlainPredictor
@@ -129,15 +131,19 @@ def scale_temperature(
     True
     """
     _check_predictor(predictor)
+    if prior_std is not None and not 0 < prior_std < math.inf:
+        raise ValueError(f"got prior_std={prior_std}; expected a positive number, or None for no prior")
     low, high = math.log(_COLDEST), math.log(_HOTTEST)
     best = 0.0
     for _ in range(_ZOOMS):
         grid = torch.linspace(low, high, _GRID, dtype=torch.float64)
-        total = torch.zeros(_GRID, dtype=torch.float64)
+        total = torch.zeros(_GRID, dtype=torch.float64) if prior_std is None else -0.5 * (grid / prior_std) ** 2
+        labelled = False
         for batch in _batches(data, batch_size):
+            labelled = labelled or bool((batch.y != ignore_index).any())
             samples = predictor.predict(batch.x, num_samples, seed=seed).samples
             total += torch.stack([_log_likelihood(samples / t, batch.y, ignore_index) for t in grid.exp().tolist()])
-        if bool((total == 0).all()):
+        if not labelled:
             raise ValueError("none of the held-out labels counts (all are void); expected rows with labels")
         if not bool(torch.isfinite(total).all()):
             raise ValueError("the outputs on the held-out rows are not finite; expected finite numbers")
