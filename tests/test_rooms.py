@@ -60,12 +60,10 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"prediction", "metrics", "tasks"},
     "saving": {"prediction", "surgery", "methods", "nets"},
     "contract": {"losses", "methods", "prediction", "saving", "training"},
+    "estimators": {"methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks"},
 }
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {
-    "estimators": {
-        "methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks",
-    },
     "models": {
         "estimators", "data", "methods", "nets", "tasks", "metrics", "prediction", "saving", "training", "losses",
         "progress", "surgery", "batches", "keys", "regression",
