@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from benchmarks import fresh, memory
+from benchmarks.front import fit, predict
 from benchmarks.pixels import data_path, pixels
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
@@ -253,5 +254,7 @@ TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
     "members": members,
     "drawing": drawing,
     "dropout": dropout,
+    "fit": fit,
+    "predict": predict,
     "import": importing,
 }

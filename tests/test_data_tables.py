@@ -646,8 +646,23 @@ def test_a_schema_comes_back_from_json(numbers: Any, categories: Any, target: An
     assert Schema.from_json(schema.to_json().encode().decode("utf-8")) == schema
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"numbers": [{"name": "a"}]}'])
+NO_SCHEMAS = [
+    {"numbers": [{"name": "a", "kind": "number", "mean": "x", "std": 1, "missing": False}]},
+    {"numbers": [{"name": "a", "kind": "mood", "mean": 0, "std": 1, "missing": False}]},
+    {"numbers": [{"name": 7, "kind": "number", "mean": 0, "std": 1, "missing": False}]},
+    {"categories": [{"name": "a", "values": [1], "missing": False}]},
+    {"target": {"name": "y", "kind": "text", "task": "magic", "classes": []}},
+]
+WHOLE = {"numbers": [], "categories": [], "left_out": []}
+WHOLE["target"] = {"name": "y", "kind": "text", "task": "classification", "classes": ["u"]}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"numbers": [{"name": "a"}]}', *(json.dumps({**WHOLE, **wrong}) for wrong in NO_SCHEMAS)],
+)
 def test_what_is_no_schema_is_refused(text: str) -> None:
+    assert Schema.from_json(json.dumps(WHOLE)).target.classes == ("u",)
     with pytest.raises(ValueError, match="got a text that is no schema .*; expected what to_json gave"):
         Schema.from_json(text)
 
@@ -727,3 +742,66 @@ def test_a_column_without_values_among_the_training_rows_is_left_out(tmp_path: P
     assert data.schema.features == ("a",)
     assert data.schema.left_out == ("b", "c", "d", "(no name)")
     assert re.search("'d': left out", str(data.schema))
+
+
+# -- texts that are no categories, and JSON Lines ------------------------------------------------------
+
+
+def test_columns_of_many_texts_are_left_out_if_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("y,name,a\n" + "".join(f"{k}.5,somebody {k} x,{k % 3}\n" for k in range(600)))
+    data = table(path, target="y", leave_out_texts=True)
+    assert (data.schema.features, data.schema.left_out) == (("a",), ("name",))
+    assert table(path, target="y", leave_out_texts=True, max_categories=700).channels > 400
+    with pytest.raises(ValueError, match="column 'name' of .* more than 256 different texts"):
+        table(path, target="y")
+    with pytest.raises(ValueError, match="column 'name' of .* more than 256 different texts"):
+        table(path, target="y", leave_out_texts=True, ignore=["a"])  # nothing would be left
+
+
+@pytest.mark.parametrize("written", ['"{k},5"', "{k}.2.2024", "{k}%", "2024/{k}", "12:{k}", "1'{k}"])
+def test_what_seems_to_be_numbers_or_dates_is_never_left_out(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("y,a,b\n" + "".join(f"{k}.5,{written.format(k=k)},{k % 3}\n" for k in range(600)))
+    with pytest.raises(ValueError, match="column 'a' of .*write numbers as 1.5 and dates as 2024-02-29"):
+        table(path, target="y", leave_out_texts=True)
+
+
+@pytest.mark.parametrize("cells", [1 << 22, 30])
+def test_json_lines_are_a_table(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "CELLS", cells)
+    frame, path = pets(), tmp_path / "pets.jsonl"
+    frame.to_json(path, orient="records", lines=True, double_precision=15)
+    path.write_text("\ufeff" + path.read_text().replace("\n", "\n\n"))  # a mark at the beginning, and blank lines
+    data, expected = (table(file, target="price") for file in (path, written(frame, tmp_path, "csv")))
+    assert data.schema.features == expected.schema.features
+    for part in PARTS:
+        for mine, theirs in zip(tensors(getattr(data, part)), tensors(getattr(expected, part)), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_json_lines_may_lack_keys_and_mix_types(tmp_path: Path) -> None:
+    """1, true and "1" are three categories to JSON, and two to us: a number is called as it is written."""
+    values = ["1", "true", '"1"', "null", "2.0"]
+    lines = [f'{{"y": {k}.5, "a": {values[k % 5]}}}' if k % 7 else f'{{"y": {k}.5}}' for k in range(70)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    data = table(tmp_path / "t.jsonl", target="y", validation=0, test=0)
+    assert data.schema.features == ("a=1", "a=2", "a=True", "a is missing")
+    found = dict(zip(data.schema.features, tensors(data.train)[0].sum(0).tolist(), strict=True))
+    assert found == {"a=1": 24.0, "a=2": 12.0, "a=True": 12.0, "a is missing": 22.0}
+
+
+def test_targets_are_read_with_their_gaps(tmp_path: Path) -> None:
+    frame = pets()
+    path = written(frame, tmp_path, "csv")
+    by_class, by_number = (table(path, target=target).schema for target in ("kind", "price"))
+    new = frame[:4].assign(kind=["dog", None, "fish", "cat"], price=[1.5, None, -2.0, 0.0])
+    assert by_class.read_target(new).tolist() == [1, -1, -1, 0]
+    found = by_number.read_target(new)
+    assert (found.shape, found[0, 0].item(), bool(found[1, 0].isnan())) == ((4, 1), 1.5, True)
+
+
+def test_classes_that_are_too_large_to_be_told_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"whole numbers beyond 2\^53, which cannot be told apart"):
+        table(target_table(tmp_path, [2**53, 2**53 + 2] * 20), target="y")
+    assert table(target_table(tmp_path, [2**53 - 1, 2**53] * 20), target="y").num_classes == 2

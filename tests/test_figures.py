@@ -100,9 +100,21 @@ def one_value(ax: Axes) -> None:
     figures.draw_histograms(ax, {"a net": torch.full((5,), 2.0)}, label="energy")
 
 
+def predictions(ax: Axes) -> None:
+    figures.draw_predictions(ax, GRID, GRID + 0.1, GRID - 0.1, GRID + 0.3, name="a net", level=0.9)
+
+
+def shares(ax: Axes) -> None:
+    figures.draw_shares(ax, torch.tensor([9, 11, 10]), name="a net", label="place")
+
+
+def spread_skill(ax: Axes) -> None:
+    figures.draw_spread_skill(ax, [0.1, 0.2], [0.15, 0.18], name="a net")
+
+
 PANELS = [
     *(reliability, histograms, band, coverage, calibration_curve, risk_coverage, learning_curves, shift, bands, times),
-    *(one_place, one_size, one_score, one_value, bars, boxes),
+    *(one_place, one_size, one_score, one_value, bars, boxes, predictions, shares, spread_skill),
 ]
 
 
@@ -306,3 +318,47 @@ def test_growth_is_drawn_from_the_least_size_with_means_and_ranges() -> None:
     assert torch.tensor(ax.lines[0].get_xdata()).tolist() == [10, 100]
     assert torch.tensor(ax.lines[0].get_ydata()).tolist() == [0.5, 2.0]
     assert ax.collections[0].get_datalim(ax.transData).intervaly.tolist() == [0.5, 3.0]
+
+
+def test_predictions_tell_who_holds_the_truth() -> None:
+    ax = Figure().add_subplot()
+    y = torch.tensor([0.0, 1.0, 2.0])
+    figures.draw_predictions(ax, y, y + 1, y - 0.5, y + torch.tensor([2.0, 2.0, -0.1]), name="a net", level=0.95)
+    names = names_in(ax)
+    assert names == ["perfect", "a net, 95 % interval holds the truth (2)", "a net, 95 % interval misses the truth (1)"]
+    lines = {str(line.get_label()): list(line.get_xdata()) for line in ax.lines}
+    assert lines[names[1]] == [0.0, 1.0]
+    assert lines[names[2]] == [2.0]
+
+
+def test_endless_intervals_are_drawn_to_the_edge() -> None:
+    ax = Figure().add_subplot()
+    endless = torch.full((3,), math.inf)
+    figures.draw_predictions(ax, torch.arange(3.0), torch.arange(3.0), -endless, endless, name="a net", level=0.95)
+    ends = [value for path in ax.collections[0].get_paths() for value in path.vertices[:, 1].tolist()]
+    assert all(map(math.isfinite, ends))
+    assert max(ends) > ax.get_ylim()[1]
+    one = Figure().add_subplot()
+    figures.draw_predictions(one, *[torch.tensor([2.0])] * 4, name="a net", level=0.95)
+    assert one.get_xlim()[0] < 2 < one.get_xlim()[1]
+
+
+def test_shares_are_of_all_inputs() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_shares(ax, torch.tensor([30, 10, 0, 0]), name="a net", label="place")
+    heights = [patch.get_height() for patch in ax.patches if isinstance(patch, Rectangle)][1:]  # the first is chance
+    assert heights == [0.75, 0.25, 0.0, 0.0]
+    with pytest.raises(ValueError, match="got no inputs in the bins of a net"):
+        figures.draw_shares(ax, torch.zeros(4), name="a net", label="place")
+
+
+def test_a_confusion_matrix_has_every_number_and_no_empty_cell() -> None:
+    ax = Figure().add_subplot()
+    figures.draw_confusion(ax, ["cat", "dog", "a name that is far too long"], torch.tensor([[1200, 3, 0]] * 3))
+    written = [text.get_text() for text in ax.texts]
+    assert written == ["1,200", "3"] * 3
+    assert len(ax.patches) == 6
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["cat", "dog", "a name that is fa…"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("guess", "true class")
+    with pytest.raises(ValueError, match=r"got a matrix of shape \(2, 2\) for 1 names"):
+        figures.draw_confusion(ax, ["cat"], torch.eye(2))

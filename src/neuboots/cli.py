@@ -6,6 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from neuboots.commands.evaluate import Evaluate
+from neuboots.commands.fit import Fit
+from neuboots.commands.next import Next
+from neuboots.commands.predict import Predict
+from neuboots.commands.sets import Sets
 from neuboots.experiments import Experiment, UsageError
 from neuboots.experiments.demo import Demo
 from neuboots.experiments.report import Report
@@ -44,8 +49,13 @@ class Methods:
 
 
 COMMANDS: dict[str, Callable[..., Experiment]] = {
-    "demo": Demo,
+    "fit": Fit,
+    "predict": Predict,
+    "evaluate": Evaluate,
+    "next": Next,
     "methods": Methods,
+    "data": Sets,
+    "demo": Demo,
     "segment": Segment,
     "scnas": Scnas,
     "reproduce": Reproduce,

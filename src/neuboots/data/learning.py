@@ -19,11 +19,11 @@ from neuboots.data.schema import (
     Number,
     Schema,
     Target,
+    distinct_texts,
     labels_of,
     listed,
     numbers_of,
     text_of,
-    texts_of,
 )
 from neuboots.data.sets import Normalisation
 from neuboots.data.sources import generator_named, need
@@ -31,6 +31,7 @@ from neuboots.data.table_files import TableFile
 from neuboots.keys import whole
 
 MOST_WHOLE_NUMBERS = 20  # that are taken for classes
+FIGURES = r"[-+]?[\d.,'/: -]*\d(?:[eE][-+]?\d+)?%?"  # what somebody may have meant as a number or a date
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 # -- parts ---------------------------------------------------------------------------------------------
@@ -102,6 +103,11 @@ def target_of(file: TableFile, name: str, kind: Kind | None, task: str | None) -
             if len(distinct) < 2:
                 raise ValueError(f"got target {name!r} that is {distinct[0]:g} in every row; expected it to vary")
             return Found(name, kind, "regression", torch.from_numpy(values))
+        if np.abs(distinct).max() > 2**53:
+            raise ValueError(
+                f"got target {name!r} with classes that are whole numbers beyond 2^53, which cannot be told apart; "
+                "expected smaller numbers, or texts"
+            )
         codes, classes = np.searchsorted(distinct, values), tuple(text_of(float(value)) for value in distinct)
     else:
         codes, classes = _target_classes(file, name, kind)
@@ -206,18 +212,33 @@ def standard(x: Tensor, names: Sequence[str]) -> Normalisation:
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()), axes=0)
 
 
-def learned(file: TableFile, kinds: Mapping[str, Kind | None], target: Found, train: Tensor, most: int) -> Schema:
-    """The schema of the rows where `train` (n,) is true; at most so many categories a column."""
+def learned(
+    file: TableFile,
+    kinds: Mapping[str, Kind | None],
+    target: Found,
+    train: Tensor,
+    most: int,
+    *,
+    leave_out_texts: bool = False,
+) -> Schema:
+    """The schema of the rows where `train` (n,) is true; at most so many categories a column.
+
+    A column of more texts is refused, or left out; one that seems to be numbers or dates is never left out.
+    """
     texts = {name: set[str | None]() for name, kind in kinds.items() if kind == "text"}
     columns = [(name, kind) for name, kind in kinds.items() if kind is not None and kind != "text"]
     moments, start = _Moments(len(columns)), 0
+    dropped: ValueError | None = None
     for frame in file.frames([target.name, *texts, *(name for name, _ in columns)], texts=texts, checked=True):
         chosen, start = train[start : start + len(frame)].numpy(), start + len(frame)
         moments.add(numbers_of(frame, columns)[chosen])
-        for name, found in texts.items():
-            found |= {text for text, here in zip(texts_of(frame[name]), chosen, strict=True) if here}
+        for name, found in list(texts.items()):
+            found |= distinct_texts(frame[name][chosen])
             if len(found - {None}) > most:
-                raise _no_category(file, name, frame[name], most)
+                dropped = _no_category(file, name, frame[name], most)
+                if not leave_out_texts or _seem_numbers(frame[name]):
+                    raise dropped
+                del texts[name]
     mean, std = moments.standard([name for name, _ in columns])
     present, lacks = moments.count > 0, moments.count < moments.rows
     numbers = [
@@ -231,7 +252,9 @@ def learned(file: TableFile, kinds: Mapping[str, Kind | None], target: Found, tr
         if found - {None}
     ]
     if not numbers and not categories:
-        raise ValueError(f"got {file.path} with no column but the target that has values; expected some to learn from")
+        raise dropped or ValueError(
+            f"got {file.path} with no column but the target that has values; expected some to learn from"
+        )
     used = {target.name, *(number.name for number in numbers), *(category.name for category in categories)}
     left_out = tuple(name or "(no name)" for name in file.names if name not in used)
     what = Target(target.name, target.kind, target.task, target.classes)
@@ -241,12 +264,17 @@ def learned(file: TableFile, kinds: Mapping[str, Kind | None], target: Found, tr
     return Schema(tuple(numbers), tuple(categories), what, left_out)
 
 
+def _seem_numbers(column: Any) -> bool:
+    """Are most of these texts figures, such as 1,5 or 28.2.2024?"""
+    return bool(column.dropna().astype(str).str.strip().str.fullmatch(FIGURES).mean() > 0.5)
+
+
 def _no_category(file: TableFile, name: str, column: Any, most: int) -> ValueError:
     pandas = need("pandas")
     texts = column.dropna()
     odd = texts[pandas.to_numeric(texts, errors="coerce").isna()]
     numeric = len(odd) < len(texts) / 2
-    hint = f"; most of it are numbers, but not {str(odd.iloc[0])!r}" if numeric and len(odd) else ""
+    hint = f"; most of it are numbers, but not {listed([str(odd.iloc[0])])}" if numeric and len(odd) else ""
     return ValueError(
         f"column {name!r} of {file.path} has more than {most} different texts, such as "
         f"{listed([str(text) for text in texts.unique()[:3]])}{hint}; expected categories: leave it out with "

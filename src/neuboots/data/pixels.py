@@ -8,7 +8,7 @@ masks by the nearest.
 
 A mask is an image whose numbers are classes: grey, or with a palette whose entries are the classes, as PASCAL VOC's. A
 mask in colours is read by the colour of each class, where a set has such, and refused otherwise: three channels are no
-class.
+class, unless all three hold the same, as in a grey picture that was saved in colours.
 """
 
 import io
@@ -24,6 +24,7 @@ from neuboots.data.sources import Corrupt, corrupt, need
 
 Encoded = Any  # the bytes of a file, its path, or a row of an image column: {"bytes": …, "path": …}
 Size = tuple[int, int]
+_ORIENTATION = 0x0112  # EXIF's tag; 5 to 8 are turned by a quarter
 
 
 def image_of(
@@ -57,6 +58,25 @@ def _image(picture: Any, channels: int, where: str | Path, size: Size | None, st
     except Exception as fault:  # a conversion that PIL does not know
         raise corrupt(where, f"it cannot be made {mode} ({type(fault).__name__}: {fault})") from None
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+
+
+def size_of(data: Encoded, where: str | Path) -> Size:
+    """(H, W) of an image as it will be turned; of a file only the beginning is read.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (4, 2)).save(file, "PNG")
+    >>> size_of(file.getvalue(), "a small one")
+    (2, 4)
+    """
+    Image = need("PIL.Image")
+    try:
+        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
+            width, height = picture.size
+            turned = picture.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+    except Exception as fault:  # each format has its own
+        raise corrupt(where, f"it holds no image ({type(fault).__name__})") from None
+    return (width, height) if turned else (height, width)
 
 
 def mask_of(
@@ -101,6 +121,8 @@ def _mask(
     colours: Sequence[tuple[tuple[int, int, int], int]] = (),
 ) -> Tensor:
     coloured = picture.mode in ("RGB", "RGBA") and bool(colours)
+    if not coloured and picture.mode in ("LA", "RGB", "RGBA"):
+        picture = _grey(picture)
     if not coloured and picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
         raise Corrupt(
             f"got {where}, a mask in colours (PIL's mode {picture.mode}); expected the number of a class in each "
@@ -152,6 +174,12 @@ def _fitted(picture: Any, size: Size | None, stretched: bool, method: str) -> An
     if stretched:
         return picture.resize(size[::-1], resampling)
     return need("PIL.ImageOps").fit(picture, size[::-1], method=resampling)
+
+
+def _grey(picture: Any) -> Any:
+    """A picture in colours as the grey one that it is, or itself."""
+    pixels = np.array(picture.convert("RGB"))
+    return need("PIL.Image").fromarray(pixels[..., 0].copy()) if (pixels == pixels[..., :1]).all() else picture
 
 
 def _by_colour(pixels: Any, colours: Sequence[tuple[tuple[int, int, int], int]], where: str | Path) -> Tensor:

@@ -8,9 +8,10 @@ have is 0 in all of its columns.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from neuboots.data.table_files import columns_of
 Kind = Literal["number", "boolean", "date", "text"]
 
 _ISO_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
+LONGEST = 60  # characters of a text in a sentence
 _TRUTHS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 
 
@@ -123,31 +125,33 @@ class Schema:
             )
         parts = [scaled, absent[:, [column.missing for column in self.numbers]]]
         for column in self.categories:
-            codes = _places(texts := texts_of(frame[column.name]), column.values)  # (N,)
+            codes, absent = _coded(frame[column.name], column.values)  # (N,)
             parts.append(codes[:, None] == np.arange(len(column.values)))
             if column.missing:
-                parts.append(np.array([[text is None] for text in texts], dtype=bool).reshape(-1, 1))
+                parts.append(absent[:, None])
         return torch.from_numpy(np.concatenate(parts, 1, dtype=np.float32, casting="unsafe"))
 
     def encode_target(self, frame: Any) -> Tensor:
         """The targets of a frame: classes (N,), or standardised numbers (N, 1)."""
-        name = self.target.name
+        y = self.read_target(frame)
+        if fault := int((y.isnan() if y.is_floating_point() else y < 0).sum()):
+            known = listed(self.target.classes) if self.target.classes else "a number"
+            raise ValueError(
+                f"{self.target.name!r} is missing or unknown in {fault:,} of {len(frame):,} rows; expected {known}"
+            )
+        return y if self.target.classes else ((y - self.target.mean) / self.target.std).float()
+
+    def read_target(self, frame: Any) -> Tensor:
+        """Classes (N,), −1 where missing or unknown; or numbers (N, 1) in their units, NaN where missing."""
+        name, kind = self.target.name, self.target.kind
         _check_columns(frame, [name], "a column of the target")
         if self.target.task == "regression":
-            numbers = numbers_of(frame, [(name, self.target.kind)])  # (N, 1)
-            fault = int(np.isnan(numbers).sum())
-            y = torch.from_numpy((numbers - self.target.mean) / self.target.std).float()
-        else:
-            y = torch.from_numpy(_places(labels_of(frame, name, self.target.kind), self.target.classes))  # (N,)
-            fault = int((y < 0).sum())
-        if fault:
-            known = listed(self.target.classes) if self.target.classes else "a number"
-            raise ValueError(f"{name!r} is missing or unknown in {fault:,} of {len(frame):,} rows; expected {known}")
-        return y
+            return torch.from_numpy(numbers_of(frame, [(name, kind)]))
+        return torch.from_numpy(_places(labels_of(frame, name, kind), self.target.classes))
 
     def unknown(self, frame: Any) -> dict[str, tuple[str, ...]]:
         """Categories in a frame that the training rows did not have, by column."""
-        found = {c.name: {*texts_of(frame[c.name])} - {*c.values, None} for c in self.categories}
+        found = {c.name: distinct_texts(frame[c.name]) - {*c.values, None} for c in self.categories}
         return {name: tuple(sorted(map(str, values))) for name, values in found.items() if values}
 
     def to_json(self) -> str:
@@ -157,23 +161,41 @@ class Schema:
     def from_json(cls, text: str) -> "Schema":
         try:
             read = json.loads(text)
-            return cls(
+            found = cls(
                 tuple(Number(**column) for column in read["numbers"]),
                 tuple(Category(c["name"], tuple(c["values"]), c["missing"]) for c in read["categories"]),
                 Target(**{**read["target"], "classes": tuple(read["target"]["classes"])}),
                 tuple(read["left_out"]),
             )
+            found._check_types()
+            return found
         except (ValueError, KeyError, TypeError) as fault:
             raise ValueError(
                 f"got a text that is no schema ({type(fault).__name__}: {fault}); expected what to_json gave"
             ) from None
+
+    def _check_types(self) -> None:
+        """What was edited by hand may hold anything."""
+        columns: tuple[Number | Category | Target, ...] = (*self.numbers, *self.categories, self.target)
+        texts = [column.name for column in columns]
+        texts += [text for column in self.categories for text in column.values] + [*self.target.classes]
+        scaled: tuple[Number | Target, ...] = (*self.numbers, self.target)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("names and categories are texts")
+        for column in scaled:
+            if not all(isinstance(value, int | float) for value in (column.mean, column.std)):
+                raise TypeError(f"mean and std of {column.name!r} are numbers")
+            if column.kind not in get_args(Kind):
+                raise TypeError(f"{column.name!r} is of no kind {column.kind!r}")
+        if self.target.task not in ("classification", "regression"):
+            raise TypeError(f"{self.target.task!r} is no task")
 
     def __str__(self) -> str:
         """What was made of each column."""
         target = self.target
         what = listed(target.classes) if target.classes else f"mean {target.mean:.4g}, std {target.std:.4g}"
         lines = [f"{target.name!r} is the target: {target.task} ({what})"]
-        lines += [f"{c.name!r}: {c.kind}, mean {c.mean:.4g}, std {c.std:.4g}{_lacks(c)}" for c in self.numbers]
+        lines += [f"{c.name!r}: {c.kind}, {_centre(c)}{_lacks(c)}" for c in self.numbers]
         lines += [f"{c.name!r}: {len(c.values)} categories ({listed(c.values)}){_lacks(c)}" for c in self.categories]
         return "\n".join([*lines, *[f"{name!r}: left out" for name in self.left_out]])
 
@@ -193,6 +215,43 @@ def _places(texts: Sequence[str | None], values: Sequence[str]) -> np.ndarray[An
     return np.array([-1 if text is None else place.get(text, -1) for text in texts], dtype=np.int64)
 
 
+def _coded(
+    column: Any, values: Sequence[str]
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Where each value of a column stands among `values`, −1 where nowhere; and whether it is missing: (N,) each."""
+    rows, distinct = _distinct(column)
+    texts = texts_of(distinct)
+    return _places(texts, values)[rows], np.array([text is None for text in texts], dtype=bool)[rows]
+
+
+def _distinct(column: Any) -> tuple[Any, Any]:
+    """(the place of each row among the values, the values): of texts each one once, as it takes long to look at all.
+
+    Others stay as they are: 1 and True are the same to pandas, and not to us.
+    """
+    pandas = need("pandas")
+    if pandas.api.types.infer_dtype(column, skipna=True) != "string":
+        return slice(None), column
+    rows, distinct = pandas.factorize(column, use_na_sentinel=False)
+    return rows, pandas.Series(distinct)
+
+
+def distinct_texts(column: Any) -> set[str | None]:
+    """The different texts of a column, with None if some are missing.
+
+    >>> import pandas
+    >>> sorted(distinct_texts(pandas.Series(["red", " red", "blue"])))
+    ['blue', 'red']
+    """
+    return {*texts_of(_distinct(column)[1])}
+
+
+def _centre(column: Number) -> str:
+    if column.kind != "date":
+        return f"mean {column.mean:.4g}, std {column.std:.4g}"
+    return f"mean {np.datetime64(round(column.mean), 'D')}, std {column.std:.4g} days"
+
+
 def _lacks(column: Number | Category) -> str:
     return ", with missing values" if column.missing else ""
 
@@ -204,7 +263,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     "'a', 'b' and 1 more"
     """
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+    return ", ".join(map(_quoted, names[:most])) + more
+
+
+def _quoted(text: str) -> str:
+    """In quotes, and not too long for a sentence."""
+    return repr(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
 
 
 # -- the values of a column ----------------------------------------------------------------------------
@@ -217,7 +281,6 @@ def kind_of(column: Any) -> Kind | None:
     >>> [kind_of(pandas.Series(values)) for values in ([1, None], ["2024-02-29"], [True, None], ["7", "x"], [None])]
     ['number', 'date', 'boolean', 'text', None]
     """
-    pandas = need("pandas")
     values = column.dropna()
     if not len(values):
         return None
@@ -227,7 +290,7 @@ def kind_of(column: Any) -> Kind | None:
         return "boolean" if values.dtype.kind == "b" else "date"
     if all(isinstance(value, bool | np.bool_) for value in values):
         return "boolean"
-    if pandas.to_numeric(values, errors="coerce").notna().all():
+    if _numeric(values.astype(str)).notna().all():  # True is no number 1
         return "number"
     return "date" if _dates(values).notna().all() else "text"
 
@@ -250,6 +313,23 @@ def numbers_of(frame: Any, columns: Sequence[tuple[str, Kind]]) -> np.ndarray[An
     return values
 
 
+def _numeric(values: Any) -> Any:
+    """As numbers, NaN where one is none; of hundreds of digits, infinite."""
+    try:
+        return need("pandas").to_numeric(values, errors="coerce")
+    except OverflowError:
+        return values.map(_float)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _as_numbers(column: Any, kind: Kind) -> np.ndarray[Any, np.dtype[np.float64]]:
     pandas = need("pandas")
     present = column[column.notna()] if column.dtype.kind == "M" else column[column.notna()].astype(str).str.strip()
@@ -259,7 +339,7 @@ def _as_numbers(column: Any, kind: Kind) -> np.ndarray[Any, np.dtype[np.float64]
         start = pandas.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds would end with the year 2262
         numbers = (_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
     else:
-        numbers = pandas.to_numeric(present.astype(str), errors="coerce")
+        numbers = _numeric(present.astype(str))
     values = np.full(len(column), np.nan)
     values[column.notna().to_numpy()] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = np.isnan(values) & column.notna().to_numpy()
@@ -267,7 +347,7 @@ def _as_numbers(column: Any, kind: Kind) -> np.ndarray[Any, np.dtype[np.float64]
     if wrong.any():
         row, expected = int(wrong.argmax()), {"date": "a date such as 2024-02-29"}.get(kind, f"a {kind}")
         raise ValueError(
-            f"column {column.name!r} holds {str(column.iloc[row])!r} in {_row(column, row)}; expected {expected}"
+            f"column {column.name!r} holds {_quoted(str(column.iloc[row]))} in {_row(column, row)}; expected {expected}"
         )
     return values
 

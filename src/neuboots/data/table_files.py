@@ -1,26 +1,33 @@
-"""A table in a file, CSV or Parquet, read in chunks of rows: in memory there is never more than one of them.
+"""A table in a file, CSV, Parquet or JSON Lines, read in chunks of rows: never more than one of them is in memory.
 
 A CSV has a first line of names, in UTF-8; its separator (comma, semicolon, tab or bar) and a decimal comma are found by
 looking at it. Empty fields, "?" and what pandas takes for missing (NA, null, …) are missing; a row that is too short
-lacks its last values, one that is too long is refused.
+lacks its last values, one that is too long is refused. JSON Lines have an object on each line, whose keys are the
+columns; those of the first few thousand lines are known. The path "-" is standard input, which is read once.
 """
 
 import csv
 import io
+import json
 import re
+import shutil
+import sys
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from neuboots.data.sources import Corrupt, Missing, corrupt, need
 
 CELLS = 1 << 22  # of a chunk, at most: 32 MiB of numbers
 ROWS = 1 << 14  # of a chunk, at most: a column may become hundreds, one for each category
 FIELDS = 200_000  # that are looked at for a decimal comma
+START = 1 << 20  # bytes of standard input that are looked at
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
 
@@ -39,29 +46,56 @@ class TableFile:
 
     path: Path
     names: tuple[str, ...]
-    separator: str | None = None  # of a CSV; None for Parquet
+    separator: str | None = None  # of a CSV
     decimal: str = "."
+    form: Literal["csv", "parquet", "json lines"] = "csv"
+    pipe: IO[bytes] | None = field(default=None, compare=False)  # standard input, from its first byte on
 
     @classmethod
     def open(cls, path: str | Path) -> "TableFile":
         """Looks at the file's beginning; a sentence says what is wrong with it."""
+        if str(path) == "-":
+            return cls._open_pipe(sys.stdin.buffer)
         path = Path(path).expanduser()
-        if not path.is_file():
+        if not path.is_file() and not path.is_fifo():
             what = "is a folder" if path.is_dir() else "is not there"
             raise Missing(f"the table {path} {what}; expected a CSV or Parquet file: give the path of one")
-        with path.open("rb") as file:
-            start = file.read(4096)
-        if start.startswith(b"PAR1") or path.suffix in (".parquet", ".pq"):
-            table = cls(path, _parquet_names(path))
-        elif b"\0" in start or start.startswith((b"PK", b"\x1f\x8b")):
-            raise Corrupt(
-                f"cannot read {path}: it is neither text in UTF-8 nor Parquet; expected a CSV or Parquet file: save a "
-                "spreadsheet as CSV in UTF-8, and unpack what is packed"
-            )
+        try:
+            if path.is_fifo():
+                return cls._open_pipe(path.open("rb"), path)
+            with path.open("rb") as file:
+                return cls._of(path, _form(path, file.read(4096)), file)
+        except PermissionError:
+            raise Missing(
+                f"the table {path} may not be read; expected a file that you have the right to read"
+            ) from None
+
+    @classmethod
+    def _open_pipe(cls, pipe: IO[bytes], path: Path = Path("standard input")) -> "TableFile":
+        """A pipe gives its bytes once: those looked at are kept before the others; Parquet, read from its end, is
+        copied to a file without a name."""
+        start = pipe.read(START)
+        form = _form(path, start[:4096])
+        if form == "parquet":
+            copy = tempfile.TemporaryFile()  # noqa: SIM115
+            copy.write(start)
+            shutil.copyfileobj(pipe, copy)
+            return cls._of(path, form, copy, copy)
+        start += pipe.readline(1 << 24) if len(start) == START else b""
+        whole = start[: 1 + max(start.rfind(b"\n"), start.rfind(b"\r"))] or start
+        return cls._of(path, form, io.BytesIO(whole), io.BufferedReader(_Joined(start, pipe), START))
+
+    @classmethod
+    def _of(cls, path: Path, form: Any, beginning: IO[bytes], pipe: IO[bytes] | None = None) -> "TableFile":
+        beginning.seek(0)
+        if form == "parquet":
+            table = cls(path, _parquet_names(path, beginning), form=form, pipe=pipe)
+        elif form == "json lines":
+            table = cls(path, _json_names(path, beginning), form=form, pipe=pipe)
         else:
-            table = cls(path, *_csv_beginning(path))
+            table = cls(path, *_csv_beginning(path, beginning), pipe=pipe)
         if twice := [name for name, count in Counter(table.names).items() if name and count > 1]:
-            which = ", ".join(map(repr, twice))
+            which = ", ".join(map(repr, twice[:20]))
             raise ValueError(f"got {path} with several columns named {which}; expected one of each: rename them")
         return table
 
@@ -75,7 +109,12 @@ class TableFile:
         """
         chosen = None if columns is None else {*columns}
         wanted = [name for name in self.names if name and (chosen is None or name in chosen)]
-        chunks = self._parquet_frames(wanted) if self.separator is None else self._csv_frames(texts, wanted, checked)
+        if self.pipe is not None and self.pipe.closed:
+            raise ValueError(f"got {self.path} to be read again; expected a file: a pipe gives its rows once")
+        if self.form == "csv":
+            chunks = self._csv_frames(texts, wanted, checked)
+        else:
+            chunks = self._parquet_frames(wanted) if self.form == "parquet" else self._json_frames(wanted)
         empty = True
         for frame in chunks:
             empty = empty and not len(frame)
@@ -94,7 +133,7 @@ class TableFile:
             "chunksize": _rows_at_once(len(names)),
         }
         try:
-            with pandas.read_csv(self.path, **options) as chunks:
+            with self._opened() as file, pandas.read_csv(file, **options) as chunks:
                 while True:
                     with warnings.catch_warnings():
                         warnings.simplefilter("error", pandas.errors.ParserWarning)  # a row longer than the first line
@@ -113,11 +152,29 @@ class TableFile:
             f"separator {self.separator!r} or a line break in double quotes"
         )
 
+    def _json_frames(self, names: list[str]) -> Iterator[Any]:
+        pandas = need("pandas")
+        start = 0
+        with self._opened() as file:
+            records = _records(self.path, file)
+            while some := list(islice(records, _rows_at_once(len(names)))):
+                columns = {name: [record.get(name) for record in some] for name in names}
+                for name, values in columns.items():
+                    if any(isinstance(value, list | dict) for value in values):
+                        raise ValueError(
+                            f"got column {name!r} of {self.path} with lists or objects; expected numbers, texts, "
+                            f"booleans or dates: leave it out with ignore=[{name!r}]"
+                        )
+                yield pandas.DataFrame(columns, index=pandas.RangeIndex(start, start := start + len(some)))
+
+    def _opened(self) -> IO[bytes]:
+        return self.path.open("rb") if self.pipe is None else self.pipe
+
     def _parquet_frames(self, names: list[str]) -> Iterator[Any]:
         pandas, arrow, parquet = need("pandas"), need("pyarrow"), need("pyarrow.parquet")
         start = 0
         try:
-            with parquet.ParquetFile(self.path) as file:
+            with self._opened() as opened, parquet.ParquetFile(self.path if self.pipe is None else opened) as file:
                 for batch in file.iter_batches(_rows_at_once(len(names)), columns=names):
                     columns = [_plain(arrow, name, batch.column(name)) for name in names]
                     frame = arrow.table(columns, names).to_pandas(ignore_metadata=True)
@@ -126,6 +183,40 @@ class TableFile:
                     yield frame
         except (arrow.ArrowException, OSError) as error:
             raise corrupt(self.path, _first_line(error)) from None
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read already, and then the rest."""
+
+    def __init__(self, start: bytes, rest: IO[bytes]) -> None:
+        self.start, self.rest = io.BytesIO(start), rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = self.start.read(len(buffer)) or self.rest.read(len(buffer))
+        buffer[: len(some)] = some
+        return len(some)
+
+    def close(self) -> None:
+        if self.rest is not sys.stdin.buffer:  # which is not ours to close
+            self.rest.close()
+        super().close()
+
+
+def _form(path: Path, start: bytes) -> Literal["csv", "parquet", "json lines"]:
+    """By the file's first bytes, and by its name."""
+    ending = path.suffix.lower()
+    if start.startswith(b"PAR1") or ending in (".parquet", ".pq"):
+        return "parquet"
+    if b"\0" in start or start.startswith((b"PK", b"\x1f\x8b")):
+        raise Corrupt(
+            f"cannot read {path}: it is neither text in UTF-8 nor Parquet; expected a CSV or Parquet file: save a "
+            "spreadsheet as CSV in UTF-8, and unpack what is packed"
+        )
+    json_lines = ending in (".jsonl", ".ndjson", ".json") or start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+    return "json lines" if json_lines else "csv"
 
 
 def _rows_at_once(columns: int) -> int:
@@ -157,37 +248,69 @@ def _plain(arrow: Any, name: str, column: Any) -> Any:
     return column
 
 
-def _parquet_names(path: Path) -> tuple[str, ...]:
+def _parquet_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
     try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
+        names = parquet.read_schema(file).names
     except (arrow.ArrowException, OSError) as error:
         raise corrupt(path, _first_line(error)) from None
     return tuple("" if name.startswith("__index_level_") else name for name in names)  # pandas' row numbers
 
 
-def _csv_beginning(path: Path) -> tuple[tuple[str, ...], str, str]:
+def _json_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
+    """The keys of the first objects, in the order in which they come."""
+    names = dict.fromkeys(name for record in islice(_records(path, file), ROWS) for name in record)
+    if not names:
+        raise ValueError(f'got {path}, which is empty; expected an object on each line, such as {{"age": 40}}')
+    return tuple(name.strip() and name for name in names)
+
+
+def _records(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The object on each line that has one."""
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")) if line.strip() else None
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"cannot read {path}: line {number} is no JSON ({error}); {_AN_OBJECT}") from None
+        if isinstance(record, dict):
+            yield record
+        elif record is not None or line.strip():
+            raise Corrupt(f"cannot read {path}: line {number} holds {line[:20]!r}…, no object; {_AN_OBJECT}")
+
+
+_AN_OBJECT = 'expected an object on each line, such as {"age": 40, "town": "Rome"}'
+
+
+def _csv_beginning(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], str, str]:
     """The names of the columns, the separator and the decimal sign."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(beginning, encoding="utf-8-sig", newline="") as file:
             line = next((line for line in file if line.strip()), "")
             while line.count('"') % 2 and (more := file.readline()):
                 line += more
             bare = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=bare.count)
             some = 0 if separator == "," else max(100, FIELDS // (1 + bare.count(separator)))
-            rows = list(islice(csv.reader(file, delimiter=separator), some))
+            rows = list(_readable(islice(csv.reader(file, delimiter=separator), some)))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
-    except csv.Error as error:
-        raise corrupt(path, str(error)) from None
     if not line:
         raise ValueError(f"got {path}, which is empty; expected a first line of names and a row on each line below")
-    names = next(csv.reader(io.StringIO(line, newline=""), delimiter=separator, skipinitialspace=True))
+    try:
+        names = next(csv.reader(io.StringIO(line, newline=""), delimiter=separator, skipinitialspace=True))
+    except csv.Error as error:
+        raise corrupt(path, f"its first line holds no names ({error})") from None
     fields = [field.strip() for row in rows for field in row]
     comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
     return tuple(name.strip() for name in names), separator, "," if comma else "."
+
+
+def _readable(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Rows up to one that the library does not take, such as a very long text: pandas has the last word on it."""
+    with suppress(csv.Error):
+        yield from rows
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> Corrupt:

@@ -76,6 +76,13 @@ def uci(
 
     The rows for validation are a share of those that are not for the test.
     """
+    x, y, test = uci_rows(name, root, split=split)
+    part = deal(len(x), _share("validation", validation), test, seed=seed)
+    return _numeric(name, x, y, part, (), streaming)
+
+
+def uci_rows(name: str, root: str | Path | None, *, split: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """x (n, C) and y (n, 1) of a UCI set as its file has them, and the numbers of the rows for the test."""
     if name not in UCI:
         raise ValueError(f"got the UCI set {name!r}; expected one of {', '.join(UCI)}")
     folder = root_of(root)
@@ -92,10 +99,8 @@ def uci(
         raise corrupt(file, f"its columns are {listed(list(frame))}, and not features and y")
     if any(dtype.kind not in "iuf" for dtype in frame.dtypes) or not np.isfinite(values := frame.to_numpy(float)).all():
         raise corrupt(file, "it holds something else than finite numbers")
-    test = _test_rows(splits, whole("split", split), len(frame))
-    part = deal(len(frame), _share("validation", validation), test, seed=seed)
     x, y = (torch.from_numpy(values[:, chosen]) for chosen in (frame.columns != "y", frame.columns == "y"))
-    return _numeric(name, x, y, part, (), streaming)
+    return x, y, _test_rows(splits, whole("split", split), len(frame))
 
 
 def _test_rows(file: Path, split: int, n: int) -> Tensor:
@@ -171,12 +176,14 @@ def table(
     test: float = 0.1,
     seed: int = 0,
     max_categories: int = 256,
+    leave_out_texts: bool = False,
     streaming: bool = False,
 ) -> DataSet:
     """The rows of a CSV or Parquet file, to predict the column `target` from all others but those to `ignore`.
 
     Numbers, booleans and dates (2024-02-29, with or without a time; as days) are standardised, texts become a column of
-    0 and 1 for each category; see `neuboots.data.schema` for missing values and unknown categories. Texts, booleans and
+    0 and 1 for each category; see `neuboots.data.schema` for missing values and unknown categories. A column of more
+    than `max_categories` texts is refused or, with `leave_out_texts`, left out. Of the target, texts, booleans and
     at most 20 different whole numbers, each at least five times on average, are taken for classes (two whole numbers
     always); other numbers for a regression; `task` overrides that. `test` is a share of the rows, `validation` one of
     the rest, the same of every class, and every class stays among the training rows.
@@ -203,7 +210,7 @@ def table(
     kinds = _kinds(file, target, ignore)
     found = target_of(file, target, kinds.pop(target), task)
     part = deal(len(found.values), *shares, seed=seed, strata=found.values if found.classes else None)
-    schema = learned(file, kinds, found, part == 0, most)
+    schema = learned(file, kinds, found, part == 0, most, leave_out_texts=leave_out_texts)
     if streaming:
         parts: list[Any] = [Stream(partial(_rows, file, schema, part, k)) for k in range(3)]
     else:

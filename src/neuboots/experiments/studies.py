@@ -1,4 +1,4 @@
-"""The studies by name: every table and figure of the paper, in its order.
+"""The studies by name: every table and figure of the paper, in its order, and what is beyond it.
 
 A study lies in the file of its name (time-vs-n in time_vs_n.py) and is imported when it is asked for.
 """
@@ -27,12 +27,14 @@ _CLASSES = {
     "imbalance": "ImbalanceStudy",
     "corruption": "CorruptionStudy",
     "text": "Text",
+    "uci": "Uci",
 }
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "coverage": ("gpytorch",),
     "time-vs-n": ("gpytorch",),
     "segmentation-3d": ("monai",),
+    "uci": ("pandas",),
 }
 """Libraries that a study imports only as it works, beyond those that all need."""
 

@@ -48,4 +48,6 @@ class Abstain:
 
     @classmethod
     def restore(cls, config: dict[str, Any]) -> "Abstain":
+        if not all(isinstance(value, int | float) for value in config.values()):
+            raise ValueError(f"got {config} for when to abstain; expected numbers")
         return cls(**config)

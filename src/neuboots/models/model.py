@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from neuboots.prediction import Predictor
-from neuboots.saving import replaced_folder
+from neuboots.saving import check_replaceable, replaced_folder
 
 FORMAT = "neuboots model"
 VERSION = 1
@@ -103,7 +103,7 @@ class Model(ABC):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder; an earlier model there is replaced as a whole."""
-        with replaced_folder(folder, ("model.json", *_all_files()), "a saved model") as aside:
+        with replaced_folder(folder, _all_files(), "a saved model") as aside:
             held = self._write(aside)
             text = {"format": FORMAT, "version": VERSION, "kind": self.kind, "card": asdict(self.card), **held}
             (aside / "model.json").write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -114,7 +114,12 @@ KINDS: dict[str, Callable[[], type[Model]]] = {}
 
 
 def _all_files() -> set[str]:
-    return {name for kind in KINDS.values() for name in kind().files}
+    return {"model.json", *(name for kind in KINDS.values() for name in kind().files)}
+
+
+def check_place(folder: str | os.PathLike[str]) -> None:
+    """Refuse now what `save` would refuse after the training: a folder of other files."""
+    check_replaceable(folder, _all_files(), "a saved model")
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:

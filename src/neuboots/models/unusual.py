@@ -50,7 +50,7 @@ class Unusual:
             ridge = 1e-6 * covariance.diagonal().mean() + 1e-12  # constant features
             inverse = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance), dtype=torch.float64))
             factor = torch.linalg.cholesky((inverse + inverse.T) / 2)
-        found = cls(mean.float(), factor.float(), 1.0)
+        found = cls(mean.float(), factor.float().contiguous(), 1.0)  # in the layout that a file gives back
         distances = found.distance(held_out if len(held_out) else train)
         limit = float(np.quantile(distances, SHARE, method="higher"))
         return cls(found.mean, found.factor, limit if limit > 0 else 1.0)
@@ -66,7 +66,8 @@ class Unusual:
 
     def state(self) -> dict[str, Tensor]:
         """As tensors, for a file."""
-        return {"mean": self.mean, "factor": self.factor, "limit": torch.tensor(self.limit, dtype=torch.float64)}
+        factor = self.factor.contiguous()  # as files hold them
+        return {"mean": self.mean, "factor": factor, "limit": torch.tensor(self.limit, dtype=torch.float64)}
 
     @classmethod
     def restore(cls, state: dict[str, Tensor]) -> "Unusual":

@@ -13,7 +13,10 @@ WORDS = ("holds", "does NOT hold", "not resolved")
 
 @dataclass(frozen=True)
 class Chapter:
-    """One experiment: the paper's claim, tables with the paper's numbers beside ours, verdicts, and figures as SVG."""
+    """One experiment: the paper's claim, tables with the paper's numbers beside ours, verdicts, and figures as SVG.
+
+    A chapter of an evaluation has a question for a claim, no scale, and nothing `about` it but in the last.
+    """
 
     name: str
     source: str  # where it stands in the paper

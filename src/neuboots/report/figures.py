@@ -12,12 +12,12 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from torch import Tensor
 
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverage
+from neuboots.report.verdicts import wilson
 from neuboots.tasks.repeated import student_interval
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 GREY, BLUE, GREEN, ORANGE, PURPLE = "#7a7a7a", "#0072b2", "#009e73", "#d55e00", "#b5669a"
 _COLORS, _MARKS = (GREY, BLUE, GREEN, ORANGE, PURPLE), "osv^DPX"
-_Z = 1.96  # standard errors on either side of a 95 % interval
 
 
 def draw_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
@@ -27,10 +27,10 @@ def draw_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
     colors = cycle((GREY, BLUE, GREEN, ORANGE, PURPLE))
     for k, (name, curve) in enumerate(curves.items()):
         color, held = next(colors), curve.count > 0
-        x, y, n = curve.confidence[held], curve.accuracy[held], curve.count[held].double()
-        low, high = _wilson(y, n)
+        x, y, n = curve.confidence[held], curve.accuracy[held], curve.count[held]
+        low, high = zip(*map(wilson, y.tolist(), n.tolist()), strict=True)
         x = x + 0.012 * (k - (len(curves) - 1) / 2)  # side by side, so that no bar hides another
-        ax.vlines(x.tolist(), low.tolist(), high.tolist(), color=color, lw=2, alpha=0.35)
+        ax.vlines(x.tolist(), low, high, color=color, lw=2, alpha=0.35)
         ax.plot(x.tolist(), y.tolist(), color=color, lw=1, marker="o", ms=6, label=name)
     bins = max(len(curve.count) for curve in curves.values())
     ax.set(xlabel=f"confidence ({bins} bins)", ylabel="accuracy", xlim=(0, 1.03), ylim=(-0.03, 1.03))
@@ -403,8 +403,75 @@ def _legend_above(ax: Axes) -> None:
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.1), ncols=3, fontsize=8, frameon=False, borderaxespad=0)
 
 
-def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Wilson's 95 % interval of a share seen in `count` inputs."""
-    middle = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
-    half = _Z * (share * (1 - share) / count + _Z**2 / (4 * count**2)).sqrt() / (1 + _Z**2 / count)
-    return middle - half, middle + half
+def draw_confusion(ax: Axes, names: Sequence[str], matrix: Tensor) -> None:
+    """Rows of each true class by their guess, (C, C): as shares of the class by colour, and as numbers."""
+    if matrix.shape != (len(names), len(names)) or not names:
+        raise ValueError(f"got a matrix of shape {tuple(matrix.shape)} for {len(names)} names; expected (C, C)")
+    shares = (matrix.double() / matrix.sum(1, keepdim=True).clamp_min(1)).tolist()
+    size = min(9.0, 90 / len(names))
+    for t, (line, counts) in enumerate(zip(shares, matrix.tolist(), strict=True)):
+        for g, (share, count) in enumerate(zip(line, counts, strict=True)):
+            if count:  # the ground shows through, light or dark
+                color = BLUE if t == g else ORANGE
+                ax.fill([g - 0.5, g + 0.5, g + 0.5, g - 0.5], [t - 0.5, t - 0.5, t + 0.5, t + 0.5], color=color,
+                        alpha=0.08 + 0.62 * share, lw=0)  # fmt: skip
+                ax.text(g, t, f"{count:,}", ha="center", va="center", fontsize=size)
+    labels = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
+    steep = len(labels) * max(map(len, labels)) > 30
+    ax.set_xticks(range(len(names)), labels, rotation=45 if steep else 0, ha="right" if steep else "center")
+    ax.set_yticks(range(len(names)), labels)
+    ax.tick_params(length=0, labelsize=size)
+    ax.set(xlabel="guess", ylabel="true class", xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5))
+    ax.set_aspect("equal")
+    ax.spines[:].set_visible(False)
+
+
+def draw_predictions(ax: Axes, y: Tensor, mean: Tensor, low: Tensor, high: Tensor, *, name: str, level: float) -> None:
+    """Predictions with their intervals against the truth, (N,) each: those that hold it, and those that miss it.
+
+    An end may be infinite; it is then drawn to the edge of the panel.
+    """
+    truth, middle = _columns({"y": y, "mean": mean}).values()
+    span = max(truth + middle) - min(truth + middle) or 1.0
+    bottom, top = min(truth + middle) - 0.15 * span, max(truth + middle) + 0.15 * span
+    ends = [[min(max(float(end), bottom - span), top + span) for end in side] for side in (low, high)]
+    rows = list(zip(truth, middle, *ends, strict=True))
+    ax.axline((bottom, bottom), slope=1, color="black", lw=1, ls=":", label="perfect")
+    for title, color, which in (("holds", BLUE, True), ("misses", ORANGE, False)):
+        chosen = [row for row in rows if (row[2] <= row[0] <= row[3]) == which]
+        if chosen:
+            at, dots, lower, upper = zip(*chosen, strict=True)
+            ax.vlines(at, lower, upper, color=color, lw=1, alpha=0.3)
+            label = f"{name}, {100 * level:g} % interval {title} the truth ({len(chosen):,})"
+            ax.plot(at, dots, ".", color=color, ms=4, label=label)
+    ax.set(xlabel="true value", ylabel="prediction", xlim=(bottom, top), ylim=(bottom, top))
+    ax.legend(fontsize=9)
+    _tidy(ax)
+
+
+def draw_shares(ax: Axes, counts: Tensor, *, name: str, label: str) -> None:
+    """The share of inputs in each of K equal bins of [0, 1], (K,), beside what is expected, 1/K, and chance."""
+    numbers, bins, total = _numbers(name, counts), len(counts), float(counts.sum())
+    if not total > 0:
+        raise ValueError(f"got no inputs in the bins of {name}; expected some")
+    low, high = wilson(1 / bins, total)
+    ax.axhspan(low, high, color=GREY, alpha=0.2, lw=0, label="what chance allows")
+    ax.axhline(1 / bins, color="black", lw=1, ls=":")
+    place = [(k + 0.5) / bins for k in range(bins)]
+    ax.bar(place, [number / total for number in numbers], width=0.92 / bins, color=BLUE, alpha=0.5, label=name)
+    ax.set(xlabel=label, ylabel="share of inputs", xlim=(0, 1))
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    ax.legend(fontsize=9)
+    _tidy(ax)
+
+
+def draw_spread_skill(ax: Axes, spread: Sequence[float], error: Sequence[float], *, name: str) -> None:
+    """The RMSE of groups of inputs against the standard deviation that was said of them: equal where it is right."""
+    x, y = _columns({"spread": torch.tensor(spread), "error": torch.tensor(error)}).values()
+    most = 1.08 * max([*x, *y]) or 1.0
+    ax.axline((0, 0), slope=1, color="black", lw=1, ls=":", label="perfect")
+    ax.plot(x, y, marker="o", ms=6, color=BLUE, lw=1.5, label=name)
+    ax.set(xlabel="predicted standard deviation", ylabel="RMSE found", xlim=(0, most), ylim=(0, most))
+    ax.legend(fontsize=9)
+    _tidy(ax)

@@ -27,8 +27,8 @@ _LEGIBLE = 0.55  # a figure shrinks to this share of its size, and then scrolls 
 _WIDE = 450  # pt; a wider figure has a line of the page to itself
 
 
-def page(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
-    """The page: what held and what did not, then a section for each chapter."""
+def page(chapters: Sequence[Chapter], *, title: str, opening: str, of_paper: bool = True) -> str:
+    """The page: what held and what did not, then a section for each chapter; the claims are the paper's, or checks."""
     anchors = _unlike(chapter.name for chapter in chapters)
     named = list(zip(anchors, chapters, strict=True))
     shapes = "".join(
@@ -51,16 +51,16 @@ def page(chapters: Sequence[Chapter], *, title: str, opening: str) -> str:
 <body>
 <svg class="shapes" aria-hidden="true">{shapes}</svg>
 <a class="skip" href="#content">To the content</a>
-<nav aria-label="Experiments"><ol>
+<nav aria-label="{"Experiments" if of_paper else "Chapters"}"><ol>
 <li><a href="#top">Summary</a></li>
 {"".join(_entry(anchor, chapter) for anchor, chapter in named)}</ol></nav>
 <main id="content">
 <header id="top">
 <h1>{escape(title)}</h1>
 <p class="opening">{_prose(opening)}</p>
-{_summary(named)}
+{_summary(named, of_paper)}
 </header>
-{"".join(_section(anchor, chapter) for anchor, chapter in named)}</main>
+{"".join(_section(anchor, chapter, of_paper) for anchor, chapter in named)}</main>
 <dialog id="viewer" aria-label="Diagram"></dialog>
 </body>
 </html>
@@ -94,10 +94,16 @@ def _entry(anchor: str, chapter: Chapter) -> str:
     return f'<li><a href="#{anchor}">{escape(chapter.name)} <span class="counts">{counts}</span></a></li>\n'
 
 
-def _summary(named: Sequence[tuple[str, Chapter]]) -> str:
+def _summary(named: Sequence[tuple[str, Chapter]], of_paper: bool) -> str:
     """All claims with their marks, each a way to its chapter, and how many there are of each kind."""
     counts = tally([verdict for _, chapter in named for verdict in chapter.verdicts])
     total = sum(counts.values())
+    claims = f"{'claim' if of_paper else 'check'}{'' if total == 1 else 's'}{' of the paper' if of_paper else ''}"
+    key = """In the tables <strong>bold</strong> is the best of its group, and a <em class="tint">tinted column</em>
+has the paper’s own figures.<span class="alive"> Click the head of a column to sort by it, and a row with an underlined
+name to see its diagram.</span>"""
+    if not of_paper:
+        key = '<span class="alive">Click the head of a column to sort by it.</span>'
     tiles = "".join(
         f'<li class="{_MARKS[word]}"><b>{count}</b> <span>{_icon(word)}{word}</span></li>'
         for word, count in counts.items()
@@ -114,19 +120,18 @@ def _summary(named: Sequence[tuple[str, Chapter]]) -> str:
         )
         + "</ul></li>"
         for anchor, chapter in named
+        if chapter.verdicts
     )
     return f"""<section class="summary" aria-labelledby="what-held">
-<h2 id="what-held">What held: {total} {"claim" if total == 1 else "claims"} of the paper</h2>
+<h2 id="what-held">What held: {total} {claims}</h2>
 <ul class="tiles">{tiles}</ul>
 <div class="bar" aria-hidden="true">{bar}</div>
 <ol class="claims">{groups}</ol>
-<p class="key">In the tables <strong>bold</strong> is the best of its group, and a <em class="tint">tinted column</em>
-has the paper’s own figures.<span class="alive"> Click the head of a column to sort by it, and a row with an underlined
-name to see its diagram.</span></p>
+<p class="key">{key}</p>
 </section>"""
 
 
-def _section(anchor: str, chapter: Chapter) -> str:
+def _section(anchor: str, chapter: Chapter, of_paper: bool) -> str:
     own = [f"{anchor}--{name}" for name in _unlike(chapter.figures)]  # no anchor has two hyphens
     addresses = dict(zip(chapter.figures, own, strict=True))
     captions = _captions(chapter)
@@ -138,29 +143,36 @@ def _section(anchor: str, chapter: Chapter) -> str:
     linked = [figure for name, figure in drawn.items() if name in captions]
     tables = "".join(_linked(table, addresses).html for table in chapter.tables)
     note = f'<p class="note">{_prose(chapter.note)}</p>\n' if chapter.note else ""
-    about = chapter.about
-    versions = ", ".join(f"{name} {about[name]}" for name in ("neuboots", "torch", "python") if name in about)
-    cores = f", {about['cores']} cores" if about.get("cores") else ""
     diagrams = (
         f'<details class="diagrams"><summary>{_count(linked, "diagram")}, one for each underlined name in the table'
         f'{"s" if len(chapter.tables) > 1 else ""}</summary><div class="figures">{"".join(linked)}</div></details>\n'
     )
+    scale = f'\n<span class="scale">{escape(chapter.scale)}</span>' if chapter.scale else ""
+    lead = "<span>The paper’s claim</span> " if of_paper else ""
     return f"""<section class="chapter" id="{anchor}" aria-labelledby="{anchor}---name">
 <header>
 <p class="source">{escape(chapter.source)}</p>
-<h2 id="{anchor}---name"><a href="#{anchor}">{escape(chapter.name)}</a>
-<span class="scale">{escape(chapter.scale)}</span></h2>
+<h2 id="{anchor}---name"><a href="#{anchor}">{escape(chapter.name)}</a>{scale}</h2>
 </header>
-<p class="claim"><span>The paper’s claim</span> {_prose(chapter.claim)}</p>
+<p class="claim">{lead}{_prose(chapter.claim)}</p>
 <ul class="verdicts">{"".join(map(_verdict, chapter.verdicts))}</ul>
 {note}{tables}
 {f'<div class="figures">{shown}</div>' if shown else ""}
-{diagrams if linked else ""}<footer>
+{diagrams if linked else ""}{_footer(chapter) if chapter.about else ""}</section>
+"""
+
+
+def _footer(chapter: Chapter) -> str:
+    """How the chapter came about."""
+    about = chapter.about
+    versions = ", ".join(f"{name} {about[name]}" for name in ("neuboots", "torch", "python") if name in about)
+    cores = f", {about['cores']} cores" if about.get("cores") else ""
+    cost = f"{chapter.cost}; {chapter.seeds}. " if "core_seconds" in about else ""
+    return f"""<footer>
 <p class="command"><code>{escape(str(about["command"]))}</code></p>
-<p class="cost">{escape(f"{chapter.cost}; {chapter.seeds}. {versions}{cores}.")}</p>
+<p class="cost">{escape(f"{cost}{versions}{cores}.")}</p>
 {_settings(chapter.settings)}
 </footer>
-</section>
 """
 
 

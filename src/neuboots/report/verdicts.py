@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
+_Z = 1.96  # standard errors on either side of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,17 @@ def compare(
     shown = f"{key} {means[0]} against {means[1]}, difference {difference:+z.{digits}f}"
     spread = " in a single pair" if len(both) == 1 else f" ± {half:.{digits}f} over {len(both)} pairs"
     return Verdict(claim, _decide(difference, half, expect, margin), shown + spread)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share seen in `count` inputs: wide where they are few, and never beyond 0 and 1.
+
+    >>> [round(end, 3) for end in wilson(0.0, 10)], [round(end, 3) for end in wilson(0.5, 1000)]
+    ([0.0, 0.278], [0.469, 0.531])
+    """
+    middle = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2)) / (1 + _Z**2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _by_pair(rows: Sequence[Row], key: str, which: Mapping[str, Any], pair: Sequence[str]) -> dict[Any, float]:

@@ -1,0 +1,58 @@
+"""What a model is worth on labelled rows: figures, checks, and the chapters of a page, from one pass over the rows.
+
+`evaluate` gives an evaluation of the model's kind. What is printed, written as JSON and drawn comes from that alone.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from neuboots.commands.evaluation.class_chapters import class_summary, classification_chapters
+from neuboots.commands.evaluation.classes import ClassEvaluation, measure_classes
+from neuboots.commands.evaluation.masks import MaskEvaluation, mask_summary, measure_masks, segmentation_chapters
+from neuboots.commands.evaluation.number_chapters import number_summary, regression_chapters
+from neuboots.commands.evaluation.numbers import NumberEvaluation, measure_numbers
+from neuboots.commands.evaluation.stream import Part, Seen, labelled
+from neuboots.models import Model
+from neuboots.models.masks import MaskModel
+from neuboots.progress import bar
+from neuboots.report.chapters import Chapter
+from neuboots.report.tables import Table
+
+Evaluation = ClassEvaluation | NumberEvaluation | MaskEvaluation
+
+__all__ = ["Evaluation", "Seen", "chapters_of", "evaluate", "summary_of"]
+
+
+def evaluate(
+    model: Model, source: str | Path, *, num_samples: int = 100, level: float = 0.95, progress: bool = True
+) -> Evaluation:
+    """All figures of the model on the rows of a source that have a label."""
+    seen = Seen()
+    with bar("evaluating", None, show=progress) as advance:
+
+        def parts() -> Iterator[Part]:
+            for part in labelled(model, source, seen, num_samples=num_samples, level=level):
+                yield part
+                advance(f"evaluated {seen.rows:,} rows")
+
+        if isinstance(model, MaskModel):
+            return measure_masks(model, source, seen, num_samples=num_samples, advance=advance)
+        if model.card.task == "classification":
+            return measure_classes(parts(), model.classes, model.card, seen)
+        return measure_numbers(parts(), model, seen, level=level, num_samples=num_samples)
+
+
+def chapters_of(found: Evaluation, *, figures: bool = True) -> list[Chapter]:
+    """Everything there is to say, with diagrams or, in no time, without."""
+    if isinstance(found, ClassEvaluation):
+        return classification_chapters(found, figures=figures)
+    if isinstance(found, NumberEvaluation):
+        return regression_chapters(found, figures=figures)
+    return segmentation_chapters(found, figures=figures)
+
+
+def summary_of(found: Evaluation) -> list[Table]:
+    """The tables that a terminal has room for."""
+    if isinstance(found, ClassEvaluation):
+        return class_summary(found)
+    return number_summary(found) if isinstance(found, NumberEvaluation) else mask_summary(found)

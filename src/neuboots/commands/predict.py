@@ -1,0 +1,141 @@
+"""`neuboots predict`: answers for a file, however large, with what is known of how far each can be trusted."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neuboots.commands.asking import plain
+from neuboots.commands.boundary import hush, sentences, speak, warnings_as_notes
+from neuboots.commands.named import DataPath, ModelFolder
+from neuboots.commands.writing import Columns, Format, check_out, format_of, writing
+from neuboots.experiments import UsageError
+from neuboots.models import Answers, Chunk, Model, load_model
+from neuboots.progress import bar
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Answer each row of a table, or each picture of a folder, with what is known of the answer.
+
+    For classes: prediction, probability, std (of that probability over replicates), entropy, mutual_information,
+    ood_score (above 1: unlike 99 % of what the model knows) and abstain. For numbers: prediction, low and high (the
+    prediction interval), std, confidence_low and confidence_high (of the mean), ood_score and abstain. Rows are read
+    and written some at a time, so that a file may be larger than memory.
+    """
+
+    model: ModelFolder
+    """The folder that neuboots fit wrote."""
+    data: DataPath
+    """A table (CSV, Parquet or JSON Lines) with the columns that the model was trained on, in any order and among
+    others; - reads standard input. For pictures, a folder of them, or one."""
+    out: str = "-"
+    """A file that ends in .csv, .parquet or .jsonl; - is standard output."""
+    format: Format | None = None
+    """Instead of what the ending says; standard output is csv otherwise."""
+    level: float = 0.95
+    """Of the intervals."""
+    num_samples: int = 100
+    """Bootstrap replicates B behind each answer."""
+    keep: tuple[str, ...] = ()
+    """Columns of a table to write beside the answers, such as an id; `--keep all` for every one."""
+    probabilities: bool = False
+    """A column for the probability of each class."""
+    json: bool = False
+    """A summary as one JSON object on standard output, for machines."""
+
+    def run(self) -> None:
+        """Read, answer and write."""
+        with sentences():
+            self._check()
+            model = load_model(os.path.expanduser(self.model))
+            if model.kind == "masks":
+                self._write_maps(model)
+                return
+            check_out(self.out, self.data)
+            form = format_of(self.out, self.format)
+            try:
+                found = self._write(model, form)
+            except BrokenPipeError:
+                if self.out != "-":
+                    raise UsageError(f"--out is {self.out}, which takes no more rows") from None
+                hush()
+                return
+        self._say(*found)
+
+    def _write(self, model: Model, form: Format) -> tuple[int, int, list[str]]:
+        rows = abstained = 0
+        shown = self.out != "-" and not self.json
+        with (
+            warnings_as_notes() as notes,
+            writing(self.out, form) as write,
+            bar("predicting", None, show=shown) as step,
+        ):
+            for chunk in self._chunks(model):
+                answers = model.answer(chunk, num_samples=self.num_samples, level=self.level)
+                write(self._columns(model, chunk, answers))
+                rows, abstained = rows + len(chunk), abstained + int(answers.columns["abstain"].sum())
+                notes += [note for note in chunk.notes if note not in notes]
+                step(f"predicting, {rows:,} rows")
+        return rows, abstained, notes
+
+    def _chunks(self, model: Model) -> Iterator[Chunk]:
+        from neuboots.models.table import TableModel
+
+        if isinstance(model, TableModel):
+            return model.read(self.data, keep="all" if self.keep == ("all",) else self.keep)
+        if self.keep:
+            raise UsageError(f"--keep is for tables, but {self.model} is a model of {model.kind}; leave it out")
+        return model.read(self.data)
+
+    def _columns(self, model: Model, chunk: Chunk, answers: Answers) -> Columns:
+        """Keys, kept columns and answers; a kept column of a name that is taken becomes "input …"."""
+        said = dict(answers.columns)
+        if self.probabilities:
+            if answers.probs is None:
+                raise UsageError("--probabilities are of classes, but the model answers with numbers; leave it out")
+            probs = np.asarray(answers.probs)
+            said |= {f"probability of {name}": probs[:, k] for k, name in enumerate(model.classes)}
+        first, *kept = chunk.keys
+        taken = {first, *said}
+        return {
+            first: chunk.keys[first],
+            **{f"input {name}" if name in taken else name: chunk.keys[name] for name in kept},
+            **said,
+        }
+
+    def _say(self, rows: int, abstained: int, notes: list[str]) -> None:
+        for note in notes:
+            speak(f"note: {note}", aside=True)
+        if self.json:
+            speak(json.dumps({"out": self.out, "rows": rows, "abstained": abstained, "notes": notes}))
+            return
+        where = "standard output" if self.out == "-" else self.out
+        share = f"{abstained:,} of them ({abstained / rows:.1%})"
+        speak(f"{rows:,} rows answered, on {where}; abstain is true in {share}", aside=self.out == "-")
+
+    def _write_maps(self, model: Any) -> None:
+        """A folder of pictures, one row of a table for each."""
+        if self.out == "-" or self.keep or self.probabilities or self.format is not None:
+            raise UsageError(
+                f"{self.model} is a model of masks, which answers with pictures; give a new folder as --out, and no "
+                "--format, --keep or --probabilities"
+            )
+        found = model.predict_folder(self.data, self.out, num_samples=self.num_samples, progress=not self.json)
+        if self.json:
+            speak(json.dumps(plain(found)))
+            return
+        for note in found["notes"]:
+            speak(f"note: {note}", aside=True)
+        speak(f"{found['images']:,} images, in {self.out}; abstain is true for {found['abstained']:,} of them")
+
+    def _check(self) -> None:
+        if not 0 < self.level < 1:
+            raise UsageError(f"--level is {self.level}; give a number between 0 and 1, such as 0.95")
+        if not 1 <= self.num_samples < 2**31:
+            raise UsageError(f"--num-samples is {self.num_samples}; give a whole number of at least 1")
+        if self.json and self.out == "-":
+            raise UsageError("--json needs --out to be a file, as standard output has the answers; give one")

@@ -1,0 +1,285 @@
+"""A model of images by class: trained on a folder of class folders, asked about any images.
+
+    path/<class>/<any name>.jpg → class, probability, and how far both can be trusted
+
+The net is small and learns from nothing: hundreds or thousands of images take minutes on a CPU. Of the images some are
+held out: they stop the training, set the temperature and the confidence below which the model abstains; others, seen by
+nothing of all that, give the figures.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuboots.data import Missing, Part, image_folder
+from neuboots.data.folders import IMAGENET, ImageFiles
+from neuboots.data.listing import folders_in
+from neuboots.keys import whole
+from neuboots.losses import CrossEntropy
+from neuboots.methods import scale_temperature
+from neuboots.models.abstain import Abstain
+from neuboots.models.answers import class_answers
+from neuboots.models.model import Answers, Card, Chunk, Model
+from neuboots.models.pictures import (
+    ROWS,
+    Features,
+    Look,
+    Parts,
+    Say,
+    check_fit,
+    checked_size,
+    few,
+    fitted_size,
+    in_chunks,
+    median_size,
+    method_for,
+    named,
+    part_to_test,
+    parts_of,
+    passed_over,
+    pictures_at,
+    rows_of,
+    trained,
+)
+from neuboots.models.promises import careful, check_max_error, class_figures
+from neuboots.models.unusual import Unusual
+from neuboots.nets import ResNet, SmallCNN
+from neuboots.prediction import Predictor
+from neuboots.saving import _read_tensors, load, save
+from neuboots.training import Recipe
+
+LARGEST = 64  # pixels of the longer side, unless told otherwise
+SMALL = 32  # up to which the plain convolutional net sees enough of an image
+LOOKS: dict[type[nn.Module], int] = {SmallCNN: 100_000, ResNet: 40_000}  # at images in training, all epochs together
+SCALED = 30  # held-out images from which on a temperature is fitted
+REPLICATES = 30  # at most, for the temperature: it hardly depends on them
+PRIOR = 0.5  # of log T: few images may all be right by luck, for which no temperature is low enough
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel(Model):
+    """A predictor of the class of an image, with what its files must become."""
+
+    kind: ClassVar[str] = "images"
+    files: ClassVar[tuple[str, ...]] = ("predictor", "arrays.safetensors")
+
+    card: Card
+    fitted: Predictor
+    names: tuple[str, ...]
+    look: Look
+    features: Features
+    unusual: Unusual
+    abstain: Abstain
+
+    @property
+    def predictor(self) -> Predictor:
+        return self.fitted
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.names
+
+    def read(self, source: str | Path, *, labelled: bool = False) -> Iterator[Chunk]:
+        """The images of a folder, in it or below, or of a single file; `labelled`: of class folders."""
+        notes: tuple[str, ...] = ()
+        if labelled:
+            if not Path(source).expanduser().is_dir():
+                raise Missing(
+                    f"got {str(source)!r}, which is no folder; expected one of class folders, for their labels"
+                )
+            source, notes = part_to_test(Path(source).expanduser())
+            self._check_classes(source)
+        root, found = pictures_at(source)
+        names = [named(root, file) for file in found.files]
+        labels = [self._label(name, root) for name in names] if labelled else None
+        return self._chunks(found.files, names, labels, (*notes, *passed_over(root, found.others)))
+
+    def _chunks(
+        self, files: list[Path], names: list[str], labels: list[int] | None, notes: tuple[str, ...]
+    ) -> Iterator[Chunk]:
+        def full(rows: Any, row: Tensor) -> bool:
+            return len(rows) >= ROWS
+
+        for numbers, rows, said in in_chunks(names, lambda i: self.look(files[i]), full=full, notes=notes):
+            keys = {"file": np.array([names[i] for i in numbers], dtype=object)}
+            y = None if labels is None else torch.tensor([labels[i] for i in numbers])
+            yield Chunk(keys, torch.stack(rows), y, said)
+
+    def _check_classes(self, folder: Path) -> None:
+        unknown = [entry.name for entry in folders_in(folder) if entry.name not in self.names]
+        if unknown:
+            raise Missing(
+                f"got {folder} with the class folder {unknown[0]!r}; expected those that the model knows: "
+                f"{few(self.names, 8)}: rename or remove it"
+            )
+
+    def _label(self, name: str, root: Path) -> int:
+        first, _, rest = name.partition("/")
+        if not rest:
+            raise Missing(f"got {root / name} outside of any class folder; expected it in one of {few(self.names, 8)}")
+        return self.names.index(first)
+
+    def answer(self, chunk: Chunk, *, num_samples: int = 100, level: float = 0.95) -> Answers:
+        num_samples = min(num_samples, self.fitted.num_distinct or num_samples)  # each member once
+        said = class_answers(self.fitted, chunk.x, num_samples, seed=self.card.seed)
+        score = self.unusual.score(self.features(chunk.x))
+        columns = {
+            "prediction": np.array(self.names, dtype=object)[said.labels.cpu().numpy()],
+            "probability": said.confidence.cpu().numpy(),
+            "std": said.std.cpu().numpy(),
+            "entropy": said.entropy.cpu().numpy(),
+            "mutual_information": said.mutual_information.cpu().numpy(),
+            "ood_score": score,
+        }
+        columns["abstain"] = self.abstain(ood_score=score, confidence=columns["probability"])
+        return Answers(columns, said.probs.cpu())
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        from safetensors.torch import save_file
+
+        save(self.fitted, folder / "predictor")
+        save_file(self.unusual.state(), folder / "arrays.safetensors")
+        return {"classes": self.names, "look": self.look.config(), "abstain": self.abstain.config()}
+
+    @classmethod
+    def _read(cls, folder: Path, held: dict[str, Any], card: Card) -> "ImageModel":
+        fitted, look = load(folder / "predictor"), Look.restore(held["look"])
+        size, names = look.size or (LARGEST, LARGEST), tuple(held["classes"])
+        features = Features.of(fitted, look.channels, size)
+        unusual = Unusual.restore(_read_tensors(folder / "arrays.safetensors"))
+        check_fit(folder, fitted, features, unusual, len(names), (look.channels, *size))
+        return cls(card, fitted, names, look, features, unusual, Abstain.restore(held["abstain"]))
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+
+def fit_images(
+    path: str | Path,
+    *,
+    method: str = "neuboots",
+    epochs: int | None = None,
+    size: Any = None,
+    channels: int = 3,
+    test: float = 0.1,
+    max_error: float = 0.05,
+    num_samples: int = 100,
+    seed: int = 0,
+    command: str = "",
+    progress: bool = True,
+    say: Say | None = None,
+) -> ImageModel:
+    """Train on path/<class>/…, or with train, val and test above the classes; the card has figures of the test part.
+
+    A part without a folder of its own is a share of the training images, of each class the same. Images are brought to
+    `size`, one number or height and width; without, to the median of the files, at most 64 pixels. `max_error` is the
+    share of wrong answers that the model may give where it does not abstain. `say` is told what was found and chosen
+    before the training begins.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name, colour in [("blue", "#0000ff"), ("red", "#ff0000")]:
+    ...     (folder / name).mkdir()
+    ...     for i in range(12):
+    ...         Image.new("RGB", (12, 9), colour).save(folder / name / f"{i}.png")
+    >>> model = fit_images(folder, epochs=3, num_samples=5, progress=False)
+    >>> model.classes, model.look.size, model.card.rows
+    (('blue', 'red'), (8, 12), {'train': 18, 'held out': 4, 'test': 2})
+    """
+    check_max_error(max_error)
+    maker = method_for(method, "classification", CrossEntropy())
+    if size is None:
+        listed = image_folder(path, channels=channels, validation=0, test=0)
+        size = fitted_size(median_size(_source(listed.train).files), LARGEST)
+    size = checked_size(size)
+    data = image_folder(path, size=size, channels=channels, validation=0, test=0)
+    _check_names(data.classes)
+    parts = parts_of(data, test, seed=seed, files=lambda source: source.files, progress=progress)
+    train = replace(parts.train, augment=data.augmentation)
+    net = SmallCNN if max(size) <= SMALL else ResNet
+    recipe = _recipe(net, len(train), epochs, seed, progress)
+    others = [file for part in (data.train, data.validation, data.test) for file in _source(part).passed_over]
+    notes = [*passed_over(Path(path).expanduser(), others), *parts.notes]
+    chosen: dict[str, Any] = {"net": net.__name__, "size": list(size), "epochs": recipe.epochs}
+    if say is not None:
+        say(chosen, notes)
+    predictor = trained(method, maker, partial(_net, net, channels, data.num_classes), train, parts.held_out, recipe)
+    if len(parts.held_out) >= SCALED:
+        predictor = scale_temperature(
+            predictor, parts.held_out, num_samples=min(num_samples, REPLICATES), prior_std=PRIOR
+        )
+        chosen["temperature"] = predictor.temperature
+    abstain, promise = careful(predictor, parts.held_out, max_error=max_error, num_samples=num_samples, seed=seed)
+    features = Features.of(predictor, channels, size)
+    known, unknown = (
+        torch.cat([features(torch.stack(x)) for x, _ in rows_of(part)]) for part in (parts.train, parts.held_out)
+    )
+    model = ImageModel(
+        Card("classification", "class", method, parts.rows, seed, command, version("neuboots")),
+        predictor,
+        data.classes,
+        Look(channels, IMAGENET[channels], size),
+        features,
+        Unusual.learn(known, unknown),
+        abstain,
+    )
+    figures = {} if parts.test is None else _figures(model, parts, num_samples)
+    return replace(
+        model, card=replace(model.card, figures={**figures, "chosen": chosen, "files": notes, "notes": [promise]})
+    )
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Can they be written to files, as they must?"""
+    for name in names:
+        if name != name.encode("utf-8", "replace").decode():
+            raise ValueError(f"got the class folder {name!r}, whose name is no UTF-8; expected one that is: rename it")
+
+
+def _source(part: Any) -> ImageFiles:
+    """The files of a part; none, where there is no part."""
+    if not isinstance(part, Part):
+        return ImageFiles((), torch.zeros(0), 3, None)
+    assert isinstance(part.source, ImageFiles)
+    return part.source
+
+
+def _net(kind: type[nn.Module], channels: int, classes: int) -> nn.Module:
+    if kind is SmallCNN:
+        return SmallCNN(channels, classes, widths=(16, 32, 64, 128))
+    return ResNet(classes, channels, blocks=(1, 1, 1, 1), widths=(16, 32, 64, 128), shortcut="projection")
+
+
+def _recipe(net: type[nn.Module], n: int, epochs: int | None, seed: int, progress: bool) -> Recipe:
+    """Many passes over few images, fewer over many; steps enough for both."""
+    epochs = max(10, min(100, round(LOOKS[net] / n))) if epochs is None else whole("epochs", epochs, least=1)
+    return Recipe(
+        epochs=epochs,
+        batch_size=32 if n < 2000 else 64,
+        optimizer=partial(torch.optim.AdamW, lr=2e-3, weight_decay=1e-2),
+        seed=seed,
+        patience=max(5, epochs // 3),
+        progress=progress,
+    )
+
+
+def _figures(model: ImageModel, parts: Parts, num_samples: int) -> dict[str, Any]:
+    """Of the test images, which neither the net nor a threshold has seen."""
+    assert parts.test is not None, "there are images to test with"
+    answers, labels = [], []
+    for x, y in rows_of(parts.test):
+        answers.append(model.answer(Chunk({"row": np.arange(len(x))}, torch.stack(x)), num_samples=num_samples))
+        labels += y
+    columns = {name: np.concatenate([part.columns[name] for part in answers]) for name in answers[0].columns}
+    probs = torch.cat([part.probs for part in answers if part.probs is not None])
+    seen = parts.train.targets
+    assert seen is not None, "images have classes"
+    return class_figures(Answers(columns, probs), torch.stack(labels), int(seen.bincount().argmax()))

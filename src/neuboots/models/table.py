@@ -1,0 +1,363 @@
+"""A model of a table: its schema, an estimator, and when to say "I don't know".
+
+    file → frames of some rows → schema → x (N, C) → estimator → prediction, interval or probabilities, s(x), abstain
+
+Rows are read, encoded and answered a chunk at a time: a table may be larger than memory. New tables have the columns of
+the training table by name, in any order and among others; the target is needed only where answers are compared with it.
+"""
+
+import difflib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots.data import DataSet, Schema, table
+from neuboots.data.schema import Category, Number, Target, listed, text_of
+from neuboots.data.table_files import CELLS, TableFile, columns_of
+from neuboots.models.abstain import Abstain
+from neuboots.models.answers import class_answers
+from neuboots.models.model import Answers, Card, Chunk, Column, Model
+from neuboots.models.promises import careful, check_max_error, class_figures, number_figures
+from neuboots.models.unusual import Unusual
+from neuboots.prediction import Predictor
+from neuboots.saving import _read_tensors
+
+LEVEL = 0.95  # of the interval whose width decides
+FAR = 1e6  # standard deviations: beyond, a row is as unusual as can be, and a net's sums might overflow
+ROWS = 1 << 14  # that are answered at once
+NAMED = 20  # columns in a sentence
+FEW = 20  # rows that may be numbered by chance
+
+
+@dataclass(frozen=True, eq=False)
+class TableModel(Model):
+    """What answers rows of tables; `fit_table` makes one."""
+
+    kind: ClassVar[str] = "table"
+    files: ClassVar[tuple[str, ...]] = ("estimator", "arrays.safetensors")
+
+    card: Card
+    schema: Schema
+    estimator: Any  # a NeuBootsClassifier or NeuBootsRegressor
+    unusual: Unusual
+    abstain: Abstain
+
+    @property
+    def predictor(self) -> Predictor:
+        predictor: Predictor = self.estimator.predictor_
+        return predictor
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.schema.target.classes
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def read(
+        self, source: str | Path, *, labelled: bool = False, keep: Sequence[str] | Literal["all"] = ()
+    ) -> Iterator[Chunk]:
+        """The rows of a CSV, Parquet or JSON Lines file, or of standard input ("-").
+
+        A label that is missing, or a class that the model does not know, is −1; a missing number is NaN. `keep` names
+        columns to be carried along in `keys`, of a CSV as they are written. The last chunk has the notes: what was
+        missing or unknown, by column.
+        """
+        file = TableFile.open(source)
+        target = [self.schema.target.name] if labelled else []
+        self._check(file, target)
+        kept = [name for name in file.names if name] if keep == "all" else list(keep)
+        if lacking := [name for name in kept if name not in file.names]:
+            raise ValueError(f"got {listed(lacking)} to keep, but {file.path} has {listed(file.names, NAMED)}")
+        return self._chunks(file, target, kept)
+
+    def _chunks(self, file: TableFile, target: list[str], kept: list[str]) -> Iterator[Chunk]:
+        """The last chunk is known as such when there is no other: each waits for the next one."""
+        odd = _Odd(self.schema)
+        waiting: Chunk | None = None
+        wanted = (*self.schema.columns, *target, *kept)
+        for frame in _pieces(file.frames(wanted, texts=(*self.schema.texts, *kept)), len(self.schema.features)):
+            if waiting is not None:
+                yield waiting
+            keys = {"row": frame.index.to_numpy() + 1}
+            keys |= {f"input {name}" if name in keys else name: frame[name].to_numpy(dtype=object) for name in kept}
+            if file.decimal != ".":
+                frame = _with_points(frame, [c.name for c in self.schema.numbers if c.name in kept], file.decimal)
+            y = self.schema.read_target(frame) if target else None
+            odd.add(frame, y)
+            waiting = Chunk(keys, self.schema.encode(frame).clamp_(-FAR, FAR), y)
+        assert waiting is not None, "a table without rows is refused"
+        yield replace(waiting, notes=odd.notes)
+
+    def _check(self, file: TableFile, target: list[str]) -> None:
+        """Are all columns there? Those that are not are named, with the nearest that are."""
+        there = {*file.names}
+        lacking = [name for name in (*self.schema.columns, *target) if name not in there]
+        if not lacking:
+            return
+        close = sorted(filter(None, file.names), key=lambda name: -_likeness(name, lacking[0]))[:3]
+        more = " for the truth to compare with" if lacking == target else ""
+        raise ValueError(
+            f"{file.path} lacks {len(lacking)} column(s): {listed(lacking, NAMED)}; expected all that the model was "
+            f"trained on{more}: it has {listed(close)}, if one of them was meant"
+        )
+
+    # -- answers ---------------------------------------------------------------------------------------
+
+    def answer(self, chunk: Chunk, *, num_samples: int = 100, level: float = LEVEL) -> Answers:
+        x = np.asarray(chunk.x)
+        inputs = self.estimator.inputs(x)
+        score = self.unusual.score(inputs)
+        num_samples = min(num_samples, self.predictor.num_distinct or num_samples)  # each member once
+        probs = None
+        if self.classes:
+            said = class_answers(self.predictor, inputs, num_samples, seed=self.card.seed)
+            probs = said.probs
+            columns = {
+                "prediction": class_values(self.schema.target)[said.labels.numpy()],
+                "probability": said.confidence.numpy(),
+                "std": said.std.numpy(),
+                "entropy": said.entropy.numpy(),
+                "mutual_information": said.mutual_information.numpy(),
+            }
+            unsure = self.abstain(ood_score=score, confidence=columns["probability"])
+        else:
+            said = self.estimator.forecast(x, level=level, num_samples=num_samples)
+            names = ("low", "high", "std", "confidence_low", "confidence_high")
+            columns = {"prediction": said.mean, **{name: getattr(said, name) for name in names}}
+            usual = said if level == LEVEL else self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
+            unsure = self.abstain(ood_score=score, width=usual.high - usual.low)
+        columns |= {"ood_score": score, "abstain": unsure}
+        for name, values in columns.items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                row = chunk.keys["row"][int((~np.isfinite(values)).argmax())]
+                raise ValueError(f"the model's {name} for row {row} is no finite number; expected one: train it again")
+        return Answers(columns, probs)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        from safetensors.torch import save_file
+
+        self.estimator.save(folder / "estimator")
+        save_file(self.unusual.state(), folder / "arrays.safetensors")
+        return {"schema": json.loads(self.schema.to_json()), "abstain": self.abstain.config()}
+
+    @classmethod
+    def _read(cls, folder: Path, held: dict[str, Any], card: Card) -> "TableModel":
+        from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+
+        schema = Schema.from_json(json.dumps(held["schema"]))
+        kind = NeuBootsClassifier if schema.target.classes else NeuBootsRegressor
+        try:
+            estimator = kind.load(folder / "estimator")
+            unusual = Unusual.restore(_read_tensors(folder / "arrays.safetensors"))
+            model = cls(card, schema, estimator, unusual, Abstain.restore(held["abstain"]))
+            model._check_fit(folder)
+        except (AttributeError, RuntimeError) as fault:  # what was edited by hand may be of any type
+            raise ValueError(f"{folder} is damaged ({fault}); expected what neuboots fit wrote") from None
+        return model
+
+    def _check_fit(self, folder: Path) -> None:
+        """Do the parts belong together?"""
+        numbers: tuple[Number | Target, ...] = (*self.schema.numbers, self.schema.target)
+        fits = self.estimator.n_features_in_ == len(self.schema.features) == len(self.unusual.mean)
+        fits = fits and all(0 < each.std < math.inf and math.isfinite(each.mean) for each in numbers)
+        if self.classes:
+            fits = fits and len(self.estimator.classes_) == len(self.classes)
+        if not fits or bool(self.classes) != (self.schema.target.task == "classification"):
+            raise ValueError(f"the parts of {folder} do not fit together; expected what one neuboots fit wrote")
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio()
+
+
+def class_values(target: Target) -> Column:
+    """The classes as the user writes them: whole numbers, True and False, other numbers, or texts: (C,).
+
+    >>> class_values(Target("n", "number", "classification", ("0", "10"))).tolist()
+    [0, 10]
+    """
+    if target.kind == "boolean":
+        return np.array([name == "True" for name in target.classes])
+    if target.kind == "number":
+        numbers = np.array([float(name) for name in target.classes])
+        return numbers.astype(np.int64) if (numbers == numbers.round()).all() else numbers
+    return np.array(target.classes, dtype=object)
+
+
+def _pieces(frames: Iterator[Any], features: int) -> Iterator[Any]:
+    """Frames of so few rows that their inputs are few as well: a column may have hundreds of categories."""
+    size = max(1, CELLS // max(1, features))
+    for frame in frames:
+        yield from (frame[start : start + size] for start in range(0, len(frame), size))
+
+
+def _with_points(frame: Any, names: list[str], decimal: str) -> Any:
+    """Numbers that were kept as they are written, with decimal points."""
+    return frame.assign(**{name: frame[name].str.replace(decimal, ".") for name in names})
+
+
+@dataclass
+class _Odd:
+    """What is missing and what is unknown in the rows so far, by column."""
+
+    schema: Schema
+    rows: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, frame: Any, y: Tensor | None) -> None:
+        self.rows += len(frame)
+        if y is not None and self.schema.target.classes:
+            column = frame[self.schema.target.name]
+            self._note(column[(y < 0).numpy() & column.notna().to_numpy()], ())
+        gaps = columns_of(frame, list(self.schema.columns)).isna().sum()
+        self.missing.update({name: int(count) for name, count in gaps.items() if count})
+        for column in self.schema.categories:
+            self._note(frame[column.name], column.values)
+
+    def _note(self, column: Any, known: Sequence[str]) -> None:
+        counts, usual = column.value_counts(), {*known, ""}
+        for value, count in zip(counts.index, counts, strict=True):
+            if (text := text_of(value)) not in usual:
+                self.unknown[column.name] += int(count)
+                some = self.examples.setdefault(column.name, [])
+                if text not in some and len(some) < NAMED:
+                    some.append(text)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each column of unknown categories, and those for what is missing."""
+        said = [
+            f"column {name!r} has values that no training row had, in {count:,} of {self.rows:,} rows: "
+            f"{listed(self.examples[name])}"
+            for name, count in self.unknown.most_common(NAMED)
+        ]
+        if len(self.unknown) > NAMED:
+            said.append(f"{len(self.unknown) - NAMED:,} columns more have values that no training row had")
+        columns: tuple[Number | Category, ...] = (*self.schema.numbers, *self.schema.categories)
+        new = {column.name for column in columns if not column.missing}
+        for names, what in (
+            ([name for name in self.missing if name in new], "which no training row lacked (taken for usual ones)"),
+            ([name for name in self.missing if name not in new], "as in some training rows"),
+        ):
+            if names:
+                counts = ", ".join(f"{name!r} in {self.missing[name]:,}" for name in names[:NAMED])
+                more = f" and {len(names) - NAMED} columns more" if len(names) > NAMED else ""
+                said.append(f"of {self.rows:,} rows values are missing, {what}: {counts}{more}")
+        return tuple(said)
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+
+def fit_table(
+    path: str | Path,
+    target: str,
+    *,
+    task: Literal["classification", "regression"] | None = None,
+    ignore: Sequence[str] = (),
+    max_categories: int = 256,
+    method: str = "neuboots",
+    epochs: int | None = None,
+    test: float = 0.1,
+    max_error: float = 0.05,
+    max_width: float | None = None,
+    num_samples: int = 100,
+    seed: int = 0,
+    command: str = "",
+    progress: bool = True,
+    say: Callable[[Schema, Sequence[str]], None] | None = None,
+) -> TableModel:
+    """Learn the column `target` from the others; the card has the figures of a share of the rows kept for the `test`.
+
+    Where the model does not abstain, at most `max_error` of its classes are to be wrong; numbers are answered where the
+    interval is at most `max_width` wide, or else narrower than that of the training targets themselves. `say` is told
+    what was made of the columns before the training begins.
+    """
+    from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+
+    check_max_error(max_error)
+    if max_width is not None and not 0 < max_width < math.inf:
+        raise ValueError(f"got max_width={max_width!r}; expected a width above 0, in the units of {target!r}")
+    data = table(
+        path, target=target, task=task, ignore=ignore, validation=0, test=test, seed=seed, leave_out_texts=True,
+        max_categories=max_categories,
+    )  # fmt: skip
+    schema = data.schema
+    assert schema is not None
+    x, y = _rows(data, "train")
+    if say is not None:
+        say(schema, _counters(schema, x))
+    kind = NeuBootsClassifier if data.classes else NeuBootsRegressor
+    options: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+    estimator = kind(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **options)
+    estimator.fit(x.numpy(), y.numpy() if data.classes else y.numpy()[:, 0])
+    held = torch.from_numpy(estimator.held_out_)
+    inputs = estimator.inputs(x.numpy())
+    if data.classes:
+        rows = TensorDataset(inputs[held], y[held])
+        abstain, promise = careful(estimator.predictor_, rows, max_error=max_error, num_samples=num_samples, seed=seed)
+    else:
+        abstain, promise = _narrow(y[:, 0], max_width)
+    counts = {"train": int((~held).sum()), "held out": int(held.sum()), "test": len(_rows(data, "test")[0])}
+    card = Card(data.task, target, method, counts, seed, command, version("neuboots"))
+    model = TableModel(card, schema, estimator, Unusual.learn(inputs[~held], inputs[held]), abstain)
+    return replace(model, card=replace(card, figures={**_figures(model, data, num_samples), "notes": [promise]}))
+
+
+def _counters(schema: Schema, x: Tensor) -> list[str]:
+    """A word on columns that number the rows: every new row would be unlike those."""
+    notes = []
+    for k, column in enumerate(schema.numbers):
+        values = np.sort(np.asarray(x[:, k].double() * column.std + column.mean))
+        whole = bool((np.abs(values - values.round()) < 0.1).all())
+        close = len(x) >= FEW and values[-1] - values[0] < 1.5 * len(x) and bool((np.diff(values) > 0.5).all())
+        if column.kind == "number" and not column.missing and whole and close:
+            notes.append(f"{column.name!r} seems to number the rows; if so leave it out: new rows have other numbers")
+    return notes
+
+
+def _rows(data: DataSet, part: str) -> tuple[Tensor, Tensor]:
+    """x and y of a part; numbers in the user's units."""
+    found: Any = getattr(data, part)
+    if found is None:
+        return torch.empty(0, data.channels), torch.empty(0)
+    x, y = found.tensors
+    return x, y if data.target is None else data.target.inverse(y.double())
+
+
+def _narrow(y: Tensor, max_width: float | None) -> tuple[Abstain, str]:
+    """Numbers are answered where the interval says more than one that knows nothing of the row."""
+    low, high = np.quantile(y, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    width = high - low if max_width is None else max_width
+    what = f"{LEVEL:.0%} of the training targets lie within" if max_width is None else "was asked for"
+    return Abstain(
+        width=width or math.inf
+    ), f"it answers where its {LEVEL:.0%} interval is at most {width:.4g} wide, which {what}"
+
+
+def _figures(model: TableModel, data: DataSet, num_samples: int) -> dict[str, Any]:
+    """Of the test rows, which neither the net nor a threshold has seen."""
+    x, y = _rows(data, "test")
+    if not len(x):
+        return {}
+    chunks = [Chunk({"row": np.arange(len(some)) + 1}, some) for some in torch.split(x, ROWS)]
+    parts = [model.answer(chunk, num_samples=num_samples) for chunk in chunks]
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    if data.classes:
+        answers = Answers(columns, torch.cat([part.probs for part in parts if part.probs is not None]))
+        return class_figures(answers, y, int(_rows(data, "train")[1].bincount().argmax()))
+    return number_figures(Answers(columns), y, model.schema.target.mean, LEVEL)
