@@ -128,10 +128,10 @@ class SquaredError:
 class GaussianNLL:
     """ℓ = ½ σ^(2β) (log σ² + (y − μ)²/σ²) for outputs (N, 2k, *) holding k means, then k values of log σ².
 
-    β = 0 is the likelihood. With β = ½ points of large σ² count more than their likelihood has it, and means are learned
-    as well as by the squared error, which β = 1 comes to; σ^(2β) is a weight without gradient, and is left out where
-    none is computed, so that validation is by the likelihood. Seitzer, Tavakoli, Antic and Martius, On the pitfalls of
-    heteroscedastic uncertainty estimation with probabilistic neural networks, ICLR 2022.
+    β = 0 is the likelihood. With β = ½ points of large σ² count more than their likelihood has it, and means are
+    learned as well as by the squared error, which β = 1 comes to; σ^(2β) is a weight without gradient, and is left out
+    where none is computed, so that validation is by the likelihood. Seitzer, Tavakoli, Antic and Martius, On the
+    pitfalls of heteroscedastic uncertainty estimation with probabilistic neural networks, ICLR 2022.
     """
 
     beta: float = 0.0

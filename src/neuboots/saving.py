@@ -100,7 +100,7 @@ def load(folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Pre
     if net is not None and not isinstance(net, nn.Module):
         raise ValueError(f"got net={net!r}; expected an nn.Module, such as MyNet()")
     config = _read_config(source)
-    tensors = _read_tensors(source / "model.safetensors")
+    tensors = read_tensors(source / "model.safetensors")
     maker = predictor_of(config)
     if not entry_of(config).needs_net:
         if net is not None:
@@ -149,7 +149,7 @@ def _read_config(source: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

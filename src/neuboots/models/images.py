@@ -52,13 +52,13 @@ from neuboots.models.promises import careful, check_max_error, class_figures
 from neuboots.models.unusual import Unusual
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.prediction import Predictor
-from neuboots.saving import _read_tensors, load, save
+from neuboots.saving import load, read_tensors, save
 from neuboots.training import Recipe
 
 LARGEST = 64  # pixels of the longer side, unless told otherwise
 SMALL = 32  # up to which the plain convolutional net sees enough of an image
 LOOKS: dict[type[nn.Module], int] = {SmallCNN: 100_000, ResNet: 40_000}  # at images in training, all epochs together
-SCALED = 30  # held-out images from which on a temperature is fitted
+SCALED = 15  # held-out images from which on a temperature is fitted
 REPLICATES = 30  # at most, for the temperature: it hardly depends on them
 PRIOR = 0.5  # of log T: few images may all be right by luck, for which no temperature is low enough
 
@@ -153,7 +153,7 @@ class ImageModel(Model):
         fitted, look = load(folder / "predictor"), Look.restore(held["look"])
         size, names = look.size or (LARGEST, LARGEST), tuple(held["classes"])
         features = Features.of(fitted, look.channels, size)
-        unusual = Unusual.restore(_read_tensors(folder / "arrays.safetensors"))
+        unusual = Unusual.restore(read_tensors(folder / "arrays.safetensors"))
         check_fit(folder, fitted, features, unusual, len(names), (look.channels, *size))
         return cls(card, fitted, names, look, features, unusual, Abstain.restore(held["abstain"]))
 
@@ -211,13 +211,12 @@ def fit_images(
     chosen: dict[str, Any] = {"net": net.__name__, "size": list(size), "epochs": recipe.epochs}
     if say is not None:
         say(chosen, notes)
-    predictor = trained(method, maker, partial(_net, net, channels, data.num_classes), train, parts.held_out, recipe)
-    if len(parts.held_out) >= SCALED:
-        predictor = scale_temperature(
-            predictor, parts.held_out, num_samples=min(num_samples, REPLICATES), prior_std=PRIOR
-        )
+    stop, untouched = _halves(parts.held_out)
+    predictor = trained(method, maker, partial(_net, net, channels, data.num_classes), train, stop, recipe)
+    if len(stop) >= SCALED:
+        predictor = scale_temperature(predictor, stop, num_samples=min(num_samples, REPLICATES), prior_std=PRIOR)
         chosen["temperature"] = predictor.temperature
-    abstain, promise = careful(predictor, parts.held_out, max_error=max_error, num_samples=num_samples, seed=seed)
+    abstain, promise = careful(predictor, untouched, max_error=max_error, num_samples=num_samples, seed=seed)
     features = Features.of(predictor, channels, size)
     known, unknown = (
         torch.cat([features(torch.stack(x)) for x, _ in rows_of(part)]) for part in (parts.train, parts.held_out)
@@ -235,6 +234,13 @@ def fit_images(
     return replace(
         model, card=replace(model.card, figures={**figures, "chosen": chosen, "files": notes, "notes": [promise]})
     )
+
+
+def _halves(held_out: Part) -> tuple[Part, Part]:
+    """Images that stop the training and set the temperature, and others that the promise comes from."""
+    if len(held_out) < 2:
+        return held_out, held_out
+    return held_out.take(range(0, len(held_out), 2)), held_out.take(range(1, len(held_out), 2))
 
 
 def _check_names(names: tuple[str, ...]) -> None:

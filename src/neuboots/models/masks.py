@@ -57,7 +57,7 @@ from neuboots.models.unusual import Unusual
 from neuboots.nets import small_deeplab
 from neuboots.prediction import Predictor
 from neuboots.progress import bar
-from neuboots.saving import _read_tensors, load, replaced_folder, save
+from neuboots.saving import load, read_tensors, replaced_folder, save
 from neuboots.tasks.segmentation import Maps, segment, write_maps
 from neuboots.tasks.segmentation.windows import tiles_of, window_for
 from neuboots.training import Recipe
@@ -236,7 +236,7 @@ class MaskModel(Model):
         fitted, look = load(folder / "predictor"), Look.restore(held["look"])
         names, coding = tuple(held["classes"]), Coding(tuple(held["numbers"]), held["void"])
         features = Features.of(fitted, look.channels, EXAMPLE)
-        unusual = Unusual.restore(_read_tensors(folder / "arrays.safetensors"))
+        unusual = Unusual.restore(read_tensors(folder / "arrays.safetensors"))
         check_fit(folder, fitted, features, unusual, len(names), (look.channels, *EXAMPLE))
         return cls(card, fitted, names, coding, look, features, unusual, held["sure"], held["most_unsure"])
 

@@ -35,6 +35,14 @@ def careful(
 
     `held_out` are rows (x, y) that were not trained on. With too few of them all rows are answered, and nothing is
     promised; where they show that the risk cannot be kept, none is.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from neuboots import PlainPredictor
+    >>> rows = TensorDataset(torch.tensor([[9.0, 0.0]]).expand(50, 2), torch.zeros(50, dtype=torch.int64))
+    >>> rule, words = careful(PlainPredictor(torch.nn.Identity()), rows, max_error=0.1, num_samples=1, seed=0)
+    >>> rule, words[:38]
+    (Abstain(confidence=0.0, width=inf, risk=0.1), 'the model answers where its confidence')
     """
     needed, count = math.ceil(math.log(DELTA) / math.log1p(-max_error)), len(held_out)
     if count < needed:

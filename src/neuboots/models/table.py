@@ -30,7 +30,7 @@ from neuboots.models.model import Answers, Card, Chunk, Column, Model
 from neuboots.models.promises import careful, check_max_error, class_figures, number_figures
 from neuboots.models.unusual import Unusual
 from neuboots.prediction import Predictor
-from neuboots.saving import _read_tensors
+from neuboots.saving import read_tensors
 
 LEVEL = 0.95  # of the interval whose width decides
 FAR = 1e6  # standard deviations: beyond, a row is as unusual as can be, and a net's sums might overflow
@@ -160,7 +160,7 @@ class TableModel(Model):
         kind = NeuBootsClassifier if schema.target.classes else NeuBootsRegressor
         try:
             estimator = kind.load(folder / "estimator")
-            unusual = Unusual.restore(_read_tensors(folder / "arrays.safetensors"))
+            unusual = Unusual.restore(read_tensors(folder / "arrays.safetensors"))
             model = cls(card, schema, estimator, unusual, Abstain.restore(held["abstain"]))
             model._check_fit(folder)
         except (AttributeError, RuntimeError) as fault:  # what was edited by hand may be of any type
@@ -286,6 +286,17 @@ def fit_table(
     Where the model does not abstain, at most `max_error` of its classes are to be wrong; numbers are answered where the
     interval is at most `max_width` wide, or else narrower than that of the training targets themselves. `say` is told
     what was made of the columns before the training begins.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "pets.csv")
+    >>> lines = [f"{20 + k % 17},{'short' if k % 2 else 'long'},{k % 2 + k % 17 / 4}" for k in range(300)]
+    >>> _ = file.write_text("\\n".join(["weight,hair,price", *lines]), encoding="utf-8")
+    >>> model = fit_table(file, "price", epochs=2, num_samples=5, progress=False)
+    >>> model.card.task, model.card.rows
+    ('regression', {'train': 243, 'held out': 27, 'test': 30})
+    >>> answers = model.answer(next(model.read(file)))
+    >>> len(answers), list(answers.columns)[:4]
+    (300, ['prediction', 'low', 'high', 'std'])
     """
     from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 

@@ -66,8 +66,7 @@ class Unusual:
 
     def state(self) -> dict[str, Tensor]:
         """As tensors, for a file."""
-        factor = self.factor.contiguous()  # as files hold them
-        return {"mean": self.mean, "factor": factor, "limit": torch.tensor(self.limit, dtype=torch.float64)}
+        return {"mean": self.mean, "factor": self.factor, "limit": torch.tensor(self.limit, dtype=torch.float64)}
 
     @classmethod
     def restore(cls, state: dict[str, Tensor]) -> "Unusual":
