@@ -180,7 +180,7 @@ def test_the_promise_is_made_only_where_it_can_be(tmp_path: Path) -> None:
     mixed = tmp_path / "mixed"
     for k, name in enumerate(("a", "b")):  # one kind of picture under two names: nothing can be known
         (mixed / name).mkdir(parents=True)
-        for i in range(150):
+        for i in range(300):
             rng = np.random.default_rng(2 * i + k)
             Image.fromarray(pixels("red", rng, 8, 8)).save(mixed / name / f"{i}.png")
     none = fit_images(mixed, epochs=1, num_samples=4, progress=False)
