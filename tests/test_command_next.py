@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from frontlike import ArrayModel, classifier, fitted, regressor
@@ -272,3 +273,19 @@ def test_a_real_table(task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["next", str(saved), str(tmp_path / "nowhere.csv")]) == 2
     assert main(["next", str(saved), str(unlabelled), "--out", str(unlabelled)]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_columns_are_kept_beside_the_choice(tmp_path: Path) -> None:
+    """Also one whose name is taken."""
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"a": rng.normal(size=80), "id": [f"n{i}" for i in range(80)], "score": range(80)})
+    frame["y"] = np.where(frame.a > 0, "up", "down")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    model, out = str(tmp_path / "m"), tmp_path / "chosen.csv"
+    table = str(tmp_path / "t.csv")
+    assert main(["fit", table, "--target", "y", "--ignore", "id", "score", "--epochs", "2", "--out", model]) == 0
+    assert main(["next", model, table, "-k", "5", "--keep", "id", "score", "--out", str(out)]) == 0
+    chosen = pandas.read_csv(out)
+    assert list(chosen.columns[:5]) == ["rank", "row", "id", "input score", "score"]
+    assert chosen.id.tolist() == [f"n{row - 1}" for row in chosen.row]
+    assert chosen["input score"].tolist() == (chosen.row - 1).tolist()

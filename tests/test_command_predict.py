@@ -133,7 +133,7 @@ def test_standard_output_has_the_rows_and_nothing_else(folder: Path, capsysbinar
     out, err = capsysbinary.readouterr()
     found = pd.read_csv(io.BytesIO(out))
     assert len(found) == 300
-    assert b"300 rows answered, on standard output" in err
+    assert b"300 rows, on standard output" in err
     for form in ("jsonl", "parquet"):
         assert predict(folder / "height", folder / "flowers.csv", "--format", form) == 0
         out = capsysbinary.readouterr().out

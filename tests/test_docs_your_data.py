@@ -105,6 +105,8 @@ def test_what_was_chosen_gets_its_own_label(maker: ModuleType, tmp_path: Path) -
 
 def test_long_lines_are_folded_and_lose_no_word(maker: ModuleType) -> None:
     line = "  note: " + "a word " * 40
-    folded = maker.folded(f"\n{line}\nshort\n")
+    from your_data_page import folded as fold
+
+    folded = fold(f"\n{line}\nshort\n")
     assert max(map(len, folded.splitlines())) <= maker.WIDTH
     assert folded.split() == [*line.split(), "short"]

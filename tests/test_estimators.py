@@ -161,6 +161,25 @@ def test_few_rows_give_a_normal_interval_and_a_warning() -> None:
         regressor.predict_interval(X, level=0.8)
 
 
+def test_intervals_widen_with_the_level() -> None:
+    """Also where the conformal quantile gives way to the normal one."""
+    X, y = waves(150)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        widths = [np.subtract(*regressor.predict_interval(X, level)[::-1]) for level in (0.5, 0.8, 0.93, 0.95, 0.99)]
+    assert (np.diff(widths, axis=0) >= 0).all()
+
+
+def test_a_flag_that_is_rarely_set_is_not_blown_up() -> None:
+    X = np.zeros((100, 3))
+    X[0, 0], X[:, 1], X[:, 2] = 1, np.arange(100), 7
+    regressor = NeuBootsRegressor(epochs=1, validation_fraction=0).fit(X, X[:, 1])
+    assert regressor.x_scale_[0] == 1
+    assert np.isclose(regressor.x_scale_[1], np.arange(100).std())
+    assert regressor.x_scale_[2] == 1
+
+
 def test_rows_without_any_left_out() -> None:
     X, y = waves(12)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)

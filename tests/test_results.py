@@ -1,10 +1,11 @@
-"""docs/results.md is made from the committed rows, never typed; every study has its rows and is named in the docs."""
+"""docs/results.md and docs/uci.md are made from the committed rows, never typed; the docs name every study."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from neuboots.experiments import UsageError
 from neuboots.experiments.report import chapters_in, render
 from neuboots.experiments.runs import read_run
 from neuboots.experiments.studies import STUDIES
@@ -13,9 +14,25 @@ HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "results" / "cpu"
 
 
-def test_the_page_shows_the_committed_rows() -> None:
-    made = render(chapters_in(RESULTS, figures=False), ".md")
-    assert (HOME / "docs" / "results.md").read_text(encoding="utf-8") == made
+@pytest.mark.parametrize(("page", "folder", "without"), [("results", RESULTS, ["uci"]), ("uci", RESULTS / "uci", [])])
+def test_the_page_shows_the_committed_rows(page: str, folder: Path, without: list[str]) -> None:
+    made = render(chapters_in(folder, figures=False, without=without), ".md")
+    assert (HOME / "docs" / f"{page}.md").read_text(encoding="utf-8") == made
+
+
+def test_what_is_beyond_the_paper_is_not_called_the_paper() -> None:
+    ours, papers = (chapters_in(RESULTS / name, figures=False) for name in ("uci", "text"))
+    assert render(ours, ".md").startswith("# Beyond the paper\n")
+    assert render([*papers, *ours], ".md").startswith("# The paper, reproduced\n")
+
+
+def test_experiments_are_left_out_by_name() -> None:
+    found = [chapter.name for chapter in chapters_in(RESULTS, figures=False, without=["uci", "text"])]
+    assert found == [name for name in STUDIES if name not in ("uci", "text")]
+    with pytest.raises(UsageError, match="--without is uic; give some of coverage"):
+        chapters_in(RESULTS, without=["uic"])
+    with pytest.raises(UsageError, match="holds nothing but uci, which --without leaves out"):
+        chapters_in(RESULTS / "uci", without=["uci"])
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -3,14 +3,14 @@
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuboots.commands.boundary import sentences, speak
 from neuboots.experiments import UsageError
 
 if TYPE_CHECKING:
-    from neuboots.models import Model
+    from neuboots.models import Chunk, Model
     from neuboots.report.tables import Table
 
 
@@ -20,6 +20,17 @@ def opened(folder: str) -> "Model":
 
     with sentences():
         return load_model(folder)
+
+
+def chunks_of(model: "Model", source: str, keep: Sequence[str]) -> "Iterator[Chunk]":
+    """The rows of a source; of a table with these columns carried along, or with all."""
+    from neuboots.models.table import TableModel
+
+    if isinstance(model, TableModel):
+        return model.read(source, keep="all" if list(keep) == ["all"] else keep)
+    if keep:
+        raise UsageError(f"--keep is for tables, but the model is one of {model.kind}; leave it out")
+    return model.read(source)
 
 
 def check_whole(name: str, value: int, least: int) -> None:

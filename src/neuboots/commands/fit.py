@@ -56,7 +56,8 @@ class Fit:
     max_error: float = 0.05
     """The share of wrong answers to allow where the model does not abstain, of classes."""
     max_width: float | None = None
-    """The widest 95 % interval to answer with, of numbers and in their units; by default that of the targets."""
+    """The widest 95 % interval to answer with, of numbers and in their units; by default what says more than the spread
+    of the targets."""
     max_categories: int = 256
     """A column of more different texts is no column of categories, and left out."""
     size: tuple[int, ...] = ()

@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from neuboots.commands.asking import plain
+from neuboots.commands.asking import chunks_of, plain
 from neuboots.commands.boundary import hush, sentences, speak, warnings_as_notes
 from neuboots.commands.named import DataPath, ModelFolder
 from neuboots.commands.writing import Columns, Format, check_out, format_of, writing
@@ -74,22 +73,13 @@ class Predict:
             writing(self.out, form) as write,
             bar("predicting", None, show=shown) as step,
         ):
-            for chunk in self._chunks(model):
+            for chunk in chunks_of(model, self.data, self.keep):
                 answers = model.answer(chunk, num_samples=self.num_samples, level=self.level)
                 write(self._columns(model, chunk, answers))
                 rows, abstained = rows + len(chunk), abstained + int(answers.columns["abstain"].sum())
                 notes += [note for note in chunk.notes if note not in notes]
                 step(f"predicting, {rows:,} rows")
         return rows, abstained, notes
-
-    def _chunks(self, model: Model) -> Iterator[Chunk]:
-        from neuboots.models.table import TableModel
-
-        if isinstance(model, TableModel):
-            return model.read(self.data, keep="all" if self.keep == ("all",) else self.keep)
-        if self.keep:
-            raise UsageError(f"--keep is for tables, but {self.model} is a model of {model.kind}; leave it out")
-        return model.read(self.data)
 
     def _columns(self, model: Model, chunk: Chunk, answers: Answers) -> Columns:
         """Keys, kept columns and answers; a kept column of a name that is taken becomes "input …"."""
@@ -115,7 +105,7 @@ class Predict:
             return
         where = "standard output" if self.out == "-" else self.out
         share = f"{abstained:,} of them ({abstained / rows:.1%})"
-        speak(f"{rows:,} rows answered, on {where}; abstain is true in {share}", aside=self.out == "-")
+        speak(f"{rows:,} rows, on {where}; abstain is true in {share}", aside=self.out == "-")
 
     def _write_maps(self, model: Any) -> None:
         """A folder of pictures, one row of a table for each."""

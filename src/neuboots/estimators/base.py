@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.data.learning import deal
-from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, with_weights
+from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, twins, with_weights
 from neuboots.losses import Loss
 from neuboots.methods import SWAG, NeuBoots, find
 from neuboots.nets import MLP
@@ -31,6 +31,7 @@ FORMAT = "neuboots estimator"
 VERSION = 1
 TRAIN, STOP, CALIBRATE = 0, 1, 2
 FEWEST = 20  # rows; of fewer, none is held out
+MOST_OF_PART = 10  # copies of one row are at most a tenth of what is held out
 
 MakeNet = Callable[[int, int], nn.Module]
 
@@ -108,14 +109,17 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         order = in_own_order(X, y)
         return np.repeat(order, copies[order]), None
 
-    def _parts(self, n: int, strata: Tensor | None) -> Tensor:
-        """The part of each row (n,): training, early stopping, calibration."""
-        kinds = 0 if strata is None else len(torch.unique(strata))
+    def _parts(self, X: Array, y: Array, strata: Tensor | None) -> tuple[Tensor, Array]:
+        """The part of each row (training, early stopping, calibration) and the unit that was dealt: (n,) each."""
+        unit = twins(X, y.reshape(len(y), -1), self.validation_fraction * len(y) / MOST_OF_PART)
+        n, kinds = int(unit[-1]) + 1, 0 if strata is None else len(torch.unique(strata))
         share = min(self.validation_fraction, (n - kinds) / (2 * n))  # where classes are many, most rows must stay
         if n < FEWEST or share * n < 2:
-            return torch.zeros(n, dtype=torch.uint8)
+            return torch.zeros(len(y), dtype=torch.uint8), unit
         stop = share / 2 if self.early_stopping or self.tunes else 0.0
-        return deal(n, stop / (1 - (share - stop)), share - stop, seed=self.seed_, strata=strata)
+        firsts = None if strata is None else strata[np.unique(unit, return_index=True)[1]]
+        part = deal(n, stop / (1 - (share - stop)), share - stop, seed=self.seed_, strata=firsts)
+        return part[torch.from_numpy(unit)], unit
 
     def _fit_predictor(
         self, x: Tensor, y: Tensor, part: Tensor, loss: Loss, outputs: int, weights: Array | None
@@ -198,9 +202,14 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         self.seed_ = int(check_random_state(state).randint(2**31 - 1)) if drawn else int(state)
 
     def _scale_inputs(self, X: Array) -> None:
-        """x̂ = (x − mean) / std; a column that does not vary is only shifted."""
+        """x̂ = (x − mean) / std; of a column of two values, by their distance; one that does not vary is only shifted.
+
+        A flag that is rarely set has a small standard deviation, and a row that has it would lie far from all others.
+        """
         self.x_mean_ = X.mean(0)
-        spread = X.std(0)
+        low, high = X.min(0), X.max(0)
+        two_values = ((low == X) | (high == X)).all(0)
+        spread = np.where(two_values, high - low, X.std(0))
         self.x_scale_ = np.where(spread > 1e-12 * (np.abs(self.x_mean_) + 1e-300), spread, 1.0)
 
     # -- prediction -------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         self._set_seed()
         rows, weights = self._rows(X, codes.astype(np.float64), sample_weight)
         labels = torch.from_numpy(codes[rows]).long()
-        part = self._parts(len(rows), labels)
+        part, _ = self._parts(X[rows], codes[rows], labels)
         self._scale_inputs(X[rows[(part == TRAIN).numpy()]])
         x = self._standardised(X[rows])
         loss = CrossEntropy() if isinstance(self.method, str) else getattr(self.method, "loss", CrossEntropy())

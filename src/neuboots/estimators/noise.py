@@ -12,12 +12,13 @@ level whatever the predictor (Lei et al. 2018; see `neuboots.tasks.conformal`).
 import math
 import warnings
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 
-from neuboots.tasks.conformal.quantile import enough, quantile
+from neuboots.tasks.conformal.quantile import enough
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 TRUST = 0.5  # b
@@ -31,6 +32,7 @@ class Noise:
     offset: Array  # (k,), a
     trust: float  # b; 0 where the net has no say
     scores: Array  # (m, k), |y − m(x)| / s(x) of the calibration rows, sorted
+    rows: int | None = None  # that differ among the m; None: all
 
     @classmethod
     def learn(cls, error: Array, raw_std: Array, calibration: Array, *, varies: bool) -> "Noise":
@@ -48,10 +50,10 @@ class Noise:
 
     def reach(self, level: float) -> Array:
         """q for each output: (k,); the normal quantile, with a warning, where there are too few rows for the level."""
-        rows = len(self.scores)
+        copies, rows = len(self.scores), len(self.scores) if self.rows is None else self.rows
         if enough(level, rows):
-            ones = torch.ones(rows)
-            return np.array([quantile(torch.from_numpy(scores), ones, level) for scores in self.scores.T.copy()])
+            rank = math.ceil(Fraction(str(float(level))) * (rows + 1) * copies / rows)  # of rows, each in its copies
+            return np.asarray(self.scores[min(rank, copies) - 1])
         share = 1 - level
         warnings.warn(
             f"{rows} rows were held out for calibration, and level {level:g} needs {math.ceil(level / share - 1e-9)}: "
@@ -61,4 +63,4 @@ class Noise:
             stacklevel=4,
         )
         half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-        return np.full(self.scores.shape[1], half)
+        return np.maximum(self.scores[-1], half) if rows else np.full(self.scores.shape[1], half)  # as at lower levels

@@ -54,8 +54,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     fitted = (
         "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "y_mean_", "y_scale_", "n_outputs_",
-        "one_column_", "gaussian_", "noise_offset_", "noise_trust_", "scores_", "held_out_", "loss_curve_",
-        "validation_curve_",
+        "one_column_", "gaussian_", "noise_offset_", "noise_trust_", "scores_", "n_calibration_",
+        "held_out_", "loss_curve_", "validation_curve_",
     )  # fmt: skip
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -68,7 +68,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self.n_outputs_ = y.shape[1]
         self._set_seed()
         rows, weights = self._rows(X, y, sample_weight)
-        part = self._parts(len(rows), None)
+        part, unit = self._parts(X[rows], y[rows], None)
         train = rows[(part == TRAIN).numpy()]
         self._scale_inputs(X[train])
         self.y_mean_, spread = y[train].mean(0), y[train].std(0)
@@ -76,7 +76,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_)
         loss, outputs = self._loss()
         self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
-        self._learn_noise(x, target, part)
+        self._learn_noise(x, target, part, unit)
         self.held_out_ = np.zeros(len(X), dtype=bool)
         self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
         self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on
@@ -109,7 +109,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def _neuboots(self, loss: Loss) -> Method:
         return NeuBoots(loss=loss, law=Dirichlet(concentration=20.0), redraw="pool")
 
-    def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor) -> None:
+    def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor, unit: Array) -> None:
         held_out = part != TRAIN if bool((part != TRAIN).any()) else part == TRAIN
         outputs = self.predictor_.summarize(x[:1], 1).mean.shape[1]
         self.gaussian_ = outputs > self.n_outputs_
@@ -119,10 +119,11 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         varies = self.gaussian_ or bool(spread.any())
         noise = Noise.learn(error, raw_std, calibration, varies=varies)
         self.noise_offset_, self.noise_trust_, self.scores_ = noise.offset, noise.trust, noise.scores
+        self.n_calibration_ = len(np.unique(unit[(part == CALIBRATE).numpy()]))
 
     @property
     def _noise(self) -> Noise:
-        return Noise(self.noise_offset_, float(self.noise_trust_), self.scores_)
+        return Noise(self.noise_offset_, float(self.noise_trust_), self.scores_, self.n_calibration_)
 
     def _figures(self, x: Tensor, num_samples: int) -> tuple[Array, Array, Array]:
         """m, τ and √(τ² + σ²) in units of the standardised targets: (N, k) each."""

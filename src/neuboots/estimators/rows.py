@@ -2,7 +2,7 @@
 
 A whole weight is a frequency: a row of weight 3 is three rows, one of weight 0 is none. Other weights multiply the loss
 (eq. 2.3 with weights that are given instead of drawn). Rows are put in an order of their own before a seed deals them
-to parts and batches.
+to parts and batches; the copies of a row go to one part, or it would be held out from a net that knows it.
 """
 
 from dataclasses import dataclass
@@ -28,19 +28,44 @@ def frequencies(weights: Array) -> Array | None:
     return weights.astype(np.int64) if whole else None
 
 
-def in_own_order(*columns: Array) -> Array:
+def in_own_order(X: Array, *more: Array) -> Array:
     """The places of the rows in an order that depends on what they hold alone; rows that are the same stand together.
+
+    It is by X; what else they hold decides among rows of the same X only: targets have no say in who is held out.
 
     >>> x = np.array([[1.0], [2.0], [1.0]])
     >>> bool((x[in_own_order(x)] == x[::-1][in_own_order(x[::-1])]).all())
     True
     """
-    word = np.zeros(len(columns[0]), dtype=np.uint64)
+    by_x = _word(np.zeros(len(X), dtype=np.uint64), X)
+    word = by_x
+    for columns in more:
+        word = _word(word, columns)
+    return np.lexsort((word, by_x))
+
+
+def twins(X: Array, y: Array, most: float) -> Array:
+    """The number of the unit that each row belongs to (n,), for rows in their own order.
+
+    Rows are one unit if they have one X and one y: copies. Where an X has several y a net cannot know them by heart,
+    and of more than `most` rows a part would hold little else: then each row is a unit.
+
+    >>> twins(np.array([[3.0], [3.0], [1.0], [1.0], [2.0]]), np.array([[7.0], [7.0], [7.0], [8.0], [7.0]]), 2)
+    array([0, 0, 1, 2, 3])
+    """
+    first = np.append(True, (X[1:] != X[:-1]).any(1))
+    group = np.cumsum(first) - 1
+    several = np.append(False, (y[1:] != y[:-1]).any(1)) & ~first
+    alone = (np.bincount(group, several) > 0) | (np.bincount(group) > most)
+    return np.cumsum(first | alone[group]) - 1
+
+
+def _word(word: Array, columns: Array) -> Array:
+    """A hash of the word and what the columns (n,) or (n, k) hold: (n,)."""
     with np.errstate(over="ignore"):
-        for column in columns:
-            for values in np.atleast_2d(column.T):
-                word = _mixed(word ^ (values + 0.0).astype(np.float64).view(np.uint64))  # −0 is 0
-    return np.argsort(word, kind="stable")
+        for values in np.atleast_2d(columns.T):
+            word = _mixed(word ^ (values + 0.0).astype(np.float64).view(np.uint64))  # −0 is 0
+    return word
 
 
 def _mixed(word: Array) -> Array:

@@ -1,12 +1,14 @@
 """The command `neuboots report`: one page of everything that a folder of results holds."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots.experiments import UsageError
 from neuboots.experiments.runs import ROWS, SETTINGS, UNITS, Run, Unfinished, read_run
 from neuboots.experiments.studies import STUDIES
+from neuboots.experiments.study import BEYOND
 from neuboots.report.chapters import Chapter, document
 from neuboots.tasks.units import write_text
 
@@ -18,6 +20,12 @@ OPENING = (
     "trained for long. It says what holds there, and neither proves nor refutes the paper's own figures."
 )
 
+OWN = (
+    "What this library claims and the paper does not, measured as the paper's claims are. A claim *holds* or *does NOT "
+    "hold* by the rule that it names, and is *not resolved* if that rule is Student's 95 % interval of the paired "
+    "differences and it holds zero."
+)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -27,12 +35,14 @@ class Report:
     """What `neuboots reproduce` has made: one experiment, or a folder of them."""
     out: Path | None = None
     """The page; report.html in the folder by default."""
+    without: tuple[str, ...] = ()
+    """Experiments in the folder to leave out, such as uci."""
 
     def run(self) -> None:
         out = self.out or self.folder / "report.html"
         if out.suffix not in (".html", ".md"):
             raise UsageError(f"--out is {out}; give a name that ends in .html or .md")
-        chapters = chapters_in(self.folder, figures=out.suffix == ".html")
+        chapters = chapters_in(self.folder, figures=out.suffix == ".html", without=self.without)
         try:
             if out.is_dir() or not out.absolute().parent.is_dir():
                 raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
@@ -42,8 +52,10 @@ class Report:
         print(f"{len(chapters)} {'experiment' if len(chapters) == 1 else 'experiments'}: {out}")
 
 
-def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
+def chapters_in(folder: Path, *, figures: bool = True, without: Sequence[str] = ()) -> list[Chapter]:
     """The chapters of all finished runs in the folder, in the paper's order; the others are named."""
+    if unknown := [name for name in without if name not in STUDIES]:
+        raise UsageError(f"--without is {' '.join(unknown)}; give some of {', '.join(STUDIES)}")
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
     homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if _is_home(file.parent)]
@@ -60,6 +72,9 @@ def chapters_in(folder: Path, *, figures: bool = True) -> list[Chapter]:
     for sentence in unfinished:
         print(f"left out: {sentence}", file=sys.stderr)
     order = list(STUDIES)
+    runs = [run for run in runs if run.study.name not in without]
+    if not runs:
+        raise UsageError(f"{folder} holds nothing but {', '.join(without)}, which --without leaves out; give it less")
     runs.sort(key=lambda run: (order.index(run.study.name), run.scale))
     return [_chapter(run, figures=figures) for run in runs]
 
@@ -82,9 +97,10 @@ def _chapter(run: Run, *, figures: bool) -> Chapter:
 
 def render(chapters: list[Chapter], suffix: str) -> str:
     """The page of these chapters, as HTML or Markdown."""
-    title = "The paper, reproduced"
+    own = all(chapter.source == BEYOND for chapter in chapters)
+    title, opening = ("Beyond the paper", OWN) if own else ("The paper, reproduced", OPENING)
     if suffix == ".md":
-        return document(chapters, title=title, opening=OPENING)
+        return document(chapters, title=title, opening=opening)
     from neuboots.report.page import page
 
-    return page(chapters, title=title, opening=OPENING)
+    return page(chapters, title=title, opening=opening)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+BEYOND = "beyond the paper"  # the source of a study that reproduces nothing, and makes a claim of our own
 
 Unit = dict[str, Any]
 """What names a unit of work: {"method": "neuboots", "seed": 0}. Every row it measures has these values too."""

@@ -1,11 +1,11 @@
 """When to say "I don't know".
 
     classes:   confidence(x) < t,   t such that P(wrong | answered) ≤ r, with probability 1 − δ, for new rows
-    numbers:   high(x) − low(x) > w
+    numbers:   std(x) > σ_y, or high(x) − low(x) > w
     both:      the row is unlike the training rows, s(x) > 1
 
-t is found on held-out rows (`tasks.selective`); w is the width of the interval that knows nothing of x: the same share
-of the training targets themselves, unless the user gives one.
+t is found on held-out rows (`tasks.selective`). σ_y is the standard deviation of the training targets themselves, which
+knows nothing of x; a user who gives a width w of the 95 % interval is answered by that instead.
 """
 
 import math
@@ -29,17 +29,25 @@ class Abstain:
     """
 
     confidence: float = 0.0  # the least that is answered; above 1: none is, as no risk so low could be shown
-    width: float = math.inf  # the widest interval that is answered
+    width: float = math.inf  # the widest 95 % interval that is answered
+    std: float = math.inf  # the largest standard deviation that is answered
     risk: float | None = None  # r, where t was found for it
 
     def __call__(
-        self, *, ood_score: Column, confidence: Column | None = None, width: Column | None = None
+        self,
+        *,
+        ood_score: Column,
+        confidence: Column | None = None,
+        width: Column | None = None,
+        std: Column | None = None,
     ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         unsure = np.asarray(ood_score) > 1
         if confidence is not None:
             unsure = unsure | (confidence < self.confidence)
         if width is not None:
             unsure = unsure | (width > self.width)
+        if std is not None:
+            unsure = unsure | (std > self.std)
         return unsure
 
     def config(self) -> dict[str, Any]:

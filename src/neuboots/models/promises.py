@@ -59,9 +59,10 @@ def careful(
             "ALWAYS; allow more errors, or train on more rows"
         )
     least = max(0.0, found.threshold)
+    where = f"where its confidence is at least {least:.1%}" if least else "all rows but unusual ones"
     return Abstain(least, risk=max_error), (
-        f"the model answers where its confidence is at least {least:.1%}: of the answers to rows like these at most "
-        f"{max_error:.1%} are wrong, with probability {1 - DELTA:.0%}"
+        f"the model answers {where}: of the answers to rows like these at most {max_error:.1%} are wrong, with "
+        f"probability {1 - DELTA:.0%}"
     )
 
 

@@ -134,8 +134,11 @@ class TableModel(Model):
             said = self.estimator.forecast(x, level=level, num_samples=num_samples)
             names = ("low", "high", "std", "confidence_low", "confidence_high")
             columns = {"prediction": said.mean, **{name: getattr(said, name) for name in names}}
-            usual = said if level == LEVEL else self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
-            unsure = self.abstain(ood_score=score, width=usual.high - usual.low)
+            width = None
+            if self.abstain.width < math.inf:  # whatever level is shown
+                usual = said if level == LEVEL else self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
+                width = usual.high - usual.low
+            unsure = self.abstain(ood_score=score, width=width, std=said.std)
         columns |= {"ood_score": score, "abstain": unsure}
         for name, values in columns.items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -284,8 +287,8 @@ def fit_table(
     """Learn the column `target` from the others; the card has the figures of a share of the rows kept for the `test`.
 
     Where the model does not abstain, at most `max_error` of its classes are to be wrong; numbers are answered where the
-    interval is at most `max_width` wide, or else narrower than that of the training targets themselves. `say` is told
-    what was made of the columns before the training begins.
+    interval is at most `max_width` wide, or else where the standard deviation is below that of the training targets
+    themselves. `say` is told what was made of the columns before the training begins.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -351,13 +354,11 @@ def _rows(data: DataSet, part: str) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(y: Tensor, max_width: float | None) -> tuple[Abstain, str]:
-    """Numbers are answered where the interval says more than one that knows nothing of the row."""
-    low, high = np.quantile(y, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    width = high - low if max_width is None else max_width
-    what = f"{LEVEL:.0%} of the training targets lie within" if max_width is None else "was asked for"
-    return Abstain(
-        width=width or math.inf
-    ), f"it answers where its {LEVEL:.0%} interval is at most {width:.4g} wide, which {what}"
+    """Numbers are answered where the model says more than their spread does, which knows nothing of the row."""
+    if max_width is not None:
+        return Abstain(width=max_width), f"it answers where its {LEVEL:.0%} interval is at most {max_width:.4g} wide"
+    std = float(y.std(correction=0))
+    return Abstain(std=std), f"it answers where its standard deviation is below that of the training targets, {std:.4g}"
 
 
 def _figures(model: TableModel, data: DataSet, num_samples: int) -> dict[str, Any]:
