@@ -97,6 +97,25 @@ def test_figures_that_look_like_numbers_are_pointed_out(tmp_path: Path, capsys: 
     assert "'b' was taken for categories, though it holds figures such as '0/2024'" in said
 
 
+@pytest.mark.parametrize(
+    ("target", "column", "note"),
+    [
+        ("{0}.5%", "{1}", "'y' was taken for classes, though it holds figures such as '0.5%'; write"),
+        ("{1}", "€ {0}.50", "'a' was taken for categories, though it holds figures such as '€ 0.50'; write"),
+        ("{1}", "{0}.5{2}", "'a' was taken for categories, though it holds figures such as '0.5', beside '5.5 or so'"),
+    ],
+)
+def test_money_shares_and_what_stands_beside_numbers(
+    target: str, column: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        ",".join(each.format(k % 9, k / 3, " or so" * (k % 9 == 5)) for each in (target, column)) for k in range(80)
+    ]
+    (path := tmp_path / "t.csv").write_text("\n".join(["y,a", *lines]), encoding="utf-8")
+    assert fit(path, "--target", "y", "--out", tmp_path / "model") == 0
+    assert note in capsys.readouterr().out
+
+
 def test_many_columns_are_not_all_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 40)), columns=[f"c{k}" for k in range(40)])
     frame.to_csv(path := tmp_path / "t.csv", index=False)

@@ -174,6 +174,50 @@ def test_a_reader_that_has_enough_ends_it_quietly(folder: Path) -> None:
     assert b"Exception" not in err
 
 
+def shell(folder: Path, line: str) -> "subprocess.CompletedProcess[str]":
+    """A line of a shell, with the command as $N; what matters is what happens to its streams."""
+    command = f"{sys.executable} -m neuboots.cli predict height flowers.csv --num-samples 4"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env={**os.environ, "N": command}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "sentence"),
+    [
+        ("$N > /dev/full", 2, "No space left"),
+        ("$N --out p.csv --json > /dev/full", 2, "standard output does not take the result"),
+        ("$N --out p.csv > /dev/full && test -s p.csv", 0, ""),
+        ("$N >&-", 2, "standard output is closed"),
+        (
+            "cp flowers.csv f.csv; ${N/flowers.csv/-} --out f.csv < f.csv; cmp f.csv flowers.csv && exit 2",
+            2,
+            "that is read",
+        ),
+    ],
+)
+def test_streams_that_take_nothing(line: str, code: int, sentence: str, folder: Path) -> None:
+    """Words that nobody can read stop no work; a result that nobody gets is a fault."""
+    done = shell(folder, line)
+    assert done.returncode == code, done
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") <= 1
+
+
+def test_asked_to_end_it_clears_away(folder: Path, tmp_path: Path) -> None:
+    """SIGTERM, while it waits for rows: nothing is left under a hidden name."""
+    os.mkfifo(tmp_path / "rows.csv")
+    command = [sys.executable, "-m", "neuboots.cli", "predict", str(folder / "height"), str(tmp_path / "rows.csv")]
+    with (
+        subprocess.Popen([*command, "--out", str(tmp_path / "p.csv")]) as process,
+        (tmp_path / "rows.csv").open("wb"),  # once that is read, the place aside is there
+    ):
+        assert len(list(tmp_path.iterdir())) == 2
+        process.terminate()
+        assert process.wait() == 128 + 15
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
 def test_rows_are_written_as_they_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than two chunks are read ahead of what is written."""
     monkeypatch.setattr(table_files, "CELLS", 50)
@@ -187,7 +231,7 @@ def test_rows_are_written_as_they_are_read(folder: Path, tmp_path: Path, monkeyp
             yield frame
 
     def noted(self: Any, *words: Any, **options: Any) -> Any:
-        events.append("answered")
+        events.extend(["answered"] if events else [])  # and not the row that is tried when the model is loaded
         return answer(self, *words, **options)
 
     monkeypatch.setattr(table_files.TableFile, "frames", counted)
@@ -271,6 +315,8 @@ def test_places_that_will_not_do(tmp_path: Path) -> None:
         format_of("out.txt", None)
     assert format_of("out.txt", "csv") == "csv"
     assert format_of("OUT.CSV", None) == "csv"
+    assert format_of(os.devnull, None) == "csv"
+    check_out(os.devnull, os.devnull)
 
 
 # -- values --------------------------------------------------------------------------------------------
@@ -298,6 +344,8 @@ def test_what_is_missing_stays_missing() -> None:
     values = np.array(["a", None, float("nan")], dtype=object)
     assert rendered("csv", {"row": np.arange(3), "a": values}) == b"row,a\n0,a\n1,\n2,\n"
     assert [json.loads(line)["a"] for line in rendered("jsonl", {"a": values}).splitlines()] == ["a", None, None]
+    large = np.array([2**64 - 1, None], dtype=object)  # of a column that is kept
+    assert rendered("csv", {"row": np.arange(2), "a": large}) == b"row,a\n0,18446744073709551615\n1,\n"
     assert rendered("jsonl", {"a": np.array([1.5, np.nan])}) == b'{"a": 1.5}\n{"a": null}\n'
 
 

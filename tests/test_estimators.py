@@ -1,5 +1,6 @@
 """The estimators to scikit-learn's conventions, and what they promise of their intervals."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from torch import nn
 
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators.noise import TRUST, Noise
-from neuboots.estimators.rows import RowWeighted, frequencies, in_own_order, with_weights
+from neuboots.estimators.rows import RowWeighted, frequencies, in_own_order, twins, with_weights
 from neuboots.losses import CrossEntropy, GaussianNLL, SquaredError
 from neuboots.methods import METHODS, MCDropout
 
@@ -211,6 +212,32 @@ def test_held_out_rows_were_never_trained_on() -> None:
     assert np.allclose(np.sort(errors), regressor.scores_[:, 0], rtol=1e-6)
 
 
+def test_targets_of_held_out_rows_do_not_move_the_mean() -> None:
+    X, y = waves(200)
+    one = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y)
+    other = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y + 3 * one.held_out_)
+    assert one.held_out_.sum() == 20
+    assert np.array_equal(one.held_out_, other.held_out_)
+    assert np.array_equal(one.predict(X), other.predict(X))
+    assert not np.array_equal(one.predict_interval(X, 0.8), other.predict_interval(X, 0.8))
+
+
+def test_a_constant_is_answered_by_itself() -> None:
+    X, _ = waves(60)
+    for constant in (0.0, 0.1, 1e-9, -1e12):
+        regressor = NeuBootsRegressor(epochs=2, random_state=0).fit(X, np.full(60, constant))
+        low, high = regressor.predict_interval(X, 0.8)
+        assert np.allclose(regressor.predict(X), constant, rtol=1e-7, atol=1e-7 * (constant == 0))
+        assert np.allclose(high, low, rtol=1e-7, atol=1e-7 * (constant == 0))
+
+
+@pytest.mark.parametrize("scale", [2.0**-900, 2.0**900])  # squares of these are no numbers
+def test_targets_of_any_size(scale: float) -> None:
+    X, y = waves(60)
+    one, other = (NeuBootsRegressor(epochs=3, random_state=0).fit(X, s * y).predict(X) for s in (1.0, scale))
+    assert np.array_equal(one * scale, other)
+
+
 # -- classification ------------------------------------------------------------------------------------
 
 
@@ -260,8 +287,39 @@ def test_whole_weights_are_frequencies_and_ones_are_none() -> None:
     weighted = NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=weights)
     repeated = NeuBootsRegressor(**QUICK).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
     assert np.array_equal(weighted.predict(X), repeated.predict(X))
+    assert np.array_equal(weighted.predict_interval(X, 0.5), repeated.predict_interval(X, 0.5))
     plain, ones = NeuBootsRegressor(**QUICK).fit(X, y), NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=np.ones(80))
     assert np.array_equal(plain.predict(X), ones.predict(X))
+
+
+def test_copies_of_a_row_are_held_out_together() -> None:
+    """A net that was trained on one copy knows the other."""
+    X, y = waves(100)
+    order = np.random.default_rng(0).permutation(300) % 100
+    regressor = NeuBootsRegressor(epochs=1, random_state=0).fit(X[order], y[order])
+    held_out = [set(order[regressor.held_out_ == side].tolist()) for side in (True, False)]
+    assert len(held_out[0]) == regressor.n_calibration_ == 10
+    assert not held_out[0] & held_out[1]
+    assert regressor.held_out_.sum() == len(regressor.scores_) == 30
+    with pytest.warns(UserWarning, match="10 rows were held out for calibration, and level 0.95 needs 19"):
+        regressor.predict_interval(X)
+    classifier = NeuBootsClassifier(epochs=1, random_state=0).fit(X, y > 0, sample_weight=np.full(100, 3))
+    assert classifier.held_out_.sum() == 10
+
+
+def test_rows_that_only_look_like_copies_are_dealt_one_by_one() -> None:
+    X = np.array([[0.0]] * 4 + [[1.0]] * 3 + [[2.0]] * 2 + [[3.0]])
+    y = np.array([5.0] * 4 + [5.0, 5.0, 6.0] + [7.0] * 2 + [8.0])[:, None]
+    assert twins(X, y, most=3).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
+    X, y = np.arange(400)[:, None] % 4 // 2, np.arange(400) % 2  # four kinds of rows: each in every part
+    classifier = NeuBootsClassifier(epochs=1, random_state=0).fit(X, y)
+    assert classifier.held_out_.sum() == 40
+
+
+def test_the_quantile_counts_rows_and_not_their_copies() -> None:
+    scores = np.arange(1.0, 61.0)[:, None]
+    assert Noise(np.zeros(1), 0.0, scores).reach(0.8) == 49  # ⌈0.8 · 61⌉
+    assert Noise(np.zeros(1), 0.0, scores, rows=20).reach(0.8) == 51  # ⌈0.8 · 21 · 3⌉
 
 
 @pytest.mark.parametrize("method", ["neuboots", "plain", "deep-ensemble", "mc-dropout"])
@@ -395,6 +453,8 @@ def test_a_method_with_options() -> None:
         ({"epochs": 2.5}, "got epochs=2.5; expected a whole number"),
         ({"learning_rate": -1}, "got learning_rate=-1; expected a number that is not negative"),
         ({"validation_fraction": 1.0}, "got validation_fraction=1.0; expected a share"),
+        ({"batch_size": float("inf")}, "got batch_size=inf; expected 'auto' or a whole number"),
+        ({"widths": 8}, "got widths=8; expected whole numbers of at least 1"),
         ({"batch_size": "big"}, "got batch_size='big'; expected 'auto' or a whole number"),
         ({"net": nn.Linear(3, 2)}, "expected a function of the numbers of inputs and outputs"),
         ({"net": lambda inputs, outputs: 3}, "gave a int; expected an nn.Module"),
@@ -451,6 +511,33 @@ def test_names_of_features() -> None:
         regressor.predict(frame[["b", "a", "c"]])
 
 
+def test_a_net_of_ones_own_is_given_again_to_load(tmp_path: Path) -> None:
+    X, y = waves(60)
+    for name, make in (("two", make_net), ("one", make_net_of_one)):
+        regressor = NeuBootsRegressor(net=make, **QUICK).fit(X, y)
+        regressor.save(tmp_path / name)
+        loaded = NeuBootsRegressor.load(tmp_path / name, net=make)
+        assert np.array_equal(loaded.predict(X), regressor.predict(X))
+        assert np.array_equal(loaded.fit(X, y).predict(X), regressor.predict(X))
+    with pytest.raises(ValueError, match="give a fresh net"):
+        NeuBootsRegressor.load(tmp_path / "two")
+    loaded = NeuBootsRegressor.load(tmp_path / "two", net=make_net(3, 2))
+    with pytest.raises(ValueError, match="expected a function of the numbers of inputs and outputs"):
+        loaded.fit(X, y)  # not with another net in silence
+
+
+def test_options_of_numpys_types_and_methods_with_options_are_saved(tmp_path: Path) -> None:
+    X, y = waves(400)
+    options: dict[str, Any] = {"epochs": np.int64(2), "num_samples": np.int32(5), "learning_rate": np.float32(0.01)}
+    options |= {"widths": (np.int64(8),), "batch_size": np.int64(50), "early_stopping": np.bool_(True)}
+    classifier = NeuBootsClassifier(MCDropout(rate=0.3), random_state=0, **options).fit(X, y > 0)
+    classifier.save(tmp_path / "model")
+    loaded = NeuBootsClassifier.load(tmp_path / "model")
+    assert np.array_equal(loaded.predict_proba(X), classifier.predict_proba(X))
+    assert (loaded.method, loaded.widths, loaded.num_samples) == ("mc-dropout", (8,), 5)
+    assert NeuBootsRegressor(random_state=0, **options).fit(X, y).predict(X).shape == (400,)
+
+
 def test_a_saved_estimator_loads_in_another_process_without_a_pickle(tmp_path: Path) -> None:
     X, y = waves(60)
     frame = pandas.DataFrame(X, columns=["a", "b", "c"])
@@ -488,3 +575,22 @@ def test_a_folder_that_is_no_estimator_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="exists and is not a saved estimator"):
         NeuBootsRegressor(**QUICK).fit(X, y).save(tmp_path / "other")
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
+
+
+def test_a_save_that_is_cut_short_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=1, random_state=0).fit(X, y)
+    regressor.save(tmp_path / "model")
+    rename, calls = os.rename, []
+
+    def cut(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == 3:  # the predictor's folder, the old one aside, the new one in its place
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", cut)
+    with pytest.raises(KeyboardInterrupt):
+        NeuBootsRegressor(epochs=2, random_state=0).fit(X, y).save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert np.array_equal(NeuBootsRegressor.load(tmp_path / "model").predict(X), regressor.predict(X))

@@ -4,11 +4,14 @@ import io
 import json
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -188,6 +191,44 @@ def test_columns_are_kept_as_they_are_written(numbers: TableModel, tmp_path: Pat
     assert torch.equal(plain.x, chunk.x)
     with pytest.raises(ValueError, match="got 'no' to keep, but .* has 'id', 'row', 'area'"):
         numbers.read(path, keep=["no"])
+
+
+def test_what_is_kept_loses_nothing(numbers: TableModel, tmp_path: Path) -> None:
+    """NA is a text that is kept and a value that is missing; numbers keep their digits, whatever is beside them."""
+    (path := tmp_path / "new.csv").write_text(
+        "land,row,input row,area,rooms,town,built\nNA,a,b,NA,1.0,NA,2001-01-01\n,c,d,9,null,Rome,2001-01-01\n"
+    )
+    (chunk,) = numbers.read(path, keep=["land", "row", "input row", "area", "rooms", "town", "land"])
+    assert [column.tolist() for column in chunk.keys.values()][2:6] == [
+        ["a", "c"],
+        ["b", "d"],
+        ["NA", "9"],
+        ["1.0", "null"],
+    ]
+    assert list(chunk.keys) == ["row", "land", "input row", "input input row", "area", "rooms", "town"]
+    assert chunk.keys["land"][0] == "NA"
+    assert pd.isna(chunk.keys["land"][1])
+    (plain,) = numbers.read(path)
+    assert torch.equal(plain.x, chunk.x)
+    large = [2**53 + 1, None]
+    rows = [{**row, "id": large[k], "tags": ["x", {"y": 1}]} for k, row in enumerate(houses(2).to_dict("records"))]
+    (path := tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)).replace("NaN", "null"))
+    amounts = pa.array([Decimal("12345678901234567.89"), None])
+    columns = {
+        "id": pa.array(large),
+        "amount": amounts,
+        "tags": pa.array([["x"], None]),
+        "huge": pa.array([2**64 - 1, 1], pa.uint64()),
+    }
+    pq.write_table(pa.table({**{name: houses(2)[name] for name in houses(2)}, **columns}), tmp_path / "new.parquet")
+    for source, more in ((path, {"tags": '["x", {"y": 1}]'}), (tmp_path / "new.parquet", {"tags": '["x"]'})):
+        (chunk,) = numbers.read(source, keep="all")
+        assert chunk.keys["id"].tolist() == large
+        assert chunk.keys["tags"][0] == more["tags"]
+        (plain,) = numbers.read(source)
+        assert torch.equal(plain.x, chunk.x)
+    assert chunk.keys["amount"].tolist()[0] == "12345678901234567.89"
+    assert chunk.keys["huge"].tolist() == [2**64 - 1, 1]
 
 
 def test_notes_count_what_is_missing_and_unknown(numbers: TableModel, tmp_path: Path, monkeypatch: Any) -> None:

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from neuboots import cli
 from neuboots.commands.fit import Fit
 from neuboots.data import table_files
+from neuboots.data.table_files import TableFile
 
 QUICK = ("--epochs", "1", "--num-samples", "4")
 
@@ -348,8 +350,37 @@ def test_a_model_is_only_written_where_nothing_is_lost(shell: Shell) -> None:
     before = (model / "model.json").read_text()
     shell.fit(path, "--seed", "3", name="deep/model")  # an earlier model is replaced
     assert (model / "model.json").read_text() != before
+    (link := shell.folder / "link").symlink_to(model)
+    shell.fit(path, "--seed", "4", name="link")  # and a link stays one
+    assert link.is_symlink()
+    assert '"seed": 4' in (model / "model.json").read_text()
     (model / "notes.txt").write_text("mine")
     shell.refused("exists and is not a saved model", *fit, model)
+
+
+def test_the_folder_that_one_is_in(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shell.write(NUMBERS)
+    (inside := shell.folder / "empty").mkdir()
+    monkeypatch.chdir(inside)
+    shell.refused("holds the folder that you are in", "fit", path, "--target", "y", "--out", ".")
+
+
+def test_a_file_whose_name_is_no_text(shell: Shell) -> None:
+    path = shell.write(NUMBERS)
+    path = path.rename(os.fsdecode(os.fsencode(path.parent) + b"/\xff.csv"))
+    model = shell.fit(path)
+    assert shell("predict", model, path, "--out", shell.folder / "p.csv").code == 0
+
+
+@pytest.mark.parametrize("head", ["PKID,x,y", "PK,x,y", '5" pipe,x,y', '"a;b;c;d",x,y', '"two\nlines, one name",x,y'])
+def test_names_of_columns(head: str, shell: Shell) -> None:
+    lines = "".join(f"{k % 5},{k % 7}.5,{k}.25\n" for k in range(60))
+    shell.fit(shell.write(f"{head}\n{lines}"))
+
+
+def test_a_quote_that_is_never_closed_is_not_looked_for_for_ever(shell: Shell) -> None:
+    lines = "".join(f"{k % 5},{k}.25\n" for k in range(300_000))
+    assert TableFile.open(shell.write(f'5" pipe,y\n{lines}')).names == ('5" pipe', "y")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -503,6 +534,14 @@ def test_a_damaged_model_is_refused(name: str, damage: str, shell: Shell, model:
     else:
         part.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "other": b"[1, 2]"}[damage])
     shell.refused("cannot be read|does not exist|is no saved|is not a|is damaged", "predict", model, path)
+
+
+def test_an_estimator_that_lacks_something_is_refused(shell: Shell, model: Path) -> None:
+    place = model / "estimator" / "arrays.safetensors"
+    arrays = load_file(place)
+    del arrays["scores_"]
+    save_file(arrays, place)
+    shell.refused("expected", "predict", model, shell.write(NUMBERS))
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,16 @@ def test_the_first_failure_ends_the_search() -> None:
     assert Abstaining(LOGITS, found.threshold, num_samples=1).predict(rows.tensors[0], **quiet).abstain.all()
 
 
+def test_equal_inputs_fall_on_one_side() -> None:
+    """Their scores differ in the last digits alone: a threshold among those would keep all of them later."""
+    sure, unsure = torch.full((150,), 0.99), 0.6 + 6e-8 * torch.arange(100).remainder(2)
+    wrong = torch.cat([torch.zeros(150), torch.arange(100) % 2 == 0]).long()  # the unsure that score higher are right
+    rows = TensorDataset(logits_of(torch.cat([sure, unsure]), torch.zeros(250)), wrong)
+    found = risk_controlled_threshold(LOGITS, rows, risk=0.1, **one)
+    assert 0.7 < found.threshold < 0.9
+    assert found.coverage == 0.6
+
+
 def test_the_promise_without_an_error() -> None:
     """45 rows without an error are the least that show a risk of at most 0.05 at δ = 0.1."""
     logits = logits_of(torch.linspace(0.6, 0.9, 45), torch.zeros(45))

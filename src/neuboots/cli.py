@@ -1,6 +1,7 @@
 """The command `neuboots`: a subcommand is a frozen dataclass of options with `run()`, and one line in COMMANDS."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ ABOUT = "Honest bootstrap uncertainty for any PyTorch network, from one training
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and give its exit code: 1 what is needed is missing, 2 bad options, 130 interrupted."""
     args = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        signal.signal(signal.SIGTERM, _end)
     if args == ["--version"]:
         print("neuboots", version("neuboots"))
         return 0
@@ -90,6 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted", 130)
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    """Whoever is asked to end clears away first what is half written."""
+    raise SystemExit(128 + number)
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -43,7 +43,7 @@ def replaced_folder(folder: str | os.PathLike[str], names: Collection[str], what
 
     A folder that holds other files than these names is not `what` it should be, and is not replaced.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()  # a link stays one
     check_replaceable(target, names, what)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -53,7 +53,11 @@ def replaced_folder(folder: str | os.PathLike[str], names: Collection[str], what
         if target.exists():
             old = aside.with_name(aside.name + ".old")
             os.rename(target, old)
-            os.rename(aside, target)
+            try:
+                os.rename(aside, target)
+            except BaseException:  # Ctrl-C as well
+                os.rename(old, target)
+                raise
             shutil.rmtree(old)
         else:
             os.rename(aside, target)
@@ -66,6 +70,8 @@ def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], wh
     target = Path(folder)
     if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
         raise FileExistsError(f"{target} exists and is not {what}; expected a new folder: choose another name")
+    if Path.cwd().is_relative_to(target.resolve()):
+        raise FileExistsError(f"{target} holds the folder that you are in; expected another: choose another name")
 
 
 def _umask() -> int:

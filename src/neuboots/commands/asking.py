@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neuboots.commands.boundary import sentences, speak
+from neuboots.commands.boundary import hush, sentences, speak
 from neuboots.experiments import UsageError
 
 if TYPE_CHECKING:
@@ -73,8 +73,14 @@ class Words:
 
 
 def give(found: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
-    speak(json.dumps(plain(found), ensure_ascii=False))
+    """One JSON object on standard output; in ASCII, so that every terminal keeps each character of it."""
+    try:
+        print(json.dumps(plain(found)), flush=True)
+    except BrokenPipeError:
+        hush()
+    except OSError as fault:
+        hush()
+        raise UsageError(f"standard output does not take the result ({fault})") from None
 
 
 def plain(value: Any) -> Any:

@@ -61,19 +61,21 @@ def warnings_as_notes() -> Iterator[list[str]]:
 
 
 def speak(words: str, *, aside: bool = False) -> None:
-    """Print, to standard error if `aside`; what a terminal cannot show, or nobody reads any more, stops no work."""
+    """Print, to standard error if `aside`; what cannot be shown, or nobody reads any more, stops no work."""
     stream = sys.stderr if aside else sys.stdout
+    if stream is None:  # it is closed
+        return
     encoding = stream.encoding or "utf-8"
     try:
         print(words.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except BrokenPipeError:
-        hush()
+    except OSError:  # a reader that is gone, a disk that is full
+        hush(stream)
 
 
-def hush() -> None:
-    """Standard output goes nowhere from now on: whoever read it has enough."""
+def hush(stream: TextIO | None = None) -> None:
+    """Standard output, or another stream, goes nowhere from now on: whoever read it has enough."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
 
 
 def as_options(sentence: str) -> str:

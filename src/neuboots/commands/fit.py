@@ -1,6 +1,5 @@
 """`neuboots fit`: from a file to a model, and to an honest word on how good it is."""
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from neuboots.commands.asking import plain
+from neuboots.commands.asking import give
 from neuboots.commands.boundary import sentences, speak, warnings_as_notes
 from neuboots.commands.named import DataPath
 from neuboots.commands.words import columns_in_words, pictures_in_words, summary_in_words
@@ -99,8 +98,7 @@ class Fit:
                 say(line)
         say(f"\nSaved to {self.out}. Next: {self._next(kind)}")
         if self.json:
-            found = {"model": str(self.out), "kind": kind, **asdict(model.card)}
-            speak(json.dumps(plain(found)))
+            give({"model": str(self.out), "kind": kind, **asdict(model.card), "notes": notes})
 
     def _fit(self, kind: Kind, say: Callable[..., None]) -> Any:
         common: dict[str, Any] = {

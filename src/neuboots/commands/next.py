@@ -238,6 +238,7 @@ class Candidates:
 
     def add(self, chunk: "Chunk", answers: "Answers", scores: Column, classes: tuple[str, ...]) -> None:
         """Some more rows, with a score each: (N,)."""
+        from neuboots.models import untaken
         from neuboots.tasks.active.together import drawn
 
         if not np.isfinite(scores).all():
@@ -245,9 +246,9 @@ class Candidates:
         numbers = torch.arange(self.total, self.total + len(chunk))
         ties = drawn(numbers, self.seed, "tie").numpy()
         said = {**answers.columns, **_runner_up(answers, classes), "score": scores, "": ties}
-        first, *kept_columns = chunk.keys
-        keys = {f"input {name}" if name in {*said, *WORDS} else name: chunk.keys[name] for name in kept_columns}
-        keys = {first: chunk.keys[first], **keys}
+        keys: dict[str, Column] = {}
+        for name, values in chunk.keys.items():
+            keys[untaken(name, {*keys, *said, *WORDS})] = values
         more = {**keys, **said}
         self.notes += [note for note in dict.fromkeys(chunk.notes) if note not in self.notes]
         kept = np.lexsort((ties, -scores))[: self.most]  # no more of these can stay

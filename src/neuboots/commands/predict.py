@@ -1,18 +1,17 @@
 """`neuboots predict`: answers for a file, however large, with what is known of how far each can be trusted."""
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from neuboots.commands.asking import chunks_of, plain
+from neuboots.commands.asking import chunks_of, give
 from neuboots.commands.boundary import hush, sentences, speak, warnings_as_notes
 from neuboots.commands.named import DataPath, ModelFolder
-from neuboots.commands.writing import Columns, Format, check_out, format_of, writing
+from neuboots.commands.writing import Columns, Format, check_out, format_of, is_device, writing
 from neuboots.experiments import UsageError
-from neuboots.models import Answers, Chunk, Model, load_model
+from neuboots.models import Answers, Chunk, Model, load_model, untaken
 from neuboots.progress import bar
 
 
@@ -67,7 +66,7 @@ class Predict:
 
     def _write(self, model: Model, form: Format) -> tuple[int, int, list[str]]:
         rows = abstained = 0
-        shown = self.out != "-" and not self.json
+        shown = not is_device(self.out) and not self.json
         with (
             warnings_as_notes() as notes,
             writing(self.out, form) as write,
@@ -89,23 +88,20 @@ class Predict:
                 raise UsageError("--probabilities are of classes, but the model answers with numbers; leave it out")
             probs = np.asarray(answers.probs)
             said |= {f"probability of {name}": probs[:, k] for k, name in enumerate(model.classes)}
-        first, *kept = chunk.keys
-        taken = {first, *said}
-        return {
-            first: chunk.keys[first],
-            **{f"input {name}" if name in taken else name: chunk.keys[name] for name in kept},
-            **said,
-        }
+        found: Columns = {}
+        for name, values in chunk.keys.items():
+            found[untaken(name, {*found, *said})] = values
+        return found | said
 
     def _say(self, rows: int, abstained: int, notes: list[str]) -> None:
         for note in notes:
             speak(f"note: {note}", aside=True)
         if self.json:
-            speak(json.dumps({"out": self.out, "rows": rows, "abstained": abstained, "notes": notes}))
+            give({"out": self.out, "rows": rows, "abstained": abstained, "notes": notes})
             return
         where = "standard output" if self.out == "-" else self.out
         share = f"{abstained:,} of them ({abstained / rows:.1%})"
-        speak(f"{rows:,} rows, on {where}; abstain is true in {share}", aside=self.out == "-")
+        speak(f"{rows:,} rows, on {where}; abstain is true in {share}", aside=is_device(self.out))
 
     def _write_maps(self, model: Any) -> None:
         """A folder of pictures, one row of a table for each."""
@@ -116,7 +112,7 @@ class Predict:
             )
         found = model.predict_folder(self.data, self.out, num_samples=self.num_samples, progress=not self.json)
         if self.json:
-            speak(json.dumps(plain(found)))
+            give(found)
             return
         for note in found["notes"]:
             speak(f"note: {note}", aside=True)

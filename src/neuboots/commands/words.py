@@ -32,11 +32,14 @@ def columns_in_words(
     yield from (f"  {line}" for line in islice(made, SHOWN))
     if len(made) > SHOWN:
         yield f"  … and {len(made) - SHOWN:,} columns more"
-    for column in schema.categories:
-        if all(re.fullmatch(FIGURES, value) for value in column.values):
+    for name, values in ((target.name, target.classes if target.kind == "text" else ()), *_texts(schema)):
+        figures = [value for value in values if re.fullmatch(FIGURES, value)]
+        if 2 * len(figures) > len(values):
+            odd = [value for value in values if value not in figures]
             yield (
-                f"  note: {column.name!r} was taken for categories, though it holds figures such as "
-                f"{column.values[0]!r}; write numbers as 1.5 and dates as 2024-02-29"
+                f"  note: {name!r} was taken for {'classes' if name == target.name else 'categories'}, though it holds "
+                f"figures such as {figures[0]!r}{f', beside {listed(odd, 3)}' if odd else ''}; write numbers as 1.5, "
+                "dates as 2024-02-29, and nothing where one is missing"
             )
     yield from (f"  note: {note}" for note in notes)
     yield "  (To leave a column out give --ignore COLUMN.)"
@@ -47,6 +50,10 @@ def columns_in_words(
             f"  left out, as they have no name, no value, or more different texts than --max-categories: "
             f"{listed(others, SHOWN)}"
         )
+
+
+def _texts(schema: Schema) -> Iterator[tuple[str, Sequence[str]]]:
+    return ((column.name, column.values) for column in schema.categories)
 
 
 def _why(target: Target, task: str | None) -> str:

@@ -30,12 +30,12 @@ ENDINGS: dict[str, Format] = {
 
 
 def format_of(out: str, given: Format | None) -> Format:
-    """What was asked for, else what the file's name says; standard output is CSV.
+    """What was asked for, else what the file's name says; standard output is CSV, and so are devices and pipes.
 
     >>> format_of("found.ndjson", None), format_of("-", None), format_of("-", "jsonl")
     ('jsonl', 'csv', 'jsonl')
     """
-    if given is not None or out == "-":
+    if given is not None or is_device(out):
         return given or "csv"
     if (ending := Path(out).suffix.lower()) not in ENDINGS:
         raise UsageError(f"--out is {out}; give a name that ends in {', '.join(ENDINGS)}, or --format")
@@ -49,16 +49,30 @@ def check_out(out: str, *inputs: str | Path) -> None:
     path = Path(out).expanduser()
     if path.is_dir():
         raise UsageError(f"--out is {out}, which is a folder; give the name of a file in it, such as {path}/found.csv")
+    if is_device(out):
+        return
     for name in inputs:
-        if path.exists() and os.path.exists(name) and os.path.samefile(path, name):
+        if path.exists() and _is_same(path, str(name)):
             raise UsageError(f"--out is {out}, the file that is read; give another name, so that it is not lost")
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe, which is written to as it is
     folder = path.resolve().parent
     if not folder.is_dir():
         raise UsageError(f"--out is {out}, but there is no folder {folder}; create it, or give another place")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UsageError(f"--out is {out}, which may not be written; give another place")
+
+
+def is_device(out: str) -> bool:
+    """Standard output, a device or a pipe: what is written to as it is, since there is nothing to take the place of."""
+    path = Path(out).expanduser()
+    return out == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _is_same(path: Path, name: str) -> bool:
+    """Is this file the one of that name, or the one that standard input comes from?"""
+    with suppress(OSError, ValueError):
+        found = os.fstat(0) if name == "-" else os.stat(os.path.expanduser(name))
+        return os.path.samestat(path.stat(), found)
+    return False
 
 
 @contextmanager
@@ -74,13 +88,15 @@ def writing(out: str, form: Format) -> Iterator[Write]:
     2,"dog, small",false
     """
     if out == "-":
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; give a file as --out")
         sys.stdout.flush()
         with rendering(sys.stdout.buffer, form) as write:
             yield write
         sys.stdout.buffer.flush()
         return
     path = Path(out).expanduser()
-    if path.exists() and not path.is_file():  # a device, or a pipe: there is nothing to take the place of
+    if is_device(out):
         with path.open("wb") as sink, rendering(sink, form) as write:
             yield write
         return
@@ -194,7 +210,7 @@ def _arrow(values: "np.ndarray[Any, Any]") -> Any:
     arrow = need("pyarrow")
     try:
         return arrow.array(values, from_pandas=True)
-    except arrow.ArrowException:
+    except (arrow.ArrowException, OverflowError):
         return arrow.array([None if value is None or value != value else str(value) for value in values.tolist()])
 
 

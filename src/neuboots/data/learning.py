@@ -31,7 +31,9 @@ from neuboots.data.table_files import TableFile
 from neuboots.keys import whole
 
 MOST_WHOLE_NUMBERS = 20  # that are taken for classes
-FIGURES = r"[-+]?[\d.,'/: -]*\d(?:[eE][-+]?\d+)?%?"  # what somebody may have meant as a number or a date
+_MONEY = r"(?:[$€£¥]|EUR|USD|GBP|CHF)"
+FIGURES = rf"[-+]?(?:{_MONEY} ?)?[-+]?[\d.,'/:\s-]*\d(?:[eE][-+]?\d+)?(?: ?(?:%|{_MONEY}))?"
+"""What somebody may have meant as a number or a date."""
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 # -- parts ---------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def _check_present(file: TableFile, name: str, absent: np.ndarray[Any, np.dtype[
 def _too_many(name: str, classes: Any, n: int) -> ValueError:
     return ValueError(
         f"got target {name!r} with {len(classes):,} different values in {n:,} rows, such as {listed(classes[:3])}; "
-        "expected classes that come more than once, or numbers for a regression: choose another target"
+        "expected classes that come more than once, or numbers such as 1.5 for a regression: choose another target"
     )
 
 

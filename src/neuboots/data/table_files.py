@@ -1,7 +1,7 @@
 """A table in a file, CSV, Parquet or JSON Lines, read in chunks of rows: never more than one of them is in memory.
 
 A CSV has a first line of names, in UTF-8; its separator (comma, semicolon, tab or bar) and a decimal comma are found by
-looking at it. Empty fields, "?" and what pandas takes for missing (NA, null, …) are missing; a row that is too short
+looking at it. Empty fields, "?" and what else is usual (`MISSING`: NA, null, …) are missing; a row that is too short
 lacks its last values, one that is too long is refused. JSON Lines have an object on each line, whose keys are the
 columns; those of the first few thousand lines are known. The path "-" is standard input, which is read once.
 """
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -28,6 +28,10 @@ CELLS = 1 << 22  # of a chunk, at most: 32 MiB of numbers
 ROWS = 1 << 14  # of a chunk, at most: a column may become hundreds, one for each category
 FIELDS = 200_000  # that are looked at for a decimal comma
 START = 1 << 20  # bytes of standard input that are looked at
+MISSING = (
+    *("", "?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan", "NULL", "null"),
+    *("None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
 
@@ -55,6 +59,8 @@ class TableFile:
     def open(cls, path: str | Path) -> "TableFile":
         """Looks at the file's beginning; a sentence says what is wrong with it."""
         if str(path) == "-":
+            if sys.stdin is None:
+                raise Missing("standard input is closed; expected a table there, or the path of one")
             return cls._open_pipe(sys.stdin.buffer)
         path = Path(path).expanduser()
         if not path.is_file() and not path.is_fifo():
@@ -100,9 +106,15 @@ class TableFile:
         return table
 
     def frames(
-        self, columns: Collection[str] | None = None, *, texts: Collection[str] = (), checked: bool = False
+        self,
+        columns: Collection[str] | None = None,
+        *,
+        texts: Collection[str] = (),
+        raw: Collection[str] = (),
+        checked: bool = False,
     ) -> Iterator[Any]:
-        """Rows as pandas frames, numbered on from 0; `texts` are columns to be read as they are written.
+        """Rows as pandas frames, numbered on from 0; `texts` are columns to be read as they are written, and of `raw`
+        ones not even NA is missing; what is no text there keeps all its digits, and lists and objects become JSON.
 
         Of a file that was `checked` by reading all of it before, columns that are not wanted are skipped: pandas then
         cuts rows that are too long without a word.
@@ -112,9 +124,9 @@ class TableFile:
         if self.pipe is not None and self.pipe.closed:
             raise ValueError(f"got {self.path} to be read again; expected a file: a pipe gives its rows once")
         if self.form == "csv":
-            chunks = self._csv_frames(texts, wanted, checked)
+            chunks = self._csv_frames({*texts, *raw}, {*raw}, wanted, checked)
         else:
-            chunks = self._parquet_frames(wanted) if self.form == "parquet" else self._json_frames(wanted)
+            chunks = (self._parquet_frames if self.form == "parquet" else self._json_frames)(wanted, {*raw})
         empty = True
         for frame in chunks:
             empty = empty and not len(frame)
@@ -122,11 +134,12 @@ class TableFile:
         if empty:
             raise ValueError(f"got {self.path} without rows; expected some below the names of the columns")
 
-    def _csv_frames(self, texts: Collection[str], wanted: list[str], checked: bool) -> Iterator[Any]:
+    def _csv_frames(self, texts: set[str], raw: set[str], wanted: list[str], checked: bool) -> Iterator[Any]:
         pandas = need("pandas")
         names = [name or f"\0{i}" for i, name in enumerate(self.names)]
+        missing = {name: [""] if name in raw else MISSING for name in names} if raw else MISSING
         options: dict[str, Any] = {
-            **{"sep": self.separator, "decimal": self.decimal, "na_values": ["?"]},
+            **{"sep": self.separator, "decimal": self.decimal, "na_values": missing, "keep_default_na": False},
             **{"header": 0, "names": names, "index_col": False, "skipinitialspace": True, "low_memory": False},
             "usecols": wanted if checked else None,
             "dtype": dict.fromkeys(texts, str),
@@ -152,32 +165,39 @@ class TableFile:
             f"separator {self.separator!r} or a line break in double quotes"
         )
 
-    def _json_frames(self, names: list[str]) -> Iterator[Any]:
+    def _json_frames(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         pandas = need("pandas")
         start = 0
         with self._opened() as file:
             records = _records(self.path, file)
             while some := list(islice(records, _rows_at_once(len(names)))):
-                columns = {name: [record.get(name) for record in some] for name in names}
+                columns: dict[str, Any] = {name: [record.get(name) for record in some] for name in names}
                 for name, values in columns.items():
-                    if any(isinstance(value, list | dict) for value in values):
+                    if name in raw:  # of whole numbers with gaps, pandas would make others with rounded digits
+                        columns[name] = pandas.Series([*map(_as_json, values)], dtype=object)
+                    elif any(isinstance(value, list | dict) for value in values):
                         raise ValueError(
                             f"got column {name!r} of {self.path} with lists or objects; expected numbers, texts, "
                             f"booleans or dates: leave it out with ignore=[{name!r}]"
                         )
-                yield pandas.DataFrame(columns, index=pandas.RangeIndex(start, start := start + len(some)))
+                frame = pandas.DataFrame(columns)
+                frame.index = pandas.RangeIndex(start, start := start + len(some))
+                yield frame
 
     def _opened(self) -> IO[bytes]:
         return self.path.open("rb") if self.pipe is None else self.pipe
 
-    def _parquet_frames(self, names: list[str]) -> Iterator[Any]:
+    def _parquet_frames(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         pandas, arrow, parquet = need("pandas"), need("pyarrow"), need("pyarrow.parquet")
         start = 0
         try:
             with self._opened() as opened, parquet.ParquetFile(self.path if self.pipe is None else opened) as file:
                 for batch in file.iter_batches(_rows_at_once(len(names)), columns=names):
-                    columns = [_plain(arrow, name, batch.column(name)) for name in names]
+                    columns = [_plain(arrow, name, batch.column(name), name in raw) for name in names]
                     frame = arrow.table(columns, names).to_pandas(ignore_metadata=True)
+                    for name, column in zip(names, columns, strict=True):
+                        if name in raw and column.null_count and arrow.types.is_integer(column.type):
+                            frame[name] = column.to_pandas(integer_object_nulls=True)  # and not rounded
                     frame.index = pandas.RangeIndex(start, start + len(frame))
                     start += len(frame)
                     yield frame
@@ -210,7 +230,7 @@ def _form(path: Path, start: bytes) -> Literal["csv", "parquet", "json lines"]:
     ending = path.suffix.lower()
     if start.startswith(b"PAR1") or ending in (".parquet", ".pq"):
         return "parquet"
-    if b"\0" in start or start.startswith((b"PK", b"\x1f\x8b")):
+    if b"\0" in start or start.startswith((b"PK\x03\x04", b"\x1f\x8b")):
         raise Corrupt(
             f"cannot read {path}: it is neither text in UTF-8 nor Parquet; expected a CSV or Parquet file: save a "
             "spreadsheet as CSV in UTF-8, and unpack what is packed"
@@ -228,24 +248,32 @@ def columns_of(frame: Any, names: list[str]) -> Any:
     return frame if list(frame.columns) == names else frame[names]
 
 
-def _plain(arrow: Any, name: str, column: Any) -> Any:
-    """The column as numbers, texts, booleans or points in time."""
+def _plain(arrow: Any, name: str, column: Any, raw: bool) -> Any:
+    """The column as numbers, texts, booleans or points in time; if `raw`, whatever it holds, and with all digits."""
     kinds = arrow.types
     if kinds.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kinds.is_decimal(column.type):
-        return column.cast(arrow.float64())
+        return column.cast(arrow.string() if raw else arrow.float64())
     if kinds.is_date(column.type):
         return column.cast(arrow.timestamp("ms"))
     if str(column.type) == "string_view":
         return column.cast(arrow.large_string())
     known = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_large_string)
     if not any(is_kind(column.type) for is_kind in (*known, kinds.is_timestamp, kinds.is_null)):
+        if raw:
+            texts = [value if value is None else str(_as_json(value)) for value in column.to_pylist()]
+            return arrow.array(texts, arrow.string())
         raise ValueError(
             f"got column {name!r} of {column.type}; expected numbers, texts, booleans or dates: leave it out with "
             f"ignore=[{name!r}]"
         )
     return column
+
+
+def _as_json(value: Any) -> Any:
+    """A list or an object as a text; anything else as it is."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
 
 
 def _parquet_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
@@ -287,13 +315,11 @@ def _csv_beginning(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], s
     """The names of the columns, the separator and the decimal sign."""
     try:
         with io.TextIOWrapper(beginning, encoding="utf-8-sig", newline="") as file:
-            line = next((line for line in file if line.strip()), "")
-            while line.count('"') % 2 and (more := file.readline()):
-                line += more
+            line, more = _first_line_of(file)
             bare = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=bare.count)
             some = 0 if separator == "," else max(100, FIELDS // (1 + bare.count(separator)))
-            rows = list(_readable(islice(csv.reader(file, delimiter=separator), some)))
+            rows = list(_readable(islice(csv.reader(chain(more, file), delimiter=separator), some)))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
     if not line:
@@ -305,6 +331,16 @@ def _csv_beginning(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], s
     fields = [field.strip() for row in rows for field in row]
     comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
     return tuple(name.strip() for name in names), separator, "," if comma else "."
+
+
+def _first_line_of(file: IO[str]) -> tuple[str, list[str]]:
+    """The first line that is not blank, with those that a quoted line break joins to it; and lines read beyond it."""
+    line, more = next((line for line in file if line.strip()), ""), list[str]()
+    quotes, size = line.count('"'), len(line)
+    while quotes % 2 and size < START and (another := file.readline()):
+        more.append(another)
+        quotes, size = quotes + another.count('"'), size + len(another)
+    return (line, more) if quotes % 2 else (line + "".join(more), [])  # a quote may be none, as in 5"
 
 
 def _readable(rows: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.data.learning import deal
-from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, twins, with_weights
+from neuboots.estimators.rows import Array, RowWeighted, frequencies, in_own_order, mean_and_spread, twins, with_weights
 from neuboots.losses import Loss
 from neuboots.methods import SWAG, NeuBoots, find
+from neuboots.methods.registry import entry_of
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.saving import load, replaced_folder, save
@@ -88,8 +89,11 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
                 f"got validation_fraction={self.validation_fraction!r}; expected a share of the rows from 0 to below 1"
             )
         size: Any = self.batch_size
-        if size != "auto" and not (_number(size) >= 1 and _number(size) == int(_number(size))):
+        if size != "auto" and not (_number(size) >= 1 and _number(size).is_integer()):
             raise ValueError(f"got batch_size={size!r}; expected 'auto' or a whole number of at least 1")
+        widths: Any = self.widths
+        if not (isinstance(widths, Iterable) and all(_number(w) >= 1 and isinstance(w, Integral) for w in widths)):
+            raise ValueError(f"got widths={widths!r}; expected whole numbers of at least 1, such as (100, 100)")
         if self.net is not None and (isinstance(self.net, nn.Module) or not callable(self.net)):
             raise ValueError(
                 f"got net={self.net!r}; expected a function of the numbers of inputs and outputs that makes a net: "
@@ -158,7 +162,7 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _make_net(self, inputs: int, outputs: int) -> nn.Module:
         if self.net is None:
-            return MLP(inputs, outputs, widths=tuple(self.widths))
+            return MLP(inputs, outputs, widths=tuple(map(int, self.widths)))
         net = self.net(inputs, outputs)
         if not isinstance(net, nn.Module):
             raise ValueError(f"net({inputs}, {outputs}) gave a {type(net).__name__}; expected an nn.Module")
@@ -206,11 +210,10 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
 
         A flag that is rarely set has a small standard deviation, and a row that has it would lie far from all others.
         """
-        self.x_mean_ = X.mean(0)
+        self.x_mean_, spread = mean_and_spread(X)
         low, high = X.min(0), X.max(0)
         two_values = ((low == X) | (high == X)).all(0)
-        spread = np.where(two_values, high - low, X.std(0))
-        self.x_scale_ = np.where(spread > 1e-12 * (np.abs(self.x_mean_) + 1e-300), spread, 1.0)
+        self.x_scale_ = np.where(spread > 0, np.where(two_values, high - low, spread), 1.0)
 
     # -- prediction -------------------------------------------------------------------------------------
 
@@ -245,8 +248,8 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
             else:
                 plain[name] = value.tolist() if isinstance(value, np.ndarray) else value
         options = {name: value for name, value in self.get_params(deep=False).items() if name not in ("net", "method")}
-        options["random_state"] = self.seed_
-        options["widths"] = list(self.widths)
+        options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        options |= {"random_state": self.seed_, "widths": [int(width) for width in self.widths]}
         method = self.method if isinstance(self.method, str) else None
         config = {"format": FORMAT, "version": VERSION, "estimator": type(self).__name__, "method": method}
         with replaced_folder(
@@ -258,36 +261,47 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
             (aside / "estimator.json").write_text(text + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, net: nn.Module | None = None) -> Self:
-        """The estimator that `save` wrote. One with a net of your own needs a fresh one of that architecture."""
+    def load(cls, folder: str | os.PathLike[str], *, net: MakeNet | nn.Module | None = None) -> Self:
+        """The estimator that `save` wrote. One with a net of your own needs the function that made it, or a fresh net.
+
+        A method that was given with options comes back by its name: to fit anew, give it again.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         source = Path(folder)
         try:
             config = json.loads((source / "estimator.json").read_text(encoding="utf-8"))
-            if config["format"] != FORMAT or config["version"] != VERSION or config["estimator"] != cls.__name__:
-                raise KeyError(config.get("estimator"))
+            written = config["format"], config["version"], config["estimator"]
+            if written != (FORMAT, VERSION, cls.__name__):
+                raise ValueError(f"it is a {' '.join(map(str, written))}")
             options, fitted, method = config["options"], config["fitted"], config["method"]
             arrays = load_file(source / "arrays.safetensors")
+            known = inspect.signature(cls).parameters
+            chosen = {name: value for name, value in options.items() if name in known}
+            estimator = cls(**{**chosen, "widths": tuple(options["widths"])})
+            estimator.seed_ = options["random_state"]
+            for name in cls.fitted:
+                value = arrays.get(name, fitted.get(name))
+                if value is not None:
+                    setattr(estimator, name, estimator._restored(name, value))
+            estimator.net = net  # a net that is made already cannot be made anew: fit says so
+            outputs = estimator._num_outputs()
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(f"{source} is no saved estimator; expected a folder written by save") from None
-        except (ValueError, KeyError, TypeError, OSError, SafetensorError) as fault:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as fault:
             raise ValueError(
                 f"{source} cannot be read as a saved {cls.__name__} ({type(fault).__name__}: {fault}); expected what "
                 "its save wrote"
             ) from None
-        known = inspect.signature(cls).parameters
-        chosen = {name: value for name, value in options.items() if name in known}
-        estimator = cls(**{**chosen, "widths": tuple(options["widths"])})
-        estimator.seed_ = options["random_state"]
-        estimator.predictor_ = load(source / "predictor", net=net)
-        estimator.method = method if method is not None else estimator.predictor_.config()["method"]
-        for name in cls.fitted:
-            value = arrays.get(name, fitted.get(name))
-            if value is not None:
-                setattr(estimator, name, estimator._restored(name, value))
+        made = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
+        estimator.predictor_ = load(source / "predictor", net=made)
+        estimator.method = entry_of(estimator.predictor_.config()).name if method is None else method
         return estimator
+
+    def _num_outputs(self) -> int:
+        """How many the net has, once fitted."""
+        raise NotImplementedError
 
     def _restored(self, name: str, value: Any) -> Any:
         return np.array(value, dtype=object) if name == "feature_names_in_" else value

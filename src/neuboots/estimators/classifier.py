@@ -102,5 +102,8 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         samples = self.predictor_.predict(self.inputs(X), n, seed=self.seed_).samples
         return np.asarray(class_probabilities(samples, 2).double())
 
+    def _num_outputs(self) -> int:
+        return len(self.classes_)
+
     def _restored(self, name: str, value: Any) -> Any:
         return np.array(value) if name == "classes_" else super()._restored(name, value)

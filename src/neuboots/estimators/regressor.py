@@ -1,18 +1,19 @@
 """A regressor: the mean of a new y, where it falls, and how sure the regression function itself is."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from neuboots.estimators.base import CALIBRATE, TRAIN, NeuBootsEstimator
 from neuboots.estimators.noise import Noise
-from neuboots.estimators.rows import Array
+from neuboots.estimators.rows import Array, mean_and_spread
 from neuboots.losses import GaussianNLL, Loss, SquaredError
 from neuboots.methods import NeuBoots, find
 from neuboots.prediction import Method
@@ -71,8 +72,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         part, unit = self._parts(X[rows], y[rows], None)
         train = rows[(part == TRAIN).numpy()]
         self._scale_inputs(X[train])
-        self.y_mean_, spread = y[train].mean(0), y[train].std(0)
-        self.y_scale_ = np.where(spread > 1e-12 * (np.abs(self.y_mean_) + 1e-300), spread, 1.0)
+        self.y_mean_, spread = mean_and_spread(y[train])
+        still = np.where(np.ptp(y, 0) > 0, 1.0, 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_)))
+        self.y_scale_ = np.where(spread > 0, spread, still)  # a constant is answered by itself
         x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_)
         loss, outputs = self._loss()
         self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
@@ -130,7 +132,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         k = self.n_outputs_
         parts = []
         for some in torch.split(x, _ROWS):
-            summary = self.predictor_.summarize(some, num_samples, seed=self.seed_)
+            summary = self.predictor_.summarize(some, int(num_samples), seed=self.seed_)
             parts.append((summary.mean.double().numpy(), summary.std.double().numpy()))
         outputs, spreads = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         mean, spread = outputs[:, :k], spreads[:, :k]
@@ -140,9 +142,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
         """Mean, standard deviation and both intervals at once, for the price of one pass."""
-        if not 0 < level < 1:
-            raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
-        mean, spread, raw_std = self._figures(self.inputs(X), num_samples or self.num_samples)
+        _check_level(level)
+        mean, spread, raw_std = self._figures(self.inputs(X), self.num_samples if num_samples is None else num_samples)
         std = self._noise.std(raw_std)
         reach, z = self._noise.reach(level) * std, ndtri((1 + level) / 2) * spread
         ends = (mean, mean - reach, mean + reach, mean - z, mean + z)
@@ -169,9 +170,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
         if kind == "confidence":
-            check_is_fitted(self)
-            if not 0 < level < 1:
-                raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
+            _check_level(level)
             mean, spread, _ = self._figures(self.inputs(X), self.num_samples)
             half = ndtri((1 + level) / 2) * spread
             return self._in_units(mean - half), self._in_units(mean + half)
@@ -191,8 +190,16 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         samples = samples * self.y_scale_ + self.y_mean_
         return np.asarray(samples[:, :, 0] if self.one_column_ else samples)
 
+    def _num_outputs(self) -> int:
+        return int(self.n_outputs_) * (2 if self.gaussian_ else 1)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
+
+
+def _check_level(level: Any) -> None:
+    if not (isinstance(level, Real) and 0 < float(level) < 1):
+        raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")

@@ -76,6 +76,19 @@ def _mixed(word: Array) -> Array:
     return np.asarray(word ^ (word >> np.uint64(31)))
 
 
+def mean_and_spread(values: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column: (k,) each; the latter 0 where rounding is all that it shows.
+
+    >>> mean_and_spread(np.array([[1e200, 0.1], [3e200, 0.1]]))
+    (array([2.e+200, 1.e-001]), array([1.e+200, 0.e+000]))
+    """
+    exponent = np.clip(np.frexp(np.abs(values).max(0))[1], -1000, 1000)  # squares of 1e200 are no numbers
+    small = np.ldexp(values, -exponent)
+    mean, spread = small.mean(0), small.std(0)
+    spread = np.where(spread > 1e-12 * np.abs(mean), spread, 0.0)
+    return np.ldexp(mean, exponent), np.ldexp(spread, exponent)
+
+
 @dataclass(frozen=True)
 class RowWeighted:
     """w ℓ(z, y) for targets (N, k + 1): those of the loss, and the weight of the row."""

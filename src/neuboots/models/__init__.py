@@ -1,6 +1,6 @@
 """What `neuboots fit` saves and the other commands read: one class of models for each kind of data."""
 
-from neuboots.models.model import KINDS, Answers, Card, Chunk, Model, check_place, load_model
+from neuboots.models.model import KINDS, Answers, Card, Chunk, Model, check_place, load_model, untaken
 
 
 def _table() -> type[Model]:
@@ -23,4 +23,4 @@ def _masks() -> type[Model]:
 
 KINDS |= {"table": _table, "images": _images, "masks": _masks}
 
-__all__ = ["KINDS", "Answers", "Card", "Chunk", "Model", "check_place", "load_model"]
+__all__ = ["KINDS", "Answers", "Card", "Chunk", "Model", "check_place", "load_model", "untaken"]

@@ -65,7 +65,7 @@ def _of_some(predictor: Predictor, x: Any, num_samples: int, seed: int) -> Class
         expected = (total.log_() - (drawn * z).sum(0)).mean(0)  # (N,)
         probs = drawn.mean(1).T  # (N, C)
         chosen = drawn.gather(0, probs.argmax(1)[None, None].expand(1, drawn.shape[1], -1))[0]  # (B, N)
-        entropy = entropy_of(probs, 1)
+        entropy = entropy_of(probs, 1) + 0.0  # −0 is 0
         gap = entropy - expected
         rounding = 16 * torch.finfo(gap.dtype).eps * entropy.clamp_min(1)  # and not disagreement
         std = ((chosen - chosen.mean(0)).square_().sum(0) / max(1, len(chosen) - 1)).sqrt_()

@@ -9,7 +9,7 @@ model is a folder of JSON and safetensors, never a pickle: it loads on any machi
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -51,6 +51,15 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(next(iter(self.keys.values())))
+
+
+def untaken(name: str, taken: Collection[str]) -> str:
+    """The name, with as many "input" before it as it takes to be none of those.
+
+    >>> untaken("age", ["row"]), untaken("row", ["row", "input row"])
+    ('age', 'input input row')
+    """
+    return untaken(f"input {name}", taken) if name in taken else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +115,7 @@ class Model(ABC):
         with replaced_folder(folder, _all_files(), "a saved model") as aside:
             held = self._write(aside)
             text = {"format": FORMAT, "version": VERSION, "kind": self.kind, "card": asdict(self.card), **held}
-            (aside / "model.json").write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            (aside / "model.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
 
 KINDS: dict[str, Callable[[], type[Model]]] = {}

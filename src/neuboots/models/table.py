@@ -9,6 +9,7 @@ the training table by name, in any order and among others; the target is needed 
 import difflib
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,10 @@ from torch.utils.data import TensorDataset
 
 from neuboots.data import DataSet, Schema, table
 from neuboots.data.schema import Category, Number, Target, listed, text_of
-from neuboots.data.table_files import CELLS, TableFile, columns_of
+from neuboots.data.table_files import CELLS, MISSING, TableFile, columns_of
 from neuboots.models.abstain import Abstain
 from neuboots.models.answers import class_answers
-from neuboots.models.model import Answers, Card, Chunk, Column, Model
+from neuboots.models.model import Answers, Card, Chunk, Column, Model, untaken
 from neuboots.models.promises import careful, check_max_error, class_figures, number_figures
 from neuboots.models.unusual import Unusual
 from neuboots.prediction import Predictor
@@ -75,7 +76,7 @@ class TableModel(Model):
         file = TableFile.open(source)
         target = [self.schema.target.name] if labelled else []
         self._check(file, target)
-        kept = [name for name in file.names if name] if keep == "all" else list(keep)
+        kept = [name for name in file.names if name] if keep == "all" else list(dict.fromkeys(keep))
         if lacking := [name for name in kept if name not in file.names]:
             raise ValueError(f"got {listed(lacking)} to keep, but {file.path} has {listed(file.names, NAMED)}")
         return self._chunks(file, target, kept)
@@ -85,18 +86,27 @@ class TableModel(Model):
         odd = _Odd(self.schema)
         waiting: Chunk | None = None
         wanted = (*self.schema.columns, *target, *kept)
-        for frame in _pieces(file.frames(wanted, texts=(*self.schema.texts, *kept)), len(self.schema.features)):
+        for frame in _pieces(file.frames(wanted, texts=self.schema.texts, raw=kept), len(self.schema.features)):
             if waiting is not None:
                 yield waiting
             keys = {"row": frame.index.to_numpy() + 1}
-            keys |= {f"input {name}" if name in keys else name: frame[name].to_numpy(dtype=object) for name in kept}
-            if file.decimal != ".":
-                frame = _with_points(frame, [c.name for c in self.schema.numbers if c.name in kept], file.decimal)
+            for name in kept:
+                keys[untaken(name, keys)] = frame[name].to_numpy(dtype=object)
+            if file.form == "csv":
+                frame = self._understood(frame, {*kept}, file.decimal)
             y = self.schema.read_target(frame) if target else None
             odd.add(frame, y)
             waiting = Chunk(keys, self.schema.encode(frame).clamp_(-FAR, FAR), y)
         assert waiting is not None, "a table without rows is refused"
         yield replace(waiting, notes=odd.notes)
+
+    def _understood(self, frame: Any, kept: set[str], decimal: str) -> Any:
+        """Columns of a CSV that were kept as they are written, now as they are meant: with gaps and decimal points."""
+        for name in kept & {*self.schema.columns, self.schema.target.name} & {*frame.columns}:
+            column = frame[name].mask(frame[name].isin(MISSING))
+            numeric = decimal != "." and any(name == number.name for number in self.schema.numbers)
+            frame = frame.assign(**{name: column.str.replace(decimal, ".") if numeric else column})
+        return frame
 
     def _check(self, file: TableFile, target: list[str]) -> None:
         """Are all columns there? Those that are not are named, with the nearest that are."""
@@ -166,7 +176,7 @@ class TableModel(Model):
             unusual = Unusual.restore(read_tensors(folder / "arrays.safetensors"))
             model = cls(card, schema, estimator, unusual, Abstain.restore(held["abstain"]))
             model._check_fit(folder)
-        except (AttributeError, RuntimeError) as fault:  # what was edited by hand may be of any type
+        except (AttributeError, IndexError, RuntimeError) as fault:  # what was edited by hand may be of any type
             raise ValueError(f"{folder} is damaged ({fault}); expected what neuboots fit wrote") from None
         return model
 
@@ -179,6 +189,9 @@ class TableModel(Model):
             fits = fits and len(self.estimator.classes_) == len(self.classes)
         if not fits or bool(self.classes) != (self.schema.target.task == "classification"):
             raise ValueError(f"the parts of {folder} do not fit together; expected what one neuboots fit wrote")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for the rows of a user
+            self.answer(Chunk({"row": np.ones(1)}, torch.zeros(1, len(self.schema.features))), num_samples=2)
 
 
 def _likeness(name: str, other: str) -> float:
@@ -204,11 +217,6 @@ def _pieces(frames: Iterator[Any], features: int) -> Iterator[Any]:
     size = max(1, CELLS // max(1, features))
     for frame in frames:
         yield from (frame[start : start + size] for start in range(0, len(frame), size))
-
-
-def _with_points(frame: Any, names: list[str], decimal: str) -> Any:
-    """Numbers that were kept as they are written, with decimal points."""
-    return frame.assign(**{name: frame[name].str.replace(decimal, ".") for name in names})
 
 
 @dataclass

@@ -18,11 +18,14 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from neuboots.metrics import Ranking
 from neuboots.prediction import Predictor
 from neuboots.tasks.common import Rows, batches_of, table
 from neuboots.tasks.selective.answers import Abstaining, Score, check_score, cut_at, is_right, name_of_score, scores_of
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # of scores, in their mean size
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,9 @@ def risk_controlled_threshold(
         ranking, count = ranking + Ranking.of(scores_of(summary, score), right), count + len(right)
     assert isinstance(ranking, Ranking), "batches_of gives at least one batch"
     curve = ranking.risk_coverage
-    kept = (curve.coverage * count).round().long().tolist()
-    wrong = (curve.risk * curve.coverage * count).round().long().tolist()
+    places = _apart(curve.threshold)
+    kept = (curve.coverage[places] * count).round().long().tolist()
+    wrong = (curve.risk[places] * curve.coverage[places] * count).round().long().tolist()
     starts = _starts(count, risk, delta)
     share = delta / len(starts)
     best = -1
@@ -112,18 +116,28 @@ def risk_controlled_threshold(
             best, place, harmless = place, place + 1, wrong[place]
     shown = best >= 0
     return ControlledThreshold(
-        threshold=cut_at(curve.threshold, best) if shown else math.inf,
+        threshold=cut_at(curve.threshold, int(places[best])) if shown else math.inf,
         risk=risk,
         delta=delta,
         bound=clopper_pearson(wrong[best], kept[best], share) if shown else 1.0,
-        kept_risk=float(curve.risk[best]) if shown else 0.0,
-        coverage=float(curve.coverage[best]) if shown else 0.0,
+        kept_risk=float(curve.risk[places[best]]) if shown else 0.0,
+        coverage=float(curve.coverage[places[best]]) if shown else 0.0,
         count=count,
         score=score,
         tolerance=tolerance,
         num_samples=num_samples,
         seed=seed,
     )
+
+
+def _apart(scores: Tensor) -> Tensor:
+    """Places of a falling list after which a score is lower by more than rounding, and the last.
+
+    The scores of equal inputs differ in their last digits from batch to batch: a threshold between those would keep
+    some of the calibration rows and all of the new ones.
+    """
+    far = scores[:-1] - scores[1:] > ROUNDING * scores[scores.isfinite()].abs().sum().div(len(scores))
+    return torch.cat([far, far.new_ones(1)]).nonzero()[:, 0]
 
 
 def _starts(count: int, risk: float, delta: float) -> list[int]:
