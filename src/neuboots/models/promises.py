@@ -41,8 +41,8 @@ def careful(
     >>> from neuboots import PlainPredictor
     >>> rows = TensorDataset(torch.tensor([[9.0, 0.0]]).expand(50, 2), torch.zeros(50, dtype=torch.int64))
     >>> rule, words = careful(PlainPredictor(torch.nn.Identity()), rows, max_error=0.1, num_samples=1, seed=0)
-    >>> rule, words[:38]
-    (Abstain(confidence=0.0, width=inf, risk=0.1), 'the model answers where its confidence')
+    >>> rule, words[:43]
+    (Abstain(confidence=0.0, width=inf, std=inf, risk=0.1), 'the model answers all rows but unusual ones')
     """
     needed, count = math.ceil(math.log(DELTA) / math.log1p(-max_error)), len(held_out)
     if count < needed:
