@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench costs results docs clean
+.PHONY: help demo test test-slow lint bench costs results your-data docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,8 +38,12 @@ bench: $(READY)  ## the benchmarks
 costs: $(READY)  ## what each method costs, K = 1 … 5: the table of docs/methods.md (15 minutes)
 	$(BIN)/python -m benchmarks.costs
 
-results: $(READY)  ## docs/results.md from the committed rows
-	$(BIN)/neuboots report results/cpu --out docs/results.md
+results: $(READY)  ## docs/results.md and docs/uci.md from the committed rows
+	$(BIN)/neuboots report results/cpu --without uci --out docs/results.md
+	$(BIN)/neuboots report results/cpu/uci --out docs/uci.md
+
+your-data: $(READY)  ## docs/your-data.md and its figures from a real run (2 minutes)
+	$(BIN)/python docs/make_your_data.py
 
 docs: $(READY)  ## run the examples of the documentation and check its links
 	$(PYTEST) src README.md docs
