@@ -36,7 +36,7 @@ from your_data_page import WIDTH, page, percent, short
 
 HERE = Path(__file__).resolve().parent
 SHUFFLES = range(8)
-SHOWN = 1  # the shuffle of the page: one whose rule leaves rows open
+SHOWN = 0  # the shuffle of the page
 
 COMMANDS = {
     "fit": "neuboots fit patients.csv --target diagnosis --max-error 0.1 --out patients-model",
@@ -252,15 +252,17 @@ class Story:
         self.labels(table)
 
     def promise(self, table: np.ndarray) -> None:
-        kept = int((table[:, 2] <= 0.1).sum())
+        kept = int((~(table[:, 2] > 0.1)).sum())  # where nothing is answered, nothing is wrong
+        answering = table[table[:, 1] > 0]
         self.facts |= {
+            "silent": str(len(table) - len(answering)),
             "shuffles": str(len(table)),
             "kept": "all" if kept == len(table) else str(kept),
             "mean_error": percent(table[:, 0].mean()),
             "mean_answered": percent(table[:, 1].mean()),
-            "mean_error_answered": percent(table[:, 2].mean()),
-            "best": percent(table[:, 2].min()),
-            "worst": percent(table[:, 2].max()),
+            "mean_error_answered": percent(np.average(answering[:, 2], weights=answering[:, 1])),
+            "best": percent(answering[:, 2].min()),
+            "worst": percent(answering[:, 2].max()),
         }
 
     def labels(self, table: np.ndarray) -> None:

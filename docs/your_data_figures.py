@@ -98,7 +98,7 @@ def shuffles(out: Path, drawn: Drawn) -> None:
     ax.plot(place, answered, "D", color=ORANGE, ms=7, label="among those it answers", clip_on=False, zorder=5)
     ax.axhline(0.1, color="black", lw=1, ls=":", label="allowed")
     ax.yaxis.set_major_formatter(in_percent)
-    ax.set(xlabel="shuffle", xticks=place, ylim=(0, max(0.11, 1.1 * max(every.max(), answered.max()))))
+    ax.set(xlabel="shuffle", xticks=place, ylim=(0, max(0.11, 1.1 * max(every.max(), np.nanmax(answered)))))
     figure.legend(*ax.get_legend_handles_labels(), fontsize=9, loc="outside upper center", ncols=3, frameon=False)
     tidy(ax)
     write(figure, out)

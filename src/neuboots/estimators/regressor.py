@@ -132,7 +132,10 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         k = self.n_outputs_
         parts = []
         for some in torch.split(x, _ROWS):
-            summary = self.predictor_.summarize(some, int(num_samples), seed=self.seed_)
+            with torch.no_grad():
+                stream = self.predictor_.stream(some, int(num_samples), seed=self.seed_)
+            # Exact moments, where the method knows them, need no replicate, nor the probabilities that a summary has.
+            summary = stream.moments or self.predictor_.summarize(some, int(num_samples), seed=self.seed_)
             parts.append((summary.mean.double().numpy(), summary.std.double().numpy()))
         outputs, spreads = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         mean, spread = outputs[:, :k], spreads[:, :k]
