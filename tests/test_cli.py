@@ -1,6 +1,7 @@
 """The command `neuboots`: its exit codes, and one clear sentence for whatever goes wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,15 @@ finally:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("usage: neuboots")
+
+
+def test_a_reader_that_has_enough_ends_a_list_quietly() -> None:
+    command = [sys.executable, "-m", "neuboots.cli", "methods", "--json"]
+    done = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert done.stdout is not None
+    assert done.stderr is not None
+    done.stdout.close()
+    assert done.stderr.read() == b""
+    assert done.wait() == 0

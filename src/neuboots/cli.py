@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from neuboots.commands.boundary import hush
 from neuboots.commands.evaluate import Evaluate
 from neuboots.commands.fit import Fit
 from neuboots.commands.next import Next
@@ -82,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS, prog="neuboots", description=ABOUT, args=args or ["--help"], config=(PositionalRequiredArgs,)
         )
         chosen.run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has enough, as `head` has
+        hush()
     except UsageError as fault:
         return _fail(str(fault), 2)
     except ImportError as fault:
