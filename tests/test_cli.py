@@ -136,11 +136,10 @@ finally:
 
 def test_a_reader_that_has_enough_ends_a_list_quietly() -> None:
     command = [sys.executable, "-m", "neuboots.cli", "methods", "--json"]
-    done = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-    assert done.stdout is not None
-    assert done.stderr is not None
-    done.stdout.close()
-    assert done.stderr.read() == b""
-    assert done.wait() == 0
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=unbuffered) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, said) == (0, b"")
