@@ -293,8 +293,9 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 KILLED = """
-    import sys, time
+    import signal, sys, time
     from pathlib import Path
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores interrupts
     sys.path.insert(0, {tests!r})
     from neuboots.experiments.study import Bench
     from neuboots.experiments.runs import execute
