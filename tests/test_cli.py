@@ -101,6 +101,17 @@ def test_a_missing_extra_is_named(
     )
 
 
+def test_the_extra_of_gaussian_processes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,y\n" + "".join(f"{i},{i % 7 + 0.5}\n" for i in range(60)))
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    assert exit_code("fit", str(table), "--target", "y", "--method", "gp", "--out", str(tmp_path / "m")) == 1
+    assert "gpytorch is not installed; get it with: pip install 'neuboots[gp]'\n" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
 def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(self: Demo) -> None:
         raise KeyboardInterrupt

@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(str(fault), 1)
         if not isinstance(fault, ModuleNotFoundError) or fault.name is None or fault.name.startswith("neuboots"):
             raise
-        return _fail(f"{fault.name.split('.')[0]} is not installed; get it with: pip install 'neuboots[demo]'", 1)
+        package = fault.name.split(".")[0]
+        extra = "gp" if package == "gpytorch" else "demo"
+        return _fail(f"{package} is not installed; get it with: pip install 'neuboots[{extra}]'", 1)
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted", 130)
     return 0

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from numbers import Integral, Real
@@ -37,7 +38,7 @@ MOST_OF_PART = 10  # copies of one row are at most a tenth of what is held out
 MakeNet = Callable[[int, int], nn.Module]
 
 
-class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
+class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """Options of both estimators; stored as they are given, and looked at by `fit`."""
 
     fitted: ClassVar[tuple[str, ...]]  # attributes that `save` writes, arrays among them
@@ -197,8 +198,9 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
                 "expected whole weights, which count as frequencies, or another method"
             ) from None
 
+    @abstractmethod
     def _neuboots(self, loss: Loss) -> Method:
-        raise NotImplementedError
+        """NeuBoots with the law that suits the task."""
 
     def _set_seed(self) -> None:
         state = self.random_state
@@ -299,9 +301,9 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
         estimator.method = entry_of(estimator.predictor_.config()).name if method is None else method
         return estimator
 
+    @abstractmethod
     def _num_outputs(self) -> int:
         """How many the net has, once fitted."""
-        raise NotImplementedError
 
     def _restored(self, name: str, value: Any) -> Any:
         return np.array(value, dtype=object) if name == "feature_names_in_" else value
