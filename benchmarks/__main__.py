@@ -1,7 +1,7 @@
 """What the library claims of speed and memory, measured as ratios inside one run.
 
-    python -m benchmarks [--only resnet mlp memory pixels data training members drawing dropout fit
-                                 predict import]
+    python -m benchmarks [--only resnet mlp memory pixels data training members drawing dropout influence
+                                 fit predict import]
                          [--repeats 9] [--out FILE] [--quick]
 
 Prints a table, writes the same as JSON and ends with exit code 1 if a bound does not hold.

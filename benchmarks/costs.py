@@ -80,7 +80,8 @@ def made(entry: Entry, loss: Loss, K: int) -> Method:
     if entry.name == "deep-ensemble-original" and isinstance(loss, CrossEntropy):
         options = {}
     has = {option.name for option in fields(probe)}  # type: ignore[arg-type]
-    options |= {name: K for name in ("num_members", "num_resamples") if name in has}
+    size = "num_members" if entry.members else "num_resamples"
+    options |= {size: K} if size in has else {}
     return entry.make(**options)
 
 

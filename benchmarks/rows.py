@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import fresh, memory
 from benchmarks.front import fit, predict
+from benchmarks.influence import influence
 from benchmarks.pixels import data_path, pixels
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
@@ -254,6 +255,7 @@ TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
     "members": members,
     "drawing": drawing,
     "dropout": dropout,
+    "influence": influence,
     "fit": fit,
     "predict": predict,
     "import": importing,

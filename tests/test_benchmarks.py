@@ -225,6 +225,8 @@ def test_all_rows_are_there_at_quick_scale(
         *["standard bootstrap"] * 2,
         *["MLP 5 × 8"] * 3,
         *["ResNet-8"] * 2,
+        *["ResNet-8"] * 2,
+        "influence",
         *["fit"] * 2,
         *["predict"] * 6,
         "import neuboots / import torch",

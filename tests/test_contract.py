@@ -20,6 +20,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "neuboots, S = 3": ("neuboots", {"num_blocks": 3}),
     "neuboots, S > n": ("neuboots", {"num_blocks": 70}),
     "neuboots, head only": ("neuboots", {"tune": "head"}),
+    "calibrated neuboots, by true nets": ("calibrated-neuboots", {"reference": "bootstrap", "num_members": 3}),
     "laplace, kron": ("laplace", {"structure": "kron", "prior_precision": 2.0}),
     "swag, many iterates": ("swag", {"start": 0.0, "every": 1, "rank": 2, "learning_rate": 1e-2}),
     "mc-dropout, channels before the head": ("mc-dropout", {"where": "head", "kind": "channel", "rate": 0.5}),

@@ -49,11 +49,11 @@ X = rows(9, 4, seed=5)
 # -- the table -----------------------------------------------------------------------------------------
 
 
-def test_the_table_has_every_method_of_the_paper() -> None:
+def test_the_table_has_every_method_of_the_paper_and_ours() -> None:
     assert set(METHODS) == {
         *("plain", "neuboots", "standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "deep-ensemble-original"),
         *("mc-dropout", "gbs", "amortized-bootstrap", "batch-ensemble", "mimo", "gp", "sparse-gp", "swag", "lp-bnn"),
-        "laplace",
+        *("laplace", "influence", "calibrated-neuboots"),
     }
     for name, entry in METHODS.items():
         assert entry.name == name

@@ -189,8 +189,8 @@ def _kummer(a: float, b: float, z: float) -> float:
     """₁F₁(a; b; −z) = e^{−z} Σ_k (b − a)_k / (b)_k · z^k / k!: all terms positive, summed as logarithms."""
     count = int(z + 12.0 * math.sqrt(z + 1.0)) + 60
     k = torch.arange(count, dtype=torch.float64)
-    top, bottom = torch.lgamma(b - a + k), torch.lgamma(b + k)
-    logs = (top - top[0]) - (bottom - bottom[0]) + k * math.log(z) - torch.lgamma(k + 1.0)
+    ratios = torch.log1p(-a / (b + k[:-1]))  # of (b − a)_k to (b)_k: differences of lgamma would lose all digits
+    logs = torch.cat([ratios.new_zeros(1), ratios.cumsum(0)]) + k * math.log(z) - torch.lgamma(k + 1.0)
     return math.exp(float(torch.logsumexp(logs, 0)) - z)
 
 

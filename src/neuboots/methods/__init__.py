@@ -5,8 +5,15 @@ from neuboots.methods.amortized_bootstrap import AmortizedBootstrap, AmortizedBo
 from neuboots.methods.batch_ensemble import BatchEnsemble, BatchEnsemblePredictor
 from neuboots.methods.bayesian_bootstrap import BayesianBootstrap
 from neuboots.methods.deep_ensemble import DeepEnsemble
+from neuboots.methods.dispersion import (
+    CalibratedNeuBoots,
+    CalibratedNeuBootsPredictor,
+    Dispersion,
+    calibrate_dispersion,
+)
 from neuboots.methods.gaussian_process import GaussianProcess, GaussianProcessPredictor
 from neuboots.methods.gbs import GBS, GBSPredictor
+from neuboots.methods.influence import InfluenceBootstrap, InfluencePredictor
 from neuboots.methods.laplace import Laplace, LaplacePredictor
 from neuboots.methods.lp_bnn import LPBNN, LPBNNPredictor
 from neuboots.methods.mc_dropout import MCDropout, MCDropoutPredictor
@@ -184,11 +191,31 @@ register(
 )
 register(
     Entry(
+        "influence",
+        InfluenceBootstrap,
+        InfluencePredictor,  # type: ignore[type-abstract]  # it restores one of its two forms
+        "one net, and how other weights of its data would have moved it, to first order: B nets from one pass",
+        predict_cost="O(L + K)",
+        reference="Jaeckel, Bell Laboratories 1972; Giordano, Stephenson, Liu, Jordan and Broderick, AISTATS 2019",
+    )
+)
+register(
+    Entry(
         "swag",
         SWAG,
         SWAGPredictor,
         "one net with a Gaussian over all its weights, fitted to the last iterates: B nets",
         reference="Maddox et al., NeurIPS 2019",
+    )
+)
+register(
+    Entry(
+        "calibrated-neuboots",
+        CalibratedNeuBoots,
+        CalibratedNeuBootsPredictor,
+        "NeuBoots whose law has the dispersion of the influence bootstrap, or of true replicates",
+        predict_cost="O(L + K)",
+        reference="Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021",
     )
 )
 
@@ -207,11 +234,16 @@ __all__ = [
     "BatchEnsemble",
     "BatchEnsemblePredictor",
     "BayesianBootstrap",
+    "CalibratedNeuBoots",
+    "CalibratedNeuBootsPredictor",
     "DeepEnsemble",
+    "Dispersion",
     "Entry",
     "GBSPredictor",
     "GaussianProcess",
     "GaussianProcessPredictor",
+    "InfluenceBootstrap",
+    "InfluencePredictor",
     "LPBNNPredictor",
     "Laplace",
     "LaplacePredictor",
@@ -228,6 +260,7 @@ __all__ = [
     "SparseGP",
     "SparseGPPredictor",
     "StandardBootstrap",
+    "calibrate_dispersion",
     "find",
     "register",
     "scale_std",

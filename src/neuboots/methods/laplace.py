@@ -13,7 +13,7 @@ Laplace Approximation for Neural Networks, ICLR 2018.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,46 +26,35 @@ from neuboots.checkpoints import identity_of
 from neuboots.generator import BootstrapGenerator, GeneratorAt
 from neuboots.keys import draw_keys, normals
 from neuboots.losses import (
-    BinaryCrossEntropy,
     CrossEntropy,
-    GaussianNLL,
     Loss,
-    SquaredError,
     check_loss,
     unmasked,
     weighted_loss,
 )
 from neuboots.methods.common import example_of, loss_figures
+from neuboots.methods.last_layer import (
+    Likelihood,
+    best_precision,
+    check_finish,
+    double,
+    extended,
+    head_of,
+    likelihood_of,
+    point_weights,
+    shown,
+)
 from neuboots.prediction import Moments, Predictor, Stream, bytes_of
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Objective, Recipe, make_seeded, train
 
 Structure = Literal["auto", "full", "kron"]
-Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
 
 _FULL = 3000  # numbers in the head up to which P is held whole: its square in memory, its cube in time, once
 _PIECE = 1 << 24  # numbers held at once while points are gone through
-_LOG_PRECISION = 30.0  # |log τ| that the search stays within
 
 
 # -- the curvature of the loss -------------------------------------------------------------------------
-
-
-def likelihood_of(loss: Loss) -> Likelihood:
-    """What the loss is the negative logarithm of, or a sentence."""
-    weighted = getattr(loss, "weight", None) is not None or getattr(loss, "pos_weight", None) is not None
-    if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) and not weighted:
-        return "softmax"
-    if isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and not weighted:
-        return "bernoulli"
-    if isinstance(loss, SquaredError | nn.MSELoss):
-        return "squared"
-    if isinstance(loss, GaussianNLL) and not loss.beta:
-        return "gaussian"
-    raise ValueError(
-        f"got loss={loss!r}, whose curvature is not known here; expected CrossEntropy, BinaryCrossEntropy, "
-        "SquaredError or GaussianNLL, or torch's own without class weights"
-    )
 
 
 def hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -113,11 +102,11 @@ class Full(nn.Module):
         self.values, self.vectors = (scale * values).clamp_min(0.0), vectors
 
     def eigenvalues(self) -> Tensor:
-        return _double(self.values)
+        return double(self.values)
 
     def _root(self, precision: float) -> tuple[Tensor, Tensor]:
         """P^{−1/2}, as U and the diagonal, in double precision whatever the net was cast to."""
-        return _double(self.vectors), (self.eigenvalues() + precision).rsqrt()
+        return double(self.vectors), (self.eigenvalues() + precision).rsqrt()
 
     def deviations(self, noise: Tensor, precision: float) -> Tensor:
         """P^{−1/2} on noise (B, K): (B, C, D̃)."""
@@ -170,7 +159,7 @@ class Kron(nn.Module):
 
     def _grid(self) -> Tensor:
         """In double precision, whatever the net was cast to."""
-        return _double(self.outer)[:, None] * _double(self.inner)  # (C, D̃)
+        return double(self.outer)[:, None] * double(self.inner)  # (C, D̃)
 
     def eigenvalues(self) -> Tensor:
         return self._grid().flatten()
@@ -178,12 +167,12 @@ class Kron(nn.Module):
     def deviations(self, noise: Tensor, precision: float) -> Tensor:
         """P^{−1/2} on noise (B, K): (B, C, D̃)."""
         scaled = noise.view(-1, len(self.outer), len(self.inner)) * (self._grid() + precision).rsqrt()
-        return _double(self.outer_vectors) @ scaled @ _double(self.inner_vectors).T
+        return double(self.outer_vectors) @ scaled @ double(self.inner_vectors).T
 
     def variance(self, phi: Tensor, precision: float) -> Tensor:
         """φ̃ᵀ P⁻¹ φ̃ for each point and output: (M, C)."""
-        along = (phi @ _double(self.inner_vectors)).square() @ (self._grid() + precision).reciprocal().T  # (M, C)
-        return along @ _double(self.outer_vectors).square().T
+        along = (phi @ double(self.inner_vectors)).square() @ (self._grid() + precision).reciprocal().T  # (M, C)
+        return along @ double(self.outer_vectors).square().T
 
 
 class Posterior(nn.Module):
@@ -198,7 +187,7 @@ class Posterior(nn.Module):
         self.biased = head.bias is not None
         self.outputs, self.width = len(head.weight), generator.split.width + self.biased  # C, D̃
         make = Full if structure == "full" else Kron
-        self.curvature = make(self.outputs, self.width).to(_double(head.weight).device)
+        self.curvature = make(self.outputs, self.width).to(double(head.weight).device)
         self.register_buffer("log_likelihood", torch.zeros((), dtype=torch.float64))
 
     @property
@@ -207,20 +196,17 @@ class Posterior(nn.Module):
 
     def mean(self) -> Tensor:
         """θ̂, double precision: (C, D̃)."""
-        head = self.generator.split.head
-        weight = _double(head.weight.detach()).flatten(1)
-        return weight if head.bias is None else torch.cat([weight, _double(head.bias.detach())[:, None]], 1)
+        return head_of(self.generator)
 
     def points(self, phi: Tensor) -> Tensor:
         """φ̃ of every point of φ, double precision: (M, D̃)."""
-        flat = _double(phi).movedim(self.generator.split.axis, -1).flatten(0, -2)
-        return torch.cat([flat, torch.ones_like(flat[:, :1])], 1) if self.biased else flat
+        return extended(phi.movedim(self.generator.split.axis, -1).flatten(0, -2), self.biased)
 
     def gather(self, at: GeneratorAt, likelihood: Likelihood, mask: Tensor | None) -> None:
         """The curvature at one batch; `mask` (N, *) says which of its outputs count."""
-        phi, z = self.points(at.passed.phi), _double(self.generator.split.head(at.passed.phi))
+        phi, z = self.points(at.passed.phi), double(self.generator.split.head(at.passed.phi))
         z = z.movedim(self.generator.split.axis, -1).flatten(0, -2)  # (M, C)
-        w = _point_weights(at, mask).to(phi)
+        w = point_weights(at, mask).to(phi)
         pieces = (torch.split(part, self._piece) for part in (phi, z, w))
         for phi_part, z_part, w_part in zip(*pieces, strict=True):
             self.curvature.add(phi_part, *hessian(likelihood, z_part), w_part)
@@ -240,31 +226,7 @@ class Posterior(nn.Module):
 
     def best_precision(self) -> float:
         """The τ of the largest evidence: where τ |θ̂|² = Σ_k h_k / (h_k + τ), whose sides cross once (MacKay)."""
-        h, size = self.curvature.eigenvalues(), float(self.mean().square().sum())
-        if float(h.max()) == 0.0:
-            return 1.0  # the data say nothing
-        low, high = -_LOG_PRECISION, _LOG_PRECISION
-        for _ in range(80):
-            middle = 0.5 * (low + high)
-            tau = math.exp(middle)
-            low, high = (middle, high) if tau * size < float((h / (h + tau)).sum()) else (low, middle)
-        return math.exp(0.5 * (low + high))
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """In double precision; on the CPU where the device has none."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def _point_weights(at: GeneratorAt, mask: Tensor | None) -> Tensor:
-    """How much each point of the head counts: its own output, or its share of the outputs it is upsampled to: (M,)."""
-    phi, split = at.passed.phi, at.generator.split
-    points = phi.movedim(split.axis, -1).flatten(1, -2) if phi.ndim > 2 else phi[:, None]  # (N, P, D)
-    if at.passed.ends_at_head:
-        return torch.ones(points.shape[:2]).flatten() if mask is None else mask.flatten()
-    pixels = at.output.shape[2:].numel()
-    counted = torch.full((len(phi),), pixels) if mask is None else mask.flatten(1).sum(1)
-    return (counted / points.shape[1]).repeat_interleave(points.shape[1])
+        return best_precision(self.curvature.eigenvalues(), float(self.mean().square().sum()))
 
 
 # -- the method ----------------------------------------------------------------------------------------
@@ -413,7 +375,7 @@ class Laplace:
     def _generator(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> BootstrapGenerator:
         example = example_of(net, data, seed=recipe.seed)
         generator = BootstrapGenerator(net, head=self.head, example=example)
-        _check_finish(generator, example)
+        check_finish(generator, example)
         return generator
 
     def _predictor(self, generator: BootstrapGenerator, data: Dataset[Any], recipe: Recipe) -> LaplacePredictor:
@@ -437,12 +399,12 @@ class Laplace:
             steps_per_epoch=recipe.steps_per_epoch,
         )
         with own_randomness(), eval_mode(generator), torch.no_grad():
-            for _, batch, _ in _shown(loader.epoch(0), loader.steps, recipe):
+            for _, batch, _ in shown(loader.epoch(0), loader.steps, recipe):
                 at, y = generator.at(to_net(generator, batch.x)), batch.y.to(head.weight.device)
                 losses = self.loss(at.output, y)  # zero where the label is void
                 weighted_loss(losses, losses.new_ones(len(batch.index)))  # refuses a loss that reduces
                 posterior.gather(at, likelihood, unmasked(self.loss, y))
-                total, count = total + float(_double(losses).sum()), count + losses.numel()
+                total, count = total + float(double(losses).sum()), count + losses.numel()
         scale, log_likelihood = _noise(likelihood, total, count)
         posterior.curvature.settle(scale)
         posterior.log_likelihood.fill_(log_likelihood)
@@ -460,62 +422,3 @@ def _noise(likelihood: Likelihood, total: float, count: int) -> tuple[float, flo
     if likelihood == "gaussian":
         return 1.0, -total - 0.5 * count * math.log(2.0 * math.pi)
     return 1.0, -total
-
-
-def _shown(batches: Iterable[Any], total: int, recipe: Recipe) -> Iterable[Any]:
-    """The same batches under a progress bar."""
-    if not recipe.progress:
-        return batches
-    from rich import get_console
-    from rich.progress import track
-
-    return track(batches, "curvature", total, transient=True, disable=not get_console().is_terminal)
-
-
-def _check_finish(generator: BootstrapGenerator, example: Any) -> None:
-    """What follows the head must be nothing, or upsampling: then Λ at the head is that of the loss.
-
-    Upsampling keeps what is the same everywhere, is linear, gives no fewer points than it gets, and uses all of them.
-    """
-    with eval_mode(generator), torch.no_grad():
-        at = generator.at(to_net(generator, example))
-        if len(at.passed.phi) != len(at.output):
-            raise ValueError(
-                f"the features of {len(at.output)} inputs have {len(at.passed.phi)} rows; expected the batch on the "
-                "first axis of what reaches the head"
-            )
-        if at.passed.ends_at_head:
-            return
-        head = generator.split.head
-        weight = head.weight.flatten(1)  # (C, D)
-        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias
-        constant = torch.arange(1.0, len(weight) + 1).to(weight)
-        found = at.heads(torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias]))
-        found = found if found.ndim > 2 else found[..., None]  # (3, N, C, *)
-        z = head(at.passed.phi)
-        kept = found.shape[2] == len(constant) and torch.allclose(
-            found[0], constant.view(-1, *[1] * (found.ndim - 3)).expand_as(found[0]), rtol=1e-3, atol=1e-3
-        )
-        if not (kept and torch.allclose(found[2], found[0] - found[1], rtol=1e-3, atol=1e-3)):
-            raise ValueError(
-                f"the net does more than upsample after its head {generator.split.name!r}, so the curvature there is "
-                "not that of the loss; expected outputs as the head gives them: move the rest into the loss, or end "
-                "the net at its head"
-            )
-    points, pixels = z[0].numel() // len(weight), found.shape[3:].numel()
-    if pixels < points or not _reaches(at, z):
-        raise ValueError(
-            f"the net pools, selects or crops after its head {generator.split.name!r} ({points} points of a row become "
-            f"{pixels} outputs), so the curvature there is not that of the loss; expected every point of the head in "
-            "the output: pool, select or crop the features, before the head"
-        )
-
-
-def _reaches(at: GeneratorAt, z: Tensor) -> bool:
-    """Whether every number of the head's output z moves the net's output."""
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = z.detach().clone().requires_grad_()
-        output = at.passed.finish(leaf)
-        slopes = torch.linspace(1.0, 2.0, output.numel()).to(output).view_as(output)  # of one sign, none like another
-        (moved,) = torch.autograd.grad((slopes * output).sum(), leaf)
-    return bool((moved != 0).all())

@@ -1,0 +1,307 @@
+"""J(x), the derivative of a net's outputs by its weights, and the tangent kernel K(x, x′) = J(x) J(x′)ᵀ.
+
+For a Linear layer with input a and slope d = ∂z/∂(its output), a row of J is d ⊗ (a, 1), so that
+
+    K(x, x′) = Σ_layers (aᵀa′ + 1) dᵀd′
+
+needs no row of J itself. Other layers (convolutions, norms, a layer that is used twice) are differentiated row by row.
+Jacot, Gabriel and Hongler, Neural tangent kernel: convergence and generalization in neural networks, NeurIPS 2018.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from neuboots.surgery import call_net, eval_mode, is_head, main_output
+
+_ROWS = 256  # passed through the net at once
+_HELD = 1 << 26  # numbers of explicit rows of J that are held at once; beyond that they are computed again
+
+
+def take(x: Any, start: int, stop: int) -> Any:
+    """Rows start … stop − 1 of inputs: a tensor, a tuple of tensors, or a dict of them."""
+    if isinstance(x, Mapping):
+        return {key: value[start:stop] for key, value in x.items()}
+    return tuple(value[start:stop] for value in x) if isinstance(x, tuple | list) else x[start:stop]
+
+
+def count(x: Any) -> int:
+    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
+    return len(first)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One Linear layer at N inputs: its input a, its slopes d for each output of the net, and whether it has a bias."""
+
+    a: Tensor  # (N, D)
+    d: Tensor  # (N, C, O)
+    biased: bool
+
+    def kernel(self, other: "Factors", dtype: torch.dtype) -> Tensor:
+        """(aᵀa′ + 1) dᵀd′: (N, C, N′, C)."""
+        inputs = self.a.to(dtype) @ other.a.to(dtype).T + float(self.biased)
+        slopes = self.d.to(dtype).flatten(0, 1) @ other.d.to(dtype).flatten(0, 1).T
+        return slopes.view(*self.d.shape[:2], *other.d.shape[:2]) * inputs[:, None, :, None]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """J at N inputs x: the outputs of the net there, and the factors of its Linear layers for the C leading ones."""
+
+    x: Any
+    z: Tensor  # (N, all outputs)
+    outputs: int  # C
+    factors: tuple[Factors, ...]
+
+
+class Jacobian:
+    """J of a net by the weights of its last k layers, or of all of them. The net stays as it is.
+
+    `outputs` is how many of its outputs are differentiated, from the first one; None is all.
+
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    >>> jacobian = Jacobian(net, "all", x)
+    >>> jacobian.kernel(jacobian.rows(x), jacobian.rows(x)).shape  # (N·C, N·C)
+    torch.Size([5, 5])
+    """
+
+    def __init__(
+        self, net: nn.Module, layers: int | Literal["all"], example: Any, *, outputs: int | None = None
+    ) -> None:
+        self.net, self.outputs = net, outputs
+        called = _called(net, example)
+        chosen = list(called) if layers == "all" else list(called)[-layers:]
+        modules = dict(net.named_modules())
+        uses = _uses(net)
+        self._linear = [
+            name for name in chosen if called[name] and all(uses[id(p)] == 1 for p in modules[name].parameters())
+        ]
+        names = {id(parameter): name for name, parameter in net.named_parameters()}
+        covered = {id(p) for name in self._linear for p in modules[name].parameters()}
+        wanted: list[nn.Parameter] = []
+        if layers == "all":
+            wanted = list(net.parameters())
+        else:
+            for name in chosen:  # a layer's own weights, and those of parts that it uses without calling them
+                inside = [part for key, part in modules[name].named_modules(prefix=name) if key not in called]
+                wanted += modules[name].parameters(recurse=False)
+                wanted += [p for part in inside for p in part.parameters(recurse=False)]
+        self._explicit = list(dict.fromkeys(names[id(p)] for p in wanted if id(p) not in covered))
+        if not (self._linear or self._explicit):
+            raise ValueError("got a net without weights; expected layers with weights to be re-weighted")
+
+    def rows(self, x: Any, *, at_once: int = _ROWS) -> Rows:
+        """The parts of J at inputs x, so many of which pass through the net at once."""
+        parts = [self._some(take(x, start, start + at_once)) for start in range(0, max(1, count(x)), at_once)]
+        z = torch.cat([part[0] for part in parts])
+        factors = tuple(
+            Factors(torch.cat([f.a for f in layer]), torch.cat([f.d for f in layer]), layer[0].biased)
+            for layer in zip(*(part[1] for part in parts), strict=True)
+        )
+        return Rows(x, z, self.outputs or z.shape[1], factors)
+
+    def along(self, rows: Rows) -> Tensor:
+        """J θ̂, double precision: what the linear model with these slopes gives: (N, C)."""
+        total = rows.z.new_zeros(len(rows.z), rows.outputs, dtype=torch.float64)
+        for name, factors in zip(self._linear, rows.factors, strict=True):
+            total += self._along(name, factors)
+        if self._explicit:
+            weights = dict(self.net.named_parameters())
+            theta = torch.cat([weights[name].detach().flatten() for name in self._explicit]).double()
+            total += torch.cat([J.double() @ theta for _, J in self._tiles(rows)])
+        return total
+
+    def kernel(self, rows: Rows, others: Rows, *, dtype: torch.dtype = torch.float64) -> Tensor:
+        """K = J J′ᵀ, the C outputs of a row beside each other: (N·C, N′·C)."""
+        total = rows.z.new_zeros(len(rows.z), rows.outputs, len(others.z), others.outputs, dtype=dtype)
+        for mine, theirs in zip(rows.factors, others.factors, strict=True):
+            total += mine.kernel(theirs, dtype)
+        if self._explicit:
+            for start, mine_J in self._tiles(rows):
+                for other, their_J in self._tiles(others):
+                    part = mine_J.flatten(0, 1).to(dtype) @ their_J.flatten(0, 1).to(dtype).T
+                    where = (slice(start, start + len(mine_J)), slice(None), slice(other, other + len(their_J)))
+                    total[where] += part.view(*mine_J.shape[:2], *their_J.shape[:2])
+        return total.flatten(2, 3).flatten(0, 1)
+
+    def pull(self, rows: Rows, coefficients: Tensor) -> list[Tensor]:
+        """Jᵀ c for K columns of coefficients (N, C, K), a part for each layer: (K, O, D + 1), or (K, *weights).
+
+        >>> net, x = nn.Linear(3, 1), torch.tensor([[1.0, 2.0, 3.0]])
+        >>> jacobian = Jacobian(net, "all", x)
+        >>> jacobian.pull(jacobian.rows(x), torch.ones(1, 1, 1))[0].tolist()  # z = w·x + b
+        [[[1.0, 2.0, 3.0, 1.0]]]
+        """
+        parts = []
+        for factors in rows.factors:
+            slopes = torch.einsum("nco,nck->nko", factors.d, coefficients.to(factors.d))
+            parts.append(torch.einsum("nko,nd->kod", slopes, _with_bias(factors)))
+        if self._explicit:
+            with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+                weights = self._weights
+                wanted = [weights[f"net.{name}"] for name in self._explicit]
+                z = self._outputs(_own(rows.x), weights)[:, : rows.outputs]
+                columns = [
+                    torch.autograd.grad((z * column.to(z)).sum(), wanted, retain_graph=True, materialize_grads=True)
+                    for column in coefficients.unbind(-1)
+                ]
+            parts += [torch.stack(part) for part in zip(*columns, strict=True)]
+        return parts
+
+    def push(self, rows: Rows, directions: Sequence[Tensor]) -> Tensor:
+        """J u for K directions of the weights, in parts as `pull` gives them: (N, C, K)."""
+        num = len(directions[0])
+        total = rows.z.new_zeros(len(rows.z), rows.outputs, num)
+        for factors, part in zip(rows.factors, directions, strict=False):
+            moved = _with_bias(factors) @ part.to(factors.a).flatten(0, 1).T  # (N, K·O)
+            total += factors.d @ moved.view(len(moved), num, -1).mT
+        if self._explicit:
+            others = [part.to(rows.z) for part in directions[len(rows.factors) :]]
+            with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+                weights = self._weights
+                wanted = [weights[f"net.{name}"] for name in self._explicit]
+                z = self._outputs(_own(rows.x), weights)[:, : rows.outputs]
+                v = torch.zeros_like(z, requires_grad=True)
+                slopes = torch.autograd.grad(z, wanted, v, create_graph=True, materialize_grads=True)  # Jᵀ v
+                columns = [
+                    torch.autograd.grad(slopes, v, [part[k] for part in others], retain_graph=True)[0]  # its slope by v
+                    for k in range(num)
+                ]
+            total += torch.stack(columns, -1)
+        return total
+
+    def squares(self, rows: Rows) -> Tensor:
+        """‖J_l(x)‖² = ‖d‖² (‖a‖² + 1) of each Linear layer l that is seen once: (N, C, L)."""
+        sizes = [f.d.square().sum(-1) * _with_bias(f).square().sum(-1, keepdim=True) for f in rows.factors]
+        return torch.stack(sizes, -1) if sizes else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
+
+    def _along(self, name: str, factors: Factors) -> Tensor:
+        """d · (W a + b): what the layer's own weights add to J θ̂: (N, C)."""
+        layer = self.net.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        with torch.no_grad():
+            output = layer(factors.a)
+        return torch.einsum("nco,no->nc", factors.d.double(), output.double())
+
+    def _outputs(self, x: Any, weights: dict[str, Tensor] | None = None) -> Tensor:
+        """z with a graph of its own, whatever asks for gradients in the net: (N, C)."""
+        z = main_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)))
+        z = z[:, None] if z.ndim == 1 else z
+        if z.ndim != 2:
+            raise ValueError(
+                f"got outputs of shape {tuple(z.shape)}; expected (N, C): for pixels and tokens bootstrap the head "
+                "(layers=1)"
+            )
+        return z
+
+    @property
+    def _weights(self) -> dict[str, Tensor]:
+        return {f"net.{name}": p.detach().requires_grad_() for name, p in self.net.named_parameters()}
+
+    def _some(self, x: Any) -> tuple[Tensor, list[Factors]]:
+        """Outputs, and the factors of Linear layers: a pass forward, and one backward for each output."""
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[name] = (inputs[0].detach(), output)
+
+        layers = {name: self.net.get_submodule(name) for name in self._linear}
+        hooks = [module.register_forward_hook(partial(note, name)) for name, module in layers.items()]
+        try:
+            with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+                z = self._outputs(_own(x))
+                outputs = [seen[name][1] for name in self._linear]
+                slopes = [
+                    torch.autograd.grad(z[:, c].sum(), outputs, retain_graph=True, materialize_grads=True)
+                    for c in range((self.outputs or z.shape[1]) if outputs else 0)
+                ]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        factors = [
+            Factors(seen[name][0], torch.stack([slope[k] for slope in slopes], 1), layers[name].bias is not None)
+            for k, name in enumerate(self._linear)
+        ]
+        return z.detach(), factors
+
+    def _tiles(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
+        """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""
+        weights = dict(self.net.named_parameters())
+        size = rows.outputs * sum(weights[name].numel() for name in self._explicit)
+        step = max(1, _HELD // size)
+        for start in range(0, len(rows.z), step):
+            stop = min(start + step, len(rows.z))
+            yield start, torch.stack([self._row(take(rows.x, i, i + 1)) for i in range(start, stop)])
+
+    def _row(self, x: Any) -> Tensor:
+        """The explicit part of J at one input: (C, P)."""
+        with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+            weights = self._weights
+            wanted = [weights[f"net.{name}"] for name in self._explicit]
+            z = main_output(functional_call(_Called(self.net), weights, (_own(x),))).reshape(-1)[: self.outputs]
+            slopes = [torch.autograd.grad(one, wanted, retain_graph=True, materialize_grads=True) for one in z]
+        return torch.stack([torch.cat([part.flatten() for part in slope]) for slope in slopes])
+
+
+class _Called(nn.Module):
+    """The net with its inputs in one piece: `functional_call` takes positions, a net may take keywords."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.training = net.training
+
+    def forward(self, x: Any) -> Any:
+        return call_net(self.net, x)
+
+
+def _with_bias(factors: Factors) -> Tensor:
+    """(a, 1), or (a, 0) of a layer without a bias: (N, D + 1)."""
+    return torch.nn.functional.pad(factors.a, (0, 1), value=float(factors.biased))
+
+
+def _own(x: Any) -> Any:
+    """The inputs without a graph, and usable in one."""
+    ours: Callable[[Tensor], Tensor] = lambda tensor: tensor.detach().clone()  # noqa: E731
+    if isinstance(x, Mapping):
+        return {key: ours(value) for key, value in x.items()}
+    return tuple(map(ours, x)) if isinstance(x, tuple | list) else ours(x)
+
+
+def _called(net: nn.Module, example: Any) -> dict[str, bool]:
+    """The layers with weights in the order of their last call, and which are Linear ones that see each row once."""
+    found: dict[str, bool] = {}
+
+    def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        once = found.pop(name, None) is None
+        matrix = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (count(example),)
+        found[name] = once and matrix and isinstance(module, nn.Linear) and is_head(module)
+
+    hooks = [
+        module.register_forward_hook(partial(note, name))
+        for name, module in net.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    try:
+        with eval_mode(net), torch.no_grad():
+            call_net(net, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _uses(net: nn.Module) -> dict[int, int]:
+    """How many layers hold each parameter."""
+    uses: dict[int, int] = {}
+    for module in net.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    return uses

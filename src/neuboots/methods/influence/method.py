@@ -1,0 +1,101 @@
+"""Options of the influence bootstrap, and the pass that sets it up."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from neuboots.checkpoints import identity_of
+from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
+from neuboots.methods.common import fit_net
+from neuboots.methods.influence.predictor import MOST_ROWS, InfluencePredictor
+from neuboots.training import Recipe, make_seeded
+from neuboots.weights import Dirichlet, WeightLaw, check_blocks, check_law
+
+Residuals = Literal["smooth", "hc3", "raw"]
+
+
+@dataclass(frozen=True)
+class InfluenceBootstrap:
+    """Options of the influence bootstrap.
+
+    The net is trained as ever, or is trained already (`around`), and stays as it is. `layers` says how much of it the
+    weights of the data may move: 1 its head, k its last k layers with weights, "all" the whole net, whose band is the
+    one to rely on (docs/validity.md); the head alone is cheaper, and serves pixels and streams as well.
+
+    `ridge` is λ/n; None takes the one at which the linear model fits as closely as the net did (see `choose_ridge`).
+    `residuals` says how in-sample residuals are corrected for leverage: "smooth" by the noise level around them, "hc3"
+    each by itself, rᵢ/(1 − hᵢ) with hᵢ held below 0.9, "raw" not at all; None is "smooth" for continuous targets and
+    "hc3" for classes.
+    `refit=True` goes from the one step of Newton to convergence, for a head. `num_blocks` is S (None: a row is a
+    block, while they are no more than the numbers of the head). Several layers need a matrix of rows × outputs squared:
+    of more than `most_rows` a part is drawn, and its deviations are scaled to all of them.
+    """
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    layers: int | Literal["all"] = 1
+    ridge: float | None = None
+    residuals: Residuals | None = None
+    refit: bool = False
+    law: WeightLaw = field(default_factory=Dirichlet)
+    num_blocks: int | None = None
+    most_rows: int = MOST_ROWS
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_law(self.law)
+        whole = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
+        if not whole and self.layers != "all":
+            raise ValueError(f"got layers={self.layers!r}; expected a whole number from 1 (the head), or 'all'")
+        number = isinstance(self.ridge, int | float) and not isinstance(self.ridge, bool)
+        if self.ridge is not None and not (number and 0.0 <= self.ridge < math.inf):
+            raise ValueError(f"got ridge={self.ridge!r}; expected λ/n, a number from 0, or None to choose it")
+        if self.residuals not in (None, "smooth", "hc3", "raw"):
+            raise ValueError(f"got residuals={self.residuals!r}; expected 'smooth', 'hc3', 'raw', or None to choose")
+        if self.num_blocks is not None:
+            check_blocks(self.num_blocks)
+        if isinstance(self.most_rows, bool) or not isinstance(self.most_rows, int) or self.most_rows < 2:
+            raise ValueError(f"got most_rows={self.most_rows!r}; expected a whole number of rows × outputs, from 2")
+        if self.head is not None and not isinstance(self.head, str):
+            raise ValueError(f"got head={self.head!r}; expected the name of a layer")
+        if self.layers != 1 and (self.refit or self.head is not None):
+            raise ValueError(
+                f"got layers={self.layers!r} with refit or head; expected layers=1: only a head is refitted or named"
+            )
+
+    @property
+    def correction(self) -> Residuals:
+        """How residuals are corrected: by the noise level around them where targets are continuous, else each alone."""
+        continuous = isinstance(self.loss, SquaredError | GaussianNLL | nn.MSELoss)
+        return self.residuals or ("smooth" if continuous else "hc3")
+
+    def fit(
+        self,
+        make_net: Callable[[], nn.Module],
+        data: Dataset[Any],
+        recipe: Recipe,
+        *,
+        validation: Dataset[Any] | None = None,
+    ) -> InfluencePredictor:
+        """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
+        net = make_seeded(make_net, recipe.seed)
+        fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
+        return self.around(net.eval(), data, recipe)
+
+    def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe | None = None) -> InfluencePredictor:
+        """The bootstrap of a net that is trained already, from the data it was trained on; the net stays as it is.
+
+        Of the recipe only the batch size, the workers, the seed and the bar count.
+        """
+        recipe = recipe or Recipe(epochs=1)
+        if self.layers == 1:
+            from neuboots.methods.influence.head import head_predictor
+
+            return head_predictor(self, net, data, recipe)
+        from neuboots.methods.influence.tangent import tangent_predictor
+
+        return tangent_predictor(self, net, data, recipe)

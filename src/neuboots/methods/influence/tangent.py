@@ -1,0 +1,293 @@
+"""The whole net, or its last k layers, in kernel space.
+
+    f_w(x) = f̂(x) + k(x, X) L (LᵀKL + λ)⁻¹ ((w − 1) ⊙ ũ),   K = J Jᵀ,   k(x, X) = J(x) Jᵀ
+
+J is the Jacobian of the outputs by the weights at the training inputs X; L and u come from the loss (`working`), and ũ
+are the residuals u corrected for leverage. The replicates are linear in w: their mean and variance over w are exact.
+
+The kernel matrix takes (n·C)² numbers. Of more rows than `most_rows` m are drawn, and the deviations of m rows are
+scaled by √(m/n), since H and the sum of squared gradients both grow with n.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from neuboots.batches import Loader, own_randomness, size_of
+from neuboots.keys import draw_keys
+from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked
+from neuboots.methods.common import example_of
+from neuboots.methods.influence.jacobian import Jacobian, Rows, count, take
+from neuboots.methods.influence.predictor import InfluencePredictor
+from neuboots.methods.influence.spectrum import NoiseLevel, choose_ridge, inverse, left_out, remainder
+from neuboots.methods.influence.working import Working, working
+from neuboots.prediction import Moments, Stream, bytes_of
+from neuboots.surgery import to_net
+from neuboots.training import Recipe
+from neuboots.weights import WeightLaw, assign_blocks, build_law, describe_law
+
+if TYPE_CHECKING:
+    from neuboots.methods.influence.method import InfluenceBootstrap
+
+_TILE = 1 << 24  # numbers of k(x, X) held at once
+_KEPT = 1e-6  # eigenvalues, of λ: what is left out moves no output by more than its last digits
+
+
+class Tangent(nn.Module):
+    """What prediction needs: the net, the training inputs, and the influence of each block in the eigenbasis."""
+
+    basis: Tensor  # L V: (n·C, r)
+    influence: Tensor  # (W + λ)⁻¹ Vᵀ ũ, by block: (r, S)
+
+    def __init__(self, net: nn.Module, inputs: dict[str, Tensor], kind: str, basis: Tensor, influence: Tensor) -> None:
+        super().__init__()
+        self.net, self.kind, self.names = net, kind, list(inputs)
+        for name, tensor in inputs.items():
+            self.register_buffer(f"input_{name}", tensor)
+        self.register_buffer("basis", basis)
+        self.register_buffer("influence", influence)
+        self._seen: tuple[bytes, Jacobian, Rows] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None}
+
+    def slopes(self, layers: int | Literal["all"], outputs: int | None) -> tuple[Jacobian, Rows]:
+        """J, and its rows at the training inputs; kept until a weight, a precision or the device changes."""
+        key = _digest([repr((layers, outputs)), *self.net.state_dict().values(), *map(self.get_buffer, self.stored)])
+        if self._seen is None or self._seen[0] != key:
+            inputs = to_net(self.net, self.inputs)
+            jacobian = Jacobian(self.net, layers, take(inputs, 0, 2), outputs=outputs)
+            self._seen = key, jacobian, jacobian.rows(inputs)
+        return self._seen[1:]
+
+    @property
+    def stored(self) -> list[str]:
+        """Names of the buffers that hold the training inputs."""
+        return [f"input_{name}" for name in self.names]
+
+    @property
+    def inputs(self) -> Any:
+        """The training inputs as the net takes them."""
+        found = {name: getattr(self, f"input_{name}") for name in self.names}
+        return found if self.kind == "dict" else tuple(found.values()) if self.kind == "tuple" else found["x"]
+
+
+@dataclass(frozen=True)
+class TangentPredictor(InfluencePredictor):
+    """B replicates of the net's outputs, from its slopes at x and at the training inputs, which it keeps.
+
+    With a Gaussian head (`GaussianNLL`) the means are bootstrapped; log σ² is that of the net in every replicate.
+    """
+
+    tangent: Tangent
+    layers: int | Literal["all"]
+    outputs: int | None  # that are bootstrapped, from the first; None: all
+    law: WeightLaw
+    ridge: float  # λ/n
+    degrees_of_freedom: float  # tr H
+
+    @property
+    def net(self) -> nn.Module:
+        return self.tangent.net
+
+    @property
+    def module(self) -> nn.Module:
+        return self.tangent
+
+    def deviations(self, x: Any) -> tuple[Tensor, Tensor]:
+        """f̂(x), (N, C), and by how much a unit of each block's weight moves it: (N, C, S)."""
+        tangent = self.tangent
+        jacobian, train = tangent.slopes(self.layers, self.outputs)
+        step = max(1, _TILE // (train.outputs**2 * len(train.z)))
+        outputs, moved = [], []
+        for start in range(0, max(1, count(x)), step):
+            rows = jacobian.rows(take(x, start, start + step))
+            kernel = jacobian.kernel(rows, train, dtype=rows.z.dtype)
+            part = kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)
+            outputs.append(rows.z)
+            moved.append(part.view(len(rows.z), rows.outputs, part.shape[-1]))
+        return torch.cat(outputs), torch.cat(moved)
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+        x = to_net(self.net, x)
+        output, moved = self.deviations(x)  # (N, C), (N, C, S)
+        blocks, free = moved.shape[-1], moved.shape[1]
+        v, c = self.law.covariance(blocks)
+        variance = ((v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()).clamp_min(0.0)
+        std = torch.zeros_like(output)
+        std[:, :free] = variance.sqrt()
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                keys = draw_keys(torch.arange(start, min(start + size, num_samples)), seed, "replicate")
+                change = (self.law.sample(keys, blocks) - 1.0).to(moved)  # (chunk, S)
+                samples = output.repeat(len(change), *[1] * output.ndim)
+                samples[:, :, :free] += (moved @ change.T).movedim(-1, 0)
+                yield samples
+
+        return Stream(num_samples, 2 * bytes_of(output), chunks, Moments(output, std))
+
+    def config(self) -> dict[str, Any]:
+        tangent = self.tangent
+        inputs = {name: getattr(tangent, f"input_{name}") for name in tangent.names}
+        return {
+            "method": "influence",
+            "form": "tangent",
+            "layers": self.layers,
+            "outputs": self.outputs,
+            "law": describe_law(self.law),
+            "ridge": self.ridge,
+            "degrees_of_freedom": self.degrees_of_freedom,
+            "kind": tangent.kind,
+            "inputs": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in inputs.items()},
+            "basis": [*tangent.basis.shape],
+            "num_blocks": tangent.influence.shape[1],
+        }
+
+    @classmethod
+    def restore(cls, config: dict[str, Any], net: nn.Module) -> "TangentPredictor":
+        inputs = {
+            name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, *shape) in config["inputs"].items()
+        }
+        basis = torch.empty(config["basis"], dtype=torch.float64)
+        influence = torch.empty(basis.shape[1], config["num_blocks"], dtype=torch.float64)
+        return cls(
+            Tangent(net, inputs, config["kind"], basis, influence).eval(),
+            config["layers"],
+            config["outputs"],
+            build_law(config["law"]),
+            config["ridge"],
+            config["degrees_of_freedom"],
+        )
+
+
+def tangent_predictor(
+    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool = False
+) -> TangentPredictor:
+    """The bootstrap of the last layers of a trained net: one pass over its data, and the eigenvectors of its kernel.
+
+    With `weighted` the last column of the targets (N, k + 1) is what the loss of the row was multiplied by.
+    """
+    example = example_of(net, data, seed=recipe.seed)
+    probe = Jacobian(net, method.layers, example).rows(example)
+    outputs = probe.z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else probe.z.shape[1]
+    x, y, share = _rows_of(data, max(1, method.most_rows // outputs), recipe)
+    jacobian = Jacobian(net, method.layers, example, outputs=outputs)
+    rows = jacobian.rows(to_net(net, x))
+    n = len(rows.z)
+    y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
+    root, residual = _working(method.loss, rows, y)
+    if scale is not None:  # w ℓ has the curvature w Λ and the slope w ∂ℓ/∂z
+        root, residual = root * scale[:, :, None], residual * scale
+    kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
+    kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
+    values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)  # LᵀKL = V W Vᵀ
+    values = values.clamp_min(0.0)
+    if method.ridge is None:
+        target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual).flatten()
+        classes = isinstance(method.loss, CrossEntropy | nn.CrossEntropyLoss)  # whose outputs have one degree less
+        size = float(residual.square().sum())
+        squares = (vectors.T @ target).square()
+        ridge = choose_ridge(values, squares, 0.0, n * (outputs - classes), residual=size)
+    else:
+        ridge = n * float(method.ridge)
+    plain = residual if scale is None else residual / scale  # noise is that of the targets, whatever a row counts
+    corrected = _corrected(method, vectors * values.sqrt(), values, ridge, plain, share)
+    corrected = corrected if scale is None else corrected * scale
+    kept = values > _KEPT * ridge
+    influence = torch.einsum("nek,ne->kn", vectors.view(n, outputs, -1), corrected)  # Vᵀ ũ, row by row: (n·C, n)
+    influence = share**0.5 * (inverse(values, ridge)[:, None] * influence)[kept]
+    basis = (root @ vectors.view(n, outputs, -1)).flatten(0, 1)[:, kept]
+    if method.num_blocks is not None:
+        # not stratified by y: blocks of the same mix have the same sum of residuals, and no spread
+        blocks = assign_blocks(n, method.num_blocks, seed=recipe.seed).to(influence.device)
+        influence = influence.new_zeros(len(influence), method.num_blocks).index_add_(1, blocks, influence)
+    kind, inputs = _named(x)
+    return TangentPredictor(
+        Tangent(net, inputs, kind, basis, influence),  # in the net's own mode: prediction has its own
+        method.layers,
+        outputs if outputs < rows.z.shape[1] else None,
+        method.law,
+        ridge / n,
+        float((values * inverse(values, ridge)).sum()),
+    )
+
+
+def _corrected(
+    method: "InfluenceBootstrap", psi: Tensor, values: Tensor, ridge: float, residual: Tensor, share: float
+) -> Tensor:
+    """ũ, the residuals corrected for leverage, as the options say: (n, C)."""
+    n, outputs = residual.shape
+    if method.correction == "raw":
+        return residual
+    if method.correction == "hc3":
+        return left_out(psi.view(n, outputs, -1), values, ridge, residual, share=share)
+    flat = residual.flatten()
+    noise = NoiseLevel.along(values)
+    noise.add(psi, flat, remainder(psi, values, ridge, share=share))
+    return noise.correct(psi, flat).view(n, outputs)
+
+
+def _working(loss: Loss, rows: Rows, y: Tensor) -> Working:
+    """L and u of the outputs that are bootstrapped; rows that are ignored have none."""
+    y = y.to(rows.z.device)
+    mask = unmasked(loss, y)
+    root, residual = working(loss, rows.z, y if mask is None else y.where(mask, 0))
+    if mask is not None:
+        root, residual = root * mask[:, None, None], residual * mask[:, None]
+    if not (bool(torch.isfinite(root).all()) and bool(torch.isfinite(residual).all())):
+        raise ValueError("got NaN or infinite losses of the trained net; expected finite outputs and targets")
+    return Working(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs])
+
+
+def _rows_of(data: Dataset[Any], most: int, recipe: Recipe) -> tuple[Any, Tensor, float]:
+    """Inputs and targets of all rows in their order, or of `most` drawn by the seed; and which share they are."""
+    n = size_of(data)
+    if n is None:
+        raise ValueError(
+            "got a stream of unknown length; expected a data set with a length: bootstrap the head (layers=1) of a net "
+            "that was trained on a stream"
+        )
+    if n > most:
+        drawn = draw_keys(torch.arange(n), recipe.seed, "rows").argsort()[:most].sort().values
+        data = Subset(data, drawn.tolist())
+    loader = Loader(data, batch_size=recipe.batch_size, seed=recipe.seed, shuffle=False, num_workers=recipe.num_workers)
+    with own_randomness():
+        batches = [batch for _, batch, _ in loader.epoch(0)]
+    x, y = _joined([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
+    return x, y, min(1.0, most / n)
+
+
+def _digest(parts: Iterable[Tensor | str]) -> bytes:
+    """What the tensors hold, where, and in which precision, in a few bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.update(repr((part.dtype, part.device, part.shape)).encode())
+            found.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        else:
+            found.update(part.encode())
+    return found.digest()
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: torch.cat([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(torch.cat([part[k] for part in parts]) for k in range(len(first)))
+    return torch.cat(parts)
+
+
+def _named(x: Any) -> tuple[str, dict[str, Tensor]]:
+    """How the net takes its inputs, and these by name."""
+    if isinstance(x, Mapping):
+        return "dict", dict(x)
+    if isinstance(x, tuple | list):
+        return "tuple", {str(k): value for k, value in enumerate(x)}
+    return "tensor", {"x": x}

@@ -1,0 +1,470 @@
+"""The influence bootstrap of several layers: the tangent kernel, and what it says of the band."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from neuboots import (
+    BinaryCrossEntropy,
+    Brier,
+    CrossEntropy,
+    GaussianNLL,
+    InfluenceBootstrap,
+    Recipe,
+    SquaredError,
+    load,
+    save,
+)
+from neuboots.contract import CHECKS, Subject, check_shape_and_dtype
+from neuboots.methods import find
+from neuboots.methods.influence.jacobian import Jacobian
+from neuboots.methods.influence.spectrum import (
+    NoiseLevel,
+    choose_ridge,
+    degrees_of_freedom,
+    left_out,
+    remainder,
+    ridge_of,
+)
+from neuboots.methods.influence.tangent import TangentPredictor
+from neuboots.methods.influence.working import working
+from neuboots.nets import MLP
+from neuboots.weights import Dirichlet, Exponential
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def slopes(net: nn.Module, x: Tensor, names: list[str] | None = None) -> Tensor:
+    """J, an output of a row at a time, by torch's own differentiation: (N, C, P)."""
+    weights = [p for name, p in net.named_parameters() if names is None or name in names]
+    rows = []
+    for row in x:
+        slopes = [torch.autograd.grad(z, weights, retain_graph=True) for z in net(row[None])[0]]
+        rows.append(torch.stack([torch.cat([part.flatten() for part in slope]) for slope in slopes]))
+    return torch.stack(rows).double()
+
+
+class Odd(nn.Module):
+    """A net with layers of every kind: convolution, norm, a layer used twice, attention, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm1d(4)
+        self.twice = nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.hidden = nn.Linear(24, 5, bias=False)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.conv(x[:, None])).tanh()
+        h = self.twice(self.twice(h).tanh())
+        h = h.transpose(1, 2)
+        h = self.attention(h, h, h, need_weights=False)[0] * self.scale
+        return self.head(self.hidden(h.flatten(1)).tanh())
+
+
+@pytest.fixture
+def odd() -> nn.Module:
+    torch.manual_seed(3)
+    net = Odd()
+    net(drawn(20, 6))  # its running statistics are not those of nothing
+    return net.eval()
+
+
+# -- the Jacobian --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["all", 1, 2, 3])
+def test_kernel_is_that_of_differentiation(layers: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 6, bias=False), nn.Tanh(), nn.Linear(6, 2)).eval()
+    x, other = drawn(5, 3), drawn(4, 3, seed=1)
+    names = {"all": None, 1: ["4.weight", "4.bias"], 2: ["2.weight", "4.weight", "4.bias"], 3: None}[layers]
+    J, J2 = slopes(net, x, names), slopes(net, other, names)
+    jacobian = Jacobian(net, layers, x[:2])
+    rows = jacobian.rows(x)
+    torch.testing.assert_close(
+        jacobian.kernel(rows, jacobian.rows(other)), J.flatten(0, 1) @ J2.flatten(0, 1).T, rtol=1e-5, atol=1e-5
+    )
+    weights = dict(net.named_parameters())
+    theta = torch.cat([weights[n].detach().flatten() for n in (names or weights)]).double()
+    torch.testing.assert_close(jacobian.along(rows), J @ theta, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_every_kind(odd: nn.Module) -> None:
+    x = drawn(4, 6)
+    J = slopes(odd, x)
+    jacobian = Jacobian(odd, "all", x[:2])
+    rows = jacobian.rows(x)
+    torch.testing.assert_close(jacobian.kernel(rows, rows), J.flatten(0, 1) @ J.flatten(0, 1).T, rtol=1e-4, atol=1e-5)
+    part = Jacobian(odd, 4, x[:2])  # the net's own parameter, attention with its unseen projection, hidden, head
+    own = [n for n, _ in odd.named_parameters() if n.split(".")[0] in ("hidden", "head", "attention", "scale")]
+    J = slopes(odd, x, own)
+    rows = part.rows(x)
+    torch.testing.assert_close(part.kernel(rows, rows), J.flatten(0, 1) @ J.flatten(0, 1).T, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_not_held_are_computed_again(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neuboots.methods.influence import jacobian as module
+
+    x = drawn(7, 6)
+    jacobian = Jacobian(odd, "all", x[:2])
+    rows = jacobian.rows(x)
+    whole, along = jacobian.kernel(rows, rows), jacobian.along(rows)
+    monkeypatch.setattr(module, "_HELD", 700)  # a row or two at a time
+    monkeypatch.setattr(module, "_ROWS", 3)
+    rows = jacobian.rows(x)
+    torch.testing.assert_close(jacobian.kernel(rows, rows), whole, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(jacobian.along(rows), along, rtol=1e-6, atol=1e-8)
+
+
+def test_the_net_stays_as_it_is(odd: nn.Module) -> None:
+    for parameter in odd.parameters():
+        parameter.requires_grad_(False)
+    odd.train()
+    before = copy.deepcopy(odd.state_dict())
+    data = TensorDataset(drawn(12, 6), torch.arange(12) % 2)
+    InfluenceBootstrap(layers="all").around(odd, data).summarize(drawn(3, 6))
+    assert all(torch.equal(before[key], value) for key, value in odd.state_dict().items())
+    assert odd.training
+    assert odd.norm.training
+    assert not any(p.requires_grad or p.grad is not None for p in odd.parameters())
+    assert not any(m._forward_hooks for m in odd.modules())
+
+
+# -- the loss as least squares -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "target"),
+    [
+        (CrossEntropy(), 3, torch.tensor([0, 2, 1, 1, 0])),
+        (CrossEntropy(label_smoothing=0.1), 3, torch.tensor([0, 2, 1, 1, 0])),
+        (nn.CrossEntropyLoss(reduction="none"), 3, torch.tensor([0, 2, 1, 1, 0])),
+        (BinaryCrossEntropy(), 1, torch.tensor([0.0, 1, 1, 0, 1])),
+        (lambda z, y: nn.functional.huber_loss(z, y, reduction="none"), 2, drawn(5, 2, seed=4)),
+        (nn.SoftMarginLoss(reduction="none"), 2, drawn(5, 2, seed=4).sign()),
+    ],
+)
+def test_working_is_the_loss_to_second_order(loss: Any, outputs: int, target: Tensor) -> None:
+    z = drawn(5, outputs).double()
+    root, residual = working(loss, z, target)
+    for i in range(5):
+
+        def of_row(one, i=i):
+            return loss(
+                one[None], target[i : i + 1].double() if target.is_floating_point() else target[i : i + 1]
+            ).sum()
+
+        gradient = torch.autograd.functional.jacobian(of_row, z[i])
+        curvature = torch.autograd.functional.hessian(of_row, z[i])
+        torch.testing.assert_close(root[i] @ residual[i], -gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(root[i] @ root[i].T, curvature, rtol=1e-5, atol=2e-6)
+
+
+def test_working_of_a_gaussian_head_is_fishers() -> None:
+    z, y = drawn(6, 4).double(), drawn(6, 2, seed=1).double()
+    for beta in (0.0, 0.5):
+        root, residual = working(GaussianNLL(beta=beta), z, y)
+        mean, log_variance = z.chunk(2, 1)
+        weight = (beta * log_variance).exp()
+        expected = torch.cat(
+            [weight * (y - mean) * (-log_variance).exp(), weight * 0.5 * ((y - mean) ** 2 * (-log_variance).exp() - 1)],
+            1,
+        )
+        torch.testing.assert_close(torch.einsum("mcd,md->mc", root, residual), expected)
+        information = torch.cat([weight * (-log_variance).exp(), 0.5 * weight], 1)
+        torch.testing.assert_close((root @ root.mT).diagonal(dim1=1, dim2=2), information)
+
+
+def test_a_loss_that_is_not_convex_counts_where_it_is() -> None:
+    z = drawn(8, 3).double()
+    root, residual = working(Brier(), z, torch.arange(8) % 3)
+    assert bool(torch.isfinite(root).all() and torch.isfinite(residual).all())
+    z.requires_grad_()
+    (slope,) = torch.autograd.grad(Brier()(z, torch.arange(8) % 3).sum(), z)
+    torch.testing.assert_close(torch.einsum("mcd,md->mc", root, residual), -slope)
+    with pytest.raises(ValueError, match="curvature"):
+        working(nn.L1Loss(reduction="none"), z, torch.zeros(8, 3))
+
+
+# -- the spectrum --------------------------------------------------------------------------------------
+
+
+def ridge_problem(n: int = 30, k: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows X, and their eigenvalues and coordinates."""
+    x = drawn(n, k).double() * torch.linspace(0.1, 2.0, k).double()
+    values, vectors = torch.linalg.eigh(x.T @ x)
+    return x, values, x @ vectors
+
+
+def test_remainder_and_left_out_against_the_hat_matrix() -> None:
+    x, values, psi = ridge_problem()
+    hat = x @ torch.linalg.inv(x.T @ x + 2.0 * torch.eye(8)) @ x.T
+    left = torch.eye(30) - hat
+    torch.testing.assert_close(remainder(psi, values, 2.0), (left @ left).diagonal())
+    u = drawn(15, 2, seed=5).double()
+    blocks = torch.stack([hat[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(15)])
+    expected = torch.linalg.solve(torch.eye(2) - blocks, u[..., None])[..., 0]
+    torch.testing.assert_close(left_out(psi.view(15, 2, 8), values, 2.0, u), expected)
+
+
+def test_a_row_that_decides_alone_is_held() -> None:
+    x = torch.eye(3, dtype=torch.float64) * torch.tensor([1e6, 1.0, 1.0])
+    values, vectors = torch.linalg.eigh(x.T @ x)
+    found = left_out((x @ vectors).view(3, 1, 3), values, 1.0, torch.ones(3, 1, dtype=torch.float64))
+    assert float(found.max()) == pytest.approx(10.0)  # 1/(1 − 0.9)
+
+
+def test_ridge_matches_the_residuals_of_a_ridge_fit() -> None:
+    """Targets of a linear model that was fitted with λ₀ give λ₀ back: dual and primal."""
+    x, values, _ = ridge_problem(40, 8)
+    y = x @ drawn(8, seed=2).double() + drawn(40, seed=3).double()
+    for ridge in (0.5, 5.0, 50.0):
+        theta = torch.linalg.solve(x.T @ x + ridge * torch.eye(8), x.T @ y)
+        size = float((y - x @ theta).square().sum())
+        kernel, vectors = torch.linalg.eigh(x @ x.T)
+        kernel = kernel.clamp_min(0.0)
+        found = choose_ridge(kernel, (vectors.T @ y).square(), 0.0, 40, residual=size)
+        assert found == pytest.approx(ridge, rel=1e-6)
+        squares = (torch.linalg.eigh(x.T @ x).eigenvectors.T @ x.T @ y).square() / values
+        rest = float(y.square().sum() - squares.sum())
+        assert choose_ridge(values, squares, rest, 40, residual=size) == pytest.approx(ridge, rel=1e-6)
+
+
+def test_ridge_leaves_half_of_the_rows_free_and_one_degree_at_least() -> None:
+    values = torch.logspace(-6, 0, 20, dtype=torch.float64)
+    squares = torch.ones(20, dtype=torch.float64)
+    assert degrees_of_freedom(values, choose_ridge(values, squares, 0.0, 20, residual=0.0)) == pytest.approx(10.0)
+    assert degrees_of_freedom(values, choose_ridge(values, squares, 0.0, 20, residual=1e9)) == pytest.approx(1.0)
+    assert degrees_of_freedom(values, ridge_of(values, 3.0)) == pytest.approx(3.0)
+
+
+def test_noise_level_is_unbiased_where_it_is_the_same() -> None:
+    """The mean over draws is σ², within four standard errors, although a third of the noise is fitted."""
+    x, values, psi = ridge_problem(24, 8)
+    hat = x @ torch.linalg.inv(x.T @ x + 0.1 * torch.eye(8)) @ x.T
+    left = remainder(psi, values, 0.1)
+    means = []
+    for seed in range(400):
+        residuals = (torch.eye(24) - hat) @ (1.5 * drawn(24, seed=seed).double())
+        noise = NoiseLevel.along(values)
+        noise.add(psi, residuals, left)
+        means.append(float(noise.correct(psi, residuals).square().mean()))
+    found = torch.tensor(means)
+    assert abs(float(found.mean()) - 2.25) < 4.0 * float(found.std()) / 20.0
+    assert float(residuals.square().mean()) < 0.8 * float(noise.correct(psi, residuals).square().mean())
+
+
+def test_noise_level_against_its_formula() -> None:
+    """All pairs of rows, weighted by the squares of the smoother; and rows that come in parts."""
+    x, values, psi = ridge_problem(24, 8)
+    residuals, left = drawn(24, seed=7).double(), remainder(psi, values, 0.1)
+    smoother = x @ torch.linalg.inv(x.T @ x + ridge_of(values, 3.0) * torch.eye(8)) @ x.T
+    weights = smoother.square() / smoother.square().sum(1, keepdim=True)
+    expected = 0.5 * (residuals.square() + weights @ residuals.square()) / (weights @ left)
+    noise = NoiseLevel.along(values)
+    noise.add(psi[:10], residuals[:10], left[:10])
+    noise.add(psi[10:], residuals[10:], left[10:])
+    found = noise.correct(psi, residuals)
+    torch.testing.assert_close(found.square(), expected)
+    assert bool((found.sign() == residuals.sign()).all())
+
+
+# -- the bootstrap -------------------------------------------------------------------------------------
+
+
+def linear_data(n: int = 40) -> tuple[TensorDataset, nn.Linear]:
+    """Data, and the least-squares fit as a net."""
+    x = drawn(n, 3)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 + 0.5 * drawn(n, seed=1)
+    design = torch.cat([x, torch.ones(n, 1)], 1).double()
+    theta = torch.linalg.lstsq(design, y.double()[:, None]).solution[:, 0]
+    net = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        net.weight[0], net.bias[0] = theta[:3], theta[3]
+    return TensorDataset(x.double(), y.double()), net
+
+
+def weighted_fit(data: TensorDataset, w: Tensor) -> Tensor:
+    design = torch.cat([data.tensors[0], torch.ones(len(w), 1)], 1)
+    return torch.linalg.solve(design.T @ (w[:, None] * design), design.T @ (w * data.tensors[1]))
+
+
+def test_linear_model_is_the_weighted_fit_to_first_order() -> None:
+    """The error falls with the square of the weights' distance from 1."""
+    data, net = linear_data()
+    x = drawn(6, 3, seed=9).double()
+    predictor = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.0, residuals="raw").around(net, data)
+    assert isinstance(predictor, TangentPredictor)
+    output, moved = predictor.deviations(x)
+    change = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
+    errors = []
+    for size in (0.1, 0.01):
+        theta = weighted_fit(data, 1.0 + size * change)
+        exact = x @ theta[:3] + theta[3]
+        errors.append(float((output[:, 0] + moved[:, 0] @ (size * change) - exact).abs().max()))
+    assert errors[0] > 1e-6
+    assert errors[1] < 0.02 * errors[0]
+
+
+def test_moments_are_those_of_the_samples_and_of_the_law() -> None:
+    data, net = linear_data()
+    x = drawn(5, 3, seed=9).double()
+    for law in (Dirichlet(), Exponential(4.0)):
+        predictor = InfluenceBootstrap(SquaredError(), layers="all", law=law).around(net, data)
+        found = predictor.predict(x, 4000, seed=3)
+        summary = predictor.summarize(x, 2)
+        error = (found.samples.mean(0) - summary.mean).abs() / (summary.std / 4000**0.5)
+        assert float(error.max()) < 4.5
+        torch.testing.assert_close(found.samples.std(0), summary.std, rtol=0.06, atol=0.0)
+    assert torch.equal(predictor.predict(x, 10, seed=3).samples, found.samples[:10])
+
+
+def test_blocks_are_sums_of_rows() -> None:
+    data, net = linear_data()
+    x = drawn(5, 3, seed=9).double()
+    each = InfluenceBootstrap(SquaredError(), layers="all").around(net, data).deviations(x)[1]
+    few = InfluenceBootstrap(SquaredError(), layers="all", num_blocks=8).around(net, data).deviations(x)[1]
+    assert few.shape == (5, 1, 8)
+    torch.testing.assert_close(few.sum(-1), each.sum(-1))
+
+
+def test_several_outputs_and_every_loss() -> None:
+    torch.manual_seed(1)
+    x = drawn(30, 2)
+    cases: list[tuple[Any, int, Tensor]] = [
+        (CrossEntropy(), 3, torch.arange(30) % 3),
+        (BinaryCrossEntropy(), 1, (x[:, :1] > 0).float()),
+        (SquaredError(), 2, drawn(30, 2, seed=4)),
+        (GaussianNLL(), 4, drawn(30, 2, seed=4)),
+        (Brier(), 3, torch.arange(30) % 3),
+    ]
+    for loss, outputs, y in cases:
+        predictor = InfluenceBootstrap(loss, layers="all").around(
+            MLP(2, outputs, widths=(8,)).eval(), TensorDataset(x, y)
+        )
+        found = predictor.predict(x[:4], 6)
+        assert found.samples.shape == (6, 4, outputs)
+        assert bool(torch.isfinite(found.samples).all())
+        moved = found.samples.std(0) > 0
+        held = outputs // 2 if isinstance(loss, GaussianNLL) else outputs  # log σ² is held
+        assert bool(moved[:, :held].all())
+        assert not bool(moved[:, held:].any())
+
+
+def test_a_part_of_the_rows_stands_for_all() -> None:
+    """With an eighth of the rows, as with half of them, the band is the same, within what drawing them does to it."""
+    x = drawn(2000, 2)
+    y = x[:, 0].sin() + 0.3 * drawn(2000, seed=1)
+    data = TensorDataset(x, y)
+    recipe = Recipe(epochs=4, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
+    net = (
+        InfluenceBootstrap(SquaredError(), layers="all", most_rows=100)
+        .fit(lambda: MLP(2, 1, widths=(16,)), data, recipe)
+        .net
+    )
+    few = InfluenceBootstrap(SquaredError(), layers="all", most_rows=250).around(net, data).summarize(x[:50], 2).std
+    more = InfluenceBootstrap(SquaredError(), layers="all", most_rows=1000).around(net, data).summarize(x[:50], 2).std
+    ratio = (few / more).log()
+    assert abs(float(ratio.mean())) < 0.25
+    assert float(ratio.std()) < 0.3
+
+
+def test_save_and_load(tmp_path: Any, odd: nn.Module) -> None:
+    data = TensorDataset(drawn(12, 6), torch.arange(12) % 2)
+    predictor = InfluenceBootstrap(layers=3, num_blocks=5).around(odd, data)
+    save(predictor, tmp_path / "saved")
+    again = load(tmp_path / "saved", net=Odd())
+    x = drawn(3, 6, seed=8)
+    assert torch.equal(again.predict(x, 7).samples, predictor.predict(x, 7).samples)
+
+
+class Pairs(Dataset[Any]):
+    """Rows for a net of keywords."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> Any:
+        return {"a": drawn(2, seed=i), "b": drawn(2, seed=100 + i)}, torch.tensor(float(i))
+
+
+class OfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.head((self.left(a) + self.right(b)).tanh())
+
+
+def test_inputs_by_name(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(OfTwo().eval(), Pairs())
+    x = {"a": drawn(4, 2), "b": drawn(4, 2, seed=1)}
+    assert predictor.predict(x, 5).samples.shape == (5, 4, 1)
+    save(predictor, tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved", net=OfTwo()).predict(x, 5).samples, predictor.predict(x, 5).samples)
+
+
+def test_what_it_cannot_do_it_says() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.zeros(2), torch.tensor(0))] * 4)
+
+    net = MLP(2, 2, widths=(4,))
+    with pytest.raises(ValueError, match="stream of unknown length"):
+        InfluenceBootstrap(layers="all").around(net, Stream())
+    pixels = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1))
+    with pytest.raises(ValueError, match=r"layers=1"):
+        InfluenceBootstrap(layers=2).around(pixels, TensorDataset(drawn(4, 1, 2, 2), torch.zeros(4, 2, 2).long()))
+    for options in ({"layers": 0}, {"layers": "head"}, {"ridge": -1.0}, {"residuals": "hc9"}, {"most_rows": 1}):
+        with pytest.raises(ValueError, match="expected"):
+            InfluenceBootstrap(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="only a head"):
+        InfluenceBootstrap(layers=2, refit=True)
+    bad = TensorDataset(drawn(4, 2), torch.tensor([0.0, 1.0, float("nan"), 1.0]))
+    with pytest.raises(ValueError, match="NaN"):
+        InfluenceBootstrap(SquaredError(), layers="all").around(MLP(2, 1, widths=(4,)), bad)
+
+
+def test_the_band_follows_the_data() -> None:
+    """Wider where the noise is, and where no data are."""
+    x = torch.cat([-1 - drawn(100).abs(), 1 + drawn(100, seed=1).abs()]).clamp(-2, 2)[:, None]
+    y = x[:, 0].sin() + (0.05 + 0.4 * (x[:, 0] > 0)) * drawn(200, seed=2)
+    recipe = Recipe(epochs=100, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").fit(
+        lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), recipe
+    )
+    left, right = (predictor.summarize(torch.linspace(a, b, 9)[:, None], 2).std.mean() for a, b in ((-2, -1), (1, 2)))
+    middle = predictor.summarize(torch.linspace(-0.2, 0.2, 5)[:, None], 2).std.mean()
+    assert float(right / left) > 2.0
+    assert float(middle / left) > 2.0
+
+
+def test_no_rows_and_one_row() -> None:
+    data, net = linear_data()
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(net, data)
+    assert predictor.predict(torch.zeros(0, 3).double(), 3).samples.shape == (3, 0, 1)
+    x = drawn(2, 3, seed=4).double()
+    both = predictor.predict(x, 3).samples
+    torch.testing.assert_close(predictor.predict(x[:1], 3).samples, both[:, :1])
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_shape_and_dtype])
+@pytest.mark.parametrize("layers", ["all", 2])
+def test_contract(check: Callable[[Subject], None], layers: Any) -> None:
+    """All of it but pixels, which several layers do not serve."""
+    check(Subject(find("influence"), {"layers": layers}))

@@ -1,0 +1,62 @@
+"""Nets trained side by side are the nets trained one by one."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from neuboots import Plain, Recipe, SquaredError
+from neuboots.experiments.side_by_side import train_side_by_side
+from neuboots.nets import MLP
+from neuboots.training import make_seeded, train
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        epochs=6, batch_size=7, optimizer=partial(torch.optim.Adam, lr=1e-2, fused=True), seed=5, progress=False
+    )
+
+
+def make_net() -> torch.nn.Module:
+    return MLP(2, 1, widths=(8, 8))
+
+
+def test_each_is_the_net_trained_alone() -> None:
+    sets = [TensorDataset(drawn(20, 2, seed=k), drawn(20, seed=10 + k)) for k in range(3)]
+    nets = train_side_by_side(make_net, sets, recipe(), seeds=(5, 5, 5))
+    x = drawn(9, 2, seed=99)
+    for data, net in zip(sets, nets, strict=True):
+        alone = Plain(SquaredError()).fit(make_net, data, recipe())
+        torch.testing.assert_close(net(x), alone.net(x), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(nets[0](x), nets[1](x), atol=1e-3)
+
+
+def test_weights_are_those_of_the_loss() -> None:
+    data = TensorDataset(drawn(20, 2, seed=0), drawn(20, seed=1))
+    weights = torch.rand(2, 20, generator=torch.Generator().manual_seed(2)) + 0.5
+    nets = train_side_by_side(make_net, [data, data], recipe(), seeds=(1, 2), weights=weights)
+    x = drawn(9, 2, seed=99)
+    for seed, w, net in zip((1, 2), weights, nets, strict=True):
+        alone = make_seeded(make_net, seed)
+
+        def objective(model: torch.nn.Module, batch: object, w: torch.Tensor = w) -> torch.Tensor:
+            losses = (model(batch.x)[:, 0] - batch.y).square()  # type: ignore[attr-defined]
+            return (w[batch.index] * losses).mean()  # type: ignore[attr-defined]
+
+        train(alone, data, lambda epoch, objective=objective: objective, recipe())  # type: ignore[misc]
+        torch.testing.assert_close(net(x), alone(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 0)])
+def test_first_numbers_go_by_the_seed(seeds: tuple[int, int]) -> None:
+    data = TensorDataset(drawn(8, 2, seed=0), drawn(8, seed=1))
+    still = Recipe(epochs=1, batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.0), progress=False)
+    nets = train_side_by_side(make_net, [data, data], still, seeds=seeds)
+    x = drawn(3, 2, seed=9)
+    for seed, net in zip(seeds, nets, strict=True):
+        torch.testing.assert_close(net(x), make_seeded(make_net, seed)(x))
