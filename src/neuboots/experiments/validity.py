@@ -1,0 +1,223 @@
+"""Beyond the paper: whose band is right everywhere, and what does it cost?
+
+    coverage(x), width(x), likeness to a true bootstrap: of every method, for known curves
+    distance of the replicates from a true bootstrap's: of every method, for classes
+
+Curves lie in `validity_curves`, what is said of them in `validity_summary` and `validity_tables`, classes in
+`validity_classes`. Rules of the influence bootstrap were chosen on curves of this kind, but on other data sets
+(docs/decisions/0010).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from neuboots.experiments import validity_classes as classes
+from neuboots.experiments import validity_curves as curves
+from neuboots.experiments.study import BEYOND, Bench, Rows, Study, Unit
+from neuboots.experiments.validity_tables import band_figures, band_tables, band_verdicts
+from neuboots.keys import seed_named
+from neuboots.report.tables import Table
+from neuboots.report.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell = tuple[str, str, int, int]  # function, noise, width, n
+
+_CASES = tuple((function, noise) for function in ("smooth", "wiggly", "gap") for noise in ("constant", "varying"))
+_CPU: tuple[Cell, ...] = (
+    *((*case, 64, n) for n in (300, 100, 1000) for case in _CASES),
+    ("edge", "constant", 64, 1000),
+    *((*case, 256, 300) for case in _CASES),
+    *((*case, 256, n) for n in (100, 1000) for case in _CASES[::2]),
+    *((*case, 500, 300) for case in _CASES[::2]),
+    *(("smooth", "varying", 500, 100), ("wiggly", "varying", 500, 1000)),
+)
+
+
+@dataclass(frozen=True)
+class Validity(Study):
+    """Coverage at each x, width and shape of the band of every method, beside those of a true bootstrap."""
+
+    name = "validity"
+    source = BEYOND
+    claim = (
+        "A 95 % confidence band for the regression function that costs one training, or two at most, holds the truth "
+        "95 % of the time, at every x inside the data, and is no wider than it need be."
+    )
+    at_scale: ClassVar = {
+        "smoke": {
+            "cells": (("smooth", "constant", 8, 30), ("gap", "varying", 8, 30)),
+            "others": (("smooth", "constant", 8, 30),),
+            "sets_each": 3,
+            "others_each": ((8, 2),),
+            "true_sets": ((8, 2),),
+            "members": ((8, 4),),
+            "steps": 12,
+            "cost_widths": (8,),
+            "class_scale": "smoke",
+            "num_samples": 20,
+            "seeds": (0, 1),
+        },
+        "cpu": {},
+        "paper": {
+            "cells": tuple((*case, width, n) for width in (64, 256, 500) for n in (300, 100, 1000) for case in _CASES),
+            "true_sets": ((64, 24), (256, 24), (500, 24)),
+            "members": ((64, 100), (256, 100), (500, 100)),
+            "class_scale": "paper",
+        },
+    }
+
+    cells: tuple[Cell, ...] = _CPU
+    others: tuple[Cell, ...] = (  # where the other methods are measured
+        ("smooth", "constant", 64, 300),
+        ("wiggly", "varying", 64, 300),
+        ("gap", "constant", 64, 300),
+        ("smooth", "constant", 256, 300),
+        ("smooth", "constant", 500, 300),
+    )
+    sets_each: int = 50  # data sets of a seed
+    others_each: tuple[tuple[int, int], ...] = ((64, 10), (256, 5), (500, 3))  # the same, by width
+    true_sets: tuple[tuple[int, int], ...] = ((64, 24), (256, 12), (500, 12))  # data sets with a true bootstrap
+    members: tuple[tuple[int, int], ...] = ((64, 16), (256, 10), (500, 10))  # its nets
+    steps: int = 500
+    batch_size: int = 50
+    learning_rate: float = 1e-2
+    num_samples: int = 200  # B, of methods that do not know their moments
+    cost_widths: tuple[int, ...] = (64, 256, 500)
+    class_scale: str = "cpu"
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return self._classes.sets
+
+    @property
+    def _classes(self) -> classes.ClassSettings:
+        return classes.ClassSettings.at(self.class_scale)
+
+    @property
+    def training(self) -> curves.Training:
+        return curves.Training(self.steps, self.batch_size, self.learning_rate)
+
+    def units(self) -> list[Unit]:
+        found: list[Unit] = []
+        for seed in self.seeds:
+            found += [{"part": "bands", **_named(cell), "seed": seed} for cell in self.cells]
+            if seed in self._classes.seeds:
+                found += [{"part": "classes", "data": data, "seed": seed} for data in self._classes.data]
+            found += [{"part": "around", **_named(cell), "seed": seed} for cell in self.others]
+            found += [
+                {"part": "fitted", "method": method, **_named(cell), "seed": seed}
+                for cell in self.others
+                for method in curves.FITTED
+            ]
+            if seed == self.seeds[0]:
+                found += [{"part": "true", **_named(cell), "seed": seed} for cell in self.cells]
+                found += [{"part": "cost", "width": width, "seed": seed} for width in self.cost_widths]
+        return found
+
+    def timed(self, unit: Unit) -> bool:
+        return bool(unit["part"] == "cost")
+
+    def measure(self, unit: Unit, bench: Bench) -> Rows:
+        if unit["part"] == "classes":
+            return {"classes": classes.measure(unit["data"], unit["seed"], self._classes, bench)}
+        parts: dict[str, Callable[[Unit], Rows]] = {
+            "bands": self._bands,
+            "around": self._around,
+            "fitted": self._fitted,
+            "true": self._true,
+            "cost": self._cost,
+        }
+        return parts[unit["part"]](unit)
+
+    def _bands(self, unit: Unit) -> Rows:
+        """The influence bootstrap of the whole net."""
+        return self._of_nets(unit, [curves.WHOLE], self.sets_each)
+
+    def _around(self, unit: Unit) -> Rows:
+        """The other methods that go around a trained net, all around the same."""
+        each = self._of(self.others_each, unit)
+        return self._of_nets(unit, [method for method in curves.AROUND if method != curves.WHOLE], each)
+
+    def _of_nets(self, unit: Unit, methods: Sequence[str], each: int) -> Rows:
+        truth, recipe = curves.curve(unit["function"], unit["noise"]), self.training.recipe(unit["n"], _DATA)
+        first = unit["seed"] * each
+        pairs = curves.plain_nets(unit, range(first, first + each), self.training, _DATA)
+        rows = []
+        for method in methods:
+            found = [
+                curves.moments_of(curves.AROUND[method]().around(net, data, recipe), truth.grid, self.num_samples)
+                for data, net in pairs
+            ]
+            mean, std = (torch.stack(part) for part in zip(*found, strict=True))
+            rows.append(self._row(unit, method, mean, std, first))
+        return {"bands": rows}
+
+    def _row(self, unit: Unit, method: str, mean: Tensor, std: Tensor, first: int) -> dict[str, Any]:
+        """With the widths of every band of a data set that has a true bootstrap."""
+        kept = max(0, self._of(self.true_sets, unit) - first)
+        return curves.band_row(method, mean, std, curves.curve(unit["function"], unit["noise"]), kept)
+
+    def _fitted(self, unit: Unit) -> Rows:
+        """A method with a training of its own."""
+        truth, each = curves.curve(unit["function"], unit["noise"]), self._of(self.others_each, unit)
+        first, found = unit["seed"] * each, []
+        for number in range(first, first + each):
+            data = truth.draw(unit["n"], seed=_DATA, number=number)
+            recipe = self.training.recipe(unit["n"], seed_named(_DATA, "net", number))
+            predictor = curves.FITTED[unit["method"]]().fit(curves.net_of(unit["width"]), data, recipe)
+            found.append(curves.moments_of(predictor, truth.grid, self.num_samples))
+        mean, std = (torch.stack(part) for part in zip(*found, strict=True))
+        return {"bands": [self._row(unit, unit["method"], mean, std, first)]}
+
+    def _true(self, unit: Unit) -> Rows:
+        """A true random-weight bootstrap of the first few data sets."""
+        truth, members = curves.curve(unit["function"], unit["noise"]), self._of(self.members, unit)
+        outputs = torch.stack(
+            [
+                curves.true_members(unit, number, members, self.training, _DATA)
+                for number in range(self._of(self.true_sets, unit))
+            ]
+        )  # (R, K, N)
+        return {"true": [curves.true_row(outputs, truth)]}
+
+    def _cost(self, unit: Unit) -> Rows:
+        """Seconds of one training, and of each method's work after it, at n = 300."""
+        return {"cost": curves.cost_rows(unit["width"], self.training, self.num_samples)}
+
+    def _of(self, by_width: tuple[tuple[int, int], ...], unit: Unit) -> int:
+        return dict(by_width)[unit["width"]]
+
+    def tables(self, rows: Rows) -> list[Table]:
+        return [*band_tables(rows), *classes.tables(rows.get("classes", []))]
+
+    def verdicts(self, rows: Rows) -> list[Verdict]:
+        return [*band_verdicts(rows), *classes.verdicts(rows.get("classes", []))]
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        drawn = classes.figures(rows["classes"]) if rows.get("classes") else {}
+        return {**band_figures(rows), **{f"classes-{name}": figure for name, figure in drawn.items()}}
+
+    @property
+    def note(self) -> str:
+        return (
+            f"Curves on (−2, 2): smooth is sin 2x, wiggly sin 3.5x, gap sin 2x without data between −0.5 and 0.5, edge "
+            "sin 4x + x/2, which turns where the data end; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of three "
+            f"hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, from the rate "
+            f"{self.learning_rate:g} along half a cosine. The true bootstrap draws Dirichlet weights and other first "
+            "weights for each net. Where a curve is biased, as at the edge, no bootstrap of it can cover. The rules of "
+            "the influence bootstrap were chosen among others by curves of the same kind, on other data sets."
+        )
+
+
+_DATA = 0  # names the data sets: all units draw from the same ones
+
+
+def _named(cell: Cell) -> dict[str, Any]:
+    return dict(zip(("function", "noise", "width", "n"), cell, strict=True))

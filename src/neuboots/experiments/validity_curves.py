@@ -1,0 +1,214 @@
+"""Bands of known curves: how often they hold the curve, how wide they are, and where, beside a true bootstrap's.
+
+    y = f(x) + ε,   x ~ U(−2, 2) (gap: none in (−½, ½)),   band: m(x) ± z s(x)
+
+Data set k of a curve is the same for every method. Methods that go around a trained net go around one and the same.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.experiments.side_by_side import train_side_by_side
+from neuboots.experiments.study import Unit
+from neuboots.keys import draw_keys, seed_named
+from neuboots.losses import SquaredError
+from neuboots.methods import InfluenceBootstrap, Laplace, MCDropout, NeuBoots, Plain
+from neuboots.methods.registry import find
+from neuboots.nets import MLP
+from neuboots.prediction import Method, Predictor
+from neuboots.tasks.coverage import Truth, gaussian, uniform
+from neuboots.training import Recipe
+from neuboots.weights import Dirichlet
+
+Row = dict[str, Any]
+
+TRUE = "bayesian-bootstrap"
+LEVEL, Z = 0.95, 1.959963984540054
+_TOGETHER = 20  # nets trained side by side: their numbers stay in the cache
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "smooth": lambda x: torch.sin(2.0 * x[:, 0]),
+    "wiggly": lambda x: torch.sin(3.5 * x[:, 0]),
+    "gap": lambda x: torch.sin(2.0 * x[:, 0]),
+    "edge": lambda x: torch.sin(4.0 * x[:, 0]) + 0.5 * x[:, 0],  # turns where the data end, which nets miss
+}
+_GAP = 0.5
+
+
+def _beside_the_gap(n: int, rng: torch.Generator) -> Tensor:
+    x = 2 * torch.rand(n, 1, generator=rng) - 1
+    return torch.sign(x) * (_GAP + (2.0 - _GAP) * x.abs())
+
+
+def _growing(x: Tensor, rng: torch.Generator) -> Tensor:
+    return (0.1 + 0.2 * x[:, 0].abs()) * torch.randn(len(x), generator=rng)
+
+
+def curve(function: str, noise: str) -> Truth:
+    """The truth of these names, on a grid from −1.9 to 1.9."""
+    return Truth(
+        _FUNCTIONS[function],
+        _beside_the_gap if function == "gap" else uniform(-2.0, 2.0),
+        gaussian(0.3) if noise == "constant" else _growing,
+        torch.linspace(-1.9, 1.9, 39)[:, None],
+        name=function,
+    )
+
+
+def inside(function: str, x: Tensor) -> Tensor:
+    """Which inputs lie inside the data, by 0.1 at least."""
+    return x.abs() >= _GAP + 0.1 - 1e-6 if function == "gap" else torch.ones_like(x, dtype=torch.bool)
+
+
+# -- the arms ------------------------------------------------------------------------------------------
+
+
+def _influence(**options: Any) -> Method:
+    return InfluenceBootstrap(SquaredError(), **options)
+
+
+WHOLE = "influence, whole net"
+
+AROUND: dict[str, Callable[[], Any]] = {  # a trained net
+    WHOLE: partial(_influence, layers="all"),
+    "influence, whole net, HC3": partial(_influence, layers="all", residuals="hc3"),
+    "influence, whole net, raw": partial(_influence, layers="all", residuals="raw"),
+    "influence, last 2 layers": partial(_influence, layers=2),
+    "influence, head": _influence,
+    "laplace": lambda: Laplace(SquaredError()),
+}
+
+FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
+    "neuboots-paper": lambda: NeuBoots.paper(SquaredError()),
+    "neuboots-paper-exp": lambda: replace(NeuBoots.paper(SquaredError()), link="exp"),
+    "neuboots": NeuBoots.regression,
+    "calibrated-neuboots": lambda: find("calibrated-neuboots").make(loss=SquaredError()),
+    "mc-dropout": lambda: MCDropout(SquaredError(), rate=0.1),
+}
+
+
+# -- one cell ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every net is trained: steps of Adam on small batches, the rate falling to zero along half a cosine."""
+
+    steps: int = 500
+    batch_size: int = 50
+    learning_rate: float = 1e-2
+
+    def recipe(self, n: int, seed: int) -> Recipe:
+        per_epoch = -(-n // self.batch_size)
+        return Recipe(
+            epochs=-(-self.steps // per_epoch),
+            batch_size=self.batch_size,
+            optimizer=partial(torch.optim.Adam, lr=self.learning_rate, fused=True),
+            seed=seed,
+            progress=False,
+        )
+
+
+def net_of(width: int) -> Callable[[], nn.Module]:
+    return lambda: MLP(1, 1, widths=(width,) * 3)
+
+
+def plain_nets(
+    unit: Unit, numbers: Sequence[int], training: Training, seed: int
+) -> list[tuple[TensorDataset, nn.Module]]:
+    """The data sets of these numbers, each with a net trained on it."""
+    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    found = []
+    for start in range(0, len(numbers), _TOGETHER):
+        some = numbers[start : start + _TOGETHER]
+        sets = [truth.draw(n, seed=seed, number=number) for number in some]
+        seeds = [seed_named(seed, "net", number) for number in some]
+        nets = train_side_by_side(net_of(unit["width"]), sets, training.recipe(n, seed), seeds=seeds)
+        found += list(zip(sets, nets, strict=True))
+    return found
+
+
+def true_members(unit: Unit, number: int, members: int, training: Training, seed: int) -> Tensor:
+    """The outputs on the grid of nets trained on random weights of a data set, from other first numbers: (K, N)."""
+    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    data = truth.draw(n, seed=seed, number=number)
+    weights = Dirichlet().sample(draw_keys(torch.arange(members), seed, "true bootstrap", number), n)  # (K, n)
+    outputs = []
+    for start in range(0, members, _TOGETHER):
+        some = range(start, min(start + _TOGETHER, members))
+        seeds = [seed_named(seed, "true bootstrap", number, k) for k in some]
+        recipe = training.recipe(n, seed)
+        nets = train_side_by_side(
+            net_of(unit["width"]), [data] * len(some), recipe, seeds=seeds, weights=weights[some.start : some.stop]
+        )
+        with torch.no_grad():
+            outputs += [net(truth.grid)[:, 0] for net in nets]
+    return torch.stack(outputs).double()
+
+
+def band_row(method: str, mean: Tensor, std: Tensor, truth: Truth, kept: int) -> Row:
+    """What R bands (R, N) say at each x: how often it is held, the curve's mean error and mean square error, the mean
+    width; and the widths of the first few."""
+    held = (mean - truth.values.double()).abs() <= Z * std
+    return {
+        "method": method,
+        "sets": len(mean),
+        "held": held.sum(0).tolist(),
+        "error": _short((mean - truth.values.double()).mean(0)),
+        "square": _short((mean - truth.values.double()).square().mean(0)),
+        "std": _short(std.mean(0)),
+        "stds": [_short(row) for row in std[:kept]],
+    }
+
+
+def true_row(outputs: Tensor, truth: Truth) -> Row:
+    """What K nets of a true bootstrap on R data sets (R, K, N) say.
+
+    `away` are |m − f| / s, of which a quantile is the factor by which the band must be scaled to a given coverage;
+    `halves` the standard deviations of its even and odd members, whose noise is independent.
+    """
+    mean, std = outputs.mean(1), outputs.std(1)
+    halves = [outputs[:, k::2].std(1) for k in (0, 1)]
+    return {
+        **band_row(TRUE, mean, std, truth, len(mean)),
+        "members": outputs.shape[1],
+        "away": [_short(row) for row in (mean - truth.values.double()).abs() / std],
+        "halves": [[_short(row) for row in half] for half in halves],
+    }
+
+
+def cost_rows(width: int, training: Training, num_samples: int, n: int = 300) -> list[Row]:
+    """Seconds of one plain training, and of each method: training included where it has its own."""
+    truth = curve("smooth", "constant")
+    data, recipe, make_net = truth.draw(n, seed=0, number=0), training.recipe(n, 0), net_of(width)
+    began = time.perf_counter()
+    net = Plain(SquaredError()).fit(make_net, data, recipe).net
+    plain = time.perf_counter() - began
+    rows: list[Row] = []
+    for method in (*AROUND, *FITTED):
+        began = time.perf_counter()
+        if method in AROUND:
+            predictor = AROUND[method]().around(net, data, recipe)
+        else:
+            predictor = FITTED[method]().fit(make_net, data, recipe)
+        moments_of(predictor, truth.grid, num_samples)
+        rows.append({"method": method, "plain": plain, "seconds": time.perf_counter() - began})
+    return rows
+
+
+def moments_of(predictor: Predictor, grid: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the replicates on the grid, exact where the method knows them: (N,) each."""
+    summary = predictor.summarize(grid, num_samples)
+    return summary.mean[:, 0].double(), summary.std[:, 0].double()
+
+
+def _short(values: Tensor, digits: int = 4) -> list[float]:
+    """Numbers to so many significant digits."""
+    return [float(f"{value:.{digits}g}") for value in values.tolist()]

@@ -1,0 +1,175 @@
+"""What the rows of many bands say of a method in a cell: coverage, width, and likeness to a true bootstrap.
+
+    r = Σ cov(s, t) / √(Σ var(s) · Σ cov(t₁, t₂)),   s the band's standard deviation over x, t the true bootstrap's
+
+with sums over data sets; t₁ and t₂ come from two halves of the true bootstrap's nets, whose noise is independent, so
+that r is not lowered by there being few of them. The true bootstrap's band is also scaled, by the quantile of
+|m(x) − f(x)|/t(x), to the coverage that the method has: a fair comparison of widths.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuboots.experiments.study import Rows
+from neuboots.experiments.validity_curves import Z, inside
+
+Row = Mapping[str, Any]
+CELL = ("function", "noise", "width", "n")
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A method in a cell, over all its data sets."""
+
+    method: str
+    rows: Sequence[Row]  # of its parts
+    true: Row | None  # of the true bootstrap in the same cell
+
+    @property
+    def function(self) -> str:
+        return str(self.rows[0]["function"])
+
+    @property
+    def cell(self) -> tuple[Any, ...]:
+        return tuple(self.rows[0][key] for key in CELL)
+
+    @property
+    def sets(self) -> int:
+        return sum(row["sets"] for row in self.rows)
+
+    @cached_property
+    def x(self) -> Tensor:
+        return torch.linspace(-1.9, 1.9, len(self.rows[0]["held"]))
+
+    @cached_property
+    def inside(self) -> Tensor:
+        return inside(self.function, self.x)
+
+    @cached_property
+    def rate(self) -> Tensor:
+        """The share of data sets whose band holds f(x): (N,)."""
+        return torch.tensor([row["held"] for row in self.rows], dtype=torch.float64).sum(0) / self.sets
+
+    def _mean(self, key: str) -> Tensor:
+        """The mean over data sets of a figure that parts have the mean of: (N,)."""
+        weights = torch.tensor([row["sets"] for row in self.rows], dtype=torch.float64) / self.sets
+        return weights @ torch.tensor([row[key] for row in self.rows], dtype=torch.float64)
+
+    @property
+    def coverage(self) -> float:
+        return float(self.rate[self.inside].mean())
+
+    @property
+    def coverage_error(self) -> float:
+        """From the scatter over parts where there are several, else that of independent x: neighbours miss together."""
+        parts = [float(torch.tensor(row["held"])[self.inside].double().mean()) / row["sets"] for row in self.rows]
+        if len(parts) > 1:
+            return float(torch.tensor(parts).std()) / math.sqrt(len(parts))
+        return binomial_error(self.coverage, self.sets)
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """(least rate inside the data, its x)."""
+        place = int(self.rate.where(self.inside, 2.0).argmin())
+        return float(self.rate[place]), float(self.x[place])
+
+    @property
+    def in_gap(self) -> float | None:
+        return float(self.rate[~self.inside].mean()) if bool((~self.inside).any()) else None
+
+    @property
+    def std(self) -> float:
+        """The mean standard deviation of the band inside the data."""
+        return float(self._mean("std")[self.inside].mean())
+
+    @property
+    def size(self) -> float:
+        """The same against the scatter of the curve over data sets."""
+        variance = self._mean("square") - self._mean("error").square()
+        return self.std / float(variance[self.inside].clamp_min(0.0).sqrt().mean())
+
+    @property
+    def bias(self) -> float:
+        """The largest bias of the curve inside the data, in its standard deviations."""
+        error = self._mean("error")
+        spread = (self._mean("square") - error.square()).clamp_min(1e-12).sqrt()
+        return float((error / spread)[self.inside].abs().max())
+
+    # -- beside the true bootstrap -------------------------------------------------------------------
+
+    @cached_property
+    def _pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Standard deviations of the band, of the true bootstrap and of its halves, by data set: (R, N) each."""
+        kept = [line for row in sorted(self.rows, key=lambda row: row["seed"]) for line in row["stds"]]
+        if self.true is None or not kept:
+            return None
+        whole, halves = self.true["stds"], self.true["halves"]
+        count = min(len(kept), len(whole))
+        found = (kept, whole, halves[0], halves[1])
+        parts = [torch.tensor(part[:count], dtype=torch.float64)[:, self.inside] for part in found]
+        return parts[0], parts[1], parts[2], parts[3]
+
+    @property
+    def likeness(self) -> tuple[float, float] | None:
+        """(r, its standard error over data sets by the jackknife); None where the true one hardly varies with x."""
+        if self._pairs is None:
+            return None
+        return jackknife(_correlation, *self._pairs)
+
+    @property
+    def relative_width(self) -> tuple[float, float] | None:
+        """(mean width / that of the true bootstrap's band scaled to the same coverage, its standard error)."""
+        if self.true is None:
+            return None
+        away = torch.tensor(self.true["away"], dtype=torch.float64)[:, self.inside]
+        spread = torch.tensor(self.true["stds"], dtype=torch.float64)[:, self.inside]
+
+        def ratio(away: Tensor, spread: Tensor) -> float:
+            scale = float(away.flatten().quantile(self.coverage)) / Z
+            return self.std / (scale * float(spread.mean()))
+
+        return jackknife(ratio, away, spread)
+
+
+def _correlation(band: Tensor, true: Tensor, even: Tensor, odd: Tensor) -> float:
+    band, true, even, odd = (part - part.mean(1, keepdim=True) for part in (band, true, even, odd))
+    shared = float((even * odd).sum())
+    return float((band * true).sum()) / math.sqrt(float(band.square().sum()) * shared) if shared > 0 else math.nan
+
+
+def jackknife(figure: Callable[..., float], *parts: Tensor) -> tuple[float, float] | None:
+    """(figure, √((R − 1)/R Σ_r (figure without row r − mean)²)), over the R rows of all parts; None if it is no number.
+
+    >>> jackknife(lambda values: float(values.mean()), torch.tensor([1.0, 2.0, 3.0]))
+    (2.0, 0.5773502691896257)
+    """
+    whole, count = figure(*parts), len(parts[0])
+    if not math.isfinite(whole):
+        return None
+    if count < 2:
+        return whole, math.nan
+    each = [figure(*(torch.cat([part[:r], part[r + 1 :]]) for part in parts)) for r in range(count)]
+    values = torch.tensor(each, dtype=torch.float64)
+    return whole, math.sqrt((count - 1) / count * float((values - values.mean()).square().sum()))
+
+
+def binomial_error(rate: float, sets: int) -> float:
+    return math.sqrt(max(0.0, rate * (1.0 - rate)) / sets)
+
+
+def summaries(rows: Rows) -> dict[tuple[Any, ...], dict[str, Found]]:
+    """By cell, then by method; the true bootstrap among them."""
+    true = {tuple(row[key] for key in CELL): row for row in rows.get("true", [])}
+    parts: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
+    for row in [*rows["bands"], *true.values()]:
+        parts.setdefault(tuple(row[key] for key in CELL), {}).setdefault(row["method"], []).append(row)
+    return {
+        cell: {method: Found(method, found, true.get(cell)) for method, found in methods.items()}
+        for cell, methods in parts.items()
+    }

@@ -1,0 +1,296 @@
+"""Tables, verdicts and figures of the bands in the study of validity."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from neuboots.experiments.study import Rows
+from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, TRUE, WHOLE
+from neuboots.experiments.validity_summary import Found, binomial_error, summaries
+from neuboots.report.tables import MISSING, Cell, Table
+from neuboots.report.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAST, MOST = 0.93, 0.97  # of the mean coverage
+LEAST_AT_X = 0.88  # of the coverage at each x inside the data
+LEAST_LIKENESS = 0.8  # correlation with the true bootstrap's standard deviation over x
+MOST_WIDTH = 1.25  # times the true bootstrap's, at the same coverage
+HARD = "edge"  # a curve that nets miss: shown, and not among those of the claim
+
+Cells = Mapping[tuple[Any, ...], Mapping[str, Found]]
+
+
+def _text(value: Any) -> Cell:
+    return Cell(str(value), float(value)) if isinstance(value, int) else Cell(str(value))
+
+
+def _number(value: float | None, digits: int = 2, error: float | None = None) -> Cell:
+    if value is None:
+        return Cell(MISSING)
+    shown = f"{value:.{digits}f}" + ("" if error is None or error != error else f" ± {error:.{digits}f}")
+    return Cell(shown, value)
+
+
+def _pair(found: tuple[float, float] | None, digits: int = 2) -> Cell:
+    return Cell(MISSING) if found is None else _number(found[0], digits, found[1])
+
+
+def _worst(found: Found) -> Cell:
+    rate, x = found.worst
+    error = 100 * binomial_error(rate, found.sets)
+    return Cell(f"{100 * rate:.0f} ± {error:.0f} at {x:+.1f}", rate)
+
+
+def _percent(found: Found) -> Cell:
+    return _number(100 * found.coverage, 1, 100 * found.coverage_error)
+
+
+# -- tables --------------------------------------------------------------------------------------------
+
+
+def band_tables(rows: Rows) -> list[Table]:
+    cells = summaries(rows)
+    return [_mark(cells), _methods(cells, rows), _by_x(cells), *_costs(rows)]
+
+
+def _ours(cells: Cells) -> list[Found]:
+    return [methods[WHOLE] for methods in cells.values() if WHOLE in methods]
+
+
+def _mark(cells: Cells) -> Table:
+    heads = (
+        *("function", "noise", "width", "n", "data sets", "coverage, %", "at the worst x, %", "in the gap, %"),
+        *("std of the band", "of the curve", "bias / std", "likeness", "relative width"),
+        *("true bootstrap: nets × sets", "its coverage, %", "its std"),
+    )
+    lines = []
+    for found in _ours(cells):
+        true = cells[found.cell].get(TRUE)
+        gap = None if found.in_gap is None else 100 * found.in_gap
+        lines.append(
+            (
+                *map(_text, found.cell),
+                _text(found.sets),
+                _percent(found),
+                _worst(found),
+                _number(gap, 0),
+                _number(found.std, 3),
+                _number(found.std / found.size, 3),
+                _number(found.bias, 2),
+                _pair(found.likeness),
+                _pair(found.relative_width),
+                Cell(MISSING) if true is None else Cell(f"{true.rows[0]['members']} × {true.sets}"),
+                Cell(MISSING) if true is None else _number(100 * true.coverage, 1),
+                Cell(MISSING) if true is None else _number(true.std, 3),
+            )
+        )
+    return Table(
+        f"The influence bootstrap of the whole net (one training, and one pass over its data): its {LEVEL:.0%} band.",
+        heads,
+        tuple(lines),
+        note=(
+            "Coverage is the mean over x inside the data ± its standard error over parts of them; at the worst x ± "
+            "the binomial error. The standard deviation of the curve is over data sets; its bias the largest over x. "
+            "Likeness is the correlation over x, data set by data set, of the band's standard deviation with that of a "
+            "true random-weight bootstrap, corrected for the noise of its few nets; relative width is against that "
+            "bootstrap's band scaled to the same coverage; both ± the jackknife's error over data sets."
+        ),
+        keys=4,
+    )
+
+
+def _methods(cells: Cells, rows: Rows) -> Table:
+    heads = (
+        *("function", "noise", "width", "n", "method", "data sets", "coverage, %", "at the worst x, %"),
+        *("std of the band", "likeness", "relative width", "cost in trainings"),
+    )
+    costs = {(row["width"], row["method"]): row["seconds"] / row["plain"] for row in rows.get("cost", [])}
+    lines = []
+    for (function, noise, width, n), methods in cells.items():
+        if not any(method in methods for method in FITTED):
+            continue
+        for method in (*AROUND, *FITTED, TRUE):
+            if method not in methods:
+                continue
+            found = methods[method]
+            cost = costs.get((width, method))
+            trainings = None if cost is None else cost + (method in AROUND)
+            lines.append(
+                (
+                    *map(_text, (function, noise, width, n, method)),
+                    _text(found.sets),
+                    _percent(found),
+                    _worst(found),
+                    _number(found.std, 3),
+                    Cell(MISSING) if method == TRUE else _pair(found.likeness),
+                    Cell(MISSING) if method == TRUE else _pair(found.relative_width),
+                    _text(found.rows[0]["members"]) if method == TRUE else _number(trainings),
+                )
+            )
+    return Table(
+        "Every method in the cells where all were measured.",
+        heads,
+        tuple(lines),
+        note=(
+            "Cost: seconds of fitting and of predicting on the grid, over those of one plain training of the same net; "
+            "for methods that go around a trained net, that training included. MC dropout has a rate of 0.1."
+        ),
+        keys=5,
+    )
+
+
+def _by_x(cells: Cells) -> Table:
+    """Of the whole net's influence bootstrap: every fourth x."""
+    mine = [found for found in _ours(cells) if found.cell[2:] == _centre(cells)]
+    places = range(0, len(mine[0].x), 4) if mine else range(0)
+    heads = ("function", "noise", *(f"x = {float(mine[0].x[k]):+.1f}" for k in places))
+    lines = [
+        (
+            _text(found.function),
+            _text(found.cell[1]),
+            *(
+                _number(100 * float(found.rate[k]), 0, 100 * binomial_error(float(found.rate[k]), found.sets))
+                for k in places
+            ),
+        )
+        for found in mine
+    ]
+    width, n = _centre(cells)
+    return Table(
+        f"Coverage in per cent at each x ± its binomial error: the same method, width {width}, n = {n}.",
+        heads,
+        tuple(lines),
+        note="In the gap, between −0.5 and 0.5, there are no data.",
+        keys=2,
+    )
+
+
+def _centre(cells: Cells) -> tuple[int, int]:
+    """Width and n of the first cell: the one that the others vary."""
+    first = next(iter(cells))
+    return first[2], first[3]
+
+
+def _costs(rows: Rows) -> list[Table]:
+    found = rows.get("cost", [])
+    if not found:
+        return []
+    widths = sorted({row["width"] for row in found})
+    by = {(row["method"], row["width"]): row for row in found}
+    lines = [
+        (_text(method), *(_number(by[method, width]["seconds"] / by[method, width]["plain"], 3) for width in widths))
+        for method in (*AROUND, *FITTED)
+    ]
+    return [
+        Table(
+            "What each method adds to one plain training (around a trained net), or takes in its place: in trainings.",
+            ("method", *(f"3 × {width}" for width in widths)),
+            tuple(lines),
+            note="n = 300; measured in one run, one thread, with the prediction on the grid.",
+            keys=1,
+        )
+    ]
+
+
+# -- verdicts ------------------------------------------------------------------------------------------
+
+
+def band_verdicts(rows: Rows) -> list[Verdict]:
+    ours = [found for found in _ours(summaries(rows)) if found.function != HARD]
+    name = "the influence bootstrap of the whole net"
+    every = f"in each of {len(ours)} cells of function, noise, width and n"
+    return [
+        _everywhere(
+            f"{name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
+            {found: found.coverage for found in ours},
+            lambda value: LEAST <= value <= MOST,
+            lambda value: f"{value:.1%}",
+        ),
+        _everywhere(
+            f"{name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
+            {found: found.worst[0] for found in ours},
+            lambda value: value >= LEAST_AT_X,
+            lambda value: f"{value:.1%}",
+        ),
+        _everywhere(
+            f"its standard deviation over x correlates by {LEAST_LIKENESS} or more with the true bootstrap's {every}",
+            {found: found.likeness[0] for found in ours if found.likeness is not None},
+            lambda value: value >= LEAST_LIKENESS,
+            lambda value: f"{value:.2f}",
+        ),
+        _everywhere(
+            f"its band is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage {every}",
+            {found: found.relative_width[0] for found in ours if found.relative_width is not None},
+            lambda value: value <= MOST_WIDTH,
+            lambda value: f"{value:.2f}",
+        ),
+    ]
+
+
+def _everywhere(claim: str, values: Mapping[Found, float], good: Any, show: Any) -> Verdict:
+    """Rule: in every cell. Where it is missed, which and by how much."""
+    missed = {found: value for found, value in values.items() if not good(value)}
+    spread = f"{show(min(values.values()))} to {show(max(values.values()))}" if values else "not measured"
+    where = "; ".join(f"{_short(found)} {show(value)}" for found, value in missed.items())
+    said = f"{spread}, mean {show(fmean(values.values()))}" if values else spread
+    if missed:
+        said += f"; missed in {len(missed)}: {where}"
+    return Verdict(claim, None if not values else not missed, said)
+
+
+def _short(found: Found) -> str:
+    function, noise, width, n = found.cell
+    return f"{function}, {noise} noise, width {width}, n = {n}:"
+
+
+# -- figures -------------------------------------------------------------------------------------------
+
+
+def band_figures(rows: Rows) -> "dict[str, Figure]":
+    from matplotlib.figure import Figure
+
+    from neuboots.report.figures import draw_coverage
+
+    cells = summaries(rows)
+    ours = [found for found in _ours(cells) if found.function != HARD]
+    cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
+    columns = min(3, len(cases))
+    lines = -(-len(cases) // columns)
+    by_x = Figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
+    panels = by_x.subplots(lines, columns, squeeze=False, sharey=True).flat
+    for ax, (function, noise) in zip(panels, cases, strict=False):
+        mine = [found for found in ours if (found.function, found.cell[1]) == (function, noise)]
+        narrow = [found for found in mine if found.cell[2] == min(f.cell[2] for f in mine)]
+        curves = {f"n = {found.cell[3]}": found.rate for found in narrow}
+        draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
+        ax.set_title(f"{function}, {noise} noise, width {narrow[0].cell[2]}")
+        ax.set_ylim(0.5, 1.01)
+    compared = {cell: methods for cell, methods in cells.items() if any(method in methods for method in FITTED)}
+    return {"coverage": by_x, "methods": _bars(list(compared.items()))}
+
+
+def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figure":
+    """Mean coverage and that at the worst x of every method, a panel for each cell."""
+    from matplotlib.figure import Figure
+
+    from neuboots.report.figures import BLUE, ORANGE
+
+    figure = Figure(figsize=(3.4 * max(1, len(cells)), 4.6), layout="constrained")
+    panels = figure.subplots(1, max(1, len(cells)), squeeze=False, sharey=True)[0]
+    names = [name for name in (*AROUND, *FITTED, TRUE) if any(name in methods for _, methods in cells)]
+    for ax, ((function, noise, width, n), methods) in zip(panels, cells, strict=False):
+        for k, name in enumerate(names):
+            if name in methods:
+                ax.plot(methods[name].coverage, k, "o", color=BLUE, label="mean over x" if not k else None)
+                ax.plot(methods[name].worst[0], k, "x", color=ORANGE, label="at the worst x" if not k else None)
+        ax.axvline(LEVEL, color="black", lw=1, ls=":")
+        ax.set(xlim=(-0.03, 1.03), xlabel="share of data sets covered")
+        ax.set_title(f"{function}, {noise} noise\nwidth {width}, n = {n}", fontsize=10)
+        ax.grid(axis="y", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    if cells:
+        panels[0].legend(loc="lower left", fontsize=8)
+    return figure

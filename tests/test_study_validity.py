@@ -1,0 +1,170 @@
+"""The study of validity: its curves, what it says of bands, and the smoke scale from end to end."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neuboots.experiments import validity_curves as curves
+from neuboots.experiments.runs import execute
+from neuboots.experiments.study import Bench, Rows
+from neuboots.experiments.validity import Validity
+from neuboots.experiments.validity_summary import Found, jackknife, summaries
+from neuboots.experiments.validity_tables import band_tables, band_verdicts
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# -- curves --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["constant", "varying"])
+@pytest.mark.parametrize("function", ["smooth", "wiggly", "gap", "edge"])
+def test_curves(function: str, noise: str) -> None:
+    truth = curves.curve(function, noise)
+    x, y = truth.draw(20_000, seed=0, number=0).tensors
+    assert float(x.abs().max()) <= 2.0
+    assert bool((x.abs() < 0.5).any()) == (function != "gap")
+    residual = y - truth.function(x)
+    for low, high in ((0.5, 0.7), (1.8, 2.0)):
+        there = (x[:, 0].abs() > low) & (x[:, 0].abs() < high)
+        expected = 0.3 if noise == "constant" else 0.1 + 0.2 * (low + high) / 2
+        assert float(residual[there].std()) == pytest.approx(expected, rel=0.06)
+    mask = curves.inside(function, truth.grid[:, 0])
+    assert int(mask.sum()) == (28 if function == "gap" else 39)
+
+
+def test_band_rows_count_what_is_held() -> None:
+    truth = curves.curve("smooth", "constant")
+    values = truth.values.double()
+    mean = torch.stack([values, values + 1.0])
+    std = torch.full((2, 39), 1 / curves.Z + 1e-5).double()
+    std[1, :5] = 0.1
+    row = curves.band_row("mine", mean, std, truth, 1)
+    assert row["held"] == [1] * 5 + [2] * 34
+    assert row["sets"] == 2
+    assert len(row["stds"]) == 1
+    assert row["error"][0] == pytest.approx(0.5, abs=1e-3)
+    assert row["square"][0] == pytest.approx(0.5, abs=1e-3)
+
+
+# -- what is said of them ------------------------------------------------------------------------------
+
+
+def made_rows(band: Tensor, true: Tensor, halves: tuple[Tensor, Tensor], **options: Any) -> Rows:
+    """Rows of one cell: R bands of these standard deviations, all held but at the first x."""
+    cell = {"function": "smooth", "noise": "constant", "width": 8, "n": 30, "seed": 0, **options}
+    sets, places = band.shape
+    held = [sets // 2] + [sets] * (places - 1)
+    common = {"sets": sets, "error": [0.0] * places, "square": [0.04] * places}
+    bands = {**cell, **common, "method": curves.WHOLE, "held": held, "std": band.mean(0).tolist()}
+    nets = {**cell, **common, "method": curves.TRUE, "held": held, "std": true.mean(0).tolist(), "members": 8}
+    nets |= {"stds": true.tolist(), "halves": [half.tolist() for half in halves]}
+    nets |= {"away": torch.linspace(0.0, 4.0, sets * places).view(sets, places).tolist()}
+    return {"bands": [{**bands, "stds": band.tolist()}], "true": [nets]}
+
+
+def test_likeness_is_corrected_for_few_nets() -> None:
+    """Noise on the true bootstrap's side lowers a correlation, and not this one; noise of the band does."""
+    generator = rng(0)
+    shape = 1.0 + 0.3 * torch.linspace(-1.0, 1.0, 39).square()
+    sets = 300
+
+    def noisy(size: float) -> Tensor:
+        return shape + size * torch.randn(sets, 39, generator=generator)
+
+    halves = (noisy(0.3), noisy(0.3))
+    true = (halves[0] + halves[1]) / 2
+    found = summaries(made_rows(shape.expand(sets, -1).clone(), true, halves))
+    mine = next(iter(found.values()))[curves.WHOLE]
+    assert mine.likeness is not None
+    assert mine.likeness[0] == pytest.approx(1.0, abs=4 * mine.likeness[1])
+    plain = torch.corrcoef(torch.stack([shape.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
+    assert float(plain) < 0.6
+    blurred = summaries(made_rows(noisy(0.3), true, halves))
+    assert next(iter(blurred.values()))[curves.WHOLE].likeness[0] < 0.5  # type: ignore[index]
+
+
+def test_relative_width_is_at_the_same_coverage() -> None:
+    flat = torch.full((10, 39), 0.2)
+    rows = made_rows(2 * flat, flat, (flat, flat))
+    mine = next(iter(summaries(rows).values()))[curves.WHOLE]
+    assert mine.coverage == pytest.approx(1 - 0.5 / 39)
+    scale = 4.0 * (1 - 0.5 / 39) / curves.Z  # `away` is uniform on (0, 4)
+    assert mine.relative_width is not None
+    assert mine.relative_width[0] == pytest.approx(2 / scale, rel=1e-3)
+    assert mine.worst == (0.5, pytest.approx(-1.9))
+    assert mine.size == pytest.approx(2.0)
+
+
+def test_parts_are_weighed_by_their_data_sets() -> None:
+    flat = torch.full((10, 39), 0.2)
+    first, second = made_rows(flat, flat, (flat, flat)), made_rows(3 * flat[:5], flat[:5], (flat[:5], flat[:5]), seed=1)
+    rows: Rows = {"bands": first["bands"] + second["bands"], "true": first["true"]}
+    mine = next(iter(summaries(rows).values()))[curves.WHOLE]
+    assert isinstance(mine, Found)
+    assert mine.sets == 15
+    assert mine.std == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
+    assert float(mine.rate[0]) == pytest.approx(7 / 15)
+
+
+def test_jackknife() -> None:
+    values = torch.randn(50, generator=rng(1)).double()
+    found = jackknife(lambda part: float(part.mean()), values)
+    assert found is not None
+    assert found[1] == pytest.approx(float(values.std()) / math.sqrt(50))
+    assert jackknife(lambda part: math.nan, values) is None
+
+
+def test_verdicts_name_where_the_mark_is_missed() -> None:
+    flat = torch.full((10, 39), 0.2)
+    good = made_rows(flat, flat, (flat, flat))
+    said = [str(verdict) for verdict in band_verdicts(good)]
+    assert said[1].startswith("does NOT hold")
+    assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
+    assert said[3].startswith("holds")
+    assert band_tables(good)[0].lines[0][6].text == "50 ± 16 at -1.9"
+
+
+# -- from end to end -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("validity") / "out"
+    return execute(Validity.at("smoke"), "smoke", folder, Bench(), command="neuboots reproduce validity --scale smoke")
+
+
+def test_smoke(run: Any) -> None:
+    assert {"bands", "true", "cost", "classes"} <= set(run.rows)
+    methods = {row["method"] for row in run.rows["bands"]}
+    assert methods == {*curves.AROUND, *curves.FITTED}
+    chapter = run.chapter()
+    assert len(chapter.verdicts) >= 5
+    assert {"coverage", "methods"} <= set(chapter.figures)
+    for table in chapter.tables:
+        assert table.lines, table.title
+
+
+def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
+    study = Validity.at("smoke")
+    unit = next(unit for unit in study.units() if unit["part"] == "bands")
+    (again,) = study.measure(unit, Bench())["bands"]
+    (row,) = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in unit.items())]
+    assert {key: row[key] for key in again} == again
+
+
+def test_scales_differ_in_size_alone() -> None:
+    cpu, paper = Validity.at("cpu"), Validity.at("paper")
+    for function in ("smooth", "wiggly", "gap"):
+        for noise in ("constant", "varying"):
+            for n in (100, 300, 1000):
+                assert (function, noise, 64, n) in cpu.cells
+    assert {cell[2] for cell in cpu.cells} == {64, 256, 500}
+    assert cpu.sets_each * len(cpu.seeds) >= 200
+    assert {*cpu.cells} - {("edge", "constant", 64, 1000)} <= {*paper.cells}
