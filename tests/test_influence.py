@@ -414,6 +414,19 @@ def test_moments_are_those_of_many_replicates(law: Any, blocks: int | None) -> N
     assert bool(((found.samples.var(0) / std.square() - 1).abs() <= k * (8 / B) ** 0.5).all())
 
 
+@pytest.mark.parametrize("smooth", [0.0, 0.2])
+def test_refitting_past_an_upsampling_is_refitting_at_the_head(smooth: float) -> None:
+    """Of pixels that are each repeated twice by twice, with their labels: the same problem, four times."""
+    low = seeded(lambda: nn.Conv2d(3, 2, 1))
+    high = nn.Sequential(low, nn.Upsample(scale_factor=2, mode="nearest"))
+    y = torch.arange(16).view(4, 2, 2) % 2
+    loss = CrossEntropy(label_smoothing=smooth)
+    options = {"loss": loss, "refit": True, "residuals": "hc3"}
+    wanted = around(low, PIXELS, y, ridge=0.1, **options).heads(0, 3, seed=0)
+    found = around(high, PIXELS, y.repeat_interleave(2, 1).repeat_interleave(2, 2), ridge=0.4, **options)
+    torch.testing.assert_close(found.heads(0, 3, seed=0), wanted, rtol=1e-6, atol=1e-8)
+
+
 def test_moments_pass_through_an_upsampling() -> None:
     net, x = seeded(Upsampling), rows(5, 2, 8, 8)
     predictor = around(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4)
@@ -638,8 +651,8 @@ def test_options_are_checked() -> None:
 
 def test_refitting_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     net, y = seeded(lambda: nn.Linear(3, 2)), torch.arange(40) % 2
-    with pytest.raises(ValueError, match="got a net that upsamples"):
-        around(seeded(Upsampling), rows(3, 2, 8, 8), torch.zeros(3, 8, 8, dtype=torch.int64), refit=True)
+    with pytest.raises(ValueError, match="got a net that upsamples means and variances"):
+        around(seeded(Upsampling), rows(3, 2, 8, 8), rows(3, 2, 8, 8, seed=1), loss=GaussianNLL(), refit=True)
     with pytest.raises(ValueError, match="got refitted heads, whose moments are not known"):
         around(net, X, y, refit=True).moments(NEW)
     monkeypatch.setattr(refit_room, "_HELD", 100)

@@ -32,7 +32,7 @@ from neuboots.methods.influence.spectrum import (
     remainder,
     ridge_of,
 )
-from neuboots.methods.influence.tangent import TangentPredictor
+from neuboots.methods.influence.tangent import TangentPredictor, tangent_predictor
 from neuboots.methods.influence.working import working
 from neuboots.nets import MLP
 from neuboots.weights import Dirichlet, Exponential
@@ -468,3 +468,24 @@ def test_no_rows_and_one_row() -> None:
 def test_contract(check: Callable[[Subject], None], layers: Any) -> None:
     """All of it but pixels, which several layers do not serve."""
     check(Subject(find("influence"), {"layers": layers}))
+
+
+@pytest.mark.parametrize("residuals", ["raw", "hc3"])
+@pytest.mark.parametrize(
+    ("loss", "outputs"), [(SquaredError(), 1), (SquaredError(), 2), (CrossEntropy(), 3), (BinaryCrossEntropy(), 1)]
+)
+def test_the_head_in_both_forms(loss: Any, outputs: int, residuals: Any) -> None:
+    """Primal and kernel form of the last layer are one and the same, replicate by replicate."""
+    torch.manual_seed(2)
+    net = MLP(2, outputs, widths=(6,)).double().eval()
+    x = drawn(25, 2).double()
+    targets = {
+        "SquaredError": drawn(25, outputs, seed=1).double(),
+        "CrossEntropy": torch.arange(25) % 3,
+        "BinaryCrossEntropy": (x[:, :1] > 0).double(),
+    }
+    data = TensorDataset(x, targets[type(loss).__name__])
+    method = InfluenceBootstrap(loss, ridge=0.02, residuals=residuals)
+    primal = method.around(net, data).predict(x[:5], 8).samples
+    kernel = tangent_predictor(method, net, data, Recipe(epochs=1)).predict(x[:5], 8).samples
+    torch.testing.assert_close(primal, kernel, rtol=1e-6, atol=1e-8)

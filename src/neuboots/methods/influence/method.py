@@ -23,10 +23,11 @@ class InfluenceBootstrap:
     """Options of the influence bootstrap.
 
     The net is trained as ever, or is trained already (`around`), and stays as it is. `layers` says how much of it the
-    weights of the data may move: 1 its head, k its last k layers with weights, "all" the whole net, whose band is the
-    one to rely on (docs/validity.md); the head alone is cheaper, and serves pixels and streams as well.
+    weights of the data may move: 1 its head, k its last k layers with weights, "all" the whole net, whose band
+    follows the data best (docs/decisions/0010); the head alone is cheaper, and serves pixels and streams as well.
 
-    `ridge` is λ/n; None takes the one at which the linear model fits as closely as the net did (see `choose_ridge`).
+    `ridge` is λ/n; None takes the one at which the linear model fits as closely as the net did (see `choose_ridge`),
+    and for the head of a net of classes the one of the largest evidence, as `Laplace` does.
     `residuals` says how in-sample residuals are corrected for leverage: "smooth" by the noise level around them, "hc3"
     each by itself, rᵢ/(1 − hᵢ) with hᵢ held below 0.9, "raw" not at all; None is "smooth" for continuous targets and
     "hc3" for classes.

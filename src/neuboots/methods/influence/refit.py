@@ -196,6 +196,8 @@ def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Re
         raise ValueError(
             f"got a head of {outputs} × {width} numbers to refit; expected systems of at most {_MOST}: take refit=False"
         )
+    if survey.upsampled and survey.likelihood == "gaussian":
+        raise ValueError("got a net that upsamples means and variances; expected one that ends there: take refit=False")
     raw = torch.zeros_like(sums)
     kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     needed, grams = 0, survey.theta.new_zeros(0, width, width)
@@ -203,10 +205,6 @@ def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Re
     if small:
         grams = survey.theta.new_zeros(blocks.num_blocks, width, width)
     for points in survey.points():
-        if points.y is None:
-            raise ValueError(
-                "got a net that upsamples its head's output; expected one that ends there: take refit=False"
-            )
         block = blocks(points.row).to(sums.device)
         add_gradients(raw, points, points.residual, block)
         if small:
@@ -224,4 +222,6 @@ def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Re
             )
     data = Grams(grams) if small else Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
     shape = (-1, outputs, width)
-    return Refit(data, sums.view(shape), (sums - raw).view(shape), penalty, None if squared else survey.loss)
+    # targets at the resolution of the head have been smoothed already
+    loss = CrossEntropy() if survey.upsampled and survey.likelihood == "softmax" else survey.loss
+    return Refit(data, sums.view(shape), (sums - raw).view(shape), penalty, None if squared else loss)

@@ -35,7 +35,7 @@ class Points(NamedTuple):
     slope: Tensor  # −∂ℓ/∂z = L u, but for a loss without curvature there: (M, C)
     weight: Tensor  # how much each counts: (M,)
     row: Tensor  # the number of its row in the data set: (M,)
-    y: Tensor | None  # its target; None where the net upsamples its head's output
+    y: Tensor  # its target; where the net upsamples its head's output, the one that has this slope at the head
 
 
 class Found(NamedTuple):
@@ -63,6 +63,11 @@ def slope_of(loss: Loss, z: Tensor, y: Tensor, found: Working) -> Tensor:
             (slope,) = torch.autograd.grad(loss(leaf, y).sum(), leaf)
         return -slope
     return (found.root @ found.residual[:, :, None])[:, :, 0]
+
+
+def _mean_of(likelihood: Likelihood | None, z: Tensor) -> Tensor:
+    """E y at outputs z, for a loss whose slope is y − E y."""
+    return z.softmax(1) if likelihood == "softmax" else z.sigmoid() if likelihood == "bernoulli" else z
 
 
 def ends_at_head(at: GeneratorAt) -> bool:
@@ -96,6 +101,7 @@ class Survey:
         self.theta = head_of(self.generator)  # θ̂: (C, D̃)
         self.biased = self.generator.split.head.bias is not None
         self.continuous = False  # whether targets are numbers; known after the first batch
+        self.upsampled = False  # whether the net goes on after its head; known after the first batch
         self.count = self.rows = 0  # points that count, and their rows; known after the first pass
 
     @property
@@ -127,8 +133,9 @@ class Survey:
             # L⁺ = Lᵀ (LLᵀ)⁺; a point counts for its weight
             inverse = torch.linalg.pinv(root @ root.mT, rtol=1e-10, hermitian=True)
             slope = some.slope / weight[:, None]
+            y = _mean_of(self.likelihood, z) + slope
             residual = (root.mT @ (inverse @ slope[:, :, None]))[:, :, 0]
-        points = Points(phi, z, root, residual, slope, weight, some.row, some.y)
+        points = Points(phi, z, root, residual, slope, weight, some.row, y)
         if not all(bool(torch.isfinite(part).all()) for part in points[:5]):
             raise ValueError(
                 "got NaN or infinite features, outputs or losses of the trained net on its data; expected finite "
@@ -190,7 +197,7 @@ class Survey:
             same_axes = y.ndim == at.output.ndim > 1
             targets = y.movedim(1, -1).flatten(0, -2) if same_axes else y.reshape(len(phi), *y.shape[flat.ndim - 1 :])
         else:
-            slope = self._slope(at, y)
+            slope, self.upsampled = self._slope(at, y), True
         some = Found(phi, targets, slope, weight.to(phi.device), row.to(phi.device))
         counted = some.weight > 0
         return some if bool(counted.all()) else some.take(counted)
