@@ -62,7 +62,7 @@ def made_rows(band: Tensor, true: Tensor, halves: tuple[Tensor, Tensor], **optio
     sets, places = band.shape
     held = [sets // 2] + [sets] * (places - 1)
     common = {"sets": sets, "error": [0.0] * places, "square": [0.04] * places}
-    bands = {**cell, **common, "method": curves.WHOLE, "held": held, "std": band.mean(0).tolist()}
+    bands = {**cell, **common, "method": curves.SIZED, "held": held, "std": band.mean(0).tolist()}
     nets = {**cell, **common, "method": curves.TRUE, "held": held, "std": true.mean(0).tolist(), "members": 8}
     nets |= {"stds": true.tolist(), "halves": [half.tolist() for half in halves]}
     nets |= {"away": torch.linspace(0.0, 4.0, sets * places).view(sets, places).tolist()}
@@ -81,19 +81,19 @@ def test_likeness_is_corrected_for_few_nets() -> None:
     halves = (noisy(0.3), noisy(0.3))
     true = (halves[0] + halves[1]) / 2
     found = summaries(made_rows(shape.expand(sets, -1).clone(), true, halves))
-    mine = next(iter(found.values()))[curves.WHOLE]
+    mine = next(iter(found.values()))[curves.SIZED]
     assert mine.likeness is not None
     assert mine.likeness[0] == pytest.approx(1.0, abs=4 * mine.likeness[1])
     plain = torch.corrcoef(torch.stack([shape.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
     assert float(plain) < 0.6
     blurred = summaries(made_rows(noisy(0.3), true, halves))
-    assert next(iter(blurred.values()))[curves.WHOLE].likeness[0] < 0.5  # type: ignore[index]
+    assert next(iter(blurred.values()))[curves.SIZED].likeness[0] < 0.5  # type: ignore[index]
 
 
 def test_relative_width_is_at_the_same_coverage() -> None:
     flat = torch.full((10, 39), 0.2)
     rows = made_rows(2 * flat, flat, (flat, flat))
-    mine = next(iter(summaries(rows).values()))[curves.WHOLE]
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
     assert mine.coverage == pytest.approx(1 - 0.5 / 39)
     scale = 4.0 * (1 - 0.5 / 39) / curves.Z  # `away` is uniform on (0, 4)
     assert mine.relative_width is not None
@@ -106,7 +106,7 @@ def test_parts_are_weighed_by_their_data_sets() -> None:
     flat = torch.full((10, 39), 0.2)
     first, second = made_rows(flat, flat, (flat, flat)), made_rows(3 * flat[:5], flat[:5], (flat[:5], flat[:5]), seed=1)
     rows: Rows = {"bands": first["bands"] + second["bands"], "true": first["true"]}
-    mine = next(iter(summaries(rows).values()))[curves.WHOLE]
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
     assert isinstance(mine, Found)
     assert mine.sets == 15
     assert mine.std == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
@@ -143,12 +143,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_smoke(run: Any) -> None:
     assert {"bands", "true", "cost", "classes"} <= set(run.rows)
     methods = {row["method"] for row in run.rows["bands"]}
-    assert methods == {*curves.AROUND, *curves.FITTED}
+    assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED}
     chapter = run.chapter()
     assert len(chapter.verdicts) >= 5
     assert {"coverage", "methods"} <= set(chapter.figures)
     for table in chapter.tables:
         assert table.lines, table.title
+    assert "sized by a second training" in chapter.tables[0].title
 
 
 def test_a_unit_again_gives_the_same_rows(run: Any) -> None:

@@ -107,7 +107,9 @@ class Validity(Study):
     def units(self) -> list[Unit]:
         found: list[Unit] = []
         for seed in self.seeds:
-            found += [{"part": "bands", **_named(cell), "seed": seed} for cell in self.cells]
+            found += [
+                {"part": part, **_named(cell), "seed": seed} for part in ("bands", "sized") for cell in self.cells
+            ]
             if seed in self._classes.seeds:
                 found += [{"part": "classes", "data": data, "seed": seed} for data in self._classes.data]
             found += [{"part": "around", **_named(cell), "seed": seed} for cell in self.others]
@@ -129,6 +131,7 @@ class Validity(Study):
             return {"classes": classes.measure(unit["data"], unit["seed"], self._classes, bench)}
         parts: dict[str, Callable[[Unit], Rows]] = {
             "bands": self._bands,
+            "sized": self._sized,
             "around": self._around,
             "fitted": self._fitted,
             "true": self._true,
@@ -139,6 +142,20 @@ class Validity(Study):
     def _bands(self, unit: Unit) -> Rows:
         """The influence bootstrap of the whole net."""
         return self._of_nets(unit, [curves.WHOLE], self.sets_each)
+
+    def _sized(self, unit: Unit) -> Rows:
+        """The same, with its size set by a second training."""
+        truth, recipe = curves.curve(unit["function"], unit["noise"]), self.training.recipe(unit["n"], _DATA)
+        first = unit["seed"] * self.sets_each
+        numbers = range(first, first + self.sets_each)
+        pairs = curves.plain_nets(unit, numbers, self.training, _DATA)
+        others = curves.replicates_of(unit, numbers, self.training, _DATA)
+        found = [
+            curves.moments_of(curves.sized(net, other, data, recipe), truth.grid, self.num_samples)
+            for (data, net), other in zip(pairs, others, strict=True)
+        ]
+        mean, std = (torch.stack(part) for part in zip(*found, strict=True))
+        return {"bands": [self._row(unit, curves.SIZED, mean, std, first)]}
 
     def _around(self, unit: Unit) -> Rows:
         """The other methods that go around a trained net, all around the same."""

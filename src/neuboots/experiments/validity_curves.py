@@ -20,6 +20,7 @@ from neuboots.experiments.study import Unit
 from neuboots.keys import draw_keys, seed_named
 from neuboots.losses import SquaredError
 from neuboots.methods import InfluenceBootstrap, Laplace, MCDropout, NeuBoots, Plain
+from neuboots.methods.influence.sized import sized_by
 from neuboots.methods.registry import find
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
@@ -75,6 +76,7 @@ def _influence(**options: Any) -> Method:
 
 
 WHOLE = "influence, whole net"
+SIZED = "influence, whole net, sized by a second training"
 
 AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     WHOLE: partial(_influence, layers="all"),
@@ -133,6 +135,29 @@ def plain_nets(
         nets = train_side_by_side(net_of(unit["width"]), sets, training.recipe(n, seed), seeds=seeds)
         found += list(zip(sets, nets, strict=True))
     return found
+
+
+def replicates_of(unit: Unit, numbers: Sequence[int], training: Training, seed: int) -> list[nn.Module]:
+    """For each of these data sets a net trained like its plain one, from the same start, on random weights."""
+    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    found: list[nn.Module] = []
+    for start in range(0, len(numbers), _TOGETHER):
+        some = numbers[start : start + _TOGETHER]
+        weights = Dirichlet().sample(draw_keys(torch.tensor([*some]), seed, "replicate"), n)  # (R, n)
+        found += train_side_by_side(
+            net_of(unit["width"]),
+            [truth.draw(n, seed=seed, number=number) for number in some],
+            training.recipe(n, seed),
+            seeds=[seed_named(seed, "net", number) for number in some],
+            weights=weights,
+        )
+    return found
+
+
+def sized(net: nn.Module, replicate: nn.Module, data: TensorDataset, recipe: Recipe) -> Predictor:
+    """What `InfluenceBootstrap(layers="all", replicates=1).fit` gives, from nets that are trained already."""
+    method = InfluenceBootstrap(SquaredError(), layers="all")
+    return sized_by(method, method.around(net, data, recipe), [replicate], data, recipe)
 
 
 def true_members(unit: Unit, number: int, members: int, training: Training, seed: int) -> Tensor:

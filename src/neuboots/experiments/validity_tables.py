@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from neuboots.experiments.study import Rows
-from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, TRUE, WHOLE
+from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, SIZED, TRUE, WHOLE
 from neuboots.experiments.validity_summary import Found, binomial_error, summaries
 from neuboots.report.tables import MISSING, Cell, Table
 from neuboots.report.verdicts import Verdict
@@ -17,6 +17,10 @@ LEAST, MOST = 0.93, 0.97  # of the mean coverage
 LEAST_AT_X = 0.88  # of the coverage at each x inside the data
 LEAST_LIKENESS = 0.8  # correlation with the true bootstrap's standard deviation over x
 MOST_WIDTH = 1.25  # times the true bootstrap's, at the same coverage
+_TITLES = {
+    WHOLE: "influence bootstrap of the whole net",
+    SIZED: "influence bootstrap of the whole net, sized by a second training",
+}
 HARD = "edge"  # a curve that nets miss: shown, and not among those of the claim
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Found]]
@@ -52,21 +56,27 @@ def _percent(found: Found) -> Cell:
 
 def band_tables(rows: Rows) -> list[Table]:
     cells = summaries(rows)
-    return [_mark(cells), _methods(cells, rows), _by_x(cells), *_costs(rows)]
+    return [
+        _mark(cells, SIZED, "two trainings"),
+        _mark(cells, WHOLE, "one training"),
+        _methods(cells, rows),
+        _by_x(cells),
+        *_costs(rows),
+    ]
 
 
-def _ours(cells: Cells) -> list[Found]:
-    return [methods[WHOLE] for methods in cells.values() if WHOLE in methods]
+def _ours(cells: Cells, method: str) -> list[Found]:
+    return [methods[method] for methods in cells.values() if method in methods]
 
 
-def _mark(cells: Cells) -> Table:
+def _mark(cells: Cells, method: str, price: str) -> Table:
     heads = (
         *("function", "noise", "width", "n", "data sets", "coverage, %", "at the worst x, %", "in the gap, %"),
         *("std of the band", "of the curve", "bias / std", "likeness", "relative width"),
         *("true bootstrap: nets × sets", "its coverage, %", "its std"),
     )
     lines = []
-    for found in _ours(cells):
+    for found in _ours(cells, method):
         true = cells[found.cell].get(TRUE)
         gap = None if found.in_gap is None else 100 * found.in_gap
         lines.append(
@@ -87,7 +97,7 @@ def _mark(cells: Cells) -> Table:
             )
         )
     return Table(
-        f"The influence bootstrap of the whole net (one training, and one pass over its data): its {LEVEL:.0%} band.",
+        f"The {LEVEL:.0%} band of the {_TITLES[method]} ({price}, and a pass over the data).",
         heads,
         tuple(lines),
         note=(
@@ -111,12 +121,12 @@ def _methods(cells: Cells, rows: Rows) -> Table:
     for (function, noise, width, n), methods in cells.items():
         if not any(method in methods for method in FITTED):
             continue
-        for method in (*AROUND, *FITTED, TRUE):
+        for method in (SIZED, *AROUND, *FITTED, TRUE):
             if method not in methods:
                 continue
             found = methods[method]
-            cost = costs.get((width, method))
-            trainings = None if cost is None else cost + (method in AROUND)
+            cost = costs.get((width, WHOLE if method == SIZED else method))
+            trainings = None if cost is None else cost + (method in AROUND) + 2 * (method == SIZED)
             lines.append(
                 (
                     *map(_text, (function, noise, width, n, method)),
@@ -142,8 +152,8 @@ def _methods(cells: Cells, rows: Rows) -> Table:
 
 
 def _by_x(cells: Cells) -> Table:
-    """Of the whole net's influence bootstrap: every fourth x."""
-    mine = [found for found in _ours(cells) if found.cell[2:] == _centre(cells)]
+    """Of the sized influence bootstrap: every fourth x."""
+    mine = [found for found in _ours(cells, SIZED) if found.cell[2:] == _centre(cells)]
     places = range(0, len(mine[0].x), 4) if mine else range(0)
     heads = ("function", "noise", *(f"x = {float(mine[0].x[k]):+.1f}" for k in places))
     lines = [
@@ -159,7 +169,7 @@ def _by_x(cells: Cells) -> Table:
     ]
     width, n = _centre(cells)
     return Table(
-        f"Coverage in per cent at each x ± its binomial error: the same method, width {width}, n = {n}.",
+        f"Coverage in per cent at each x ± its binomial error: the {_TITLES[SIZED]}, width {width}, n = {n}.",
         heads,
         tuple(lines),
         note="In the gap, between −0.5 and 0.5, there are no data.",
@@ -198,30 +208,36 @@ def _costs(rows: Rows) -> list[Table]:
 
 
 def band_verdicts(rows: Rows) -> list[Verdict]:
-    ours = [found for found in _ours(summaries(rows)) if found.function != HARD]
-    name = "the influence bootstrap of the whole net"
+    cells = summaries(rows)
+    return [verdict for method in (SIZED, WHOLE) for verdict in _marks(_ours(cells, method), _TITLES[method])]
+
+
+def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
+    ours = [found for found in every_cell if found.function != HARD]
     every = f"in each of {len(ours)} cells of function, noise, width and n"
     return [
         _everywhere(
-            f"{name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
+            f"the {name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
             {found: found.coverage for found in ours},
             lambda value: LEAST <= value <= MOST,
             lambda value: f"{value:.1%}",
         ),
         _everywhere(
-            f"{name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
+            f"the {name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
             {found: found.worst[0] for found in ours},
             lambda value: value >= LEAST_AT_X,
             lambda value: f"{value:.1%}",
         ),
         _everywhere(
-            f"its standard deviation over x correlates by {LEAST_LIKENESS} or more with the true bootstrap's {every}",
+            f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
+            f"bootstrap's {every}",
             {found: found.likeness[0] for found in ours if found.likeness is not None},
             lambda value: value >= LEAST_LIKENESS,
             lambda value: f"{value:.2f}",
         ),
         _everywhere(
-            f"its band is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage {every}",
+            f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
+            f"{every}",
             {found: found.relative_width[0] for found in ours if found.relative_width is not None},
             lambda value: value <= MOST_WIDTH,
             lambda value: f"{value:.2f}",
@@ -254,7 +270,7 @@ def band_figures(rows: Rows) -> "dict[str, Figure]":
     from neuboots.report.figures import draw_coverage
 
     cells = summaries(rows)
-    ours = [found for found in _ours(cells) if found.function != HARD]
+    ours = [found for found in _ours(cells, SIZED) if found.function != HARD]
     cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
     columns = min(3, len(cases))
     lines = -(-len(cases) // columns)
@@ -277,9 +293,9 @@ def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figu
 
     from neuboots.report.figures import BLUE, ORANGE
 
-    figure = Figure(figsize=(3.4 * max(1, len(cells)), 4.6), layout="constrained")
+    figure = Figure(figsize=(4.5 + 2.4 * max(1, len(cells)), 5.0), layout="constrained")  # with room for the names
     panels = figure.subplots(1, max(1, len(cells)), squeeze=False, sharey=True)[0]
-    names = [name for name in (*AROUND, *FITTED, TRUE) if any(name in methods for _, methods in cells)]
+    names = [name for name in (SIZED, *AROUND, *FITTED, TRUE) if any(name in methods for _, methods in cells)]
     for ax, ((function, noise, width, n), methods) in zip(panels, cells, strict=False):
         for k, name in enumerate(names):
             if name in methods:

@@ -9,9 +9,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from neuboots.checkpoints import identity_of
+from neuboots.keys import whole
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
 from neuboots.methods.common import fit_net
 from neuboots.methods.influence.predictor import MOST_ROWS, InfluencePredictor
+from neuboots.prediction import Predictor
 from neuboots.training import Recipe, make_seeded
 from neuboots.weights import Dirichlet, WeightLaw, check_blocks, check_law
 
@@ -34,6 +36,9 @@ class InfluenceBootstrap:
     `refit=True` goes from the one step of Newton to convergence, for a head. `num_blocks` is S (None: a row is a
     block, while they are no more than the numbers of the head). Several layers need a matrix of rows × outputs squared:
     of more than `most_rows` a part is drawn, and its deviations are scaled to all of them.
+
+    `replicates` is how many true replicates `fit` trains from the same start, by which the size of the deviations is
+    set where the net moves further than to first order; each costs a training.
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
@@ -44,19 +49,21 @@ class InfluenceBootstrap:
     law: WeightLaw = field(default_factory=Dirichlet)
     num_blocks: int | None = None
     most_rows: int = MOST_ROWS
+    replicates: int = 0
     head: str | None = None
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
         check_law(self.law)
-        whole = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
-        if not whole and self.layers != "all":
+        layers = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
+        if not layers and self.layers != "all":
             raise ValueError(f"got layers={self.layers!r}; expected a whole number from 1 (the head), or 'all'")
         number = isinstance(self.ridge, int | float) and not isinstance(self.ridge, bool)
         if self.ridge is not None and not (number and 0.0 <= self.ridge < math.inf):
             raise ValueError(f"got ridge={self.ridge!r}; expected λ/n, a number from 0, or None to choose it")
         if self.residuals not in (None, "smooth", "hc3", "raw"):
             raise ValueError(f"got residuals={self.residuals!r}; expected 'smooth', 'hc3', 'raw', or None to choose")
+        whole("replicates", self.replicates, least=0)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
         if isinstance(self.most_rows, bool) or not isinstance(self.most_rows, int) or self.most_rows < 2:
@@ -81,11 +88,16 @@ class InfluenceBootstrap:
         recipe: Recipe,
         *,
         validation: Dataset[Any] | None = None,
-    ) -> InfluencePredictor:
+    ) -> Predictor:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
         net = make_seeded(make_net, recipe.seed)
         fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
-        return self.around(net.eval(), data, recipe)
+        predictor = self.around(net.eval(), data, recipe)
+        if not self.replicates:
+            return predictor
+        from neuboots.methods.influence.sized import sized
+
+        return sized(self, predictor, make_net, data, recipe, validation)
 
     def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe | None = None) -> InfluencePredictor:
         """The bootstrap of a net that is trained already, from the data it was trained on; the net stays as it is.

@@ -15,6 +15,8 @@ _FORMS = {"head": "HeadPredictor", "tangent": "TangentPredictor"}  # each in the
 class InfluencePredictor(Predictor):
     """B replicates around a trained net, linear in the weights of the data."""
 
+    ridge: float  # λ/n
+
     @property
     @abstractmethod
     def module(self) -> nn.Module:

@@ -1,0 +1,90 @@
+"""The influence bootstrap with its size set by true replicates."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from neuboots import CrossEntropy, GaussianNLL, InfluenceBootstrap, Recipe, SquaredError, load, save
+from neuboots.methods import ScaledPredictor
+from neuboots.methods.influence.sized import replicate_net
+from neuboots.nets import MLP
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def recipe(epochs: int, rate: float = 1e-2) -> Recipe:
+    return Recipe(epochs=epochs, batch_size=50, optimizer=partial(torch.optim.Adam, lr=rate), progress=False)
+
+
+@pytest.fixture(scope="module")
+def data() -> TensorDataset:
+    x = drawn(100, 2)
+    return TensorDataset(x, x[:, 0].sin() + 0.3 * drawn(100, seed=1))
+
+
+def make_net() -> nn.Module:
+    return MLP(2, 1, widths=(16, 16))
+
+
+def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
+    """Against the formula, at all rows; and the deviations are those of the unsized one, times it."""
+    method = InfluenceBootstrap(SquaredError(), layers="all", replicates=2)
+    found = method.fit(make_net, data, recipe(30))
+    assert isinstance(found, ScaledPredictor)
+    plain = found.inner
+    x = data.tensors[0]
+    raw = InfluenceBootstrap(SquaredError(), layers="all", residuals="raw", ridge=plain.ridge).around(plain.net, data)  # type: ignore[attr-defined]
+    nets = [replicate_net(method, make_net, data, recipe(30), None, k) for k in range(2)]
+    with torch.no_grad():
+        moved = torch.stack([(net(x) - plain.net(x)).square().mean() for net in nets]).mean()  # type: ignore[misc]
+    expected = max(1.0, float(moved / raw.summarize(x, 2).std.square().mean()))
+    assert found.std_scale is not None
+    assert found.std_scale[0] ** 2 == pytest.approx(expected, rel=0.25)  # 64 draws stand for the variance
+    torch.testing.assert_close(found.summarize(x, 2).std, found.std_scale[0] * plain.summarize(x, 2).std)
+    torch.testing.assert_close(found.summarize(x, 2).mean, plain.summarize(x, 2).mean)
+
+
+def test_replicates_begin_where_the_net_began(data: TensorDataset) -> None:
+    """Without a step they are the net itself; and weights of their own part them."""
+    still = recipe(1, rate=0.0)
+    method = InfluenceBootstrap(SquaredError(), replicates=1)
+    nets = [replicate_net(method, make_net, data, still, None, k) for k in range(2)]
+    x = data.tensors[0]
+    assert torch.equal(nets[0](x), nets[1](x))
+    nets = [replicate_net(method, make_net, data, recipe(2), None, k) for k in (0, 0, 1)]
+    assert torch.equal(nets[0](x), nets[1](x))
+    assert not torch.allclose(nets[0](x), nets[2](x), atol=1e-4)
+
+
+def test_a_linear_model_that_is_fitted_to_the_end_needs_no_size() -> None:
+    """There the first order is nearly all: the ratio is 1, within what one replicate says of it."""
+    x = drawn(400, 3)
+    data = TensorDataset(x, x @ torch.tensor([1.0, -1.0, 0.5]) + 0.5 * drawn(400, seed=1))
+    found = InfluenceBootstrap(SquaredError(), layers=1, replicates=8).fit(lambda: nn.Linear(3, 1), data, recipe(150))
+    assert isinstance(found, ScaledPredictor)
+    assert found.std_scale is not None
+    assert found.std_scale[0] < 1.5
+
+
+@pytest.mark.parametrize(("loss", "outputs", "scaled"), [(CrossEntropy(), 3, 3), (GaussianNLL(), 2, 1)])
+def test_classes_and_gaussian_heads(loss: object, outputs: int, scaled: int, tmp_path: Path) -> None:
+    x = drawn(60, 2)
+    y = torch.arange(60) % 3 if outputs == 3 else x[:, 0]
+    method = InfluenceBootstrap(loss, layers="all", replicates=1, most_rows=90)  # type: ignore[arg-type]
+    found = method.fit(lambda: MLP(2, outputs, widths=(8,)), TensorDataset(x, y), recipe(5))
+    assert isinstance(found, ScaledPredictor)
+    assert found.std_scale is not None
+    assert len(found.std_scale) == scaled
+    save(found, tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved").predict(x[:3], 5).samples, found.predict(x[:3], 5).samples)
+
+
+def test_a_whole_number_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="replicates=-1"):
+        InfluenceBootstrap(replicates=-1)
