@@ -472,7 +472,7 @@ def features_by_hand(net: nn.Module, x: Tensor) -> Tensor:
 
 # Other methods predict with weights that no net of theirs holds by itself.
 MEMBERS = {"standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "deep-ensemble-original"}
-FEATURES_OF_A_NET = {"plain", "neuboots", "laplace", "mc-dropout", *MEMBERS}
+FEATURES_OF_A_NET = {"plain", "neuboots", "calibrated-neuboots", "laplace", "influence", "mc-dropout", *MEMBERS}
 
 
 @pytest.mark.parametrize("name", METHODS)

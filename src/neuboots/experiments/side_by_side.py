@@ -30,8 +30,9 @@ def train_side_by_side(
 
     `weights` (R, n) weigh the rows of each. All take the rows in the order of the recipe.
 
+    >>> from functools import partial
     >>> sets = [TensorDataset(torch.ones(4, 1), torch.full((4,), y)) for y in (1.0, 2.0)]
-    >>> recipe = Recipe(epochs=200, batch_size=4, progress=False)
+    >>> recipe = Recipe(epochs=200, batch_size=4, optimizer=partial(torch.optim.SGD, lr=0.2), progress=False)
     >>> nets = train_side_by_side(lambda: nn.Linear(1, 1), sets, recipe, seeds=(0, 1))
     >>> [round(float(net(torch.ones(1, 1)).detach()), 1) for net in nets]
     [1.0, 2.0]
