@@ -21,8 +21,9 @@ class Predict:
 
     For classes: prediction, probability, std (of that probability over replicates), entropy, mutual_information,
     ood_score (above 1: unlike 99 % of what the model knows) and abstain. For numbers: prediction, low and high (the
-    prediction interval), std, confidence_low and confidence_high (of the mean), ood_score and abstain. Rows are read
-    and written some at a time, so that a file may be larger than memory.
+    prediction interval), std, confidence_low and confidence_high (of the mean, by the influence bootstrap where the
+    method has one net), ood_score and abstain. Rows are read and written some at a time, so that a file may be larger
+    than memory.
     """
 
     model: ModelFolder

@@ -30,6 +30,7 @@ from neuboots.saving import load, replaced_folder, save
 from neuboots.training import EpochReport, Recipe, constant, cosine
 
 FORMAT = "neuboots estimator"
+FILES = ("estimator.json", "arrays.safetensors", "predictor", "band.safetensors")  # the last of regressors
 VERSION = 1
 TRAIN, STOP, CALIBRATE = 0, 1, 2
 FEWEST = 20  # rows; of fewer, none is held out
@@ -254,11 +255,10 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         options |= {"random_state": self.seed_, "widths": [int(width) for width in self.widths]}
         method = self.method if isinstance(self.method, str) else None
         config = {"format": FORMAT, "version": VERSION, "estimator": type(self).__name__, "method": method}
-        with replaced_folder(
-            folder, ("estimator.json", "arrays.safetensors", "predictor"), "a saved estimator"
-        ) as aside:
+        with replaced_folder(folder, FILES, "a saved estimator") as aside:
             save(self.predictor_, aside / "predictor")
             save_file(arrays, aside / "arrays.safetensors")
+            plain |= self._write_more(aside)
             text = json.dumps({**config, "options": options, "fitted": plain}, indent=2, ensure_ascii=False)
             (aside / "estimator.json").write_text(text + "\n", encoding="utf-8")
 
@@ -299,7 +299,20 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         made = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
         estimator.predictor_ = load(source / "predictor", net=made)
         estimator.method = entry_of(estimator.predictor_.config()).name if method is None else method
+        try:
+            estimator._read_more(source, fitted)
+        except (ValueError, KeyError, IndexError, TypeError, OSError, RuntimeError, SafetensorError) as fault:
+            raise ValueError(
+                f"{source} is damaged ({type(fault).__name__}: {fault}); expected what save wrote"
+            ) from None
         return estimator
+
+    def _write_more(self, folder: Path) -> dict[str, Any]:
+        """Write what one of the estimators has besides; gives what is to stand in estimator.json."""
+        return {}
+
+    def _read_more(self, folder: Path, held: dict[str, Any]) -> None:
+        """Read what `_write_more` wrote."""
 
     @abstractmethod
     def _num_outputs(self) -> int:

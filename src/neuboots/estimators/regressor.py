@@ -1,7 +1,9 @@
 """A regressor: the mean of a new y, where it falls, and how sure the regression function itself is."""
 
+import warnings
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -9,14 +11,16 @@ import torch
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuboots.estimators.base import CALIBRATE, TRAIN, NeuBootsEstimator
+from neuboots.estimators.band import Band, learn_band, net_of
+from neuboots.estimators.base import CALIBRATE, TRAIN, MakeNet, NeuBootsEstimator
 from neuboots.estimators.noise import Noise
-from neuboots.estimators.rows import Array, mean_and_spread
+from neuboots.estimators.rows import Array, mean_and_spread, with_weights
 from neuboots.losses import GaussianNLL, Loss, SquaredError
 from neuboots.methods import NeuBoots, find
 from neuboots.prediction import Method
+from neuboots.saving import read_tensors
 from neuboots.weights import Dirichlet
 
 IntervalKind = Literal["prediction", "confidence"]
@@ -44,6 +48,11 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     with options; `net` makes a net from the numbers of inputs and outputs: it is asked for 2k outputs for k targets,
     means and log-variances, and may give k alone. Whole sample weights are frequencies, others multiply the loss.
 
+    The confidence band, where f itself lies, is that of the influence bootstrap around the trained net, the one that
+    docs/validity.md recommends (`neuboots.estimators.band`); it changes nothing else. `band="method"` takes the spread
+    of the method's replicates instead, as methods do behind whose mean there is no single net (ensembles, `mc-dropout`,
+    `swag`, Gaussian processes), and losses other than the squared error and `GaussianNLL`: `band_` is None then.
+
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
     >>> regressor = NeuBootsRegressor(epochs=20, random_state=0).fit(X[:400], y[:400])
@@ -52,6 +61,41 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     >>> bool(((low < mean) & (mean < high)).all()), regressor.sample(X[400:], 7).shape
     (True, (7, 42))
     """
+
+    def __init__(
+        self,
+        method: str | Method = "neuboots",
+        *,
+        net: MakeNet | None = None,
+        widths: tuple[int, ...] = (100, 100),
+        epochs: int = 200,
+        batch_size: int | Literal["auto"] = "auto",
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.1,
+        early_stopping: bool = True,
+        patience: int = 40,
+        validation_fraction: float = 0.2,
+        num_samples: int = 100,
+        band: Literal["influence", "method"] = "influence",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method,
+            net=net,
+            widths=widths,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            early_stopping=early_stopping,
+            patience=patience,
+            validation_fraction=validation_fraction,
+            num_samples=num_samples,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.band = band
 
     fitted = (
         "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "y_mean_", "y_scale_", "n_outputs_",
@@ -62,6 +106,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows X (n, features) and targets y (n,) or (n, k)."""
         self._check_options()
+        if self.band not in ("influence", "method"):
+            raise ValueError(f"got band={self.band!r}; expected 'influence' or 'method'")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         self.one_column_ = y.ndim == 1
@@ -79,6 +125,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         loss, outputs = self._loss()
         self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
         self._learn_noise(x, target, part, unit)
+        self.band_ = self._learn_band(x, target, part, loss, weights) if self.band == "influence" else None
         self.held_out_ = np.zeros(len(X), dtype=bool)
         self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
         self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on
@@ -123,6 +170,32 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self.noise_offset_, self.noise_trust_, self.scores_ = noise.offset, noise.trust, noise.scores
         self.n_calibration_ = len(np.unique(unit[(part == CALIBRATE).numpy()]))
 
+    def _learn_band(self, x: Tensor, target: Tensor, part: Tensor, loss: Loss, weights: Array | None) -> Band | None:
+        """That of the one net behind the mean; None, and so the method's own, where there is none, or another loss."""
+        train = part == TRAIN
+        some = torch.nonzero(train)[:1000, 0]  # enough to see whether a net gives the mean
+        mean = self._figures(x[some], self.num_samples)[0]
+        noise = float(np.sqrt(np.mean((target[some].numpy() - mean) ** 2)))
+        net = net_of(self.predictor_, x[some], mean, noise)
+        if net is None or not isinstance(loss, GaussianNLL | SquaredError | nn.MSELoss):
+            return None
+        y = target if weights is None else with_weights(target, weights)
+        try:
+            return learn_band(net, loss, x[train], y[train], x[~train], weighted=weights is not None, seed=self.seed_)
+        except (ValueError, RuntimeError) as fault:  # a net that torch cannot differentiate twice over, or of no number
+            warnings.warn(
+                f"the net has no influence bootstrap ({fault}): the confidence band is that of the method; choose "
+                "band='method' to have it so",
+                UserWarning,
+                stacklevel=3,
+            )
+            return None
+
+    def _sure(self, x: Tensor, spread: Array) -> Array:
+        """The standard deviation of the mean, in units of the standardised targets: (N, k)."""
+        band: Band | None = getattr(self, "band_", None)
+        return spread if band is None else band.std(x).double().numpy()
+
     @property
     def _noise(self) -> Noise:
         return Noise(self.noise_offset_, float(self.noise_trust_), self.scores_, self.n_calibration_)
@@ -144,14 +217,20 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         return mean, spread, np.sqrt(spread**2 + np.exp(np.clip(outputs[:, k:], -12.0, 12.0)))
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
-        """Mean, standard deviation and both intervals at once, for the price of one pass."""
+        """Mean, standard deviation and both intervals at once."""
         _check_level(level)
-        mean, spread, raw_std = self._figures(self.inputs(X), self.num_samples if num_samples is None else num_samples)
-        std = self._noise.std(raw_std)
-        reach, z = self._noise.reach(level) * std, ndtri((1 + level) / 2) * spread
-        ends = (mean, mean - reach, mean + reach, mean - z, mean + z)
-        middle, low, high, sure_low, sure_high = (self._in_units(values) for values in ends)
-        return Forecast(middle, self._shaped(std * self.y_scale_), low, high, sure_low, sure_high)
+        x = self.inputs(X)
+        mean, spread, raw_std = self._figures(x, self.num_samples if num_samples is None else num_samples)
+        low, high = self._new(mean, raw_std, level)
+        half = ndtri((1 + level) / 2) * self._sure(x, spread)
+        sure_low, sure_high = self._in_units(mean - half), self._in_units(mean + half)
+        std = self._shaped(self._noise.std(raw_std) * self.y_scale_)
+        return Forecast(self._in_units(mean), std, low, high, sure_low, sure_high)
+
+    def _new(self, mean: Array, raw_std: Array, level: float) -> tuple[Array, Array]:
+        """Where a new y falls: (low, high)."""
+        reach = self._noise.reach(level) * self._noise.std(raw_std)
+        return self._in_units(mean - reach), self._in_units(mean + reach)
 
     def _in_units(self, values: Array) -> Array:
         return self._shaped(values * self.y_scale_ + self.y_mean_)
@@ -172,20 +251,27 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         """
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        if kind == "confidence":
-            _check_level(level)
-            mean, spread, _ = self._figures(self.inputs(X), self.num_samples)
-            half = ndtri((1 + level) / 2) * spread
-            return self._in_units(mean - half), self._in_units(mean + half)
-        found = self.forecast(X, level=level)
-        return found.low, found.high
+        _check_level(level)
+        x = self.inputs(X)
+        mean, spread, raw_std = self._figures(x, self.num_samples)
+        if kind == "prediction":
+            return self._new(mean, raw_std, level)
+        half = ndtri((1 + level) / 2) * self._sure(x, spread)
+        return self._in_units(mean - half), self._in_units(mean + half)
 
     def sample(self, X: Any, n: int = 1, *, kind: IntervalKind = "confidence") -> Array:
         """n replicates of the regression function at X, or of new targets ("prediction"): (n, N), or (n, N, k)."""
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
         x, k = self.inputs(X), self.n_outputs_
-        samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, :k].double().numpy()
+        band: Band | None = getattr(self, "band_", None)
+        if kind == "confidence" and band is not None:
+            if n < 1:
+                raise ValueError(f"got n = {n!r} replicates; expected at least 1")
+            mean = self._figures(x, self.num_samples)[0]
+            samples = mean + band.sample(x, n, seed=self.seed_).double().numpy()
+        else:
+            samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, :k].double().numpy()
         if kind == "prediction":
             _, spread, raw_std = self._figures(x, self.num_samples)
             noise = np.sqrt(np.maximum(self._noise.std(raw_std) ** 2 - spread**2, 0.0))
@@ -195,6 +281,25 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     def _num_outputs(self) -> int:
         return int(self.n_outputs_) * (2 if self.gaussian_ else 1)
+
+    def _write_more(self, folder: Path) -> dict[str, Any]:
+        from safetensors.torch import save_file
+
+        band: Band | None = getattr(self, "band_", None)
+        if band is None:
+            return {}
+        save_file(band.state(), folder / "band.safetensors")
+        return {"band_error_": band.error}
+
+    def _read_more(self, folder: Path, held: dict[str, Any]) -> None:
+        """A folder of an earlier release has no band: the method's own takes its place."""
+        self.band_ = None
+        if (error := held.get("band_error_")) is not None:
+            net = self.predictor_.net
+            assert net is not None, "there was one when it was saved"
+            band = Band.restore(net, self.n_outputs_, read_tensors(folder / "band.safetensors"), error)
+            band.std(torch.zeros(1, self.n_features_in_))  # what does not fit is found now
+            self.band_ = band
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -306,11 +306,7 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
     return [
         _as_near_as_can_be(whole, sets),
         *(nearer(*pair, whole, f"a {TRUTHS[0]}") for pair in pairs if known >= {*pair}),
-        *(
-            _right_size(start, sets, method)
-            for method in ("influence, head", "influence, whole net")
-            if method in known
-        ),
+        *(_right_size(start, sets, method) for method in (*AROUND, *KERNEL) if method in known),
         _mostly_first_weights(whole, sets),
     ]
 

@@ -178,9 +178,12 @@ class Jacobian:
         return total
 
     def squares(self, rows: Rows) -> Tensor:
-        """‖J_l(x)‖² = ‖d‖² (‖a‖² + 1) of each Linear layer l that is seen once: (N, C, L)."""
-        sizes = [f.d.square().sum(-1) * _with_bias(f).square().sum(-1, keepdim=True) for f in rows.factors]
-        return torch.stack(sizes, -1) if sizes else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
+        """‖d‖² aⱼ²: what the weights of each unit j that enters a Linear layer add to K(x, x): (N, C, Q).
+
+        Layer after layer, the bias last; layers that J has row by row are left out.
+        """
+        parts = [f.d.square().sum(-1, keepdim=True) * _with_bias(f).square()[:, None] for f in rows.factors]
+        return torch.cat(parts, -1) if parts else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
 
     def _along(self, name: str, factors: Factors) -> Tensor:
         """d · (W a + b): what the layer's own weights add to J θ̂: (N, C)."""
