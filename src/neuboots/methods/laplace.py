@@ -99,7 +99,8 @@ class Full(nn.Module):
     def settle(self, scale: float) -> None:
         """Nothing more to add: the sum, times `scale`, becomes its eigenvalues and eigenvectors."""
         values, vectors = torch.linalg.eigh(self.vectors)
-        self.values, self.vectors = (scale * values).clamp_min(0.0), vectors
+        # laid out as in a predictor that was read from a file, whose products then round alike
+        self.values, self.vectors = (scale * values).clamp_min(0.0), vectors.contiguous()
 
     def eigenvalues(self) -> Tensor:
         return double(self.values)
@@ -153,8 +154,9 @@ class Kron(nn.Module):
     def settle(self, scale: float) -> None:
         """Nothing more to add: the sums become their eigenvalues and eigenvectors."""
         total = self.inner_vectors.trace().clamp_min(torch.finfo(torch.float64).tiny)
-        inner, self.inner_vectors = torch.linalg.eigh(self.inner_vectors)
-        outer, self.outer_vectors = torch.linalg.eigh(self.outer_vectors)
+        inner, inner_vectors = torch.linalg.eigh(self.inner_vectors)
+        outer, outer_vectors = torch.linalg.eigh(self.outer_vectors)
+        self.inner_vectors, self.outer_vectors = inner_vectors.contiguous(), outer_vectors.contiguous()  # as in a file
         self.inner, self.outer = (scale * inner).clamp_min(0.0), (outer / total).clamp_min(0.0)
 
     def _grid(self) -> Tensor:
