@@ -38,9 +38,10 @@ bench: $(READY)  ## the benchmarks
 costs: $(READY)  ## what each method costs, K = 1 … 5: the table of docs/methods.md (15 minutes)
 	$(BIN)/python -m benchmarks.costs
 
-results: $(READY)  ## docs/results.md and docs/uci.md from the committed rows
-	$(BIN)/neuboots report results/cpu --without uci --out docs/results.md
+results: $(READY)  ## docs/results.md, docs/uci.md and docs/validity.md from the committed rows
+	$(BIN)/neuboots report results/cpu --without uci validity --out docs/results.md
 	$(BIN)/neuboots report results/cpu/uci --out docs/uci.md
+	$(BIN)/neuboots report results/cpu/validity --out docs/validity.md
 
 your-data: $(READY)  ## docs/your-data.md and its figures from a real run (2 minutes)
 	$(BIN)/python docs/make_your_data.py

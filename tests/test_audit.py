@@ -17,7 +17,8 @@ from oracle import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from neuboots import BayesianBootstrap, MCDropout, NeuBoots, Plain, Recipe, SquaredError
+from neuboots import BayesianBootstrap, InfluenceBootstrap, MCDropout, NeuBoots, Plain, Recipe, SquaredError
+from neuboots.methods import CalibratedNeuBoots
 from neuboots.methods.scaling import ScaledPredictor
 from neuboots.nets import MLP
 from neuboots.prediction import Predictor, Stream
@@ -768,7 +769,17 @@ def test_on_diabetes_a_second_bootstrap_is_faithful_and_others_are_not() -> None
         assert compare(scaled, ensemble(), x, progress=False).finding == finding
 
 
-@pytest.mark.parametrize("method", [NeuBoots.regression(), MCDropout(SquaredError())], ids=["neuboots", "mc-dropout"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        NeuBoots.regression(),
+        MCDropout(SquaredError()),
+        CalibratedNeuBoots(SquaredError()),
+        InfluenceBootstrap(SquaredError()),
+        InfluenceBootstrap(SquaredError(), layers="all", replicates=1),
+    ],
+    ids=["neuboots", "mc-dropout", "calibrated-neuboots", "influence", "whole net"],
+)
 def test_any_method_gets_a_verdict(method: Any) -> None:
     found = audited(method.fit(make_net, diabetes()[0], RECIPE))
     assert found.num_samples == 200

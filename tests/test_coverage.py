@@ -16,8 +16,18 @@ import torch
 from oracle import p_value, sandwich, standard_errors
 from torch import Tensor, nn
 
-from neuboots import BayesianBootstrap, GaussianNLL, MCDropout, NeuBoots, Recipe, SquaredError, constant
+from neuboots import (
+    BayesianBootstrap,
+    GaussianNLL,
+    InfluenceBootstrap,
+    MCDropout,
+    NeuBoots,
+    Recipe,
+    SquaredError,
+    constant,
+)
 from neuboots.keys import draw_keys, normals
+from neuboots.methods import CalibratedNeuBoots
 from neuboots.prediction import Moments, Predictor, Stream
 from neuboots.tasks.coverage import FUNCTIONS, Coverage, Truth, coverage, gaussian, normal, uniform
 from neuboots.tasks.units import can_fork
@@ -264,6 +274,19 @@ def test_the_bootstrap_of_a_linear_net_covers_as_the_exact_band_of_least_squares
     assert found.band_std.numpy() == pytest.approx(exact.band_std.numpy(), rel=0.13)
 
 
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_the_influence_bootstrap_of_a_linear_net_has_the_exact_band_of_least_squares(layers: Any) -> None:
+    """Dirichlet weights have the variance n/(n + 1); with raw residuals and no ridge the rest is White's band."""
+    optimizer = partial(torch.optim.SGD, lr=0.5)
+    recipe = Recipe(epochs=60, batch_size=100, optimizer=optimizer, schedule=constant, progress=False)
+    method = InfluenceBootstrap(SquaredError(), layers=layers, ridge=0.0, residuals="raw")
+    options = {"num_sets": 10, "n": 100, "num_samples": 2} | QUIET
+    found = coverage(method, lambda: nn.Linear(1, 1), LINE, recipe, **options)
+    exact = coverage(LeastSquares(), None, LINE, recipe, **options)
+    torch.testing.assert_close(found.bias, exact.bias, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.band_std, exact.band_std * math.sqrt(100 / 101), atol=0, rtol=1e-4)
+
+
 def test_the_exact_band_of_least_squares_covers_at_its_level() -> None:
     """n = 200: HC0 shrinks by 1 % at most, which costs 2 φ(z) z · 1 % = 0.3 points."""
     found = coverage(LeastSquares(), None, LINE, RECIPE, num_sets=400, n=200, num_samples=2, **QUIET)
@@ -291,6 +314,26 @@ def test_every_function_with_a_real_method(name: str, kind: Any) -> None:
     assert torch.equal(torch.stack(held), found.covered)
     assert f"{name}: 2 data sets of n = 20, 95 % bands ({kind}) of B = 10" in str(found)
     assert (found.fit_seconds > 0).all()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        InfluenceBootstrap(SquaredError()),
+        InfluenceBootstrap(SquaredError(), refit=True),
+        InfluenceBootstrap(SquaredError(), layers=2),
+        InfluenceBootstrap(SquaredError(), layers="all", replicates=1),
+        InfluenceBootstrap(GaussianNLL(), layers="all"),
+        CalibratedNeuBoots(SquaredError()),
+    ],
+    ids=["head", "refit", "two", "sized", "gaussian", "calibrated"],
+)
+def test_every_bootstrap_around_one_training(method: Any) -> None:
+    outputs = 2 if method.loss == GaussianNLL() else 1
+    net = lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, outputs))  # noqa: E731
+    found = coverage(method, net, SINE, RECIPE, num_sets=2, n=30, num_samples=10, **QUIET)
+    assert found.rate.shape == (len(SINE.grid),)
+    assert bool((found.band_std > 0).all())
 
 
 def test_a_gaussian_head_is_judged_by_its_mean() -> None:

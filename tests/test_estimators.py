@@ -27,7 +27,7 @@ from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators.noise import TRUST, Noise
 from neuboots.estimators.rows import RowWeighted, frequencies, in_own_order, twins, with_weights
 from neuboots.losses import CrossEntropy, GaussianNLL, SquaredError
-from neuboots.methods import METHODS, MCDropout
+from neuboots.methods import METHODS, MCDropout, Plain
 
 QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0}
 
@@ -341,6 +341,8 @@ def test_weights_that_cannot_be_used() -> None:
         NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=np.zeros(50))
     with pytest.raises(ValueError, match="which takes no weighted loss; expected whole weights"):
         NeuBootsRegressor("laplace", **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
+    with pytest.raises(ValueError, match="not whole numbers for Plain, a method with a loss of its own"):
+        NeuBootsRegressor(Plain(SquaredError()), **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
 
 
 def test_row_weighted_is_the_weight_times_the_loss() -> None:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,11 @@ def test_replicates_have_the_bands_standard_deviation() -> None:
     assert np.allclose(drawn.mean(0), regressor.predict(X[:50]), atol=float(5 * np.max(high - low) / 4 / np.sqrt(500)))
     assert np.allclose(drawn[:7], regressor.sample(X[:50], 7))  # a replicate is the same whatever their number
     assert np.allclose(drawn[:, :3], regressor.sample(X[:3], 500), rtol=1e-9)  # and whatever the rows
-    with pytest.raises(ValueError, match="got n = 0 replicates"):
-        regressor.sample(X, 0)
+    for n in (0, 2.5):
+        with pytest.raises(ValueError, match=f"got n={n}; expected a whole number, at least 1"):
+            regressor.sample(X, n)  # type: ignore[arg-type]
+    for kind in ("confidence", "prediction"):
+        assert regressor.sample(X[:3], np.int64(2), kind=kind).shape == (2, 3)  # type: ignore[arg-type]
 
 
 # -- what it does --------------------------------------------------------------------------------------
@@ -326,6 +330,28 @@ def test_products_with_the_jacobian_of_any_net() -> None:
     torch.testing.assert_close(squares[..., 1], second.square().sum(-1))
 
 
+class WithAttention(nn.Module):
+    """Columns that look at each other: torch's fast attention has no second derivative."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.keys, self.head = nn.Linear(1, 4), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.keys(x[:, :, None])
+        out: Tensor = self.head(nn.functional.scaled_dot_product_attention(h, h, h).mean(1))
+        return out
+
+
+def test_a_net_with_attention() -> None:
+    X, y = waves(30)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the net has no influence bootstrap")
+        regressor = NeuBootsRegressor(net=WithAttention, epochs=2, random_state=0).fit(X, y)
+    assert regressor.band_ is not None
+    assert (width(regressor.predict_interval(X, 0.9, "confidence")) > 0).all()
+
+
 @pytest.mark.parametrize("make", [WithNorm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))])
 def test_nets_of_ones_own(make: Any, tmp_path: Path) -> None:
     X, y = waves(100)
@@ -392,6 +418,72 @@ def test_a_constant_target_and_inputs_far_off() -> None:
     assert np.isfinite(far)
     assert far > 1e20 * near
     assert np.isfinite(regressor.sample(1e30 * X[:1], 2)).all()
+
+
+def test_levels_next_to_none_and_all() -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=2, random_state=0, widths=(8,)).fit(X, y)
+    half = [float(width(regressor.predict_interval(X[:1], p, "confidence"))[0]) for p in (1e-9, 0.5, 1 - 2**-53)]
+    assert np.allclose(half, half[1] / 0.6744897502 * np.array([1.2533141e-9, 0.6744897502, 8.2923611]), rtol=1e-4)
+    assert width(regressor.predict_interval(X, 1e-300, "confidence")).max() == 0.0
+    with pytest.warns(UserWarning, match=r"level 0\.9 needs 9"):
+        assert np.array_equal(regressor.predict_interval(X, Fraction(9, 10)), regressor.predict_interval(X, 0.9))  # type: ignore[arg-type]
+
+
+class Still(nn.Module):
+    """A net that starts at zero, and has a scale besides that no Linear layer holds."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(inputs, outputs), nn.Parameter(torch.tensor(1.0))
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.scale * x)
+        return out
+
+
+def test_a_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
+    """Nothing moves it; it was a crash."""
+    X, _ = waves(40)
+    regressor = NeuBootsRegressor(net=Still, epochs=2, random_state=0).fit(X, np.full(40, 3.0))
+    assert regressor.band_ is not None
+    assert (np.array(regressor.predict_interval(X, 0.9, "confidence")) == 3.0).all()
+    assert (regressor.sample(X, 3) == 3.0).all()
+    regressor.save(tmp_path / "model")
+    assert same(NeuBootsRegressor.load(tmp_path / "model", net=Still), regressor, X)
+
+
+def test_weights_of_no_number_are_told_so() -> None:
+    X, y = waves(40)
+    weights = np.where(np.arange(40) < 20, 1e-300, 1e30)  # a mean of 1 leaves nothing of the first
+    with pytest.warns(UserWarning, match="no influence bootstrap .got slopes or weights"):
+        regressor = NeuBootsRegressor(epochs=2, random_state=0).fit(X, y, sample_weight=weights)
+    assert regressor.band_ is None
+
+
+def test_replicates_do_not_depend_on_torchs_default_precision() -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=2, random_state=0, widths=(8,)).fit(X, y)
+    expected = regressor.sample(X, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert np.array_equal(regressor.sample(X, 3), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_very_wide_layers_are_answered_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = waves(60)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, target, steps=30)
+    whole = learn_band(net, SquaredError(), x, target, x)
+    expected = whole.std(x), whole.sample(x, 3, seed=0)
+    monkeypatch.setattr("neuboots.estimators.band._HELD", 20 * 60 * 2)  # two directions of the 60 rows
+    some = learn_band(net, SquaredError(), x, target, x)
+    torch.testing.assert_close(some.std(x), expected[0])
+    torch.testing.assert_close(some.sample(x, 3, seed=0), expected[1])
 
 
 def test_options() -> None:

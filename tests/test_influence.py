@@ -589,15 +589,15 @@ def finite(predictor: HeadPredictor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("ridge", [None, 0.0])
 @pytest.mark.parametrize("loss", [SquaredError(), CrossEntropy()])
 def test_ill_posed_data_give_finite_bands(loss: Any, ridge: float | None, residuals: str) -> None:
-    """Fewer rows than weights; constant and dead features; one row; a class that no row has; rows twice."""
+    """Fewer rows than weights; constant and dead features; two rows; a class that no row has; rows twice."""
     classes = isinstance(loss, CrossEntropy)
-    for n, seed in ((5, 0), (1, 1), (40, 2)):
+    for n, seed in ((5, 0), (2, 1), (40, 2)):
         x = rows(n, 20, seed=seed)
         x[:, 3], x[:, 4], x[:, 5] = 7.0, 0.0, x[:, 6]
         net = seeded(lambda: nn.Linear(20, 3))
         y = torch.arange(n) % 2 if classes else rows(n, 3, seed=seed + 1)
         std = finite(around(net, x, y, loss=loss, ridge=ridge, residuals=residuals), x)
-        assert bool((std > 0).any()) == (n > 1)  # one row alone has nothing to be weighed against
+        assert bool((std > 0).any())
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
@@ -612,6 +612,12 @@ def test_separable_classes_give_finite_bands(scale: float) -> None:
 
 def test_a_head_of_zeros_gives_a_finite_band() -> None:
     finite(around(linear(np.zeros((2, 4))), X, torch.arange(40) % 2), X)
+
+
+def test_dead_features_without_a_bias_give_no_band() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False)).double()
+    nn.init.constant_(net[0].bias, -100.0)
+    assert not bool(finite(around(net, X, rows(40, 1), loss=SquaredError()), X).any())
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
 """The influence bootstrap with its size set by true replicates."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import CrossEntropy, GaussianNLL, InfluenceBootstrap, Recipe, SquaredError, load, save
+from neuboots import CrossEntropy, Dirichlet, GaussianNLL, InfluenceBootstrap, Recipe, SquaredError, load, save
 from neuboots.methods import ScaledPredictor
-from neuboots.methods.influence.sized import replicate_net
+from neuboots.methods.influence.sized import _squares, replicate_net
 from neuboots.nets import MLP
 
 
@@ -50,6 +51,27 @@ def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
     torch.testing.assert_close(found.summarize(x, 2).mean, plain.summarize(x, 2).mean)
 
 
+def test_the_size_does_not_depend_on_the_law(data: TensorDataset) -> None:
+    """A law of half the spread has half the band, not one that is scaled back."""
+    wide, narrow = (
+        InfluenceBootstrap(SquaredError(), layers="all", replicates=1, law=law).fit(make_net, data, recipe(5))
+        for law in (Dirichlet(), Dirichlet(4.0))
+    )
+    assert isinstance(wide, ScaledPredictor)
+    assert isinstance(narrow, ScaledPredictor)
+    assert narrow.std_scale == wide.std_scale
+
+
+def test_a_stream_is_refused_before_the_training() -> None:
+    class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            raise AssertionError("read")
+
+    for options in ({"replicates": 1}, {"layers": "all"}):
+        with pytest.raises(ValueError, match="stream of unknown length"):
+            InfluenceBootstrap(SquaredError(), **options).fit(make_net, Stream(), recipe(1))  # type: ignore[arg-type]
+
+
 def test_replicates_begin_where_the_net_began(data: TensorDataset) -> None:
     """Without a step they are the net itself; and weights of their own part them."""
     still = recipe(1, rate=0.0)
@@ -83,6 +105,26 @@ def test_classes_and_gaussian_heads(loss: object, outputs: int, scaled: int, tmp
     assert len(found.std_scale) == scaled
     save(found, tmp_path / "saved")
     assert torch.equal(load(tmp_path / "saved").predict(x[:3], 5).samples, found.predict(x[:3], 5).samples)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
+@pytest.mark.parametrize("loss", [SquaredError(), CrossEntropy(), GaussianNLL()])
+def test_movements_of_many_replicates_are_those_of_each(loss: object, shape: tuple[int, ...]) -> None:
+    changes = drawn(7, *shape)
+    each = sum(_squares(loss, change, axis=1) for change in changes)  # type: ignore[arg-type]
+    assert _squares(loss, changes, axis=2) == pytest.approx(each)  # type: ignore[arg-type]
+
+
+def test_what_counts_in_a_movement() -> None:
+    change = torch.tensor([[1.0, 3.0]])
+    assert _squares(SquaredError(), change, axis=1) == 10.0
+    assert _squares(CrossEntropy(), change, axis=1) == 2.0
+    assert _squares(GaussianNLL(), change, axis=1) == 1.0
+
+
+def test_around_trains_nothing_and_says_so(data: TensorDataset) -> None:
+    with pytest.raises(ValueError, match="got replicates=1 around a net that is trained already; expected 0"):
+        InfluenceBootstrap(SquaredError(), replicates=1).around(make_net(), data)
 
 
 def test_a_whole_number_is_asked_for() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -121,11 +122,53 @@ def test_rows_that_are_not_held_are_computed_again(odd: nn.Module, monkeypatch: 
     jacobian = Jacobian(odd, "all", x[:2])
     rows = jacobian.rows(x)
     whole, along = jacobian.kernel(rows, rows), jacobian.along(rows)
+    assert len(rows.held) == 1  # all of them, which nobody computes again
     monkeypatch.setattr(module, "_HELD", 700)  # a row or two at a time
     monkeypatch.setattr(module, "_ROWS", 3)
     rows = jacobian.rows(x)
     torch.testing.assert_close(jacobian.kernel(rows, rows), whole, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(jacobian.along(rows), along, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_that_are_held_are_differentiated_once(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training rows of a predictor, whatever is asked of it."""
+    seen = []
+    row = Jacobian._row
+
+    def counted(jacobian: Jacobian, x: Any) -> Tensor:
+        seen.append(x)
+        return row(jacobian, x)
+
+    monkeypatch.setattr(Jacobian, "_row", counted)
+    predictor = InfluenceBootstrap(layers="all").around(odd, TensorDataset(drawn(12, 6), torch.arange(12) % 2))
+    assert len(seen) == 12
+    predictor.summarize(drawn(3, 6))
+    assert len(seen) == 12 + 12 + 3
+    predictor.summarize(drawn(3, 6))
+    assert len(seen) == 12 + 12 + 3 + 3
+
+
+def test_very_many_passes_are_announced(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neuboots.methods.influence import jacobian as module
+
+    data = TensorDataset(drawn(12, 6), torch.arange(12) % 2)
+    monkeypatch.setattr(module, "_MANY", 20)
+    with pytest.warns(UserWarning, match="about 24 backward passes for 12 rows of 2 outputs; a smaller most_rows"):
+        InfluenceBootstrap(layers="all").around(odd, data)
+    monkeypatch.setattr(module, "_HELD", 700)
+    with pytest.warns(UserWarning, match=r"about \d{3} backward passes"):
+        InfluenceBootstrap(layers="all").around(odd, data)
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_a_single_row_is_refused(layers: Any) -> None:
+    with pytest.raises(ValueError, match="got a single row, which has no spread"):
+        InfluenceBootstrap(SquaredError(), layers=layers).around(nn.Linear(2, 1), TensorDataset(drawn(1, 2), drawn(1)))
+
+
+def test_something_else_than_a_net_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"got a net of type str; expected a torch\.nn\.Module"):
+        InfluenceBootstrap().around("resnet", TensorDataset(drawn(4, 2), torch.arange(4) % 2))  # type: ignore[arg-type]
 
 
 def test_the_net_stays_as_it_is(odd: nn.Module) -> None:
@@ -216,14 +259,33 @@ def test_remainder_and_left_out_against_the_hat_matrix() -> None:
     u = drawn(15, 2, seed=5).double()
     blocks = torch.stack([hat[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(15)])
     expected = torch.linalg.solve(torch.eye(2) - blocks, u[..., None])[..., 0]
-    torch.testing.assert_close(left_out(psi.view(15, 2, 8), values, 2.0, u), expected)
+    torch.testing.assert_close(left_out(blocks, u), expected)
+    torch.testing.assert_close(left_out(blocks, left_out(blocks, u, power=0.5), power=0.5), expected)
 
 
-def test_a_row_that_decides_alone_is_held() -> None:
-    x = torch.eye(3, dtype=torch.float64) * torch.tensor([1e6, 1.0, 1.0])
-    values, vectors = torch.linalg.eigh(x.T @ x)
-    found = left_out((x @ vectors).view(3, 1, 3), values, 1.0, torch.ones(3, 1, dtype=torch.float64))
-    assert float(found.max()) == pytest.approx(10.0)  # 1/(1 − 0.9)
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_a_row_that_decides_alone_is_held(power: float) -> None:
+    hat = torch.tensor([1.0 - 1e-12, 0.5, 0.5], dtype=torch.float64)[:, None, None]
+    found = left_out(hat, torch.ones(3, 1, dtype=torch.float64), power=power)
+    torch.testing.assert_close(found.flatten(), torch.tensor([10.0, 2.0, 2.0], dtype=torch.float64) ** power)
+
+
+def test_hc2_is_unbiased_for_a_linear_model() -> None:
+    """E (rᵢ/√(1 − hᵢ))² = σ² where least squares has fitted all that there is: its variance is the true one."""
+    x = drawn(40, 5).double()
+    hat = x @ torch.linalg.inv(x.T @ x) @ x.T
+    noise = drawn(4000, 40, seed=7).double()
+    fitted = (noise @ (torch.eye(40) - hat)).T  # residuals, by data set: (40, 4000)
+    found = left_out(hat.diagonal()[:, None, None].expand(40, 1, 1), fitted[:, :1], power=0.5)
+    torch.testing.assert_close(found[:, 0], fitted[:, 0] / (1 - hat.diagonal()).sqrt())
+    level = (fitted / (1 - hat.diagonal()).sqrt()[:, None]).square().mean(1)
+    assert float((level - 1).abs().max()) < 4.5 * (2 / 4000) ** 0.5  # of 40 rows
+
+
+@pytest.mark.parametrize(("layers", "kind"), [(1, "hc3"), (2, "hc2"), ("all", "hc2")])
+def test_how_residuals_of_classes_are_corrected_if_nothing_is_said(layers: Any, kind: str) -> None:
+    assert InfluenceBootstrap(layers=layers).correction == kind
+    assert InfluenceBootstrap(SquaredError(), layers=layers).correction == "smooth"
 
 
 def test_ridge_matches_the_residuals_of_a_ridge_fit() -> None:
@@ -328,7 +390,8 @@ def test_moments_are_those_of_the_samples_and_of_the_law() -> None:
         error = (found.samples.mean(0) - summary.mean).abs() / (summary.std / 4000**0.5)
         assert float(error.max()) < 4.5
         torch.testing.assert_close(found.samples.std(0), summary.std, rtol=0.06, atol=0.0)
-    assert torch.equal(predictor.predict(x, 10, seed=3).samples, found.samples[:10])
+    few = predictor.predict(x, 10, seed=3).samples
+    torch.testing.assert_close(few, found.samples[:10], rtol=1e-9, atol=1e-9)  # products of other shapes round apart
 
 
 def test_blocks_are_sums_of_rows() -> None:
@@ -440,6 +503,82 @@ def test_what_it_cannot_do_it_says() -> None:
         InfluenceBootstrap(SquaredError(), layers="all").around(MLP(2, 1, widths=(4,)), bad)
 
 
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y", "said"),
+    [
+        (SquaredError(), 2, drawn(6), "expected the same shape"),
+        (CrossEntropy(), 2, torch.arange(6) % 3, "got label 2 for a net with 2 outputs"),
+        (CrossEntropy(), 2, torch.zeros(6, 1).long(), "one class label for each output"),
+        (CrossEntropy(), 2, torch.full((6,), -100), "all targets are ignored"),
+        (BinaryCrossEntropy(), 1, torch.arange(6.0), r"outside \[0, 1\]"),
+        (GaussianNLL(), 3, drawn(6), "k means, then k values"),
+        (nn.MSELoss(), 1, drawn(6, 1), 'use a loss with reduction="none"'),
+        (lambda z, y: (z - y).square().mean(), 1, drawn(6, 1), 'use a loss with reduction="none"'),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused_as_in_training(loss: Any, outputs: int, y: Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        InfluenceBootstrap(loss, layers="all").around(MLP(2, outputs, widths=(4,)), TensorDataset(drawn(6, 2), y))
+
+
+def test_room_for_a_single_row_is_too_little() -> None:
+    data = TensorDataset(drawn(6, 2), torch.arange(6) % 3)
+    with pytest.raises(ValueError, match="two rows at least, 6"):
+        InfluenceBootstrap(layers="all", most_rows=5).around(MLP(2, 3, widths=(4,)), data)
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=WEIGHTS, reduction="none"),
+        lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS, reduction="none"),
+    ],
+)
+def test_losses_with_numbers_in_single_precision(loss: Any, layers: Any) -> None:
+    """Weights of classes are repetitions of rows: without a correction for leverage the sums are the same."""
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)), drawn(9, 2), torch.arange(9) % 3
+    new, options = drawn(5, 2, seed=1), {"layers": layers, "residuals": "raw"}
+    repeated = torch.repeat_interleave(torch.arange(9), WEIGHTS.long()[y])
+    weighted = InfluenceBootstrap(loss, ridge=0.2, **options).around(net, TensorDataset(x, y))
+    many = InfluenceBootstrap(CrossEntropy(), ridge=0.1, **options).around(net, TensorDataset(x[repeated], y[repeated]))
+    found, each = (influences(predictor, new) for predictor in (weighted, many))
+    expected = torch.zeros_like(found).index_add_(-1, repeated, each)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def influences(predictor: Any, x: Tensor) -> Tensor:
+    """By how much a unit of each block's weight moves the outputs: (N, C, S)."""
+    if isinstance(predictor, TangentPredictor):
+        return predictor.deviations(x)[1]
+    with torch.no_grad():
+        extended = torch.cat([predictor.net[:-1](x), torch.ones(len(x), 1)], 1)
+    return torch.einsum("scd,nd->ncs", predictor.shifted.shifts, extended)
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: (z - y).square(),
+        nn.HuberLoss(reduction="none"),
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]), reduction="none"),
+    ],
+)
+def test_outputs_without_an_axis_are_not_broadcast(loss: Any, layers: Any) -> None:
+    """A net that gives (N,), with targets (N,), is the same net that gives (N, 1), with targets (N, 1)."""
+    x, y = drawn(12, 2), (drawn(12, seed=1) > 0).float()
+    net = MLP(2, 1, widths=(4,))
+    flat = nn.Sequential(net, nn.Flatten(0))
+    method = InfluenceBootstrap(loss, layers=layers)
+    expected = method.around(net, TensorDataset(x, y[:, None])).predict(x, 3).samples
+    torch.testing.assert_close(method.around(flat, TensorDataset(x, y)).predict(x, 3).samples, expected)
+
+
 def test_the_band_follows_the_data() -> None:
     """Wider where the noise is, and where no data are."""
     x = torch.cat([-1 - drawn(100).abs(), 1 + drawn(100, seed=1).abs()]).clamp(-2, 2)[:, None]
@@ -463,6 +602,24 @@ def test_no_rows_and_one_row() -> None:
     torch.testing.assert_close(predictor.predict(x[:1], 3).samples, both[:, :1])
 
 
+@pytest.mark.parametrize("layers", [2, "all"])
+@pytest.mark.parametrize("ridge", [None, 1e-6])
+@pytest.mark.parametrize("shift", [0.0, 2000.0])
+def test_single_precision_gives_the_band_of_double(shift: float, ridge: float | None, layers: Any) -> None:
+    """Inputs far from zero (a year, say) make λ small beside the largest eigenvalue, whose rounding it divides."""
+    torch.manual_seed(0)
+    net = MLP(2, 1, widths=(16, 16)).eval()
+    x, y = drawn(60, 2) + shift, drawn(60, 1, seed=1)
+    single, double = (
+        InfluenceBootstrap(SquaredError(), layers=layers, ridge=ridge, residuals="raw")
+        .around(copy.deepcopy(net).to(dtype), TensorDataset(x.to(dtype), y.to(dtype)))
+        .predict(x[:20].to(dtype), 2)
+        .std.double()
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(single, double, rtol=0.1, atol=1e-6)  # features are rounded too
+
+
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_shape_and_dtype])
 @pytest.mark.parametrize("layers", ["all", 2])
 def test_contract(check: Callable[[Subject], None], layers: Any) -> None:
@@ -470,7 +627,7 @@ def test_contract(check: Callable[[Subject], None], layers: Any) -> None:
     check(Subject(find("influence"), {"layers": layers}))
 
 
-@pytest.mark.parametrize("residuals", ["raw", "hc3"])
+@pytest.mark.parametrize("residuals", ["raw", "hc3", "hc2"])
 @pytest.mark.parametrize(
     ("loss", "outputs"), [(SquaredError(), 1), (SquaredError(), 2), (CrossEntropy(), 3), (BinaryCrossEntropy(), 1)]
 )

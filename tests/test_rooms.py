@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"prediction", "metrics", "tasks"},
     "saving": {"prediction", "surgery", "methods", "nets"},
     "contract": {"losses", "methods", "prediction", "saving", "training"},
-    "estimators": {"methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks"},
+    "estimators": {"methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks", "keys"},
 }
 ALLOWED["experiments"] = set(ALLOWED)  # all of the above
 ALLOWED |= {

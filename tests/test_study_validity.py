@@ -14,6 +14,7 @@ from neuboots.experiments.study import Bench, Rows
 from neuboots.experiments.validity import Validity
 from neuboots.experiments.validity_summary import Found, jackknife, summaries
 from neuboots.experiments.validity_tables import band_tables, band_verdicts
+from neuboots.methods import METHODS
 
 
 def rng(seed: int) -> torch.Generator:
@@ -51,6 +52,32 @@ def test_band_rows_count_what_is_held() -> None:
     assert len(row["stds"]) == 1
     assert row["error"][0] == pytest.approx(0.5, abs=1e-3)
     assert row["square"][0] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_bands_of_the_regressor_are_its_own() -> None:
+    """Counted by hand from the intervals that it gives, with either band."""
+    from neuboots.estimators import NeuBootsRegressor
+
+    unit, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.curve("wiggly", "varying")
+    rows = curves.regressor_rows(unit, range(3, 5), 0, {"epochs": 8})
+    for row, band in zip(rows, ("influence", "method"), strict=True):
+        held, widths = [], []
+        for number in (3, 4):
+            x, y = (part.numpy() for part in truth.draw(60, seed=0, number=number).tensors)
+            regressor = NeuBootsRegressor(random_state=number, epochs=8, band=band).fit(x, y)
+            low, high = map(torch.tensor, regressor.predict_interval(truth.grid.numpy(), 0.95, kind="confidence"))
+            held.append((low <= truth.values) & (truth.values <= high))
+            widths.append((high - low) / (2 * curves.Z))
+        assert row["held"] == torch.stack(held).sum(0).tolist()
+        torch.testing.assert_close(torch.tensor(row["std"]), torch.stack(widths).mean(0).float(), rtol=2e-3, atol=0)
+
+
+def test_every_method_is_measured() -> None:
+    """By its name, or in its forms; the plain net has no band."""
+    measured = {*curves.AROUND, *curves.FITTED, *curves.MORE, curves.TRUE}
+    ours = {name for name, entry in METHODS.items() if entry.predictor.__module__.startswith("neuboots.")}
+    assert ours - measured == {"plain", "influence"}
+    assert any(name.startswith("influence") for name in measured)
 
 
 # -- what is said of them ------------------------------------------------------------------------------
@@ -128,7 +155,21 @@ def test_verdicts_name_where_the_mark_is_missed() -> None:
     assert said[1].startswith("does NOT hold")
     assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
     assert said[3].startswith("holds")
-    assert band_tables(good)[0].lines[0][6].text == "50 ± 16 at -1.9"
+    assert said[2].endswith("(not measured; not to be told in 1)")  # neither band varies with x
+    assert band_tables(good)[0].lines[0][6].text == "50 ± 16 at −1.9"
+
+
+def test_costs_are_in_trainings_and_judged() -> None:
+    flat = torch.full((10, 39), 0.2)
+    seconds = {curves.SIZED: 4.2, curves.WHOLE: 0.2, "neuboots": 3.0}
+    costs = [{"method": name, "width": 8, "plain": 2.0, "seconds": value} for name, value in seconds.items()]
+    rows = {**made_rows(flat, flat, (flat, flat)), "cost": costs}
+    said = [str(verdict) for verdict in band_verdicts(rows) if "plain trainings" in verdict.claim]
+    assert [each.split(":")[0] for each in said] == ["does NOT hold", "holds"]
+    assert "2.10 at width 8" in said[0]
+    assert "1.10 at width 8" in said[1]  # the net's own training, and a tenth
+    shown = {line[0].text: line[1].text for line in band_tables(rows)[-1].lines}
+    assert shown["neuboots"] == "1.500"
 
 
 # -- from end to end -----------------------------------------------------------------------------------
@@ -141,23 +182,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_smoke(run: Any) -> None:
-    assert {"bands", "true", "cost", "classes"} <= set(run.rows)
+    assert {"bands", "true", "cost", "classes", "regressor"} <= set(run.rows)
     methods = {row["method"] for row in run.rows["bands"]}
-    assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED}
+    assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED, *curves.MORE}
     chapter = run.chapter()
     assert len(chapter.verdicts) >= 5
     assert {"coverage", "methods"} <= set(chapter.figures)
     for table in chapter.tables:
         assert table.lines, table.title
     assert "sized by a second training" in chapter.tables[0].title
+    assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.verdicts)
 
 
 def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
     study = Validity.at("smoke")
     unit = next(unit for unit in study.units() if unit["part"] == "bands")
-    (again,) = study.measure(unit, Bench())["bands"]
-    (row,) = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in unit.items())]
-    assert {key: row[key] for key in again} == again
+    again = study.measure(unit, Bench())["bands"]
+    rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in unit.items())]
+    assert [row["method"] for row in rows] == [curves.WHOLE, curves.SIZED]
+    assert [{key: row[key] for key in found} for row, found in zip(rows, again, strict=True)] == again
 
 
 def test_scales_differ_in_size_alone() -> None:

@@ -199,7 +199,7 @@ def holds(rows: list[dict[str, Any]], words: str) -> bool | None:
 
 
 def test_as_near_as_another_bootstrap_goes_by_the_nearest_method() -> None:
-    words = "nearest method of one training"
+    words = "nearest method that trains one net"
     assert holds(made_up(), words) is False
     assert holds(made_up(neuboots=0.01), words) is True
 

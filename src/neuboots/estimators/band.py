@@ -13,6 +13,7 @@ s² at other rows: a saved estimator holds no row that it was trained on, and an
 net, however many rows there were.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ RANKS = (4, 8, 16, 32, 64, 128)  # numbers of directions
 GOOD = 0.05  # an error of s(x) that asks for no further directions
 _NUMBERS = 1 << 22  # in all directions together: of nets with many weights fewer are kept
 _ROWS = 256  # that show the directions, the rest, and the error, each
-_CHUNK = 1024  # rows that are answered at once
+_CHUNK = 1024  # rows that are answered at once, where layers are not very wide
+_HELD = 1 << 25  # numbers, rows × directions × a layer's outputs, that are held at once
 _REPLICATES = 64  # that are drawn at once
 
 
@@ -53,7 +55,7 @@ class Band:
         jacobian, x = self._jacobian(x)
         directions, rest = [part.to(x) for part in self.directions], self.rest.to(x)
         parts = []
-        for some in torch.split(x, _CHUNK):
+        for some in torch.split(x, min(_CHUNK, _at_once(directions, len(directions[0])))):
             rows = jacobian.rows(some, at_once=_CHUNK)
             parts.append(jacobian.push(rows, directions).square().sum(-1) + jacobian.squares(rows) @ rest)
         return torch.cat(parts).sqrt()
@@ -71,22 +73,23 @@ class Band:
         for start in range(0, num, _REPLICATES):
             moves = [self._move(generator) for _ in range(min(_REPLICATES, num - start))]
             moved = [torch.stack(part) for part in zip(*moves, strict=True)]
-            for first in range(0, len(x), _CHUNK):
-                rows = jacobian.rows(x[first : first + _CHUNK], at_once=_CHUNK)
+            step = min(_CHUNK, _at_once(moved, len(moves)))
+            for first in range(0, len(x), step):
+                rows = jacobian.rows(x[first : first + step], at_once=step)
                 pushed = jacobian.push(rows, moved).movedim(-1, 0)
-                found[start : start + len(moves), first : first + _CHUNK] = pushed
+                found[start : start + len(moves), first : first + step] = pushed
         return found
 
     def _move(self, generator: torch.Generator) -> list[Tensor]:
         """θ_b − θ̂, in parts."""
-        z = torch.randn(len(self.directions[0]), generator=generator)
+        z = torch.randn(len(self.directions[0]), generator=generator, dtype=torch.float32)
         moves = [torch.tensordot(z, part, 1) for part in self.directions]
         left = self.rest.sqrt()
         for move in moves:  # those of Linear layers come first
             if not len(left):
                 break
             scale, left = left[: move.shape[-1]], left[move.shape[-1] :]
-            move += scale * torch.randn(move.shape, generator=generator)
+            move += scale * torch.randn(move.shape, generator=generator, dtype=torch.float32)
         return moves
 
     def state(self) -> dict[str, Tensor]:
@@ -127,6 +130,8 @@ def learn_band(
     directions = torch.linalg.svd(learn.moved, full_matrices=False).Vh  # (≤ rows, S + 1)
     most = max(RANKS[0], _NUMBERS // sum(p.numel() for p in net.parameters()))
     directions = directions[: min(RANKS[-1], most)].T
+    if not directions.shape[1]:  # nothing moves the net, which reproduces every row: one direction, of no length
+        directions = directions.new_zeros(len(directions), 1)
     tried = []
     for rank in dict.fromkeys(min(rank, directions.shape[1]) for rank in RANKS):
         left = 1.0 - (fit.moved @ directions[:, :rank]).square().sum(1)
@@ -141,10 +146,18 @@ def learn_band(
     error, rank, rest = next(each for each in tried if each[0] <= max(GOOD, 1.25 * best))
     by_rows, by_step = directions[:-1, :rank], directions[-1, :rank]
     coefficients = exact.tangent.basis @ (exact.tangent.influence @ _spread(exact, by_rows.T).T)
-    pulled = jacobian.pull(train, coefficients.view(len(train.z), train.outputs, rank))
+    coefficients = coefficients.view(len(train.z), train.outputs, rank)
+    some = [jacobian.pull(train, part) for part in torch.split(coefficients, _at_once(undone, len(train.z)), -1)]
+    pulled = [torch.cat(parts) for parts in zip(*some, strict=True)]
     pulled = [part + torch.tensordot(by_step[:, None].to(v), v, 1) for part, v in zip(pulled, undone, strict=True)]
     state = {f"direction.{k}": part.float() for k, part in enumerate(pulled)}
     return Band.restore(net, train.outputs, {**state, "rest": rest.float()}, error)
+
+
+def _at_once(parts: Sequence[Tensor], others: int) -> int:
+    """How many rows, if there are so many directions, or directions, if so many rows: products have a layer's width."""
+    widest = max(part.shape[1] if part.ndim == 3 else 1 for part in parts)
+    return max(1, _HELD // (others * widest))
 
 
 def _gradient(jacobian: Jacobian, loss: Loss, x: Tensor, y: Tensor, weighted: bool) -> list[Tensor]:
@@ -189,6 +202,8 @@ def _relative(exact: TangentPredictor, undone: list[Tensor], x: Tensor) -> _Rela
     moved = torch.cat([drawn, jacobian.push(rows, undone).double().flatten(0, 1)], 1)
     squares = jacobian.squares(rows).double().flatten(0, 1)
     variance = moved.square().sum(1, keepdim=True)
+    if not bool(torch.isfinite(variance).all()):
+        raise ValueError("got slopes or weights of rows that are too large or too small for its numbers")
     seen = variance[:, 0] > 0
     return _Relative((moved / variance.sqrt())[seen], (squares / variance)[seen])
 

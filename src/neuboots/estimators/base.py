@@ -185,6 +185,11 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 raise ValueError(
                     f"got method={self.method!r}; expected a name, or a method such as MCDropout(rate=0.1)"
                 )
+            if isinstance(loss, RowWeighted):
+                raise ValueError(
+                    f"got weights that are not whole numbers for {type(self.method).__name__}, a method with a loss of "
+                    "its own; expected whole weights, which count as frequencies, or a method by its name"
+                )
             return self.method
         entry = find(self.method)
         if entry.make is NeuBoots:

@@ -17,6 +17,7 @@ from neuboots.estimators.band import Band, learn_band, net_of
 from neuboots.estimators.base import CALIBRATE, TRAIN, MakeNet, NeuBootsEstimator
 from neuboots.estimators.noise import Noise
 from neuboots.estimators.rows import Array, mean_and_spread, with_weights
+from neuboots.keys import whole
 from neuboots.losses import GaussianNLL, Loss, SquaredError
 from neuboots.methods import NeuBoots, find
 from neuboots.prediction import Method
@@ -218,11 +219,11 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
         """Mean, standard deviation and both intervals at once."""
-        _check_level(level)
+        level = _checked(level)
         x = self.inputs(X)
         mean, spread, raw_std = self._figures(x, self.num_samples if num_samples is None else num_samples)
         low, high = self._new(mean, raw_std, level)
-        half = ndtri((1 + level) / 2) * self._sure(x, spread)
+        half = -ndtri((1 - level) / 2) * self._sure(x, spread)
         sure_low, sure_high = self._in_units(mean - half), self._in_units(mean + half)
         std = self._shaped(self._noise.std(raw_std) * self.y_scale_)
         return Forecast(self._in_units(mean), std, low, high, sure_low, sure_high)
@@ -251,23 +252,21 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         """
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        _check_level(level)
+        level = _checked(level)
         x = self.inputs(X)
         mean, spread, raw_std = self._figures(x, self.num_samples)
         if kind == "prediction":
             return self._new(mean, raw_std, level)
-        half = ndtri((1 + level) / 2) * self._sure(x, spread)
+        half = -ndtri((1 - level) / 2) * self._sure(x, spread)
         return self._in_units(mean - half), self._in_units(mean + half)
 
     def sample(self, X: Any, n: int = 1, *, kind: IntervalKind = "confidence") -> Array:
         """n replicates of the regression function at X, or of new targets ("prediction"): (n, N), or (n, N, k)."""
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        x, k = self.inputs(X), self.n_outputs_
+        x, k, n = self.inputs(X), self.n_outputs_, whole("n", n, least=1)
         band: Band | None = getattr(self, "band_", None)
         if kind == "confidence" and band is not None:
-            if n < 1:
-                raise ValueError(f"got n = {n!r} replicates; expected at least 1")
             mean = self._figures(x, self.num_samples)[0]
             samples = mean + band.sample(x, n, seed=self.seed_).double().numpy()
         else:
@@ -308,6 +307,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         return tags
 
 
-def _check_level(level: Any) -> None:
+def _checked(level: Any) -> float:
     if not (isinstance(level, Real) and 0 < float(level) < 1):
         raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
+    return float(level)

@@ -28,6 +28,7 @@ _CLASSES = {
     "corruption": "CorruptionStudy",
     "text": "Text",
     "uci": "Uci",
+    "validity": "Validity",
 }
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -35,6 +36,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "time-vs-n": ("gpytorch",),
     "segmentation-3d": ("monai",),
     "uci": ("pandas",),
+    "validity": ("gpytorch",),
 }
 """Libraries that a study imports only as it works, beyond those that all need."""
 

@@ -8,7 +8,7 @@ Curves lie in `validity_curves`, what is said of them in `validity_summary` and 
 (docs/decisions/0010).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from neuboots.experiments import validity_curves as curves
 from neuboots.experiments.study import BEYOND, Bench, Rows, Study, Unit
 from neuboots.experiments.validity_tables import band_figures, band_tables, band_verdicts
 from neuboots.keys import seed_named
+from neuboots.prediction import Predictor
 from neuboots.report.tables import Table
 from neuboots.report.verdicts import Verdict
 
@@ -34,8 +35,7 @@ _CPU: tuple[Cell, ...] = (
     ("edge", "constant", 64, 1000),
     *((*case, 256, 300) for case in _CASES),
     *((*case, 256, n) for n in (100, 1000) for case in _CASES[::2]),
-    *((*case, 500, 300) for case in _CASES[::2]),
-    *(("smooth", "varying", 500, 100), ("wiggly", "varying", 500, 1000)),
+    *(("smooth", "constant", 500, 300), ("gap", "varying", 500, 100)),
 )
 
 
@@ -53,11 +53,16 @@ class Validity(Study):
         "smoke": {
             "cells": (("smooth", "constant", 8, 30), ("gap", "varying", 8, 30)),
             "others": (("smooth", "constant", 8, 30),),
+            "more": ("smooth", "constant", 8, 30),
+            "more_each": 1,
             "sets_each": 3,
             "others_each": ((8, 2),),
             "true_sets": ((8, 2),),
             "members": ((8, 4),),
             "steps": 12,
+            "regressor_cells": (("smooth", "varying", 60),),
+            "regressor_each": 2,
+            "regressor_options": (("epochs", 10),),
             "cost_widths": (8,),
             "class_scale": "smoke",
             "num_samples": 20,
@@ -80,6 +85,8 @@ class Validity(Study):
         ("smooth", "constant", 256, 300),
         ("smooth", "constant", 500, 300),
     )
+    more: Cell = ("smooth", "constant", 64, 300)  # where all the rest are
+    more_each: int = 5
     sets_each: int = 50  # data sets of a seed
     others_each: tuple[tuple[int, int], ...] = ((64, 10), (256, 5), (500, 3))  # the same, by width
     true_sets: tuple[tuple[int, int], ...] = ((64, 24), (256, 12), (500, 12))  # data sets with a true bootstrap
@@ -88,6 +95,15 @@ class Validity(Study):
     batch_size: int = 50
     learning_rate: float = 1e-2
     num_samples: int = 200  # B, of methods that do not know their moments
+    regressor_cells: tuple[tuple[str, str, int], ...] = (
+        ("smooth", "varying", 300),
+        ("wiggly", "constant", 300),
+        ("smooth", "varying", 1000),
+        ("gap", "constant", 300),
+        ("wiggly", "varying", 100),
+    )
+    regressor_each: int = 25  # data sets of a seed, for the estimator with its defaults
+    regressor_options: tuple[tuple[str, int], ...] = ()
     cost_widths: tuple[int, ...] = (64, 256, 500)
     class_scale: str = "cpu"
     seeds: tuple[int, ...] = (0, 1, 2, 3)
@@ -107,9 +123,7 @@ class Validity(Study):
     def units(self) -> list[Unit]:
         found: list[Unit] = []
         for seed in self.seeds:
-            found += [
-                {"part": part, **_named(cell), "seed": seed} for part in ("bands", "sized") for cell in self.cells
-            ]
+            found += [{"part": "bands", **_named(cell), "seed": seed} for cell in self.cells]
             if seed in self._classes.seeds:
                 found += [{"part": "classes", "data": data, "seed": seed} for data in self._classes.data]
             found += [{"part": "around", **_named(cell), "seed": seed} for cell in self.others]
@@ -117,6 +131,11 @@ class Validity(Study):
                 {"part": "fitted", "method": method, **_named(cell), "seed": seed}
                 for cell in self.others
                 for method in curves.FITTED
+            ]
+            found += [{"part": "more", "method": method, **_named(self.more), "seed": seed} for method in curves.MORE]
+            found += [
+                {"part": "regressor", "function": function, "noise": noise, "n": n, "seed": seed}
+                for function, noise, n in self.regressor_cells
             ]
             if seed == self.seeds[0]:
                 found += [{"part": "true", **_named(cell), "seed": seed} for cell in self.cells]
@@ -131,67 +150,72 @@ class Validity(Study):
             return {"classes": classes.measure(unit["data"], unit["seed"], self._classes, bench)}
         parts: dict[str, Callable[[Unit], Rows]] = {
             "bands": self._bands,
-            "sized": self._sized,
             "around": self._around,
             "fitted": self._fitted,
+            "more": self._more,
+            "regressor": self._regressor,
             "true": self._true,
             "cost": self._cost,
         }
         return parts[unit["part"]](unit)
 
     def _bands(self, unit: Unit) -> Rows:
-        """The influence bootstrap of the whole net."""
-        return self._of_nets(unit, [curves.WHOLE], self.sets_each)
-
-    def _sized(self, unit: Unit) -> Rows:
-        """The same, with its size set by a second training."""
-        truth, recipe = curves.curve(unit["function"], unit["noise"]), self.training.recipe(unit["n"], _DATA)
-        first = unit["seed"] * self.sets_each
+        """The influence bootstrap of the whole net, and the same with its size set by a second training."""
+        first, recipe = unit["seed"] * self.sets_each, self.training.recipe(unit["n"], _DATA)
         numbers = range(first, first + self.sets_each)
-        pairs = curves.plain_nets(unit, numbers, self.training, _DATA)
         others = curves.replicates_of(unit, numbers, self.training, _DATA)
-        found = [
-            curves.moments_of(curves.sized(net, other, data, recipe), truth.grid, self.num_samples)
-            for (data, net), other in zip(pairs, others, strict=True)
-        ]
-        mean, std = (torch.stack(part) for part in zip(*found, strict=True))
-        return {"bands": [self._row(unit, curves.SIZED, mean, std, first)]}
+        whole, sized = [], []
+        for (data, net), other in zip(curves.plain_nets(unit, numbers, self.training, _DATA), others, strict=True):
+            predictor = curves.AROUND[curves.WHOLE]().around(net, data, recipe)
+            whole.append(self._moments(unit, predictor))
+            sized.append(self._moments(unit, curves.sized(predictor, other, data, recipe)))
+        return {
+            "bands": [self._row(unit, curves.WHOLE, whole, first), self._row(unit, curves.SIZED, sized, first)],
+        }
 
     def _around(self, unit: Unit) -> Rows:
         """The other methods that go around a trained net, all around the same."""
-        each = self._of(self.others_each, unit)
-        return self._of_nets(unit, [method for method in curves.AROUND if method != curves.WHOLE], each)
-
-    def _of_nets(self, unit: Unit, methods: Sequence[str], each: int) -> Rows:
-        truth, recipe = curves.curve(unit["function"], unit["noise"]), self.training.recipe(unit["n"], _DATA)
+        each, recipe = self._of(self.others_each, unit), self.training.recipe(unit["n"], _DATA)
         first = unit["seed"] * each
         pairs = curves.plain_nets(unit, range(first, first + each), self.training, _DATA)
         rows = []
-        for method in methods:
-            found = [
-                curves.moments_of(curves.AROUND[method]().around(net, data, recipe), truth.grid, self.num_samples)
-                for data, net in pairs
-            ]
-            mean, std = (torch.stack(part) for part in zip(*found, strict=True))
-            rows.append(self._row(unit, method, mean, std, first))
+        for name, make in curves.AROUND.items():
+            if name != curves.WHOLE:
+                found = [self._moments(unit, make().around(net, data, recipe)) for data, net in pairs]
+                rows.append(self._row(unit, name, found, first))
         return {"bands": rows}
 
-    def _row(self, unit: Unit, method: str, mean: Tensor, std: Tensor, first: int) -> dict[str, Any]:
+    def _moments(self, unit: Unit, predictor: Predictor) -> tuple[Tensor, Tensor]:
+        return curves.moments_of(predictor, curves.curve(unit["function"], unit["noise"]).grid, self.num_samples)
+
+    def _row(self, unit: Unit, method: str, moments: Sequence[tuple[Tensor, Tensor]], first: int) -> dict[str, Any]:
         """With the widths of every band of a data set that has a true bootstrap."""
         kept = max(0, self._of(self.true_sets, unit) - first)
+        mean, std = (torch.stack(part) for part in zip(*moments, strict=True))
         return curves.band_row(method, mean, std, curves.curve(unit["function"], unit["noise"]), kept)
 
     def _fitted(self, unit: Unit) -> Rows:
+        return self._trained(unit, curves.FITTED, self._of(self.others_each, unit))
+
+    def _more(self, unit: Unit) -> Rows:
+        return self._trained(unit, curves.MORE, self.more_each)
+
+    def _trained(self, unit: Unit, methods: Mapping[str, Callable[[], Any]], each: int) -> Rows:
         """A method with a training of its own."""
-        truth, each = curves.curve(unit["function"], unit["noise"]), self._of(self.others_each, unit)
+        truth = curves.curve(unit["function"], unit["noise"])
         first, found = unit["seed"] * each, []
         for number in range(first, first + each):
             data = truth.draw(unit["n"], seed=_DATA, number=number)
             recipe = self.training.recipe(unit["n"], seed_named(_DATA, "net", number))
-            predictor = curves.FITTED[unit["method"]]().fit(curves.net_of(unit["width"]), data, recipe)
-            found.append(curves.moments_of(predictor, truth.grid, self.num_samples))
-        mean, std = (torch.stack(part) for part in zip(*found, strict=True))
-        return {"bands": [self._row(unit, unit["method"], mean, std, first)]}
+            predictor = methods[unit["method"]]().fit(curves.net_of(unit["width"]), data, recipe)
+            found.append(self._moments(unit, predictor))
+        return {"bands": [self._row(unit, unit["method"], found, first)]}
+
+    def _regressor(self, unit: Unit) -> Rows:
+        """The estimator, which has a net and a training of its own."""
+        first = unit["seed"] * self.regressor_each
+        numbers = range(first, first + self.regressor_each)
+        return {"regressor": curves.regressor_rows(unit, numbers, _DATA, dict(self.regressor_options))}
 
     def _true(self, unit: Unit) -> Rows:
         """A true random-weight bootstrap of the first few data sets."""
@@ -205,8 +229,14 @@ class Validity(Study):
         return {"true": [curves.true_row(outputs, truth)]}
 
     def _cost(self, unit: Unit) -> Rows:
-        """Seconds of one training, and of each method's work after it, at n = 300."""
-        return {"cost": curves.cost_rows(unit["width"], self.training, self.num_samples)}
+        """Seconds of one training, and of each method's work after it or with it, at n = 300."""
+        methods = (
+            *curves.TWO_NETS,
+            *curves.AROUND,
+            *curves.FITTED,
+            *(curves.MORE if unit["width"] == self.more[2] else ()),
+        )
+        return {"cost": curves.cost_rows(unit["width"], self.training, self.num_samples, methods)}
 
     def _of(self, by_width: tuple[tuple[int, int], ...], unit: Unit) -> int:
         return dict(by_width)[unit["width"]]
@@ -228,9 +258,24 @@ class Validity(Study):
             "sin 4x + x/2, which turns where the data end; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of three "
             f"hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, from the rate "
             f"{self.learning_rate:g} along half a cosine. The true bootstrap draws Dirichlet weights and other first "
-            "weights for each net. Where a curve is biased, as at the edge, no bootstrap of it can cover. The rules of "
-            "the influence bootstrap were chosen among others by curves of the same kind, on other data sets."
+            "weights for each net. Where the fitted curve is biased, as at the edge, no bootstrap of the net can cover "
+            "the truth. The rules of the influence bootstrap were chosen, among several, on curves of the same kind, "
+            f"but on other data sets. {self._measured} What is recommended for a confidence band follows from this "
+            'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
+            "trained net; where the net is wide and a second training can be paid for, `fit` with `replicates=1`. The "
+            "regressor and the command use the first by default, with a Gaussian head and the step that early stopping "
+            "left undone. "
+            "A verdict on every cell compares what was measured with the mark, whatever its error; where it is missed, "
+            "the verdict says by how much."
         )
+
+    @property
+    def _measured(self) -> str:
+        """Which part of all cells of function, noise, width and n the run has."""
+        cells = [cell for cell in self.cells if cell[:2] in _CASES]
+        widths = sorted({width for *_, width, _ in cells})
+        counts = [f"{sum(cell[2] == width for cell in cells)} at width {width}" for width in widths]
+        return f"Of {3 * len(_CASES)} cells of function, noise and n, these many were measured: {', '.join(counts)}."
 
 
 _DATA = 0  # names the data sets: all units draw from the same ones

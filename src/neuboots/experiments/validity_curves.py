@@ -6,10 +6,10 @@ Data set k of a curve is the same for every method. Methods that go around a tra
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from neuboots.experiments.study import Unit
 from neuboots.keys import draw_keys, seed_named
 from neuboots.losses import SquaredError
 from neuboots.methods import InfluenceBootstrap, Laplace, MCDropout, NeuBoots, Plain
+from neuboots.methods.influence.predictor import InfluencePredictor
 from neuboots.methods.influence.sized import sized_by
 from neuboots.methods.registry import find
 from neuboots.nets import MLP
@@ -29,10 +30,11 @@ from neuboots.training import Recipe
 from neuboots.weights import Dirichlet
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 TRUE = "bayesian-bootstrap"
 LEVEL, Z = 0.95, 1.959963984540054
-_TOGETHER = 20  # nets trained side by side: their numbers stay in the cache
+_TOGETHER = 2_500_000  # weights of nets that are trained side by side: their numbers stay in the cache
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "smooth": lambda x: torch.sin(2.0 * x[:, 0]),
@@ -77,6 +79,7 @@ def _influence(**options: Any) -> Method:
 
 WHOLE = "influence, whole net"
 SIZED = "influence, whole net, sized by a second training"
+REGRESSOR, REPLICATES = "NeuBootsRegressor", "NeuBootsRegressor, spread of its replicates"
 
 AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     WHOLE: partial(_influence, layers="all"),
@@ -84,8 +87,11 @@ AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     "influence, whole net, raw": partial(_influence, layers="all", residuals="raw"),
     "influence, last 2 layers": partial(_influence, layers=2),
     "influence, head": _influence,
+    "influence, refitted head": partial(_influence, refit=True),
     "laplace": lambda: Laplace(SquaredError()),
 }
+
+TWO_NETS: dict[str, Callable[[], Any]] = {SIZED: partial(_influence, layers="all", replicates=1)}
 
 FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
     "neuboots-paper": lambda: NeuBoots.paper(SquaredError()),
@@ -93,6 +99,14 @@ FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
     "neuboots": NeuBoots.regression,
     "calibrated-neuboots": lambda: find("calibrated-neuboots").make(loss=SquaredError()),
     "mc-dropout": lambda: MCDropout(SquaredError(), rate=0.1),
+}
+
+MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
+    name: partial(find(name).make, loss=SquaredError())
+    for name in (
+        *("standard-bootstrap", "deep-ensemble", "deep-ensemble-original", "gbs", "amortized-bootstrap", "gp"),
+        *("sparse-gp", "batch-ensemble", "mimo", "lp-bnn", "swag"),
+    )
 }
 
 
@@ -122,14 +136,19 @@ def net_of(width: int) -> Callable[[], nn.Module]:
     return lambda: MLP(1, 1, widths=(width,) * 3)
 
 
+def _groups(numbers: Sequence[int], width: int) -> list[Sequence[int]]:
+    """Numbers of nets, in groups that are trained side by side."""
+    size = min(20, max(1, _TOGETHER // (2 * width**2)))
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
 def plain_nets(
     unit: Unit, numbers: Sequence[int], training: Training, seed: int
 ) -> list[tuple[TensorDataset, nn.Module]]:
     """The data sets of these numbers, each with a net trained on it."""
     truth, n = curve(unit["function"], unit["noise"]), unit["n"]
     found = []
-    for start in range(0, len(numbers), _TOGETHER):
-        some = numbers[start : start + _TOGETHER]
+    for some in _groups(numbers, unit["width"]):
         sets = [truth.draw(n, seed=seed, number=number) for number in some]
         seeds = [seed_named(seed, "net", number) for number in some]
         nets = train_side_by_side(net_of(unit["width"]), sets, training.recipe(n, seed), seeds=seeds)
@@ -141,8 +160,7 @@ def replicates_of(unit: Unit, numbers: Sequence[int], training: Training, seed: 
     """For each of these data sets a net trained like its plain one, from the same start, on random weights."""
     truth, n = curve(unit["function"], unit["noise"]), unit["n"]
     found: list[nn.Module] = []
-    for start in range(0, len(numbers), _TOGETHER):
-        some = numbers[start : start + _TOGETHER]
+    for some in _groups(numbers, unit["width"]):
         weights = Dirichlet().sample(draw_keys(torch.tensor([*some]), seed, "replicate"), n)  # (R, n)
         found += train_side_by_side(
             net_of(unit["width"]),
@@ -154,10 +172,9 @@ def replicates_of(unit: Unit, numbers: Sequence[int], training: Training, seed: 
     return found
 
 
-def sized(net: nn.Module, replicate: nn.Module, data: TensorDataset, recipe: Recipe) -> Predictor:
+def sized(predictor: InfluencePredictor, replicate: nn.Module, data: TensorDataset, recipe: Recipe) -> Predictor:
     """What `InfluenceBootstrap(layers="all", replicates=1).fit` gives, from nets that are trained already."""
-    method = InfluenceBootstrap(SquaredError(), layers="all")
-    return sized_by(method, method.around(net, data, recipe), [replicate], data, recipe)
+    return sized_by(InfluenceBootstrap(SquaredError(), layers="all"), predictor, [replicate], data, recipe)
 
 
 def true_members(unit: Unit, number: int, members: int, training: Training, seed: int) -> Tensor:
@@ -166,12 +183,11 @@ def true_members(unit: Unit, number: int, members: int, training: Training, seed
     data = truth.draw(n, seed=seed, number=number)
     weights = Dirichlet().sample(draw_keys(torch.arange(members), seed, "true bootstrap", number), n)  # (K, n)
     outputs = []
-    for start in range(0, members, _TOGETHER):
-        some = range(start, min(start + _TOGETHER, members))
+    for some in _groups(range(members), unit["width"]):
         seeds = [seed_named(seed, "true bootstrap", number, k) for k in some]
         recipe = training.recipe(n, seed)
         nets = train_side_by_side(
-            net_of(unit["width"]), [data] * len(some), recipe, seeds=seeds, weights=weights[some.start : some.stop]
+            net_of(unit["width"]), [data] * len(some), recipe, seeds=seeds, weights=weights[[*some]]
         )
         with torch.no_grad():
             outputs += [net(truth.grid)[:, 0] for net in nets]
@@ -209,23 +225,57 @@ def true_row(outputs: Tensor, truth: Truth) -> Row:
     }
 
 
-def cost_rows(width: int, training: Training, num_samples: int, n: int = 300) -> list[Row]:
+def regressor_rows(unit: Unit, numbers: Sequence[int], seed: int, options: Mapping[str, Any]) -> list[Row]:
+    """The confidence band of `NeuBootsRegressor` as it is, and the spread of its method's replicates beside it."""
+    from neuboots.estimators import NeuBootsRegressor
+
+    truth = curve(unit["function"], unit["noise"])
+    grid = truth.grid.numpy()
+    bands: dict[str, list[tuple[Tensor, Tensor]]] = {REGRESSOR: [], REPLICATES: []}
+    for number in numbers:
+        x, y = (part.numpy() for part in truth.draw(unit["n"], seed=seed, number=number).tensors)
+        regressor = NeuBootsRegressor(random_state=number, **options).fit(x, y)
+        low, high = map(torch.from_numpy, regressor.predict_interval(grid, LEVEL, kind="confidence"))
+        mean = (low + high) / 2
+        bands[REGRESSOR].append((mean, (high - low) / (2 * Z)))
+        _, spread = moments_of(regressor.predictor_, regressor.inputs(grid), regressor.num_samples)
+        bands[REPLICATES].append((mean, spread * float(regressor.y_scale_[0])))
+    return [
+        band_row(name, torch.stack([mean for mean, _ in each]), torch.stack([std for _, std in each]), truth, 0)
+        for name, each in bands.items()
+    ]
+
+
+def cost_rows(width: int, training: Training, num_samples: int, methods: Sequence[str], n: int = 300) -> list[Row]:
     """Seconds of one plain training, and of each method: training included where it has its own."""
     truth = curve("smooth", "constant")
     data, recipe, make_net = truth.draw(n, seed=0, number=0), training.recipe(n, 0), net_of(width)
-    began = time.perf_counter()
-    net = Plain(SquaredError()).fit(make_net, data, recipe).net
-    plain = time.perf_counter() - began
-    rows: list[Row] = []
-    for method in (*AROUND, *FITTED):
-        began = time.perf_counter()
+
+    def train() -> nn.Module:
+        return Plain(SquaredError()).fit(make_net, data, recipe).net
+
+    net, before = _timed(train)
+
+    def answer(method: str) -> None:
         if method in AROUND:
             predictor = AROUND[method]().around(net, data, recipe)
         else:
-            predictor = FITTED[method]().fit(make_net, data, recipe)
+            predictor = {**TWO_NETS, **FITTED, **MORE}[method]().fit(make_net, data, recipe)
         moments_of(predictor, truth.grid, num_samples)
-        rows.append({"method": method, "plain": plain, "seconds": time.perf_counter() - began})
-    return rows
+
+    seconds = {method: _timed(partial(answer, method))[1] for method in methods}
+    plain = min(before, _timed(train)[1])  # on both sides: a machine is not equally fast throughout
+    return [{"method": method, "plain": plain, "seconds": value} for method, value in seconds.items()]
+
+
+def _timed(work: Callable[[], T], runs: int = 3) -> tuple[T, float]:
+    """What came out, and the least seconds of a few runs: the first of all loads what is used for the first time."""
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        result = work()
+        seconds.append(time.perf_counter() - began)
+    return result, min(seconds)
 
 
 def moments_of(predictor: Predictor, grid: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class Found:
 
     @property
     def coverage_error(self) -> float:
-        """From the scatter over parts where there are several, else that of independent x: neighbours miss together."""
+        """From the scatter over parts where there are several, else as if a curve missed at all x or at none."""
         parts = [float(torch.tensor(row["held"])[self.inside].double().mean()) / row["sets"] for row in self.rows]
         if len(parts) > 1:
             return float(torch.tensor(parts).std()) / math.sqrt(len(parts))

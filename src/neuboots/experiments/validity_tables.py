@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from neuboots.experiments.study import Rows
-from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, SIZED, TRUE, WHOLE
+from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, REGRESSOR, SIZED, TRUE, WHOLE
 from neuboots.experiments.validity_summary import Found, binomial_error, summaries
 from neuboots.report.tables import MISSING, Cell, Table
 from neuboots.report.verdicts import Verdict
@@ -17,9 +17,10 @@ LEAST, MOST = 0.93, 0.97  # of the mean coverage
 LEAST_AT_X = 0.88  # of the coverage at each x inside the data
 LEAST_LIKENESS = 0.8  # correlation with the true bootstrap's standard deviation over x
 MOST_WIDTH = 1.25  # times the true bootstrap's, at the same coverage
+MOST_TRAININGS = 2
 _TITLES = {
     WHOLE: "influence bootstrap of the whole net",
-    SIZED: "influence bootstrap of the whole net, sized by a second training",
+    SIZED: "influence bootstrap of the whole net sized by a second training",
 }
 HARD = "edge"  # a curve that nets miss: shown, and not among those of the claim
 
@@ -44,7 +45,15 @@ def _pair(found: tuple[float, float] | None, digits: int = 2) -> Cell:
 def _worst(found: Found) -> Cell:
     rate, x = found.worst
     error = 100 * binomial_error(rate, found.sets)
-    return Cell(f"{100 * rate:.0f} ± {error:.0f} at {x:+.1f}", rate)
+    return Cell(f"{100 * rate:.0f} ± {error:.0f} at {_place(x)}", rate)
+
+
+def _place(x: float) -> str:
+    """
+    >>> _place(-1.9), _place(-1e-9), _place(0.3)
+    ('−1.9', '0.0', '+0.3')
+    """
+    return f"{round(x, 1) or 0.0:+.1f}".replace("-", "−").replace("+0.0", "0.0")
 
 
 def _percent(found: Found) -> Cell:
@@ -61,6 +70,7 @@ def band_tables(rows: Rows) -> list[Table]:
         _mark(cells, WHOLE, "one training"),
         _methods(cells, rows),
         _by_x(cells),
+        *_regressors(rows),
         *_costs(rows),
     ]
 
@@ -72,8 +82,8 @@ def _ours(cells: Cells, method: str) -> list[Found]:
 def _mark(cells: Cells, method: str, price: str) -> Table:
     heads = (
         *("function", "noise", "width", "n", "data sets", "coverage, %", "at the worst x, %", "in the gap, %"),
-        *("std of the band", "of the curve", "bias / std", "likeness", "relative width"),
-        *("true bootstrap: nets × sets", "its coverage, %", "its std"),
+        *("std of the band", "std of the curve", "bias / std", "likeness", "relative width"),
+        *("true bootstrap: nets × sets", "true bootstrap's coverage, %", "true bootstrap's std"),
     )
     lines = []
     for found in _ours(cells, method):
@@ -101,8 +111,9 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
         heads,
         tuple(lines),
         note=(
-            "Coverage is the mean over x inside the data ± its standard error over parts of them; at the worst x ± "
-            "the binomial error. The standard deviation of the curve is over data sets; its bias the largest over x. "
+            "Coverage is the mean over x inside the data ± its standard error, from the scatter over four parts of the "
+            "data sets; at the worst x ± the binomial error. The std of the curve is that of the fitted curve over "
+            "data sets; bias / std is the largest over x inside the data. "
             "Likeness is the correlation over x, data set by data set, of the band's standard deviation with that of a "
             "true random-weight bootstrap, corrected for the noise of its few nets; relative width is against that "
             "bootstrap's band scaled to the same coverage; both ± the jackknife's error over data sets."
@@ -116,17 +127,15 @@ def _methods(cells: Cells, rows: Rows) -> Table:
         *("function", "noise", "width", "n", "method", "data sets", "coverage, %", "at the worst x, %"),
         *("std of the band", "likeness", "relative width", "cost in trainings"),
     )
-    costs = {(row["width"], row["method"]): row["seconds"] / row["plain"] for row in rows.get("cost", [])}
+    costs = _trainings(rows)
     lines = []
     for (function, noise, width, n), methods in cells.items():
         if not any(method in methods for method in FITTED):
             continue
-        for method in (SIZED, *AROUND, *FITTED, TRUE):
+        for method in (SIZED, *AROUND, *FITTED, *MORE, TRUE):
             if method not in methods:
                 continue
             found = methods[method]
-            cost = costs.get((width, WHOLE if method == SIZED else method))
-            trainings = None if cost is None else cost + (method in AROUND) + 2 * (method == SIZED)
             lines.append(
                 (
                     *map(_text, (function, noise, width, n, method)),
@@ -136,7 +145,7 @@ def _methods(cells: Cells, rows: Rows) -> Table:
                     _number(found.std, 3),
                     Cell(MISSING) if method == TRUE else _pair(found.likeness),
                     Cell(MISSING) if method == TRUE else _pair(found.relative_width),
-                    _text(found.rows[0]["members"]) if method == TRUE else _number(trainings),
+                    _text(found.rows[0]["members"]) if method == TRUE else _number(costs.get((method, width))),
                 )
             )
     return Table(
@@ -145,21 +154,21 @@ def _methods(cells: Cells, rows: Rows) -> Table:
         tuple(lines),
         note=(
             "Cost: seconds of fitting and of predicting on the grid, over those of one plain training of the same net; "
-            "for methods that go around a trained net, that training included. MC dropout has a rate of 0.1."
+            "for methods that go around a trained net, that training included. The true bootstrap's coverage has the "
+            "error that it would have if a curve missed at all x or at none. MC dropout has a rate of 0.1."
         ),
         keys=5,
     )
 
 
 def _by_x(cells: Cells) -> Table:
-    """Of the sized influence bootstrap: every fourth x."""
-    mine = [found for found in _ours(cells, SIZED) if found.cell[2:] == _centre(cells)]
-    places = range(0, len(mine[0].x), 4) if mine else range(0)
-    heads = ("function", "noise", *(f"x = {float(mine[0].x[k]):+.1f}" for k in places))
+    """Of the sized influence bootstrap: every second x."""
+    mine = _ours(cells, SIZED)
+    places = range(0, len(mine[0].x), 2) if mine else range(0)
+    heads = ("function", "noise", "width", "n", *(f"x = {_place(float(mine[0].x[k]))}" for k in places))
     lines = [
         (
-            _text(found.function),
-            _text(found.cell[1]),
+            *map(_text, found.cell),
             *(
                 _number(100 * float(found.rate[k]), 0, 100 * binomial_error(float(found.rate[k]), found.sets))
                 for k in places
@@ -167,41 +176,78 @@ def _by_x(cells: Cells) -> Table:
         )
         for found in mine
     ]
-    width, n = _centre(cells)
     return Table(
-        f"Coverage in per cent at each x ± its binomial error: the {_TITLES[SIZED]}, width {width}, n = {n}.",
+        f"Coverage in per cent at each x ± its binomial error: the {_TITLES[SIZED]}.",
         heads,
         tuple(lines),
         note="In the gap, between −0.5 and 0.5, there are no data.",
-        keys=2,
+        keys=4,
     )
 
 
-def _centre(cells: Cells) -> tuple[int, int]:
-    """Width and n of the first cell: the one that the others vary."""
-    first = next(iter(cells))
-    return first[2], first[3]
+def _of_regressor(rows: Rows) -> list[Found]:
+    parts: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows.get("regressor", []):
+        parts.setdefault((row["function"], row["noise"], row["n"], row["method"]), []).append(row)
+    return [Found(key[-1], found, None) for key, found in parts.items()]
 
 
-def _costs(rows: Rows) -> list[Table]:
-    found = rows.get("cost", [])
-    if not found:
-        return []
-    widths = sorted({row["width"] for row in found})
-    by = {(row["method"], row["width"]): row for row in found}
+def _regressors(rows: Rows) -> list[Table]:
+    heads = ("function", "noise", "n", "band", "data sets", "coverage, %", "at the worst x, %", "std of the band")
     lines = [
-        (_text(method), *(_number(by[method, width]["seconds"] / by[method, width]["plain"], 3) for width in widths))
-        for method in (*AROUND, *FITTED)
+        (
+            *(_text(found.rows[0][key]) for key in ("function", "noise", "n", "method")),
+            _text(found.sets),
+            _percent(found),
+            _worst(found),
+            *(_number(value, 3) for value in (found.std, found.std / found.size)),
+            _number(found.bias),
+        )
+        for found in _of_regressor(rows)
     ]
     return [
         Table(
-            "What each method adds to one plain training (around a trained net), or takes in its place: in trainings.",
+            f"The {LEVEL:.0%} confidence band of the estimator with its defaults, one training.",
+            (*heads, "std of the curve", "bias / std"),
+            tuple(lines),
+            note=(
+                "It standardises, holds rows out, stops early and has a Gaussian head; its band is the influence "
+                "bootstrap of the whole net with the step that early stopping left undone."
+            ),
+            keys=4,
+        )
+    ] * bool(lines)
+
+
+def _costs(rows: Rows) -> list[Table]:
+    costs = _trainings(rows)
+    if not costs:
+        return []
+    widths = sorted({width for _, width in costs})
+    lines = [
+        (_text(method), *(_number(costs.get((method, width)), 3) for width in widths))
+        for method in (SIZED, *AROUND, *FITTED, *MORE)
+    ]
+    return [
+        Table(
+            "What each method costs, in plain trainings of the same net.",
             ("method", *(f"3 × {width}" for width in widths)),
             tuple(lines),
-            note="n = 300; measured in one run, one thread, with the prediction on the grid.",
+            note=(
+                "n = 300; the least seconds of three runs, with the prediction on the grid. Methods that go around a "
+                "trained net have 1 for its training, and the rest is theirs."
+            ),
             keys=1,
         )
     ]
+
+
+def _trainings(rows: Rows) -> dict[tuple[str, int], float]:
+    """What each method costs, by width: in plain trainings, that of the net it goes around among them."""
+    return {
+        (row["method"], row["width"]): row["seconds"] / row["plain"] + (row["method"] in AROUND)
+        for row in rows.get("cost", [])
+    }
 
 
 # -- verdicts ------------------------------------------------------------------------------------------
@@ -209,18 +255,24 @@ def _costs(rows: Rows) -> list[Table]:
 
 def band_verdicts(rows: Rows) -> list[Verdict]:
     cells = summaries(rows)
-    return [verdict for method in (SIZED, WHOLE) for verdict in _marks(_ours(cells, method), _TITLES[method])]
+    found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(_ours(cells, method), _TITLES[method])]
+    for method in (SIZED, WHOLE):
+        costs = {width: cost for (name, width), cost in _trainings(rows).items() if name == method}
+        shown = ", ".join(f"{cost:.2f} at width {width}" for width, cost in costs.items())
+        holds = max(costs.values()) <= MOST_TRAININGS if costs else None
+        found.append(Verdict(f"the {_TITLES[method]} costs at most {MOST_TRAININGS} plain trainings", holds, shown))
+    if mine := [each for each in _of_regressor(rows) if each.method == REGRESSOR]:
+        found += _covers(mine, f"confidence band of {REGRESSOR}", f"in each of {len(mine)} cells of function and n")
+    return found
 
 
-def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
-    ours = [found for found in every_cell if found.function != HARD]
-    every = f"in each of {len(ours)} cells of function, noise, width and n"
+def _covers(ours: Sequence[Found], name: str, every: str) -> list[Verdict]:
     return [
         _everywhere(
             f"the {name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
             {found: found.coverage for found in ours},
             lambda value: LEAST <= value <= MOST,
-            lambda value: f"{value:.1%}",
+            lambda value: f"{value:.2%}",
         ),
         _everywhere(
             f"the {name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
@@ -228,37 +280,49 @@ def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
             lambda value: value >= LEAST_AT_X,
             lambda value: f"{value:.1%}",
         ),
+    ]
+
+
+def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
+    ours = [found for found in every_cell if found.function != HARD]
+    every = f"in each of {len(ours)} cells of function, noise, width and n"
+    return [
+        *_covers(ours, name, every),
         _everywhere(
             f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
             f"bootstrap's {every}",
-            {found: found.likeness[0] for found in ours if found.likeness is not None},
+            {found: found.likeness and found.likeness[0] for found in ours},
             lambda value: value >= LEAST_LIKENESS,
             lambda value: f"{value:.2f}",
         ),
         _everywhere(
             f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
             f"{every}",
-            {found: found.relative_width[0] for found in ours if found.relative_width is not None},
+            {found: found.relative_width and found.relative_width[0] for found in ours},
             lambda value: value <= MOST_WIDTH,
             lambda value: f"{value:.2f}",
         ),
     ]
 
 
-def _everywhere(claim: str, values: Mapping[Found, float], good: Any, show: Any) -> Verdict:
-    """Rule: in every cell. Where it is missed, which and by how much."""
+def _everywhere(claim: str, all_values: Mapping[Found, float | None], good: Any, show: Any) -> Verdict:
+    """Rule: in every cell where it is known. Where it is missed, which and by how much."""
+    values = {found: value for found, value in all_values.items() if value is not None}
     missed = {found: value for found, value in values.items() if not good(value)}
     spread = f"{show(min(values.values()))} to {show(max(values.values()))}" if values else "not measured"
     where = "; ".join(f"{_short(found)} {show(value)}" for found, value in missed.items())
     said = f"{spread}, mean {show(fmean(values.values()))}" if values else spread
     if missed:
         said += f"; missed in {len(missed)}: {where}"
+    if len(values) < len(all_values):
+        said += f"; not to be told in {len(all_values) - len(values)}"
     return Verdict(claim, None if not values else not missed, said)
 
 
 def _short(found: Found) -> str:
-    function, noise, width, n = found.cell
-    return f"{function}, {noise} noise, width {width}, n = {n}:"
+    row = found.rows[0]
+    width = f", width {row['width']}" if "width" in row else ""
+    return f"{row['function']}, {row['noise']} noise{width}, n = {row['n']}:"
 
 
 # -- figures -------------------------------------------------------------------------------------------
@@ -279,6 +343,7 @@ def band_figures(rows: Rows) -> "dict[str, Figure]":
     for ax, (function, noise) in zip(panels, cases, strict=False):
         mine = [found for found in ours if (found.function, found.cell[1]) == (function, noise)]
         narrow = [found for found in mine if found.cell[2] == min(f.cell[2] for f in mine)]
+        narrow.sort(key=lambda found: int(found.cell[3]))
         curves = {f"n = {found.cell[3]}": found.rate for found in narrow}
         draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
         ax.set_title(f"{function}, {noise} noise, width {narrow[0].cell[2]}")
@@ -293,9 +358,10 @@ def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figu
 
     from neuboots.report.figures import BLUE, ORANGE
 
-    figure = Figure(figsize=(4.5 + 2.4 * max(1, len(cells)), 5.0), layout="constrained")  # with room for the names
+    names = [name for name in (SIZED, *AROUND, *FITTED, *MORE, TRUE) if any(name in methods for _, methods in cells)]
+    size = (4.5 + 2.4 * max(1, len(cells)), 1.5 + 0.3 * len(names))  # with room for the names
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, max(1, len(cells)), squeeze=False, sharey=True)[0]
-    names = [name for name in (SIZED, *AROUND, *FITTED, TRUE) if any(name in methods for _, methods in cells)]
     for ax, ((function, noise, width, n), methods) in zip(panels, cells, strict=False):
         for k, name in enumerate(names):
             if name in methods:

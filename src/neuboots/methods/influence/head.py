@@ -22,7 +22,7 @@ from neuboots.methods.common import example_of, with_outputs
 from neuboots.methods.influence.curvature import Curvature, Product, Whole
 from neuboots.methods.influence.predictor import InfluencePredictor
 from neuboots.methods.influence.refit import Refit, add_gradients, refit_of
-from neuboots.methods.influence.spectrum import NoiseLevel, choose_ridge, inverse
+from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out
 from neuboots.methods.influence.survey import Points, Survey, ends_at_head
 from neuboots.methods.last_layer import best_precision, check_finish, double, extended, head_of
 from neuboots.methods.neuboots import replicate_weights
@@ -38,7 +38,6 @@ _WHOLE = 3000  # numbers in the head up to which H is held whole: its square in 
 _SHIFTS = 10_000_000  # numbers in all shifts together, beyond which blocks are fewer
 _FEWEST, _ENOUGH = 64, 256  # blocks that are always had; blocks from which rows may share them
 _MOST_OUTPUTS = 4096  # of a head: each point needs their square
-_MOST_LEVERAGE = 0.9
 _PIECE = 1 << 22  # numbers held at once
 
 
@@ -310,15 +309,4 @@ class _Corrected:
         if self._kind == "smooth":
             psi = points.phi @ self._vectors
             return torch.stack([n.correct(psi, points.residual[:, c]) for c, n in enumerate(self._noise)], 1)
-        return _left_out(self._block(points, self._hat), points.residual)
-
-
-def _left_out(hat: Tensor, residual: Tensor) -> Tensor:
-    """(I − Hᵢᵢ)⁻¹ uᵢ for blocks of the hat matrix (M, C, C), with their eigenvalues held below 0.9: (M, C)."""
-    held = hat.abs().sum(2).amax(1) > _MOST_LEVERAGE  # no eigenvalue is larger than that sum
-    left = torch.eye(hat.shape[1], dtype=hat.dtype, device=hat.device) - hat
-    if bool(held.any()):  # eigenvectors take several times as long
-        values, vectors = torch.linalg.eigh(hat[held])
-        left[held] = vectors @ torch.diag_embed(1.0 - values.clamp(0.0, _MOST_LEVERAGE)) @ vectors.mT
-    found: Tensor = torch.linalg.solve(left, residual)
-    return found
+        return left_out(self._block(points, self._hat), points.residual, power=POWERS[self._kind])

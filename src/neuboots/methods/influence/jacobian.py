@@ -8,19 +8,22 @@ needs no row of J itself. Other layers (convolutions, norms, a layer that is use
 Jacot, Gabriel and Hongler, Neural tangent kernel: convergence and generalization in neural networks, NeurIPS 2018.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from neuboots.surgery import call_net, eval_mode, is_head, main_output
 
 _ROWS = 256  # passed through the net at once
-_HELD = 1 << 26  # numbers of explicit rows of J that are held at once; beyond that they are computed again
+_HELD = 1 << 26  # numbers of explicit rows of J that are held; beyond that they are computed again, tile by tile
+_MANY = 30_000  # backward passes, about which a word is said
 
 
 def take(x: Any, start: int, stop: int) -> Any:
@@ -43,10 +46,10 @@ class Factors:
     d: Tensor  # (N, C, O)
     biased: bool
 
-    def kernel(self, other: "Factors", dtype: torch.dtype) -> Tensor:
-        """(aᵀa′ + 1) dᵀd′: (N, C, N′, C)."""
-        inputs = self.a.to(dtype) @ other.a.to(dtype).T + float(self.biased)
-        slopes = self.d.to(dtype).flatten(0, 1) @ other.d.to(dtype).flatten(0, 1).T
+    def kernel(self, other: "Factors") -> Tensor:
+        """(aᵀa′ + 1) dᵀd′, in double precision: (N, C, N′, C)."""
+        inputs = self.a.double() @ other.a.double().T + float(self.biased)
+        slopes = self.d.double().flatten(0, 1) @ other.d.double().flatten(0, 1).T
         return slopes.view(*self.d.shape[:2], *other.d.shape[:2]) * inputs[:, None, :, None]
 
 
@@ -58,6 +61,7 @@ class Rows:
     z: Tensor  # (N, all outputs)
     outputs: int  # C
     factors: tuple[Factors, ...]
+    held: list[Tensor] = field(default_factory=list)  # the explicit part, once it was asked for and is small: (N, C, P)
 
 
 class Jacobian:
@@ -118,18 +122,33 @@ class Jacobian:
             total += torch.cat([J.double() @ theta for _, J in self._tiles(rows)])
         return total
 
-    def kernel(self, rows: Rows, others: Rows, *, dtype: torch.dtype = torch.float64) -> Tensor:
-        """K = J J′ᵀ, the C outputs of a row beside each other: (N·C, N′·C)."""
-        total = rows.z.new_zeros(len(rows.z), rows.outputs, len(others.z), others.outputs, dtype=dtype)
+    def kernel(self, rows: Rows, others: Rows) -> Tensor:
+        """K = J J′ᵀ, the C outputs of a row beside each other, in double precision: (N·C, N′·C).
+
+        Whoever divides by a small λ divides the rounding of K as well.
+        """
+        total = rows.z.new_zeros(len(rows.z), rows.outputs, len(others.z), others.outputs, dtype=torch.float64)
         for mine, theirs in zip(rows.factors, others.factors, strict=True):
-            total += mine.kernel(theirs, dtype)
+            total += mine.kernel(theirs)
         if self._explicit:
             for start, mine_J in self._tiles(rows):
                 for other, their_J in self._tiles(others):
-                    part = mine_J.flatten(0, 1).to(dtype) @ their_J.flatten(0, 1).to(dtype).T
+                    part = mine_J.flatten(0, 1).double() @ their_J.flatten(0, 1).double().T
                     where = (slice(start, start + len(mine_J)), slice(None), slice(other, other + len(their_J)))
                     total[where] += part.view(*mine_J.shape[:2], *their_J.shape[:2])
         return total.flatten(2, 3).flatten(0, 1)
+
+    def warn_of_work(self, n: int, outputs: int) -> None:
+        """Say beforehand that the kernel of n rows takes very many backward passes, and what takes fewer."""
+        tiles = -(-n * outputs * self._size // _HELD)
+        passes = n * outputs * (tiles + (tiles > 1))
+        if passes > _MANY:
+            warnings.warn(
+                f"{self._size:,} weights lie outside Linear layers and are differentiated row by row: about {passes:,} "
+                f"backward passes for {n} rows of {outputs} outputs; a smaller most_rows, the last layers (layers=2) "
+                "or the head (layers=1) take fewer",
+                stacklevel=3,
+            )
 
     def pull(self, rows: Rows, coefficients: Tensor) -> list[Tensor]:
         """Jᵀ c for K columns of coefficients (N, C, K), a part for each layer: (K, O, D + 1), or (K, *weights).
@@ -164,7 +183,8 @@ class Jacobian:
             total += factors.d @ moved.view(len(moved), num, -1).mT
         if self._explicit:
             others = [part.to(rows.z) for part in directions[len(rows.factors) :]]
-            with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+            attention = sdpa_kernel(SDPBackend.MATH)  # the faster ones have no second derivative
+            with attention, eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
                 weights = self._weights
                 wanted = [weights[f"net.{name}"] for name in self._explicit]
                 z = self._outputs(_own(rows.x), weights)[:, : rows.outputs]
@@ -205,6 +225,11 @@ class Jacobian:
         return z
 
     @property
+    def _size(self) -> int:
+        """How many weights are differentiated row by row."""
+        return sum(self.net.get_parameter(name).numel() for name in self._explicit)
+
+    @property
     def _weights(self) -> dict[str, Tensor]:
         return {f"net.{name}": p.detach().requires_grad_() for name, p in self.net.named_parameters()}
 
@@ -236,12 +261,15 @@ class Jacobian:
 
     def _tiles(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
         """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""
-        weights = dict(self.net.named_parameters())
-        size = rows.outputs * sum(weights[name].numel() for name in self._explicit)
-        step = max(1, _HELD // size)
-        for start in range(0, len(rows.z), step):
-            stop = min(start + step, len(rows.z))
-            yield start, torch.stack([self._row(take(rows.x, i, i + 1)) for i in range(start, stop)])
+        if rows.held:
+            yield 0, rows.held[0]
+            return
+        n, step = len(rows.z), max(1, _HELD // (rows.outputs * self._size))
+        for start in range(0, n, step):
+            J = torch.stack([self._row(take(rows.x, i, i + 1)) for i in range(start, min(start + step, n))])
+            if len(J) == n:
+                rows.held.append(J)
+            yield start, J
 
     def _row(self, x: Any) -> Tensor:
         """The explicit part of J at one input: (C, P)."""

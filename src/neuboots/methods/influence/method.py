@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from torch import nn
 from torch.utils.data import Dataset
 
+from neuboots.batches import check_rows, size_of
 from neuboots.checkpoints import identity_of
 from neuboots.keys import whole
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
@@ -17,7 +18,7 @@ from neuboots.prediction import Predictor
 from neuboots.training import Recipe, make_seeded
 from neuboots.weights import Dirichlet, WeightLaw, check_blocks, check_law
 
-Residuals = Literal["smooth", "hc3", "raw"]
+Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class InfluenceBootstrap:
 
     The net is trained as ever, or is trained already (`around`), and stays as it is. `layers` says how much of it the
     weights of the data may move: 1 its head, k its last k layers with weights, "all" the whole net, whose band
-    follows the data best (docs/decisions/0010); the head alone is cheaper, and serves pixels and streams as well.
+    follows the data best (docs/validity.md); the head alone is cheaper, and serves pixels and streams as well. Weights
+    that were frozen in training are moved like the others: choose the layers that were trained.
 
     `ridge` is λ/n; None takes the one at which the linear model fits as closely as the net did (see `choose_ridge`),
     and for the head of a net of classes the one of the largest evidence, as `Laplace` does.
     `residuals` says how in-sample residuals are corrected for leverage: "smooth" by the noise level around them, "hc3"
-    each by itself, rᵢ/(1 − hᵢ) with hᵢ held below 0.9, "raw" not at all; None is "smooth" for continuous targets and
-    "hc3" for classes.
+    each by itself, rᵢ/(1 − hᵢ) with hᵢ held below 0.9, "hc2" likewise by rᵢ/√(1 − hᵢ), "raw" not at all; None is
+    "smooth" for the squared error and a Gaussian head, and for classes and all other losses "hc2" of several layers,
+    "hc3" of a head, whose leverage is but a part of the net's.
     `refit=True` goes from the one step of Newton to convergence, for a head. `num_blocks` is S (None: a row is a
     block, while they are no more than the numbers of the head). Several layers need a matrix of rows × outputs squared:
     of more than `most_rows` a part is drawn, and its deviations are scaled to all of them.
@@ -61,8 +64,9 @@ class InfluenceBootstrap:
         number = isinstance(self.ridge, int | float) and not isinstance(self.ridge, bool)
         if self.ridge is not None and not (number and 0.0 <= self.ridge < math.inf):
             raise ValueError(f"got ridge={self.ridge!r}; expected λ/n, a number from 0, or None to choose it")
-        if self.residuals not in (None, "smooth", "hc3", "raw"):
-            raise ValueError(f"got residuals={self.residuals!r}; expected 'smooth', 'hc3', 'raw', or None to choose")
+        if self.residuals not in (None, *get_args(Residuals)):
+            kinds = ", ".join(map(repr, get_args(Residuals)))
+            raise ValueError(f"got residuals={self.residuals!r}; expected {kinds}, or None to choose")
         whole("replicates", self.replicates, least=0)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
@@ -79,7 +83,7 @@ class InfluenceBootstrap:
     def correction(self) -> Residuals:
         """How residuals are corrected: by the noise level around them where targets are continuous, else each alone."""
         continuous = isinstance(self.loss, SquaredError | GaussianNLL | nn.MSELoss)
-        return self.residuals or ("smooth" if continuous else "hc3")
+        return self.residuals or ("smooth" if continuous else "hc3" if self.layers == 1 else "hc2")
 
     def fit(
         self,
@@ -90,9 +94,11 @@ class InfluenceBootstrap:
         validation: Dataset[Any] | None = None,
     ) -> Predictor:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
+        if self.replicates or self.layers != 1:
+            check_rows(data)  # before the training, not after it
         net = make_seeded(make_net, recipe.seed)
         fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
-        predictor = self.around(net.eval(), data, recipe)
+        predictor = replace(self, replicates=0).around(net.eval(), data, recipe)
         if not self.replicates:
             return predictor
         from neuboots.methods.influence.sized import sized
@@ -104,6 +110,15 @@ class InfluenceBootstrap:
 
         Of the recipe only the batch size, the workers, the seed and the bar count.
         """
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"got a net of type {type(net).__name__}; expected a torch.nn.Module, trained already")
+        if size_of(data) == 1:
+            raise ValueError("got a single row, which has no spread; expected two at least")
+        if self.replicates:
+            raise ValueError(
+                f"got replicates={self.replicates} around a net that is trained already; expected 0: replicates are "
+                "trained like the net, which fit does"
+            )
         recipe = recipe or Recipe(epochs=1)
         if self.layers == 1:
             from neuboots.methods.influence.head import head_predictor

@@ -10,6 +10,7 @@ too large: below 1 it is left alone.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +58,8 @@ def sized_by(
     """The same with replicates that are trained already."""
     net = predictor.net
     assert net is not None
-    raw = replace(method, residuals="raw", ridge=predictor.ridge, replicates=0).around(net, data, recipe)
+    plain = replace(method, residuals="raw", ridge=predictor.ridge, replicates=0, law=Dirichlet())  # as replicates have
+    raw = plain.around(net, data, recipe)
     n = check_rows(data)
     places = draw_keys(torch.arange(n), recipe.seed, "compared").argsort()[:_ROWS].sort().values
     loader = Loader(Subset(data, places.tolist()), batch_size=recipe.batch_size, seed=recipe.seed, shuffle=False)
@@ -66,8 +68,8 @@ def sized_by(
         for _, batch, _ in loader.epoch(0):
             centre, *others = (_outputs(each, batch.x) for each in (net, *nets))
             drawn = raw.predict(batch.x, _DRAWN, seed=recipe.seed).samples - centre
-            moved += sum(_squares(method.loss, other - centre) for other in others) / len(nets)
-            expected += _squares(method.loss, drawn) / _DRAWN
+            moved += sum(_squares(method.loss, other - centre, axis=1) for other in others) / len(nets)
+            expected += _squares(method.loss, drawn, axis=2) / _DRAWN
     scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
     outputs = centre.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else centre.shape[1]
     return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
@@ -78,9 +80,8 @@ def _outputs(net: nn.Module, x: Any) -> Tensor:
         return with_outputs(output_of(net, x))
 
 
-def _squares(loss: Loss, change: Tensor) -> float:
-    """Σ change², of what counts in outputs (…, N, C, *): means of a Gaussian head, differences between logits."""
-    axis = 1 if change.ndim < 3 else change.ndim - 2 if change.ndim == 3 else 2
+def _squares(loss: Loss, change: Tensor, *, axis: int) -> float:
+    """Σ change², of what counts in outputs along the axis: means of a Gaussian head, differences between logits."""
     if isinstance(loss, GaussianNLL):
         change = change.chunk(2, axis)[0]
     if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss):
@@ -116,7 +117,7 @@ def replicate_net(
         net,
         data,
         objective_at,
-        replace(recipe, folder=None if recipe.folder is None else recipe.folder / f"replicate-{number}"),
+        replace(recipe, folder=None if recipe.folder is None else Path(recipe.folder) / f"replicate-{number}"),
         validation=validation,
         validate=validate,
         identity=f"{identity_of(method)}, replicate {number}",

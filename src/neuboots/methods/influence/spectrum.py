@@ -18,6 +18,7 @@ _DIRECTIONS = 16  # eigenvectors that carry it
 _LEAST, _MOST = 1e-9, 1e4  # ridges, of the mean eigenvalue
 _MOST_DF = 0.5  # degrees of freedom for each row
 _MOST_LEVERAGE = 0.9  # of a row that is corrected by itself
+POWERS = {"hc3": 1.0, "hc2": 0.5}  # of (I − Hᵢᵢ)⁻¹
 _LEAST_REMAINDER = 0.02  # of mᵢ: a row that the net reproduces whatever it is says nothing of the noise
 
 
@@ -78,16 +79,24 @@ def remainder(psi: Tensor, values: Tensor, ridge: float, *, share: float = 1.0) 
     return (1.0 + share * (psi.square() @ (inverted * (values * inverted - 2.0)))).clamp(_LEAST_REMAINDER, 1.0)
 
 
-def left_out(psi: Tensor, values: Tensor, ridge: float, residuals: Tensor, *, share: float = 1.0) -> Tensor:
-    """(I − Hᵢᵢ)⁻¹ uᵢ, the residuals that rows would have if they had been left out: (M, C).
+def left_out(hat: Tensor, residuals: Tensor, *, power: float = 1.0) -> Tensor:
+    """(I − Hᵢᵢ)⁻ᵖ uᵢ for blocks of the hat matrix (M, C, C) and residuals (M, C): (M, C).
 
-    ψ (M, C, K) holds the C outputs of each row, so that Hᵢᵢ is C × C; its eigenvalues are held below 0.9, lest a row
-    that alone decides its own fit decides the band as well.
+    p = 1 gives the residuals that rows would have if they had been left out (HC3); p = ½ those of the right variance
+    (HC2). Eigenvalues of a block are held below 0.9, lest a row that alone decides its own fit decides the band too.
+
+    >>> left_out(torch.tensor([[[0.75]], [[1.0]]]), torch.ones(2, 1)).flatten()
+    tensor([ 4.0000, 10.0000])
+    >>> left_out(torch.tensor([[[0.75]]]), torch.ones(1, 1), power=0.5)
+    tensor([[2.]])
     """
-    hat = share * (psi * inverse(values, ridge)) @ psi.mT  # (M, C, C)
-    along, vectors = torch.linalg.eigh(hat)
-    turned = vectors.mT @ residuals[:, :, None] / (1.0 - along.clamp(0.0, _MOST_LEVERAGE))[:, :, None]
-    found: Tensor = (vectors @ turned)[:, :, 0]
+    exact = hat.abs().sum(2).amax(1) <= _MOST_LEVERAGE if power == 1.0 else hat.new_zeros(len(hat), dtype=torch.bool)
+    left = torch.eye(hat.shape[1], dtype=hat.dtype, device=hat.device) - hat  # no eigenvalue is larger than that sum
+    if not bool(exact.all()):  # eigenvectors take several times as long
+        values, vectors = torch.linalg.eigh(hat[~exact])
+        powers = (1.0 - values.clamp(0.0, _MOST_LEVERAGE)) ** power
+        left[~exact] = vectors @ torch.diag_embed(powers) @ vectors.mT
+    found: Tensor = torch.linalg.solve(left, residuals)
     return found
 
 
@@ -114,7 +123,8 @@ class NoiseLevel:
         positive = int((values > values[-1] * 1e-10).sum())
         ridge = ridge_of(values, min(_NOISE_DF, 0.9 * max(1, positive)))
         zeros = values.new_zeros(count, count)
-        return cls((values[-count:] + ridge).rsqrt(), zeros, zeros.clone(), zeros.clone())
+        total = values[-count:] + ridge  # zero where rows have no features at all
+        return cls(torch.where(total > 0, total.rsqrt(), 0.0), zeros, zeros.clone(), zeros.clone())
 
     def _directions(self, psi: Tensor) -> Tensor:
         return psi[:, -len(self.scale) :] * self.scale  # g: (M, k)

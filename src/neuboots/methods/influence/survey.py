@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from neuboots.batches import Batch, Loader, own_randomness
 from neuboots.generator import BootstrapGenerator, GeneratorAt
 from neuboots.losses import Loss, unmasked, weighted_loss
-from neuboots.methods.influence.working import Working, working
+from neuboots.methods.influence.working import Working, loss_slope, working
 from neuboots.methods.last_layer import Likelihood, double, extended, head_of, likelihood_of, point_weights, shown
 from neuboots.prediction import bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
@@ -60,8 +60,7 @@ def slope_of(loss: Loss, z: Tensor, y: Tensor, found: Working) -> Tensor:
     except ValueError:
         with torch.inference_mode(False), torch.enable_grad():
             leaf = z.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(loss(leaf, y).sum(), leaf)
-        return -slope
+            return -loss_slope(loss, leaf, y)
     return (found.root @ found.residual[:, :, None])[:, :, 0]
 
 

@@ -20,12 +20,12 @@ from torch.utils.data import Dataset, Subset
 
 from neuboots.batches import Loader, own_randomness, size_of
 from neuboots.keys import draw_keys
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked
+from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of
 from neuboots.methods.influence.jacobian import Jacobian, Rows, count, take
 from neuboots.methods.influence.predictor import InfluencePredictor
-from neuboots.methods.influence.spectrum import NoiseLevel, choose_ridge, inverse, left_out, remainder
-from neuboots.methods.influence.working import Working, working
+from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out, remainder
+from neuboots.methods.influence.working import Working, losses_of, working
 from neuboots.prediction import Moments, Stream, bytes_of
 from neuboots.surgery import to_net
 from neuboots.training import Recipe
@@ -107,8 +107,8 @@ class TangentPredictor(InfluencePredictor):
         outputs, moved = [], []
         for start in range(0, max(1, count(x)), step):
             rows = jacobian.rows(take(x, start, start + step))
-            kernel = jacobian.kernel(rows, train, dtype=rows.z.dtype)
-            part = kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)
+            kernel = jacobian.kernel(rows, train)
+            part = (kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)).to(rows.z)
             outputs.append(rows.z)
             moved.append(part.view(len(rows.z), rows.outputs, part.shape[-1]))
         return torch.cat(outputs), torch.cat(moved)
@@ -176,8 +176,14 @@ def tangent_predictor(
     example = example_of(net, data, seed=recipe.seed)
     probe = Jacobian(net, method.layers, example).rows(example)
     outputs = probe.z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else probe.z.shape[1]
-    x, y, share = _rows_of(data, max(1, method.most_rows // outputs), recipe)
+    if method.most_rows < 2 * outputs:
+        raise ValueError(
+            f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at least, "
+            f"{2 * outputs}: a single row has no spread"
+        )
+    x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
     jacobian = Jacobian(net, method.layers, example, outputs=outputs)
+    jacobian.warn_of_work(len(y), outputs)
     rows = jacobian.rows(to_net(net, x))
     n = len(rows.z)
     y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
@@ -225,8 +231,10 @@ def _corrected(
     n, outputs = residual.shape
     if method.correction == "raw":
         return residual
-    if method.correction == "hc3":
-        return left_out(psi.view(n, outputs, -1), values, ridge, residual, share=share)
+    if method.correction in POWERS:
+        psi = psi.view(n, outputs, -1)
+        hat = share * (psi * inverse(values, ridge)) @ psi.mT  # a row's block of H: (n, C, C)
+        return left_out(hat, residual, power=POWERS[method.correction])
     flat = residual.flatten()
     noise = NoiseLevel.along(values)
     noise.add(psi, flat, remainder(psi, values, ridge, share=share))
@@ -236,7 +244,11 @@ def _corrected(
 def _working(loss: Loss, rows: Rows, y: Tensor) -> Working:
     """L and u of the outputs that are bootstrapped; rows that are ignored have none."""
     y = y.to(rows.z.device)
+    losses = losses_of(loss, rows.z, y)  # says what does not fit
+    weighted_loss(losses, losses.new_ones(len(y)))  # refuses a loss that reduces
     mask = unmasked(loss, y)
+    if mask is not None and not bool(mask.any()):
+        raise ValueError("got no row that counts: all targets are ignored; expected at least one")
     root, residual = working(loss, rows.z, y if mask is None else y.where(mask, 0))
     if mask is not None:
         root, residual = root * mask[:, None, None], residual * mask[:, None]

@@ -6,6 +6,7 @@ With rows LᵢᵀJᵢ and residuals uᵢ, one step of Newton for a weighted loss
 (its half) L = I and u = y − z; for classes u are Pearson's residuals.
 """
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -69,16 +70,45 @@ def _like(y: Tensor, z: Tensor) -> Tensor:
     return y.reshape(z.shape).to(z)
 
 
+def losses_of(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
+    """ℓ of each point, at outputs z (M, C), whatever shape and precision the loss asks for.
+
+    A net may give (N,), and its loss expect that: against targets (M,) outputs (M, 1) would be broadcast. A loss may
+    also hold numbers in single precision, such as weights of classes, which torch does not mix with double.
+    """
+    single = z.shape[1] == 1 and y.shape == z.shape[:1]
+    shapes = [z, z[:, 0]] if single else [z]
+    refused: Exception | None = None
+    for outputs in [*shapes, *(shape.float() for shape in shapes if shape.dtype == torch.float64)]:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Using a target size")  # of the shape that is tried in vain
+                losses = loss(outputs, y.to(outputs) if y.is_floating_point() else y)
+        except (RuntimeError, ValueError) as error:
+            refused = refused or error
+            continue
+        if not single or losses.numel() == len(z) or outputs.ndim == 1:
+            return losses
+    assert refused is not None, "the last shape is returned unless it is refused"
+    raise refused
+
+
+def loss_slope(loss: Loss, z: Tensor, y: Tensor, *, graph: bool = False) -> Tensor:
+    """∂ℓ/∂z at outputs z that ask for gradients, by differentiation: (M, C), as points know nothing of others."""
+    (found,) = torch.autograd.grad(losses_of(loss, z, y).sum(), z, create_graph=graph)
+    return found
+
+
 def _differentiated(loss: Loss, z: Tensor, y: Tensor) -> Working:
     with torch.inference_mode(False), torch.enable_grad():
-        z, y = z.detach().clone().requires_grad_(), y.to(z) if y.is_floating_point() else y
-        (slope,) = torch.autograd.grad(loss(z, y).sum(), z, create_graph=True)  # (M, C): points know nothing of others
+        z = z.detach().clone().requires_grad_()
+        first = loss_slope(loss, z, y, graph=True)
         columns = [
             torch.autograd.grad(part.sum(), z, retain_graph=True, materialize_grads=True)[0]
-            for part in (slope.unbind(1) if slope.requires_grad else ())
+            for part in (first.unbind(1) if first.requires_grad else ())
         ]
-    slope = slope.detach()
-    curvature = torch.stack(columns, 2) if columns else torch.diag_embed(torch.zeros_like(slope))  # (M, C, C)
+    first = first.detach()
+    curvature = torch.stack(columns, 2) if columns else torch.diag_embed(torch.zeros_like(first))  # (M, C, C)
     values, vectors = torch.linalg.eigh(curvature)
     most = float(values.max()) if len(values) else 1.0
     if not most > 0.0:
@@ -87,4 +117,4 @@ def _differentiated(loss: Loss, z: Tensor, y: Tensor) -> Working:
             "error: an absolute error has none"
         )
     root = values.clamp_min(_LEAST_CURVATURE * most).sqrt()
-    return Working(vectors * root[:, None], torch.einsum("mck,mc->mk", vectors, -slope) / root)
+    return Working(vectors * root[:, None], torch.einsum("mck,mc->mk", vectors, -first) / root)
