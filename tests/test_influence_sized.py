@@ -1,7 +1,9 @@
 """The influence bootstrap with its size set by true replicates."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import CrossEntropy, Dirichlet, GaussianNLL, InfluenceBootstrap, Recipe, SquaredError, load, save
+from neuboots import (
+    CrossEntropy,
+    Dirichlet,
+    EpochReport,
+    GaussianNLL,
+    InfluenceBootstrap,
+    Plain,
+    Recipe,
+    SquaredError,
+    load,
+    save,
+)
 from neuboots.methods import ScaledPredictor
-from neuboots.methods.influence.sized import _squares, replicate_net
+from neuboots.methods.influence.sized import _squares, train_with_replicates, with_raw
 from neuboots.nets import MLP
 
 
@@ -41,7 +54,7 @@ def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
     plain = found.inner
     x = data.tensors[0]
     raw = InfluenceBootstrap(SquaredError(), layers="all", residuals="raw", ridge=plain.ridge).around(plain.net, data)  # type: ignore[attr-defined]
-    nets = [replicate_net(method, make_net, data, recipe(30), None, k) for k in range(2)]
+    _, *nets = train_with_replicates(method, make_net, data, recipe(30), None)
     with torch.no_grad():
         moved = torch.stack([(net(x) - plain.net(x)).square().mean() for net in nets]).mean()  # type: ignore[misc]
     expected = max(1.0, float(moved / raw.summarize(x, 2).std.square().mean()))
@@ -74,14 +87,58 @@ def test_a_stream_is_refused_before_the_training() -> None:
 
 def test_replicates_begin_where_the_net_began(data: TensorDataset) -> None:
     """Without a step they are the net itself; and weights of their own part them."""
-    still = recipe(1, rate=0.0)
-    method = InfluenceBootstrap(SquaredError(), replicates=1)
-    nets = [replicate_net(method, make_net, data, still, None, k) for k in range(2)]
-    x = data.tensors[0]
+    method, x = InfluenceBootstrap(SquaredError(), replicates=2), data.tensors[0]
+    nets = train_with_replicates(method, make_net, data, recipe(1, rate=0.0), None)
     assert torch.equal(nets[0](x), nets[1](x))
-    nets = [replicate_net(method, make_net, data, recipe(2), None, k) for k in (0, 0, 1)]
-    assert torch.equal(nets[0](x), nets[1](x))
-    assert not torch.allclose(nets[0](x), nets[2](x), atol=1e-4)
+    nets = train_with_replicates(method, make_net, data, recipe(2), None)
+    assert all(not torch.allclose(one(x), other(x), atol=1e-4) for one, other in combinations(nets, 2))
+    again = train_with_replicates(replace(method, replicates=1), make_net, data, recipe(2), None)
+    for one, other in zip(again, nets[:2], strict=True):  # one more replicate changes none of the others
+        torch.testing.assert_close(one(x), other(x))
+
+
+def test_together_and_in_turn_are_the_same(data: TensorDataset) -> None:
+    """Small nets go together; with a norm of gradients to clip, which is far away here, they go in turn."""
+    method, x = InfluenceBootstrap(SquaredError(), layers="all", replicates=1), data.tensors[0]
+    together, apart = (
+        train_with_replicates(method, make_net, data, replace(recipe(20), clip_norm=norm), None) for norm in (None, 1e9)
+    )
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one(x), other(x), rtol=1e-4, atol=1e-5)
+    plain = Plain(SquaredError()).fit(make_net, data, recipe(20)).net
+    torch.testing.assert_close(together[0](x), plain(x), rtol=1e-4, atol=1e-5)
+    wide, narrow = (
+        method.fit(make_net, data, replace(recipe(20), clip_norm=norm)).summarize(x, 2).std for norm in (None, 1e9)
+    )
+    torch.testing.assert_close(wide, narrow, rtol=1e-2, atol=1e-4)
+
+
+def test_one_kernel_serves_both(data: TensorDataset) -> None:
+    """With corrected residuals and with raw ones: each is what it is by itself."""
+    net, x = make_net(), data.tensors[0]
+    method = InfluenceBootstrap(SquaredError(), layers="all", law=Dirichlet(4.0))
+    alone = replace(method, residuals="raw", law=Dirichlet())
+    for found, by_itself in zip(with_raw(method, net, data, recipe(1)), (method, alone), strict=True):
+        expected = by_itself.around(net, data, recipe(1))
+        assert torch.equal(found.predict(x, 5).samples, expected.predict(x, 5).samples)
+
+
+def test_a_net_that_is_always_the_same_cannot_have_replicates(data: TensorDataset) -> None:
+    net = make_net()
+    with pytest.raises(ValueError, match="make_net.. gave nets that share weights"):
+        InfluenceBootstrap(SquaredError(), replicates=1).fit(lambda: net, data, recipe(1))
+
+
+def test_a_fit_that_was_cut_short_goes_on(data: TensorDataset, tmp_path: Path) -> None:
+    """Found again in its folder: nothing is trained a second time, together or in turn."""
+    method, x = InfluenceBootstrap(SquaredError(), layers="all", replicates=1), data.tensors[0]
+    for name, norm in (("together", None), ("in-turn", 1e9)):
+        kept = replace(recipe(6), folder=tmp_path / name, clip_norm=norm)
+        seen: list[EpochReport] = []
+        first = method.fit(make_net, data, kept).predict(x, 3).samples
+        again = method.fit(make_net, data, replace(kept, on_epoch=seen.append)).predict(x, 3).samples
+        assert torch.equal(first, again)
+        assert not seen
 
 
 def test_a_linear_model_that_is_fitted_to_the_end_needs_no_size() -> None:

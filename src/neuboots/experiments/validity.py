@@ -164,11 +164,11 @@ class Validity(Study):
         first, recipe = unit["seed"] * self.sets_each, self.training.recipe(unit["n"], _DATA)
         numbers = range(first, first + self.sets_each)
         others = curves.replicates_of(unit, numbers, self.training, _DATA)
-        whole, sized = [], []
+        whole: list[tuple[Tensor, Tensor]] = []
+        sized: list[tuple[Tensor, Tensor]] = []
         for (data, net), other in zip(curves.plain_nets(unit, numbers, self.training, _DATA), others, strict=True):
-            predictor = curves.AROUND[curves.WHOLE]().around(net, data, recipe)
-            whole.append(self._moments(unit, predictor))
-            sized.append(self._moments(unit, curves.sized(predictor, other, data, recipe)))
+            for found, predictor in zip((whole, sized), curves.whole_and_sized(net, other, data, recipe), strict=True):
+                found.append(self._moments(unit, predictor))
         return {
             "bands": [self._row(unit, curves.WHOLE, whole, first), self._row(unit, curves.SIZED, sized, first)],
         }

@@ -20,8 +20,7 @@ from neuboots.experiments.study import Unit
 from neuboots.keys import draw_keys, seed_named
 from neuboots.losses import SquaredError
 from neuboots.methods import InfluenceBootstrap, Laplace, MCDropout, NeuBoots, Plain
-from neuboots.methods.influence.predictor import InfluencePredictor
-from neuboots.methods.influence.sized import sized_by
+from neuboots.methods.influence.sized import sized_by, with_raw
 from neuboots.methods.registry import find
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
@@ -172,9 +171,12 @@ def replicates_of(unit: Unit, numbers: Sequence[int], training: Training, seed: 
     return found
 
 
-def sized(predictor: InfluencePredictor, replicate: nn.Module, data: TensorDataset, recipe: Recipe) -> Predictor:
-    """What `InfluenceBootstrap(layers="all", replicates=1).fit` gives, from nets that are trained already."""
-    return sized_by(InfluenceBootstrap(SquaredError(), layers="all"), predictor, [replicate], data, recipe)
+def whole_and_sized(
+    net: nn.Module, replicate: nn.Module, data: TensorDataset, recipe: Recipe
+) -> tuple[Predictor, Predictor]:
+    """What `InfluenceBootstrap(layers="all")` gives with no replicate and with one, from nets trained already."""
+    predictor, raw = with_raw(InfluenceBootstrap(SquaredError(), layers="all"), net, data, recipe)
+    return predictor, sized_by(SquaredError(), predictor, raw, [replicate], data, recipe)
 
 
 def true_members(unit: Unit, number: int, members: int, training: Training, seed: int) -> Tensor:

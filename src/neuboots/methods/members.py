@@ -8,7 +8,7 @@ nets are trained together, with the same result as one after another; large ones
 checkpoint, so that a run that was cut short goes on at the member that was under way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -192,29 +192,19 @@ class MembersMethod:
     ) -> MembersPredictor:
         """Train K nets that `make_net()` gives, on (x, y) rows, as the recipe says: together, or in turn."""
         seeds = [member_seed(recipe.seed, k) for k in range(self.num_members)]
-        weights = self._weights(data, recipe.seed)
-        perturb = self.perturb_on(data, recipe)
-        nets = [unwrap(make_seeded(make_net, seed)) for seed in seeds]
-        examples = [example_of(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
-        _check_apart(nets)
-        identity = identity_of(replace(self, num_members=1, together=None))  # a member does not know how many there are
-
-        def fit(net: nn.Module, rows: Tensor | None, recipe: Recipe, what: str = "", **options: Any) -> None:
-            """Train one net under its weights (n,), or all of them stacked under (K, n)."""
-            objective = _Sums(self.loss, rows, perturb, stacked=isinstance(net, Stacked))
-            validate = partial(_figures, self.loss, isinstance(net, Stacked))
-            options |= {"validation": validation, "validate": validate, "identity": identity + what}
-            train(net, data, lambda epoch: objective, recipe, **options)
-
-        if self._go_together(nets, data, recipe, examples[0]):
-            stacked = Stacked(nets)
-            fit(stacked, weights, recipe, f" {len(nets)} together", seeds=seeds)
-            return MembersPredictor(stacked.eval(), self.name)
-        for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
-            mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
-            title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
-            fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
-        return MembersPredictor(nn.ModuleList(nets).eval(), self.name)
+        members = fit_members(
+            [make_seeded(make_net, seed) for seed in seeds],
+            data,
+            recipe,
+            loss=self.loss,
+            seeds=seeds,
+            weights=self._weights(data, recipe.seed),
+            identity=identity_of(replace(self, num_members=1, together=None)),  # a member knows nothing of the others
+            validation=validation,
+            perturb=self.perturb_on(data, recipe),
+            together=self.together,
+        )
+        return MembersPredictor(members.eval(), self.name)
 
     def _weights(self, data: Dataset[Any], seed: int) -> Tensor | None:
         """w_k over the n points, for every member: (K, n)."""
@@ -228,13 +218,52 @@ class MembersMethod:
             )
         return torch.stack([point_weights(self.law, n, k, seed=seed) for k in range(self.num_members)])
 
-    def _go_together(self, nets: list[nn.Module], data: Dataset[Any], recipe: Recipe, example: Any) -> bool:
-        if len(nets) == 1 or self.together is False or (self.together is None and not _is_small(nets[0])):
-            return False  # without a trial, which would copy all the nets
-        why = _why_in_turn(nets, data, recipe, example)
-        if self.together and why:
-            raise ValueError(f"got together=True, but {why}; expected together=False, or None to let it be found out")
-        return why is None
+
+def fit_members(
+    nets: Sequence[nn.Module],
+    data: Dataset[Any],
+    recipe: Recipe,
+    *,
+    loss: Loss,
+    seeds: Sequence[int],
+    weights: Tensor | None,
+    identity: str,
+    validation: Dataset[Any] | None = None,
+    perturb: Perturb | None = None,
+    together: bool | None = None,
+) -> nn.ModuleList | Stacked:
+    """Train K nets in place, net k on rows in the order of its seed, under its weights (K, n): together, or in turn."""
+    nets = [unwrap(net) for net in nets]
+    examples = [example_of(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
+    _check_apart(nets)
+
+    def fit(net: nn.Module, rows: Tensor | None, recipe: Recipe, what: str = "", **options: Any) -> None:
+        """Train one net under its weights (n,), or all of them stacked under (K, n)."""
+        objective = _Sums(loss, rows, perturb, stacked=isinstance(net, Stacked))
+        validate = partial(_figures, loss, isinstance(net, Stacked))
+        options |= {"validation": validation, "validate": validate, "identity": identity + what}
+        train(net, data, lambda epoch: objective, recipe, **options)
+
+    if _go_together(nets, data, recipe, examples[0], together):
+        stacked = Stacked(nets)
+        fit(stacked, weights, recipe, f" {len(nets)} together", seeds=seeds)
+        return stacked
+    for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
+        mine = replace(recipe, seed=seed, folder=_member_folder(recipe, k))
+        title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
+        fit(net, None if weights is None else weights[k], mine, f" {k}", title=title)
+    return nn.ModuleList(nets)
+
+
+def _go_together(
+    nets: list[nn.Module], data: Dataset[Any], recipe: Recipe, example: Any, together: bool | None
+) -> bool:
+    if len(nets) == 1 or together is False or (together is None and not _is_small(nets[0])):
+        return False  # without a trial, which would copy all the nets
+    why = _why_in_turn(nets, data, recipe, example)
+    if together and why:
+        raise ValueError(f"got together=True, but {why}; expected together=False, or None to let it be found out")
+    return why is None
 
 
 def _check_apart(nets: list[nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -41,7 +41,8 @@ class InfluenceBootstrap:
     of more than `most_rows` a part is drawn, and its deviations are scaled to all of them.
 
     `replicates` is how many true replicates `fit` trains from the same start, by which the size of the deviations is
-    set where the net moves further than to first order; each costs a training.
+    set where the net moves further than to first order; each costs a training, or a part of one where the net is small
+    and all are trained together.
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
@@ -96,14 +97,13 @@ class InfluenceBootstrap:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
         if self.replicates or self.layers != 1:
             check_rows(data)  # before the training, not after it
+        if self.replicates:
+            from neuboots.methods.influence.sized import fit_sized
+
+            return fit_sized(self, make_net, data, recipe, validation)
         net = make_seeded(make_net, recipe.seed)
         fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
-        predictor = replace(self, replicates=0).around(net.eval(), data, recipe)
-        if not self.replicates:
-            return predictor
-        from neuboots.methods.influence.sized import sized
-
-        return sized(self, predictor, make_net, data, recipe, validation)
+        return self.around(net.eval(), data, recipe)
 
     def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe | None = None) -> InfluencePredictor:
         """The bootstrap of a net that is trained already, from the data it was trained on; the net stays as it is.

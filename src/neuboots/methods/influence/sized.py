@@ -10,22 +10,23 @@ too large: below 1 it is left alone.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from neuboots.batches import Batch, Loader, check_rows, own_randomness
+from neuboots.batches import Loader, check_rows, own_randomness
 from neuboots.checkpoints import identity_of
 from neuboots.keys import draw_keys
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked, weighted_loss
-from neuboots.methods.common import loss_figures, output_of, with_outputs
+from neuboots.losses import CrossEntropy, GaussianNLL, Loss
+from neuboots.methods.common import output_of, with_outputs
 from neuboots.methods.influence.predictor import InfluencePredictor
+from neuboots.methods.members import fit_members
 from neuboots.methods.scaling import ScaledPredictor
+from neuboots.methods.stacked import Stacked
 from neuboots.surgery import eval_mode
-from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.training import Recipe, make_seeded
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
@@ -35,43 +36,86 @@ _ROWS = 512  # training inputs at which movements are compared
 _DRAWN = 64  # replicates to first order, at each
 
 
-def sized(
+def fit_sized(
     method: "InfluenceBootstrap",
-    predictor: InfluencePredictor,
     make_net: Callable[[], nn.Module],
     data: Dataset[Any],
     recipe: Recipe,
     validation: Dataset[Any] | None,
 ) -> ScaledPredictor:
-    """The predictor with its deviations times s, from `method.replicates` more trainings."""
-    nets = [replicate_net(method, make_net, data, recipe, validation, k) for k in range(method.replicates)]
-    return sized_by(method, predictor, nets, data, recipe)
+    """The predictor around a net that is trained, with its deviations times s, from `method.replicates` trainings more.
+
+    Small nets are trained together, which takes hardly longer than one of them.
+    """
+    net, *replicates = train_with_replicates(method, make_net, data, recipe, validation)
+    predictor, raw = with_raw(method, net, data, recipe)
+    return sized_by(method.loss, predictor, raw, replicates, data, recipe)
+
+
+def train_with_replicates(
+    method: "InfluenceBootstrap",
+    make_net: Callable[[], nn.Module],
+    data: Dataset[Any],
+    recipe: Recipe,
+    validation: Dataset[Any] | None,
+) -> list[nn.Module]:
+    """The net, then its replicates on Dirichlet weights of the rows: all from one start, with rows in one order."""
+    n, count = check_rows(data), method.replicates
+    keys = draw_keys(torch.arange(count), recipe.seed, "true replicate")
+    members = fit_members(
+        [make_seeded(make_net, recipe.seed) for _ in range(1 + count)],
+        data,
+        recipe,
+        loss=method.loss,
+        seeds=[recipe.seed] * (1 + count),
+        weights=torch.cat([torch.ones(1, n), Dirichlet().sample(keys, n).float()]),  # (1 + K, n)
+        identity=identity_of(replace(method, replicates=0)),
+        validation=validation,
+    )
+    return [net.eval() for net in (members.nets() if isinstance(members, Stacked) else members)]
+
+
+def with_raw(
+    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe
+) -> tuple[InfluencePredictor, InfluencePredictor]:
+    """The predictor around a trained net, and one with raw residuals and Dirichlet weights, as true replicates have.
+
+    Several layers need one kernel for both.
+    """
+    method = replace(method, replicates=0)
+    raw = replace(method, residuals="raw", law=Dirichlet())
+    if method.layers == 1:
+        predictor = method.around(net, data, recipe)
+        return predictor, replace(raw, ridge=predictor.ridge).around(net, data, recipe)
+    from neuboots.methods.influence.tangent import tangent_predictors
+
+    first, second = tangent_predictors((method, raw), net, data, recipe)
+    return first, second
 
 
 def sized_by(
-    method: "InfluenceBootstrap",
+    loss: Loss,
     predictor: InfluencePredictor,
-    nets: Sequence[nn.Module],
+    raw: InfluencePredictor,
+    replicates: Sequence[nn.Module],
     data: Dataset[Any],
     recipe: Recipe,
 ) -> ScaledPredictor:
-    """The same with replicates that are trained already."""
+    """The predictor with its deviations times s, from replicates that are trained already."""
     net = predictor.net
     assert net is not None
-    plain = replace(method, residuals="raw", ridge=predictor.ridge, replicates=0, law=Dirichlet())  # as replicates have
-    raw = plain.around(net, data, recipe)
     n = check_rows(data)
     places = draw_keys(torch.arange(n), recipe.seed, "compared").argsort()[:_ROWS].sort().values
     loader = Loader(Subset(data, places.tolist()), batch_size=recipe.batch_size, seed=recipe.seed, shuffle=False)
     moved = expected = 0.0
     with own_randomness(), torch.no_grad():
         for _, batch, _ in loader.epoch(0):
-            centre, *others = (_outputs(each, batch.x) for each in (net, *nets))
+            centre, *others = (_outputs(each, batch.x) for each in (net, *replicates))
             drawn = raw.predict(batch.x, _DRAWN, seed=recipe.seed).samples - centre
-            moved += sum(_squares(method.loss, other - centre, axis=1) for other in others) / len(nets)
-            expected += _squares(method.loss, drawn, axis=2) / _DRAWN
+            moved += sum(_squares(loss, other - centre, axis=1) for other in others) / len(replicates)
+            expected += _squares(loss, drawn, axis=2) / _DRAWN
     scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
-    outputs = centre.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else centre.shape[1]
+    outputs = centre.shape[1] // 2 if isinstance(loss, GaussianNLL) else centre.shape[1]
     return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
 
 
@@ -87,39 +131,3 @@ def _squares(loss: Loss, change: Tensor, *, axis: int) -> float:
     if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss):
         change = change - change.mean(axis, keepdim=True)  # a shift of all logits means nothing
     return float(change.double().square().sum())
-
-
-def replicate_net(
-    method: "InfluenceBootstrap",
-    make_net: Callable[[], nn.Module],
-    data: Dataset[Any],
-    recipe: Recipe,
-    validation: Dataset[Any] | None,
-    number: int,
-) -> nn.Module:
-    """A net trained from the start that the recipe's seed names, on Dirichlet weights of the rows."""
-    loss = method.loss
-    keys = draw_keys(torch.tensor([number]), recipe.seed, "true replicate")
-    weights = Dirichlet().sample(keys, check_rows(data))[0]
-    net = make_seeded(make_net, recipe.seed)
-
-    def objective(model: nn.Module, batch: Batch) -> Tensor:
-        losses = loss(output_of(model, batch.x), batch.y)
-        return weighted_loss(losses, weights[batch.index.cpu()], unmasked(loss, batch.y))
-
-    def objective_at(epoch: int) -> Objective:
-        return objective
-
-    def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return loss_figures(loss, output_of(model, batch.x), batch.y)
-
-    train(
-        net,
-        data,
-        objective_at,
-        replace(recipe, folder=None if recipe.folder is None else Path(recipe.folder) / f"replicate-{number}"),
-        validation=validation,
-        validate=validate,
-        identity=f"{identity_of(method)}, replicate {number}",
-    )
-    return net.eval()

@@ -173,55 +173,94 @@ def tangent_predictor(
 
     With `weighted` the last column of the targets (N, k + 1) is what the loss of the row was multiplied by.
     """
-    example = example_of(net, data, seed=recipe.seed)
-    probe = Jacobian(net, method.layers, example).rows(example)
-    outputs = probe.z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else probe.z.shape[1]
-    if method.most_rows < 2 * outputs:
-        raise ValueError(
-            f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at least, "
-            f"{2 * outputs}: a single row has no spread"
+    return _Kernel.of(method, net, data, recipe, weighted=weighted).predictor(method, recipe.seed)
+
+
+def tangent_predictors(
+    methods: Iterable["InfluenceBootstrap"], net: nn.Module, data: Dataset[Any], recipe: Recipe
+) -> list[TangentPredictor]:
+    """The same for methods that differ in residuals, law or blocks alone, from one kernel."""
+    first, *others = methods
+    kernel = _Kernel.of(first, net, data, recipe, weighted=False)
+    return [kernel.predictor(method, recipe.seed) for method in (first, *others)]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """LᵀKL = V W Vᵀ of a trained net and its data, the ridge λ, and what the weights of the rows move."""
+
+    net: nn.Module
+    x: Any
+    outputs: int  # that are bootstrapped: C
+    all_outputs: int
+    share: float  # of the rows, that the kernel has
+    root: Tensor  # L: (n, C, C)
+    residual: Tensor  # u: (n, C)
+    scale: Tensor | None  # root of what a row's loss was multiplied by: (n, 1)
+    values: Tensor  # W: (n·C,)
+    vectors: Tensor  # V: (n·C, n·C)
+    ridge: float  # λ
+
+    @classmethod
+    def of(
+        cls, method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool
+    ) -> "_Kernel":
+        example = example_of(net, data, seed=recipe.seed)
+        probe = Jacobian(net, method.layers, example).rows(example)
+        outputs = probe.z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else probe.z.shape[1]
+        if method.most_rows < 2 * outputs:
+            raise ValueError(
+                f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at "
+                f"least, {2 * outputs}: a single row has no spread"
+            )
+        x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
+        jacobian = Jacobian(net, method.layers, example, outputs=outputs)
+        jacobian.warn_of_work(len(y), outputs)
+        rows = jacobian.rows(to_net(net, x))
+        n = len(rows.z)
+        y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
+        root, residual = _working(method.loss, rows, y)
+        if scale is not None:  # w ℓ has the curvature w Λ and the slope w ∂ℓ/∂z
+            root, residual = root * scale[:, :, None], residual * scale
+        kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
+        kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
+        values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+        values = values.clamp_min(0.0)
+        if method.ridge is None:
+            target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual).flatten()
+            classes = isinstance(method.loss, CrossEntropy | nn.CrossEntropyLoss)  # whose outputs have one degree less
+            size = float(residual.square().sum())
+            squares = (vectors.T @ target).square()
+            ridge = choose_ridge(values, squares, 0.0, n * (outputs - classes), residual=size)
+        else:
+            ridge = n * float(method.ridge)
+        return cls(net, x, outputs, rows.z.shape[1], share, root, residual, scale, values, vectors, ridge)
+
+    def predictor(self, method: "InfluenceBootstrap", seed: int) -> TangentPredictor:
+        """The bootstrap with the residuals, the law and the blocks of the method."""
+        (n, outputs), values, scale = self.residual.shape, self.values, self.scale
+        # noise is that of the targets, whatever a row counts
+        plain = self.residual if scale is None else self.residual / scale
+        corrected = _corrected(method, self.vectors * values.sqrt(), values, self.ridge, plain, self.share)
+        corrected = corrected if scale is None else corrected * scale
+        kept = values > _KEPT * self.ridge
+        vectors = self.vectors.view(n, outputs, -1)
+        influence = torch.einsum("nek,ne->kn", vectors, corrected)  # Vᵀ ũ, row by row: (n·C, n)
+        influence = self.share**0.5 * (inverse(values, self.ridge)[:, None] * influence)[kept]
+        basis = (self.root @ vectors).flatten(0, 1)[:, kept]
+        if method.num_blocks is not None:
+            # not stratified by y: blocks of the same mix have the same sum of residuals, and no spread
+            blocks = assign_blocks(n, method.num_blocks, seed=seed).to(influence.device)
+            influence = influence.new_zeros(len(influence), method.num_blocks).index_add_(1, blocks, influence)
+        kind, inputs = _named(self.x)
+        return TangentPredictor(
+            Tangent(self.net, inputs, kind, basis, influence),  # in the net's own mode: prediction has its own
+            method.layers,
+            outputs if outputs < self.all_outputs else None,
+            method.law,
+            self.ridge / n,
+            float((values * inverse(values, self.ridge)).sum()),
         )
-    x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
-    jacobian = Jacobian(net, method.layers, example, outputs=outputs)
-    jacobian.warn_of_work(len(y), outputs)
-    rows = jacobian.rows(to_net(net, x))
-    n = len(rows.z)
-    y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
-    root, residual = _working(method.loss, rows, y)
-    if scale is not None:  # w ℓ has the curvature w Λ and the slope w ∂ℓ/∂z
-        root, residual = root * scale[:, :, None], residual * scale
-    kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
-    kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
-    values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)  # LᵀKL = V W Vᵀ
-    values = values.clamp_min(0.0)
-    if method.ridge is None:
-        target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual).flatten()
-        classes = isinstance(method.loss, CrossEntropy | nn.CrossEntropyLoss)  # whose outputs have one degree less
-        size = float(residual.square().sum())
-        squares = (vectors.T @ target).square()
-        ridge = choose_ridge(values, squares, 0.0, n * (outputs - classes), residual=size)
-    else:
-        ridge = n * float(method.ridge)
-    plain = residual if scale is None else residual / scale  # noise is that of the targets, whatever a row counts
-    corrected = _corrected(method, vectors * values.sqrt(), values, ridge, plain, share)
-    corrected = corrected if scale is None else corrected * scale
-    kept = values > _KEPT * ridge
-    influence = torch.einsum("nek,ne->kn", vectors.view(n, outputs, -1), corrected)  # Vᵀ ũ, row by row: (n·C, n)
-    influence = share**0.5 * (inverse(values, ridge)[:, None] * influence)[kept]
-    basis = (root @ vectors.view(n, outputs, -1)).flatten(0, 1)[:, kept]
-    if method.num_blocks is not None:
-        # not stratified by y: blocks of the same mix have the same sum of residuals, and no spread
-        blocks = assign_blocks(n, method.num_blocks, seed=recipe.seed).to(influence.device)
-        influence = influence.new_zeros(len(influence), method.num_blocks).index_add_(1, blocks, influence)
-    kind, inputs = _named(x)
-    return TangentPredictor(
-        Tangent(net, inputs, kind, basis, influence),  # in the net's own mode: prediction has its own
-        method.layers,
-        outputs if outputs < rows.z.shape[1] else None,
-        method.law,
-        ridge / n,
-        float((values * inverse(values, ridge)).sum()),
-    )
 
 
 def _corrected(
