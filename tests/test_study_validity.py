@@ -156,7 +156,22 @@ def test_verdicts_name_where_the_mark_is_missed() -> None:
     assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
     assert said[3].startswith("holds")
     assert said[2].endswith("(not measured; not to be told in 1)")  # neither band varies with x
-    assert band_tables(good)[0].lines[0][6].text == "50 ± 16 at −1.9"
+    assert band_tables(good)[1].lines[0][6].text == "50 ± 16 at −1.9"
+
+
+def test_at_a_glance_a_width_has_a_line() -> None:
+    """From its least to its greatest cell, and how many of them miss the mark."""
+    flat = torch.full((100, 39), 0.2)
+    rows: Rows = {"bands": [], "true": []}
+    for n, missing in ((30, 2), (60, 20)):  # data sets whose band misses, at every x
+        for key, table in made_rows(flat, flat, (flat, flat), n=n).items():
+            rows[key] += [{**row, "held": [100 - missing] * 39} for row in table]
+    rows["bands"] = [{**row, "held": [95] * 39} if row["n"] == 30 else row for row in rows["bands"]]
+    edge = made_rows(flat, flat, (flat, flat), function="edge")["bands"]  # shown elsewhere, and not in the mark
+    (line,) = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
+    shown = [cell.text for cell in line]
+    assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
+    assert shown[8] == "80 to 98"
 
 
 def test_costs_are_in_trainings_and_judged() -> None:
@@ -190,7 +205,8 @@ def test_smoke(run: Any) -> None:
     assert {"coverage", "methods"} <= set(chapter.figures)
     for table in chapter.tables:
         assert table.lines, table.title
-    assert "sized by a second training" in chapter.tables[0].title
+    assert chapter.tables[0].title.startswith("At a glance")
+    assert "sized by a second training" in chapter.tables[1].title
     assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.verdicts)
 
 

@@ -66,6 +66,7 @@ def _percent(found: Found) -> Cell:
 def band_tables(rows: Rows) -> list[Table]:
     cells = summaries(rows)
     return [
+        _glance(cells, rows),
         _mark(cells, SIZED, "two trainings"),
         _mark(cells, WHOLE, "one training"),
         _methods(cells, rows),
@@ -77,6 +78,55 @@ def band_tables(rows: Rows) -> list[Table]:
 
 def _ours(cells: Cells, method: str) -> list[Found]:
     return [methods[method] for methods in cells.values() if method in methods]
+
+
+def _glance(cells: Cells, rows: Rows) -> Table:
+    """A line for each form and width: the least and the greatest over functions, noises and n."""
+    heads = (
+        *("method", "width", "cells", "coverage, %", "at the worst x, %", "cells that miss either"),
+        *("likeness", "relative width", "true bootstrap's coverage, %", "cost in trainings"),
+    )
+    costs = _trainings(rows)
+    lines = []
+    for method in (WHOLE, SIZED):
+        ours = [found for found in _ours(cells, method) if found.function != HARD]
+        for width in sorted({found.cell[2] for found in ours}):
+            mine = [found for found in ours if found.cell[2] == width]
+            true = [cells[found.cell][TRUE].coverage for found in mine if TRUE in cells[found.cell]]
+            missed = [f for f in mine if not (LEAST <= f.coverage <= MOST and f.worst[0] >= LEAST_AT_X)]
+            lines.append(
+                (
+                    *map(_text, (method, width, len(mine))),
+                    _range([100 * found.coverage for found in mine], 1),
+                    _range([100 * found.worst[0] for found in mine], 1),
+                    _text(len(missed)),
+                    _range([found.likeness[0] for found in mine if found.likeness]),
+                    _range([found.relative_width[0] for found in mine if found.relative_width]),
+                    _range([100 * coverage for coverage in true], 0),
+                    _number(costs.get((method, width))),
+                )
+            )
+    return Table(
+        f"At a glance: the {LEVEL:.0%} band of the influence bootstrap, from the least to the greatest over all cells.",
+        heads,
+        tuple(lines),
+        note=(
+            f"The mark: a mean coverage of {LEAST:.0%} to {MOST:.0%}, {LEAST_AT_X:.0%} or more at every x inside the "
+            f"data, a likeness of {LEAST_LIKENESS} or more, a relative width of {MOST_WIDTH} or less, a cost of "
+            f"{MOST_TRAININGS} or less. The columns are explained below."
+        ),
+        keys=2,
+    )
+
+
+def _range(values: Sequence[float], digits: int = 2) -> Cell:
+    """
+    >>> _range([0.25, 0.5, 0.75]).text, _range([]).text
+    ('0.25 to 0.75', '–')
+    """
+    if not values:
+        return Cell(MISSING)
+    return Cell(f"{min(values):.{digits}f} to {max(values):.{digits}f}", fmean(values))
 
 
 def _mark(cells: Cells, method: str, price: str) -> Table:
