@@ -1,5 +1,7 @@
 """The influence bootstrap with its size set by true replicates."""
 
+import copy
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,8 +26,9 @@ from neuboots import (
     save,
 )
 from neuboots.methods import ScaledPredictor
-from neuboots.methods.influence.sized import _squares, train_with_replicates, with_raw
+from neuboots.methods.influence.sized import _squares, sized_by, train_with_replicates, with_raw
 from neuboots.nets import MLP
+from neuboots.training import make_seeded
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -46,33 +49,64 @@ def make_net() -> nn.Module:
     return MLP(2, 1, widths=(16, 16))
 
 
+def make_wide() -> nn.Module:
+    return MLP(2, 1, widths=(64, 64))
+
+
+FAR = recipe(5, rate=0.1)  # by so large steps the wide net goes much further than the first order says
+
+
+def trained(method: InfluenceBootstrap, data: TensorDataset, how: Recipe) -> list[nn.Module]:
+    """The net and its replicates."""
+    return train_with_replicates(method, make_seeded(make_net, how.seed), data, how, None)
+
+
 def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
     """Against the formula, at all rows; and the deviations are those of the unsized one, times it."""
     method = InfluenceBootstrap(SquaredError(), layers="all", replicates=2)
-    found = method.fit(make_net, data, recipe(30))
+    found = method.fit(make_wide, data, FAR)
     assert isinstance(found, ScaledPredictor)
     plain = found.inner
     x = data.tensors[0]
     raw = InfluenceBootstrap(SquaredError(), layers="all", residuals="raw", ridge=plain.ridge).around(plain.net, data)  # type: ignore[attr-defined]
-    _, *nets = train_with_replicates(method, make_net, data, recipe(30), None)
+    _, *nets = train_with_replicates(method, make_seeded(make_wide, FAR.seed), data, FAR, None)
     with torch.no_grad():
         moved = torch.stack([(net(x) - plain.net(x)).square().mean() for net in nets]).mean()  # type: ignore[misc]
-    expected = max(1.0, float(moved / raw.summarize(x, 2).std.square().mean()))
+    expected = float(moved / raw.summarize(x, 2).std.square().mean())
+    assert expected > 4.0
     assert found.std_scale is not None
     assert found.std_scale[0] ** 2 == pytest.approx(expected, rel=0.25)  # 64 draws stand for the variance
     torch.testing.assert_close(found.summarize(x, 2).std, found.std_scale[0] * plain.summarize(x, 2).std)
     torch.testing.assert_close(found.summarize(x, 2).mean, plain.summarize(x, 2).mean)
 
 
+def test_a_ratio_below_one_is_left_alone(data: TensorDataset) -> None:
+    """Replicates that hardly moved say little; those that moved by a known amount say how far."""
+    net = make_net()
+    predictor, raw = with_raw(InfluenceBootstrap(SquaredError(), layers="all"), net, data, recipe(1))
+    variance = float(raw.summarize(data.tensors[0], 2).std.square().mean())
+    for shift in (0.0, 0.5, 5.0):
+        other = copy.deepcopy(net)
+        with torch.no_grad():
+            other.head.bias += shift  # type: ignore[union-attr,operator]
+        found = sized_by(SquaredError(), predictor, raw, [other], data, recipe(1))
+        expected = max(1.0, shift / math.sqrt(variance))
+        assert found.std_scale == (pytest.approx(expected, rel=0.15),)  # 64 draws stand for the variance
+        if shift == 0.0:
+            assert found.std_scale == (1.0,)
+
+
 def test_the_size_does_not_depend_on_the_law(data: TensorDataset) -> None:
     """A law of half the spread has half the band, not one that is scaled back."""
     wide, narrow = (
-        InfluenceBootstrap(SquaredError(), layers="all", replicates=1, law=law).fit(make_net, data, recipe(5))
+        InfluenceBootstrap(SquaredError(), layers="all", replicates=1, law=law).fit(make_wide, data, FAR)
         for law in (Dirichlet(), Dirichlet(4.0))
     )
     assert isinstance(wide, ScaledPredictor)
     assert isinstance(narrow, ScaledPredictor)
     assert narrow.std_scale == wide.std_scale
+    assert wide.std_scale is not None
+    assert wide.std_scale[0] > 2.0
 
 
 def test_a_stream_is_refused_before_the_training() -> None:
@@ -88,29 +122,43 @@ def test_a_stream_is_refused_before_the_training() -> None:
 def test_replicates_begin_where_the_net_began(data: TensorDataset) -> None:
     """Without a step they are the net itself; and weights of their own part them."""
     method, x = InfluenceBootstrap(SquaredError(), replicates=2), data.tensors[0]
-    nets = train_with_replicates(method, make_net, data, recipe(1, rate=0.0), None)
+    nets = trained(method, data, recipe(1, rate=0.0))
     assert torch.equal(nets[0](x), nets[1](x))
-    nets = train_with_replicates(method, make_net, data, recipe(2), None)
+    nets = trained(method, data, recipe(2))
     assert all(not torch.allclose(one(x), other(x), atol=1e-4) for one, other in combinations(nets, 2))
-    again = train_with_replicates(replace(method, replicates=1), make_net, data, recipe(2), None)
+    again = trained(replace(method, replicates=1), data, recipe(2))
     for one, other in zip(again, nets[:2], strict=True):  # one more replicate changes none of the others
         torch.testing.assert_close(one(x), other(x))
+
+
+def test_one_start_whatever_make_net_draws_from(data: TensorDataset) -> None:
+    """First weights out of a generator of the user's own, or of a net that is always the same."""
+    own, same = torch.Generator().manual_seed(5), make_net()
+
+    def another() -> nn.Module:
+        net = make_net()
+        for weight in net.parameters():
+            nn.init.normal_(weight, generator=own)
+        return net
+
+    for make in (another, lambda: same):
+        found = InfluenceBootstrap(SquaredError(), layers="all", replicates=1).fit(make, data, recipe(1, rate=0.0))
+        assert isinstance(found, ScaledPredictor)
+        assert found.std_scale == (1.0,)  # nothing has moved
 
 
 def test_together_and_in_turn_are_the_same(data: TensorDataset) -> None:
     """Small nets go together; with a norm of gradients to clip, which is far away here, they go in turn."""
     method, x = InfluenceBootstrap(SquaredError(), layers="all", replicates=1), data.tensors[0]
-    together, apart = (
-        train_with_replicates(method, make_net, data, replace(recipe(20), clip_norm=norm), None) for norm in (None, 1e9)
-    )
+    together, apart = (trained(method, data, replace(recipe(20), clip_norm=norm)) for norm in (None, 1e9))
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one(x), other(x), rtol=1e-4, atol=1e-5)
     plain = Plain(SquaredError()).fit(make_net, data, recipe(20)).net
     torch.testing.assert_close(together[0](x), plain(x), rtol=1e-4, atol=1e-5)
-    wide, narrow = (
-        method.fit(make_net, data, replace(recipe(20), clip_norm=norm)).summarize(x, 2).std for norm in (None, 1e9)
-    )
-    torch.testing.assert_close(wide, narrow, rtol=1e-2, atol=1e-4)
+    wide, narrow = (method.fit(make_wide, data, replace(FAR, clip_norm=norm)) for norm in (None, 1e9))
+    assert isinstance(wide, ScaledPredictor)
+    assert isinstance(narrow, ScaledPredictor)
+    assert wide.std_scale == pytest.approx(narrow.std_scale, rel=0.02)
 
 
 def test_one_kernel_serves_both(data: TensorDataset) -> None:
@@ -123,22 +171,29 @@ def test_one_kernel_serves_both(data: TensorDataset) -> None:
         assert torch.equal(found.predict(x, 5).samples, expected.predict(x, 5).samples)
 
 
-def test_a_net_that_is_always_the_same_cannot_have_replicates(data: TensorDataset) -> None:
-    net = make_net()
-    with pytest.raises(ValueError, match="make_net.. gave nets that share weights"):
-        InfluenceBootstrap(SquaredError(), replicates=1).fit(lambda: net, data, recipe(1))
-
-
-def test_a_fit_that_was_cut_short_goes_on(data: TensorDataset, tmp_path: Path) -> None:
-    """Found again in its folder: nothing is trained a second time, together or in turn."""
+@pytest.mark.parametrize("norm", [None, 1e9])  # together; in turn
+def test_a_fit_that_was_cut_short_goes_on(norm: float | None, data: TensorDataset, tmp_path: Path) -> None:
+    """In the middle of a training, then found whole: the answers are those of a fit that was not disturbed."""
     method, x = InfluenceBootstrap(SquaredError(), layers="all", replicates=1), data.tensors[0]
-    for name, norm in (("together", None), ("in-turn", 1e9)):
-        kept = replace(recipe(6), folder=tmp_path / name, clip_norm=norm)
-        seen: list[EpochReport] = []
-        first = method.fit(make_net, data, kept).predict(x, 3).samples
-        again = method.fit(make_net, data, replace(kept, on_epoch=seen.append)).predict(x, 3).samples
-        assert torch.equal(first, again)
-        assert not seen
+    how = replace(recipe(6), clip_norm=norm)
+    expected = method.fit(make_net, data, how).predict(x, 3).samples
+    seen: list[EpochReport] = []
+
+    def cut(report: EpochReport) -> None:
+        seen.append(report)
+        if len(seen) == 8 if norm else len(seen) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        method.fit(make_net, data, replace(how, folder=tmp_path, on_epoch=cut))
+    seen.clear()
+    gone_on = method.fit(make_net, data, replace(how, folder=tmp_path, on_epoch=seen.append))
+    assert 0 < len(seen) < 6
+    assert torch.equal(gone_on.predict(x, 3).samples, expected)
+    seen.clear()
+    again = method.fit(make_net, data, replace(how, folder=tmp_path, on_epoch=seen.append))
+    assert not seen
+    assert torch.equal(again.predict(x, 3).samples, expected)
 
 
 def test_a_linear_model_that_is_fitted_to_the_end_needs_no_size() -> None:
@@ -156,10 +211,13 @@ def test_classes_and_gaussian_heads(loss: object, outputs: int, scaled: int, tmp
     x = drawn(60, 2)
     y = torch.arange(60) % 3 if outputs == 3 else x[:, 0]
     method = InfluenceBootstrap(loss, layers="all", replicates=1, most_rows=90)  # type: ignore[arg-type]
-    found = method.fit(lambda: MLP(2, outputs, widths=(8,)), TensorDataset(x, y), recipe(5))
+    found = method.fit(lambda: MLP(2, outputs, widths=(64, 64)), TensorDataset(x, y), FAR)
     assert isinstance(found, ScaledPredictor)
     assert found.std_scale is not None
     assert len(found.std_scale) == scaled
+    assert found.std_scale[0] > 1.5
+    free = found.inner.summarize(x, 2).std[:, :scaled]
+    torch.testing.assert_close(found.summarize(x, 2).std[:, :scaled], found.std_scale[0] * free)
     save(found, tmp_path / "saved")
     assert torch.equal(load(tmp_path / "saved").predict(x[:3], 5).samples, found.predict(x[:3], 5).samples)
 

@@ -60,3 +60,22 @@ def test_first_numbers_go_by_the_seed(seeds: tuple[int, int]) -> None:
     x = drawn(3, 2, seed=9)
     for seed, net in zip(seeds, nets, strict=True):
         torch.testing.assert_close(net(x), make_seeded(make_net, seed)(x))
+
+
+def test_an_activation_that_stands_twice_acts_twice() -> None:
+    shared = torch.nn.Tanh()
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(2, 4), shared, torch.nn.Linear(4, 4), shared, torch.nn.Linear(4, 1))
+
+    data = TensorDataset(drawn(20, 2, seed=0), drawn(20, seed=1))
+    (net,) = train_side_by_side(make, [data], recipe(), seeds=(5,))
+    x = drawn(9, 2, seed=99)
+    torch.testing.assert_close(net(x), Plain(SquaredError()).fit(make, data, recipe()).net(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1, bias=False)])
+def test_other_nets_are_refused(layer: torch.nn.Module) -> None:
+    data = TensorDataset(drawn(8, 2, seed=0), drawn(8, seed=1))
+    with pytest.raises(TypeError, match="expected a row of Linear layers and activations"):
+        train_side_by_side(lambda: torch.nn.Sequential(torch.nn.Linear(2, 1), layer), [data], recipe(), seeds=(0,))

@@ -94,10 +94,10 @@ class _Together(nn.Module):
 
 
 def _layers_of(net: nn.Module) -> list[nn.Module]:
-    layers = [module for module in net.modules() if not [*module.children()]]
-    other = [type(layer).__name__ for layer in layers if [*layer.parameters()] and not isinstance(layer, nn.Linear)]
-    if other:
-        raise TypeError(f"got a net with {', '.join(other)}; expected a row of Linear layers and activations")
+    layers = [module for _, module in net.named_modules(remove_duplicate=False) if not [*module.children()]]
+    fits = [(isinstance(layer, nn.Linear) and layer.bias is not None) or not [*layer.parameters()] for layer in layers]
+    if not all(fits):
+        raise TypeError(f"got a net with {layers[fits.index(False)]}; expected a row of Linear layers and activations")
     return layers
 
 

@@ -21,7 +21,7 @@ from neuboots.generator import BootstrapGenerator, GeneratorAt
 from neuboots.methods.common import example_of, with_outputs
 from neuboots.methods.influence.curvature import Curvature, Product, Whole
 from neuboots.methods.influence.predictor import InfluencePredictor
-from neuboots.methods.influence.refit import Refit, add_gradients, refit_of
+from neuboots.methods.influence.refit import Refit, add_gradients, check_refit, refit_of
 from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out
 from neuboots.methods.influence.survey import Points, Survey, ends_at_head
 from neuboots.methods.last_layer import best_precision, check_finish, double, extended, head_of
@@ -196,9 +196,7 @@ def _precision(generator: BootstrapGenerator) -> torch.dtype:
 
 def head_predictor(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> HeadPredictor:
     """The bootstrap of the head of a trained net, from the data it was trained on."""
-    example = example_of(net, data, seed=recipe.seed)
-    generator = BootstrapGenerator(net, head=method.head, example=example)
-    check_finish(generator, example)
+    generator = check_head(method, net, data, recipe)
     survey = Survey(generator, method.loss, data, recipe)
     curvature, gram, ridge, rows = _curvature(method, survey)
     blocks = _blocks(method, survey.theta.numel(), data, recipe)
@@ -217,11 +215,25 @@ def head_predictor(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[A
     return HeadPredictor(shifted, method.law, ridge / rows, float((curvature.values * inverted).sum()))
 
 
+def check_head(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> BootstrapGenerator:
+    """Refuse what cannot be done with this net, trained or not; else the net, split at its head."""
+    example = example_of(net, data, seed=recipe.seed)
+    generator = BootstrapGenerator(net, head=method.head, example=example)
+    check_finish(generator, example)
+    outputs, width = head_of(generator).shape
+    if outputs > _MOST_OUTPUTS:
+        raise ValueError(
+            f"got a head of {outputs} outputs; expected at most {_MOST_OUTPUTS}: their square is needed for each point"
+        )
+    if method.refit:
+        check_refit(method.loss, outputs, width)
+    return generator
+
+
 def _curvature(method: "InfluenceBootstrap", survey: Survey) -> tuple[Curvature, Tensor, float, int]:
     """H, Σ wφ̃φ̃ᵀ, λ and the number of rows: one pass over the data."""
     theta = survey.theta
     outputs, width = theta.shape
-    _check_outputs(outputs)
     form = Product if survey.likelihood == "squared" or theta.numel() > _WHOLE else Whole
     curvature = form(outputs, width, theta.device)
     gram, along = theta.new_zeros(width, width), theta.new_zeros(outputs, width)
@@ -252,13 +264,6 @@ def _curvature(method: "InfluenceBootstrap", survey: Survey) -> tuple[Curvature,
     rest = max(0.0, length - float(squares.sum()))
     ridge = choose_ridge(values, squares, rest, max(1, round(count)), residual=residual)
     return curvature, gram, ridge, survey.rows
-
-
-def _check_outputs(outputs: int) -> None:
-    if outputs > _MOST_OUTPUTS:
-        raise ValueError(
-            f"got a head of {outputs} outputs; expected at most {_MOST_OUTPUTS}: their square is needed for each point"
-        )
 
 
 def _blocks(method: "InfluenceBootstrap", size: int, data: Dataset[Any], recipe: Recipe) -> Blocks:

@@ -4,7 +4,8 @@ For a Linear layer with input a and slope d = ∂z/∂(its output), a row of J i
 
     K(x, x′) = Σ_layers (aᵀa′ + 1) dᵀd′
 
-needs no row of J itself. Other layers (convolutions, norms, a layer that is used twice) are differentiated row by row.
+needs no row of J itself. Other layers (convolutions, norms, a layer that is used twice, a Linear whose weights are
+computed from others) are differentiated row by row.
 Jacot, Gabriel and Hongler, Neural tangent kernel: convergence and generalization in neural networks, NeurIPS 2018.
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrize import is_parametrized
 
 from neuboots.surgery import call_net, eval_mode, is_head, main_output
 
@@ -31,6 +33,16 @@ def take(x: Any, start: int, stop: int) -> Any:
     if isinstance(x, Mapping):
         return {key: value[start:stop] for key, value in x.items()}
     return tuple(value[start:stop] for value in x) if isinstance(x, tuple | list) else x[start:stop]
+
+
+def pieces(n: int, at_once: int) -> list[tuple[int, int]]:
+    """From where to where so many rows at a time; no row is left by itself, which a net may squeeze away.
+
+    >>> pieces(5, 2), pieces(0, 2)
+    ([(0, 2), (2, 5)], [(0, 0)])
+    """
+    starts = [start for start in range(0, max(1, n), max(1, at_once)) if start == 0 or start < n - 1]
+    return list(zip(starts, [*starts[1:], n], strict=True))
 
 
 def count(x: Any) -> int:
@@ -87,6 +99,7 @@ class Jacobian:
         self._linear = [
             name for name in chosen if called[name] and all(uses[id(p)] == 1 for p in modules[name].parameters())
         ]
+        self._linear = self._factored(example)
         names = {id(parameter): name for name, parameter in net.named_parameters()}
         covered = {id(p) for name in self._linear for p in modules[name].parameters()}
         wanted: list[nn.Parameter] = []
@@ -101,9 +114,31 @@ class Jacobian:
         if not (self._linear or self._explicit):
             raise ValueError("got a net without weights; expected layers with weights to be re-weighted")
 
+    def _factored(self, example: Any) -> list[str]:
+        """The Linear layers whose factors give their gradient: weights may be used elsewhere too, without a call."""
+        if not self._linear:
+            return []
+        z, factors = self._some(example)
+        outputs = self.outputs or z.shape[1]
+        random = torch.Generator().manual_seed(0)
+        c = torch.randn(len(z), outputs, generator=random).to(z)  # another number for each row and output
+        with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+            weights = self._weights
+            wanted = [weights[".".join(filter(None, ("net", name, "weight")))] for name in self._linear]
+            slope = (self._outputs(_own(example), weights)[:, :outputs] * c).sum()
+            still = [torch.zeros_like(weight) for weight in wanted]
+            exact = torch.autograd.grad(slope, wanted, materialize_grads=True) if slope.requires_grad else still
+        tolerance = max(1e-2, 16 * torch.finfo(z.dtype).eps)  # a layer that is taken for another kind is only slower
+        found = []
+        for name, layer, gradient in zip(self._linear, factors, exact, strict=True):
+            pulled = torch.einsum("nco,nc,nd->od", layer.d, c.to(layer.d), layer.a.to(layer.d))
+            if bool((pulled - gradient).norm() <= tolerance * gradient.norm()):
+                found.append(name)
+        return found
+
     def rows(self, x: Any, *, at_once: int = _ROWS) -> Rows:
         """The parts of J at inputs x, so many of which pass through the net at once."""
-        parts = [self._some(take(x, start, start + at_once)) for start in range(0, max(1, count(x)), at_once)]
+        parts = [self._some(take(x, start, stop)) for start, stop in pieces(count(x), at_once)]
         z = torch.cat([part[0] for part in parts])
         factors = tuple(
             Factors(torch.cat([f.a for f in layer]), torch.cat([f.d for f in layer]), layer[0].biased)
@@ -237,15 +272,17 @@ class Jacobian:
         """Outputs, and the factors of Linear layers: a pass forward, and one backward for each output."""
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-        def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[name] = (inputs[0].detach(), output)
+        def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            seen[name] = (inputs[0].detach().clone(), output)
+            return output.clone()  # what follows may work in place
 
         layers = {name: self.net.get_submodule(name) for name in self._linear}
         hooks = [module.register_forward_hook(partial(note, name)) for name, module in layers.items()]
         try:
             with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
                 z = self._outputs(_own(x))
-                outputs = [seen[name][1] for name in self._linear]
+                moving = [name for name in self._linear if seen[name][1].requires_grad and z.requires_grad]
+                outputs = [seen[name][1] for name in moving]  # not those inside a no_grad, whose slopes are zero
                 slopes = [
                     torch.autograd.grad(z[:, c].sum(), outputs, retain_graph=True, materialize_grads=True)
                     for c in range((self.outputs or z.shape[1]) if outputs else 0)
@@ -253,10 +290,9 @@ class Jacobian:
         finally:
             for hook in hooks:
                 hook.remove()
-        factors = [
-            Factors(seen[name][0], torch.stack([slope[k] for slope in slopes], 1), layers[name].bias is not None)
-            for k, name in enumerate(self._linear)
-        ]
+        still = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
+        d = still | {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(moving)}
+        factors = [Factors(seen[name][0], d[name], layers[name].bias is not None) for name in self._linear]
         return z.detach(), factors
 
     def _tiles(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
@@ -313,12 +349,13 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         once = found.pop(name, None) is None
         matrix = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (count(example),)
-        found[name] = once and matrix and isinstance(module, nn.Linear) and is_head(module)
+        found[name] = once and matrix and isinstance(module, nn.Linear) and is_head(module) and _is_plain(module)
 
     hooks = [
         module.register_forward_hook(partial(note, name))
         for name, module in net.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
+        if (is_parametrized(module) or next(module.parameters(recurse=False), None) is not None)
+        and "parametrizations" not in name.split(".")  # which belong to the layer that holds them
     ]
     try:
         with eval_mode(net), torch.no_grad():
@@ -327,6 +364,11 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether its weights are parameters, and not computed from others (pruning, weight and spectral norms)."""
+    return not is_parametrized(layer) and layer._parameters.keys() == {"weight", "bias"}
 
 
 def _uses(net: nn.Module) -> dict[int, int]:

@@ -58,6 +58,11 @@ class InfluenceBootstrap:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
+        if isinstance(self.loss, nn.L1Loss):
+            raise ValueError(
+                f"got loss={self.loss!r}, which has no curvature in the outputs; expected a loss with a Hessian, such "
+                "as SquaredError or torch's HuberLoss"
+            )
         check_law(self.law)
         layers = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
         if not layers and self.layers != "all":
@@ -97,13 +102,26 @@ class InfluenceBootstrap:
         """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
         if self.replicates or self.layers != 1:
             check_rows(data)  # before the training, not after it
+        net = make_seeded(make_net, recipe.seed)
+        self._check(net, data, recipe)
         if self.replicates:
             from neuboots.methods.influence.sized import fit_sized
 
-            return fit_sized(self, make_net, data, recipe, validation)
-        net = make_seeded(make_net, recipe.seed)
+            return fit_sized(self, net, data, recipe, validation)
         fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
         return self.around(net.eval(), data, recipe)
+
+    def _check(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> None:
+        """Refuse what could not be done with the net once it is trained."""
+        _check_size(data)
+        if self.layers == 1:
+            from neuboots.methods.influence.head import check_head
+
+            check_head(self, net, data, recipe)
+        else:
+            from neuboots.methods.influence.tangent import check_tangent
+
+            check_tangent(self, net, data, recipe)
 
     def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe | None = None) -> InfluencePredictor:
         """The bootstrap of a net that is trained already, from the data it was trained on; the net stays as it is.
@@ -112,8 +130,7 @@ class InfluenceBootstrap:
         """
         if not isinstance(net, nn.Module):
             raise TypeError(f"got a net of type {type(net).__name__}; expected a torch.nn.Module, trained already")
-        if size_of(data) == 1:
-            raise ValueError("got a single row, which has no spread; expected two at least")
+        _check_size(data)
         if self.replicates:
             raise ValueError(
                 f"got replicates={self.replicates} around a net that is trained already; expected 0: replicates are "
@@ -127,3 +144,8 @@ class InfluenceBootstrap:
         from neuboots.methods.influence.tangent import tangent_predictor
 
         return tangent_predictor(self, net, data, recipe)
+
+
+def _check_size(data: Dataset[Any]) -> None:
+    if size_of(data) == 1:
+        raise ValueError("got a single row, which has no spread; expected two at least")

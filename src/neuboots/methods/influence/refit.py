@@ -188,14 +188,18 @@ def add_gradients(sums: Tensor, points: Points, residual: Tensor, blocks: Tensor
     sums.index_add_(0, blocks.to(sums.device), gradient)
 
 
-def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
-    """One more pass, for what refitting keeps; sums are the corrected gradients of the blocks (S, K)."""
-    (outputs, width), squared = survey.theta.shape, survey.likelihood == "squared"
-    size = width if squared else outputs * width
+def check_refit(loss: Loss, outputs: int, width: int) -> None:
+    """Refuse a head whose system of equations is too large to solve for each replicate."""
+    size = width if isinstance(loss, SquaredError | nn.MSELoss) else outputs * width
     if size > _MOST:
         raise ValueError(
             f"got a head of {outputs} × {width} numbers to refit; expected systems of at most {_MOST}: take refit=False"
         )
+
+
+def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
+    """One more pass, for what refitting keeps; sums are the corrected gradients of the blocks (S, K)."""
+    (outputs, width), squared = survey.theta.shape, survey.likelihood == "squared"
     if survey.upsampled and survey.likelihood == "gaussian":
         raise ValueError("got a net that upsamples means and variances; expected one that ends there: take refit=False")
     raw = torch.zeros_like(sums)

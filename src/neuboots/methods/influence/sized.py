@@ -8,7 +8,7 @@ too large: below 1 it is left alone.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from neuboots.methods.influence.predictor import InfluencePredictor
 from neuboots.methods.members import fit_members
 from neuboots.methods.scaling import ScaledPredictor
 from neuboots.methods.stacked import Stacked
-from neuboots.surgery import eval_mode
-from neuboots.training import Recipe, make_seeded
+from neuboots.surgery import copy_of, eval_mode
+from neuboots.training import Recipe
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
@@ -38,23 +38,23 @@ _DRAWN = 64  # replicates to first order, at each
 
 def fit_sized(
     method: "InfluenceBootstrap",
-    make_net: Callable[[], nn.Module],
+    start: nn.Module,
     data: Dataset[Any],
     recipe: Recipe,
     validation: Dataset[Any] | None,
 ) -> ScaledPredictor:
-    """The predictor around a net that is trained, with its deviations times s, from `method.replicates` trainings more.
+    """The predictor around the net that is trained from this start, its deviations times s, from replicates likewise.
 
-    Small nets are trained together, which takes hardly longer than one of them.
+    Small nets are trained together, which takes less long than one after another.
     """
-    net, *replicates = train_with_replicates(method, make_net, data, recipe, validation)
+    net, *replicates = train_with_replicates(method, start, data, recipe, validation)
     predictor, raw = with_raw(method, net, data, recipe)
     return sized_by(method.loss, predictor, raw, replicates, data, recipe)
 
 
 def train_with_replicates(
     method: "InfluenceBootstrap",
-    make_net: Callable[[], nn.Module],
+    start: nn.Module,
     data: Dataset[Any],
     recipe: Recipe,
     validation: Dataset[Any] | None,
@@ -63,7 +63,7 @@ def train_with_replicates(
     n, count = check_rows(data), method.replicates
     keys = draw_keys(torch.arange(count), recipe.seed, "true replicate")
     members = fit_members(
-        [make_seeded(make_net, recipe.seed) for _ in range(1 + count)],
+        [start, *(copy_of(start) for _ in range(count))],
         data,
         recipe,
         loss=method.loss,

@@ -22,7 +22,7 @@ from neuboots.batches import Loader, own_randomness, size_of
 from neuboots.keys import draw_keys
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of
-from neuboots.methods.influence.jacobian import Jacobian, Rows, count, take
+from neuboots.methods.influence.jacobian import Jacobian, Rows, count, pieces, take
 from neuboots.methods.influence.predictor import InfluencePredictor
 from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out, remainder
 from neuboots.methods.influence.working import Working, losses_of, working
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from neuboots.methods.influence.method import InfluenceBootstrap
 
 _TILE = 1 << 24  # numbers of k(x, X) held at once
+_HELD = 1 << 26  # numbers of the deviations of all inputs, up to which they are kept from one draw to the next
 _KEPT = 1e-6  # eigenvalues, of λ: what is left out moves no output by more than its last digits
 
 
@@ -58,7 +59,7 @@ class Tangent(nn.Module):
 
     def slopes(self, layers: int | Literal["all"], outputs: int | None) -> tuple[Jacobian, Rows]:
         """J, and its rows at the training inputs; kept until a weight, a precision or the device changes."""
-        key = _digest([repr((layers, outputs)), *self.net.state_dict().values(), *map(self.get_buffer, self.stored)])
+        key = _digest([(layers, outputs), *self.net.state_dict().values(), *map(self.get_buffer, self.stored)])
         if self._seen is None or self._seen[0] != key:
             inputs = to_net(self.net, self.inputs)
             jacobian = Jacobian(self.net, layers, take(inputs, 0, 2), outputs=outputs)
@@ -101,35 +102,45 @@ class TangentPredictor(InfluencePredictor):
 
     def deviations(self, x: Any) -> tuple[Tensor, Tensor]:
         """f̂(x), (N, C), and by how much a unit of each block's weight moves it: (N, C, S)."""
+        outputs, moved = zip(*self._pieces(x), strict=True)
+        return torch.cat(outputs), torch.cat(moved)
+
+    def _pieces(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, some inputs at a time."""
         tangent = self.tangent
         jacobian, train = tangent.slopes(self.layers, self.outputs)
-        step = max(1, _TILE // (train.outputs**2 * len(train.z)))
-        outputs, moved = [], []
-        for start in range(0, max(1, count(x)), step):
-            rows = jacobian.rows(take(x, start, start + step))
+        for start, stop in pieces(count(x), _TILE // (train.outputs**2 * len(train.z))):
+            rows = jacobian.rows(take(x, start, stop))
             kernel = jacobian.kernel(rows, train)
             part = (kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)).to(rows.z)
-            outputs.append(rows.z)
-            moved.append(part.view(len(rows.z), rows.outputs, part.shape[-1]))
-        return torch.cat(outputs), torch.cat(moved)
+            yield rows.z, part.view(len(rows.z), rows.outputs, part.shape[-1])
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
         x = to_net(self.net, x)
-        output, moved = self.deviations(x)  # (N, C), (N, C, S)
-        blocks, free = moved.shape[-1], moved.shape[1]
+        blocks = self.tangent.influence.shape[1]
+        numbers = count(x) * blocks * self.tangent.slopes(self.layers, self.outputs)[1].outputs
+        held = [*self._pieces(x)] if numbers <= _HELD else None  # beyond that they are computed again
         v, c = self.law.covariance(blocks)
-        variance = ((v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()).clamp_min(0.0)
-        std = torch.zeros_like(output)
-        std[:, :free] = variance.sqrt()
+
+        def moments() -> Iterator[tuple[Tensor, Tensor]]:
+            for output, moved in held or self._pieces(x):
+                std = torch.zeros_like(output)
+                variance = (v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()
+                std[:, : moved.shape[1]] = variance.clamp_min(0.0).sqrt()
+                yield output, std
+
+        def samples(change: Tensor) -> Iterator[Tensor]:
+            for output, moved in held or self._pieces(x):
+                some = output.repeat(len(change), *[1] * output.ndim)
+                some[:, :, : moved.shape[1]] += (moved @ change.to(moved).T).movedim(-1, 0)
+                yield some
 
         def chunks(size: int) -> Iterator[Tensor]:
             for start in range(0, num_samples, size):
                 keys = draw_keys(torch.arange(start, min(start + size, num_samples)), seed, "replicate")
-                change = (self.law.sample(keys, blocks) - 1.0).to(moved)  # (chunk, S)
-                samples = output.repeat(len(change), *[1] * output.ndim)
-                samples[:, :, :free] += (moved @ change.T).movedim(-1, 0)
-                yield samples
+                yield torch.cat([*samples(self.law.sample(keys, blocks) - 1.0)], 1)  # (chunk, N, C)
 
+        output, std = (torch.cat(part) for part in zip(*moments(), strict=True))
         return Stream(num_samples, 2 * bytes_of(output), chunks, Moments(output, std))
 
     def config(self) -> dict[str, Any]:
@@ -185,6 +196,19 @@ def tangent_predictors(
     return [kernel.predictor(method, recipe.seed) for method in (first, *others)]
 
 
+def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> tuple[Any, int]:
+    """Refuse what cannot be done with this net, trained or not; else two inputs, and the number of outputs moved."""
+    example = example_of(net, data, seed=recipe.seed)
+    z = Jacobian(net, method.layers, example).rows(example).z
+    outputs = z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else z.shape[1]
+    if method.most_rows < 2 * outputs:
+        raise ValueError(
+            f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at least, "
+            f"{2 * outputs}: a single row has no spread"
+        )
+    return example, outputs
+
+
 @dataclass(frozen=True)
 class _Kernel:
     """LᵀKL = V W Vᵀ of a trained net and its data, the ridge λ, and what the weights of the rows move."""
@@ -194,6 +218,7 @@ class _Kernel:
     outputs: int  # that are bootstrapped: C
     all_outputs: int
     share: float  # of the rows, that the kernel has
+    counted: int  # rows that are not ignored
     root: Tensor  # L: (n, C, C)
     residual: Tensor  # u: (n, C)
     scale: Tensor | None  # root of what a row's loss was multiplied by: (n, 1)
@@ -205,21 +230,14 @@ class _Kernel:
     def of(
         cls, method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool
     ) -> "_Kernel":
-        example = example_of(net, data, seed=recipe.seed)
-        probe = Jacobian(net, method.layers, example).rows(example)
-        outputs = probe.z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else probe.z.shape[1]
-        if method.most_rows < 2 * outputs:
-            raise ValueError(
-                f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at "
-                f"least, {2 * outputs}: a single row has no spread"
-            )
+        example, outputs = check_tangent(method, net, data, recipe)
         x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
         jacobian = Jacobian(net, method.layers, example, outputs=outputs)
         jacobian.warn_of_work(len(y), outputs)
         rows = jacobian.rows(to_net(net, x))
         n = len(rows.z)
         y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
-        root, residual = _working(method.loss, rows, y)
+        (root, residual), counted = _working(method.loss, rows, y)
         if scale is not None:  # w ℓ has the curvature w Λ and the slope w ∂ℓ/∂z
             root, residual = root * scale[:, :, None], residual * scale
         kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
@@ -231,10 +249,10 @@ class _Kernel:
             classes = isinstance(method.loss, CrossEntropy | nn.CrossEntropyLoss)  # whose outputs have one degree less
             size = float(residual.square().sum())
             squares = (vectors.T @ target).square()
-            ridge = choose_ridge(values, squares, 0.0, n * (outputs - classes), residual=size)
+            ridge = choose_ridge(values, squares, 0.0, counted * (outputs - classes), residual=size)
         else:
-            ridge = n * float(method.ridge)
-        return cls(net, x, outputs, rows.z.shape[1], share, root, residual, scale, values, vectors, ridge)
+            ridge = counted * float(method.ridge)
+        return cls(net, x, outputs, rows.z.shape[1], share, counted, root, residual, scale, values, vectors, ridge)
 
     def predictor(self, method: "InfluenceBootstrap", seed: int) -> TangentPredictor:
         """The bootstrap with the residuals, the law and the blocks of the method."""
@@ -258,7 +276,7 @@ class _Kernel:
             method.layers,
             outputs if outputs < self.all_outputs else None,
             method.law,
-            self.ridge / n,
+            self.ridge / self.counted,
             float((values * inverse(values, self.ridge)).sum()),
         )
 
@@ -274,14 +292,17 @@ def _corrected(
         psi = psi.view(n, outputs, -1)
         hat = share * (psi * inverse(values, ridge)) @ psi.mT  # a row's block of H: (n, C, C)
         return left_out(hat, residual, power=POWERS[method.correction])
-    flat = residual.flatten()
-    noise = NoiseLevel.along(values)
-    noise.add(psi, flat, remainder(psi, values, ridge, share=share))
-    return noise.correct(psi, flat).view(n, outputs)
+    corrected = torch.empty_like(residual)
+    for c in range(outputs):  # each has a noise of its own
+        mine = psi[c::outputs]
+        noise = NoiseLevel.along(values, outputs)
+        noise.add(mine, residual[:, c], remainder(mine, values, ridge, share=share))
+        corrected[:, c] = noise.correct(mine, residual[:, c])
+    return corrected
 
 
-def _working(loss: Loss, rows: Rows, y: Tensor) -> Working:
-    """L and u of the outputs that are bootstrapped; rows that are ignored have none."""
+def _working(loss: Loss, rows: Rows, y: Tensor) -> tuple[Working, int]:
+    """L and u of the outputs that are bootstrapped, and how many rows count: those that are ignored have none."""
     y = y.to(rows.z.device)
     losses = losses_of(loss, rows.z, y)  # says what does not fit
     weighted_loss(losses, losses.new_ones(len(y)))  # refuses a loss that reduces
@@ -293,7 +314,8 @@ def _working(loss: Loss, rows: Rows, y: Tensor) -> Working:
         root, residual = root * mask[:, None, None], residual * mask[:, None]
     if not (bool(torch.isfinite(root).all()) and bool(torch.isfinite(residual).all())):
         raise ValueError("got NaN or infinite losses of the trained net; expected finite outputs and targets")
-    return Working(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs])
+    counted = len(y) if mask is None else int(mask.sum())
+    return Working(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs]), counted
 
 
 def _rows_of(data: Dataset[Any], most: int, recipe: Recipe) -> tuple[Any, Tensor, float]:
@@ -314,19 +336,29 @@ def _rows_of(data: Dataset[Any], most: int, recipe: Recipe) -> tuple[Any, Tensor
     return x, y, min(1.0, most / n)
 
 
-def _digest(parts: Iterable[Tensor | str]) -> bytes:
-    """What the tensors hold, where, and in which precision, in a few bytes."""
+def _digest(parts: Iterable[Any]) -> bytes:
+    """What the tensors hold, where, and in which precision, and what else there is, in a few bytes."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, Tensor):
             found.update(repr((part.dtype, part.device, part.shape)).encode())
             found.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         else:
-            found.update(part.encode())
+            found.update(repr(part).encode())
     return found.digest()
 
 
 def _joined(parts: list[Any]) -> Any:
+    try:
+        return _concatenated(parts)
+    except RuntimeError:
+        raise ValueError(
+            "got inputs of several sizes; expected one size, since several layers keep all rows together: bootstrap "
+            "the head (layers=1)"
+        ) from None
+
+
+def _concatenated(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Mapping):
         return {key: torch.cat([part[key] for part in parts]) for key in first}

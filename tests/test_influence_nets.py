@@ -1,0 +1,293 @@
+"""The influence bootstrap of nets that others write: in-place layers, computed weights, parts that are frozen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torch.utils.data import Dataset, TensorDataset
+
+from neuboots import CrossEntropy, EpochReport, Exponential, InfluenceBootstrap, Recipe, SquaredError
+from neuboots.methods.influence.jacobian import Jacobian
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hidden(make: Callable[[], nn.Module], outputs: int = 2) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), make(), nn.Linear(8, 8), make(), nn.Linear(8, outputs))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        k = self.second(h)
+        k += h
+        k.mul_(2.0)
+        return self.head(torch.tanh(k))
+
+
+class Tied(nn.Module):
+    """An autoencoder that uses a weight a second time, without calling its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(4, 8), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.linear(torch.tanh(self.encoder(x)), self.encoder.weight.T))
+
+
+class Tokens(nn.Module):
+    """A Linear that sees two tokens, however many inputs there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.project, self.head = nn.Parameter(drawn(2, 3)), nn.Linear(3, 4), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x @ self.project(self.tokens).T)
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.backbone(x).relu()
+        return self.head(h)
+
+
+def pruned() -> nn.Module:
+    net = hidden(nn.ReLU)
+    prune.random_unstructured(net[2], "weight", amount=0.5)
+    return net
+
+
+def normed(norm: Any, factor: float = 1.0) -> nn.Module:
+    net = hidden(nn.Tanh)
+    norm(net[2])
+    with torch.no_grad():
+        next(net[2].parametrizations.weight.parameters()).mul_(factor)  # type: ignore[union-attr,operator]
+    return net
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "in-place ReLU": lambda: hidden(lambda: nn.ReLU(inplace=True)),
+    "in-place ELU": lambda: hidden(lambda: nn.ELU(inplace=True)),
+    "in-place sums": InPlace,
+    "tied weights": Tied,
+    "two tokens": Tokens,
+    "no_grad inside": Frozen,
+    "pruned": pruned,
+    "spectral norm": lambda: normed(parametrizations.spectral_norm),
+    "weight norm": lambda: normed(parametrizations.weight_norm, 2.0),
+    "a layer by itself": lambda: nn.Linear(4, 2),
+}
+
+
+def exact_rows(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """J by differentiation, input by input, and J θ̂."""
+    weights = list(net.parameters())
+    rows = []
+    for i in range(len(x)):
+        for output in net(x[i : i + 1]).reshape(-1):
+            slopes = torch.autograd.grad(output, weights, retain_graph=True, materialize_grads=True)
+            rows.append(torch.cat([slope.flatten() for slope in slopes]))
+    J = torch.stack(rows).double()
+    return J, J @ torch.cat([weight.detach().flatten() for weight in weights]).double()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_slopes_are_those_of_differentiation(name: str) -> None:
+    net, x = NETS[name]().eval(), drawn(6, 4)
+    jacobian = Jacobian(net, "all", x[:2])
+    rows = jacobian.rows(x)
+    J, along = exact_rows(net, x)
+    torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(jacobian.along(rows).flatten(), along, rtol=1e-4, atol=1e-5)
+
+
+def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
+    x, net = drawn(6, 4), normed(parametrizations.weight_norm, 2.0)
+    jacobian = Jacobian(net, 2, x[:2])
+    rows = jacobian.rows(x)
+    J, _ = exact_rows(net[2:], net[:2](x).detach())  # type: ignore[index]
+    torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
+
+
+def test_an_activation_in_place_changes_no_band() -> None:
+    net, x = hidden(nn.ReLU, 1), drawn(60, 4)
+    data = TensorDataset(x, x[:, :1].sin() + 0.1 * drawn(60, 1, seed=1))
+    method = InfluenceBootstrap(SquaredError(), layers="all")
+    expected = method.around(net, data).summarize(x, 2).std
+    net[1], net[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
+    torch.testing.assert_close(method.around(net, data).summarize(x, 2).std, expected)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x).squeeze()
+        return out
+
+
+def test_no_row_is_left_by_itself() -> None:
+    """257 rows, of which 256 pass at once: a net that squeezes would lose the axis of the last one."""
+    x = drawn(257, 4)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(Squeezed(), TensorDataset(x, x[:, 0]))
+    assert predictor.predict(x, 3).samples.shape == (3, 257, 1)
+
+
+class Stateful(nn.Linear):
+    """With a state beside its tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_a_state_that_is_no_tensor() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Stateful(4, 1)), drawn(20, 4)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(net, TensorDataset(x, x[:, :1]))
+    assert bool((predictor.predict(x, 3).std > 0).all())
+
+
+# -- several outputs -----------------------------------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """z₁ = a·x, z₂ = a·x + b·x: two outputs with weights in common."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+        with torch.no_grad():
+            self.a.weight.copy_(a.T)
+            self.b.weight.copy_(b.T)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.a(x)
+        return torch.cat([u, u + self.b(x)], 1)
+
+
+def test_each_output_has_a_noise_of_its_own() -> None:
+    """Noise of 0.01 and 1: the band of the one is not widened by the other's."""
+    x, size = drawn(400, 3).double(), torch.tensor([0.01, 1.0]).double()
+    y = x @ drawn(3, 2, seed=1).double() + size * drawn(400, 2, seed=2).double()
+    fit = torch.linalg.lstsq(x, y).solution
+    net = Shared(fit[:, :1], fit[:, 1:] - fit[:, :1]).double()
+    leverage = ((x @ torch.linalg.inv(x.T @ x)) * x).sum(1, keepdim=True)
+    exact = (leverage * (y - x @ fit).square().sum(0) / 397).sqrt().mean(0)
+    method = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.0)
+    found = method.around(net, TensorDataset(x, y)).summarize(x, 2).std.mean(0)
+    torch.testing.assert_close(found, exact, rtol=0.15, atol=0.0)  # σ² from 400 rows, half of it row by row
+
+
+# -- rows that are ignored -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [0.05, None])
+@pytest.mark.parametrize("layers", [1, 2, "all"])
+def test_rows_that_are_ignored_count_for_nothing(layers: Any, ridge: float | None) -> None:
+    """Marked as ignored, or left out: the ridge is the same, and with independent weights so is the band."""
+    x, y = drawn(60, 3), torch.arange(60) % 3
+    kept = torch.arange(60) % 2 == 0
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
+    method = InfluenceBootstrap(CrossEntropy(), layers=layers, ridge=ridge, law=Exponential())
+    marked = method.around(net, TensorDataset(x, torch.where(kept, y, -100)))
+    left_out = method.around(net, TensorDataset(x[kept], y[kept]))
+    assert marked.ridge == pytest.approx(left_out.ridge, rel=1e-4)
+    torch.testing.assert_close(marked.summarize(x, 2).std, left_out.summarize(x, 2).std, rtol=1e-3, atol=1e-5)
+
+
+# -- what cannot be done is said before the training ---------------------------------------------------
+
+
+class Sizes(Dataset[tuple[Tensor, Tensor]]):
+    """Rows of several sizes, which train one by one."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(2 + i % 2, 4), torch.ones(1)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+PIXELS = TensorDataset(drawn(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long))
+POINTS = TensorDataset(drawn(8, 4), drawn(8, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "make_net", "data", "said"),
+    [
+        ({"layers": "all"}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "bootstrap the head"),
+        ({"layers": "all", "replicates": 1}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "bootstrap the head"),
+        ({"loss": SquaredError()}, lambda: nn.Sequential(nn.Linear(4, 1), nn.Softplus()), POINTS, "upsampl"),
+        ({"loss": SquaredError(), "head": "nowhere"}, lambda: hidden(nn.ReLU, 1), POINTS, "nowhere"),
+        ({"layers": "all", "most_rows": 5}, lambda: nn.Linear(4, 3), POINTS, "room for two rows"),
+        ({"refit": True}, lambda: nn.Linear(4, 1000), POINTS, "numbers to refit"),
+        ({"loss": SquaredError()}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "single row"),
+    ],
+)
+def test_a_refusal_comes_before_the_training(
+    options: dict[str, Any], make_net: Callable[[], nn.Module], data: Dataset[Any], said: str
+) -> None:
+    seen: list[EpochReport] = []
+    recipe = Recipe(epochs=2, batch_size=4, progress=False, on_epoch=seen.append)
+    with pytest.raises(ValueError, match=said):
+        InfluenceBootstrap(**options).fit(make_net, data, recipe)
+    assert not seen
+
+
+def test_inputs_of_several_sizes_are_refused_in_a_sentence() -> None:
+    recipe = Recipe(epochs=1, batch_size=1, progress=False)
+    InfluenceBootstrap(SquaredError()).around(Pooled(), Sizes(), recipe)
+    with pytest.raises(ValueError, match="got inputs of several sizes; expected one size"):
+        InfluenceBootstrap(SquaredError(), layers="all").around(Pooled(), Sizes(), recipe)
+
+
+def test_a_loss_without_curvature_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="which has no curvature in the outputs"):
+        InfluenceBootstrap(nn.L1Loss(reduction="none"))
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+def test_deviations_that_are_not_held_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many inputs the deviations N × C × S are not kept; samples and moments are the same."""
+    from neuboots.methods.influence import tangent
+
+    x, net = drawn(40, 4), hidden(nn.Tanh)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(net, TensorDataset(x, x[:, :2]))
+    whole = predictor.predict(x, 7)
+    monkeypatch.setattr(tangent, "_HELD", 10)
+    monkeypatch.setattr(tangent, "_TILE", 40 * 4 * 9)  # nine inputs at a time
+    again = predictor.predict(x, 7)
+    torch.testing.assert_close(again.samples, whole.samples)
+    torch.testing.assert_close(again.std, whole.std)
