@@ -266,7 +266,7 @@ class Validity(Study):
             "regressor and the command use the first by default, with a Gaussian head and the step that early stopping "
             "left undone. "
             "A verdict on every cell compares what was measured with the mark, whatever its error; where it is missed, "
-            "the verdict says by how much."
+            "the verdict says by how much, and in how many cells by more than twice the error of the measurement."
         )
 
     @property

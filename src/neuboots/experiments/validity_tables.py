@@ -1,6 +1,6 @@
 """Tables, verdicts and figures of the bands in the study of validity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -320,14 +320,14 @@ def _covers(ours: Sequence[Found], name: str, every: str) -> list[Verdict]:
     return [
         _everywhere(
             f"the {name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
-            {found: found.coverage for found in ours},
-            lambda value: LEAST <= value <= MOST,
+            {found: (found.coverage, found.coverage_error) for found in ours},
+            lambda value: max(LEAST - value, value - MOST),
             lambda value: f"{value:.3%}",  # a miss by a hair is seen to be one
         ),
         _everywhere(
             f"the {name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
-            {found: found.worst[0] for found in ours},
-            lambda value: value >= LEAST_AT_X,
+            {found: (found.worst[0], binomial_error(found.worst[0], found.sets)) for found in ours},
+            lambda value: LEAST_AT_X - value,
             lambda value: f"{value:.1%}",
         ),
     ]
@@ -341,32 +341,40 @@ def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
         _everywhere(
             f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
             f"bootstrap's {every}",
-            {found: found.likeness and found.likeness[0] for found in ours},
-            lambda value: value >= LEAST_LIKENESS,
+            {found: found.likeness for found in ours},
+            lambda value: LEAST_LIKENESS - value,
             lambda value: f"{value:.2f}",
         ),
         _everywhere(
             f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
             f"{every}",
-            {found: found.relative_width and found.relative_width[0] for found in ours},
-            lambda value: value <= MOST_WIDTH,
+            {found: found.relative_width for found in ours},
+            lambda value: value - MOST_WIDTH,
             lambda value: f"{value:.2f}",
         ),
     ]
 
 
-def _everywhere(claim: str, all_values: Mapping[Found, float | None], good: Any, show: Any) -> Verdict:
-    """Rule: in every cell where it is known. Where it is missed, which and by how much."""
-    values = {found: value for found, value in all_values.items() if value is not None}
-    missed = {found: value for found, value in values.items() if not good(value)}
-    spread = f"{show(min(values.values()))} to {show(max(values.values()))}" if values else "not measured"
-    where = "; ".join(f"{_short(found)} {show(value)}" for found, value in missed.items())
-    said = f"{spread}, mean {show(fmean(values.values()))}" if values else spread
+def _everywhere(
+    claim: str,
+    figures: Mapping[Found, tuple[float, float] | None],
+    miss: Callable[[float], float],
+    show: Callable[[float], str],
+) -> Verdict:
+    """Rule: in every cell where the figure (value, error) is known. Where it is missed, which and by how much."""
+    known = {found: figure for found, figure in figures.items() if figure is not None}
+    if not known:
+        return Verdict(claim, None, f"not measured; not to be told in {len(figures)}")
+    values = [value for value, _ in known.values()]
+    missed = {found: value for found, (value, _) in known.items() if miss(value) > 0}
+    said = f"{show(min(values))} to {show(max(values))}, mean {show(fmean(values))}"
     if missed:
-        said += f"; missed in {len(missed)}: {where}"
-    if len(values) < len(all_values):
-        said += f"; not to be told in {len(all_values) - len(values)}"
-    return Verdict(claim, None if not values else not missed, said)
+        clearly = sum(miss(value) > 2 * error for value, error in known.values())
+        where = "; ".join(f"{_short(found)} {show(value)}" for found, value in missed.items())
+        said += f"; missed in {len(missed)}, by more than two standard errors in {clearly} of them: {where}"
+    if len(known) < len(figures):
+        said += f"; not to be told in {len(figures) - len(known)}"
+    return Verdict(claim, not missed, said)
 
 
 def _short(found: Found) -> str:
