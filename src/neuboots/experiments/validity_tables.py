@@ -1,17 +1,14 @@
-"""Tables, verdicts and figures of the bands in the study of validity."""
+"""Tables and verdicts of the bands in the study of validity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neuboots.experiments.study import Rows
 from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, REGRESSOR, SIZED, TRUE, WHOLE
 from neuboots.experiments.validity_summary import Found, binomial_error, summaries
 from neuboots.report.tables import MISSING, Cell, Table
 from neuboots.report.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEAST, MOST = 0.93, 0.97  # of the mean coverage
 LEAST_AT_X = 0.88  # of the coverage at each x inside the data
@@ -76,7 +73,7 @@ def band_tables(rows: Rows) -> list[Table]:
     ]
 
 
-def _ours(cells: Cells, method: str) -> list[Found]:
+def bands_of(cells: Cells, method: str) -> list[Found]:
     return [methods[method] for methods in cells.values() if method in methods]
 
 
@@ -89,7 +86,7 @@ def _glance(cells: Cells, rows: Rows) -> Table:
     costs = _trainings(rows)
     lines = []
     for method in (WHOLE, SIZED):
-        ours = [found for found in _ours(cells, method) if found.function != HARD]
+        ours = [found for found in bands_of(cells, method) if found.function != HARD]
         for width in sorted({found.cell[2] for found in ours}):
             mine = [found for found in ours if found.cell[2] == width]
             true = [cells[found.cell][TRUE].coverage for found in mine if TRUE in cells[found.cell]]
@@ -136,7 +133,7 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
         *("true bootstrap: nets × sets", "true bootstrap's coverage, %", "true bootstrap's std"),
     )
     lines = []
-    for found in _ours(cells, method):
+    for found in bands_of(cells, method):
         true = cells[found.cell].get(TRUE)
         gap = None if found.in_gap is None else 100 * found.in_gap
         lines.append(
@@ -213,7 +210,7 @@ def _methods(cells: Cells, rows: Rows) -> Table:
 
 def _by_x(cells: Cells) -> Table:
     """Of the sized influence bootstrap: every second x."""
-    mine = _ours(cells, SIZED)
+    mine = bands_of(cells, SIZED)
     places = range(0, len(mine[0].x), 2) if mine else range(0)
     heads = ("function", "noise", "width", "n", *(f"x = {_place(float(mine[0].x[k]))}" for k in places))
     lines = [
@@ -305,7 +302,7 @@ def _trainings(rows: Rows) -> dict[tuple[str, int], float]:
 
 def band_verdicts(rows: Rows) -> list[Verdict]:
     cells = summaries(rows)
-    found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(_ours(cells, method), _TITLES[method])]
+    found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(bands_of(cells, method), _TITLES[method])]
     for method in (SIZED, WHOLE):
         costs = {width: cost for (name, width), cost in _trainings(rows).items() if name == method}
         shown = ", ".join(f"{cost:.2f} at width {width}" for width, cost in costs.items())
@@ -381,56 +378,3 @@ def _short(found: Found) -> str:
     row = found.rows[0]
     width = f", width {row['width']}" if "width" in row else ""
     return f"{row['function']}, {row['noise']} noise{width}, n = {row['n']}:"
-
-
-# -- figures -------------------------------------------------------------------------------------------
-
-
-def band_figures(rows: Rows) -> "dict[str, Figure]":
-    from matplotlib.figure import Figure
-
-    from neuboots.report.figures import draw_coverage
-
-    cells = summaries(rows)
-    ours = [found for found in _ours(cells, SIZED) if found.function != HARD]
-    cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
-    columns = min(3, len(cases))
-    lines = -(-len(cases) // columns)
-    by_x = Figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
-    panels = by_x.subplots(lines, columns, squeeze=False, sharey=True).flat
-    for ax, (function, noise) in zip(panels, cases, strict=False):
-        mine = [found for found in ours if (found.function, found.cell[1]) == (function, noise)]
-        narrow = [found for found in mine if found.cell[2] == min(f.cell[2] for f in mine)]
-        narrow.sort(key=lambda found: int(found.cell[3]))
-        curves = {f"n = {found.cell[3]}": found.rate for found in narrow}
-        draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
-        ax.set_title(f"{function}, {noise} noise, width {narrow[0].cell[2]}")
-        ax.set_ylim(0.5, 1.01)
-    compared = {cell: methods for cell, methods in cells.items() if any(method in methods for method in FITTED)}
-    return {"coverage": by_x, "methods": _bars(list(compared.items()))}
-
-
-def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figure":
-    """Mean coverage and that at the worst x of every method, a panel for each cell."""
-    from matplotlib.figure import Figure
-
-    from neuboots.report.figures import BLUE, ORANGE
-
-    names = [name for name in (SIZED, *AROUND, *FITTED, *MORE, TRUE) if any(name in methods for _, methods in cells)]
-    size = (4.5 + 2.4 * max(1, len(cells)), 1.5 + 0.3 * len(names))  # with room for the names
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, max(1, len(cells)), squeeze=False, sharey=True)[0]
-    for ax, ((function, noise, width, n), methods) in zip(panels, cells, strict=False):
-        for k, name in enumerate(names):
-            if name in methods:
-                ax.plot(methods[name].coverage, k, "o", color=BLUE, label="mean over x" if not k else None)
-                ax.plot(methods[name].worst[0], k, "x", color=ORANGE, label="at the worst x" if not k else None)
-        ax.axvline(LEVEL, color="black", lw=1, ls=":")
-        ax.set(xlim=(-0.03, 1.03), xlabel="share of data sets covered")
-        ax.set_title(f"{function}, {noise} noise\nwidth {width}, n = {n}", fontsize=10)
-        ax.grid(axis="y", alpha=0.3)
-    panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    if cells:
-        panels[0].legend(loc="lower left", fontsize=8)
-    return figure

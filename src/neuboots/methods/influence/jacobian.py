@@ -99,7 +99,7 @@ class Jacobian:
         self._linear = [
             name for name in chosen if called[name] and all(uses[id(p)] == 1 for p in modules[name].parameters())
         ]
-        self._linear = self._factored(example)
+        self._linear = self._factored(example)  # those of them that it holds for
         names = {id(parameter): name for name, parameter in net.named_parameters()}
         covered = {id(p) for name in self._linear for p in modules[name].parameters()}
         wanted: list[nn.Parameter] = []

@@ -1,0 +1,62 @@
+"""Figures of the bands in the study of validity."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from neuboots.experiments.study import Rows
+from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, SIZED, TRUE
+from neuboots.experiments.validity_summary import Found, summaries
+from neuboots.experiments.validity_tables import HARD, bands_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def band_figures(rows: Rows) -> "dict[str, Figure]":
+    from matplotlib.figure import Figure
+
+    from neuboots.report.figures import draw_coverage
+
+    cells = summaries(rows)
+    ours = [found for found in bands_of(cells, SIZED) if found.function != HARD]
+    cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
+    columns = min(3, len(cases))
+    lines = -(-len(cases) // columns)
+    by_x = Figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
+    panels = by_x.subplots(lines, columns, squeeze=False, sharey=True).flat
+    for ax, (function, noise) in zip(panels, cases, strict=False):
+        mine = [found for found in ours if (found.function, found.cell[1]) == (function, noise)]
+        narrow = [found for found in mine if found.cell[2] == min(f.cell[2] for f in mine)]
+        narrow.sort(key=lambda found: int(found.cell[3]))
+        curves = {f"n = {found.cell[3]}": found.rate for found in narrow}
+        draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
+        ax.set_title(f"{function}, {noise} noise, width {narrow[0].cell[2]}")
+        ax.set_ylim(0.5, 1.01)
+    compared = {cell: methods for cell, methods in cells.items() if any(method in methods for method in FITTED)}
+    return {"coverage": by_x, "methods": _bars(list(compared.items()))}
+
+
+def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figure":
+    """Mean coverage and that at the worst x of every method, a panel for each cell."""
+    from matplotlib.figure import Figure
+
+    from neuboots.report.figures import BLUE, ORANGE
+
+    names = [name for name in (SIZED, *AROUND, *FITTED, *MORE, TRUE) if any(name in methods for _, methods in cells)]
+    size = (4.5 + 2.4 * max(1, len(cells)), 1.5 + 0.3 * len(names))  # with room for the names
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, max(1, len(cells)), squeeze=False, sharey=True)[0]
+    for ax, ((function, noise, width, n), methods) in zip(panels, cells, strict=False):
+        for k, name in enumerate(names):
+            if name in methods:
+                ax.plot(methods[name].coverage, k, "o", color=BLUE, label="mean over x" if not k else None)
+                ax.plot(methods[name].worst[0], k, "x", color=ORANGE, label="at the worst x" if not k else None)
+        ax.axvline(LEVEL, color="black", lw=1, ls=":")
+        ax.set(xlim=(-0.03, 1.03), xlabel="share of data sets covered")
+        ax.set_title(f"{function}, {noise} noise\nwidth {width}, n = {n}", fontsize=10)
+        ax.grid(axis="y", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    if cells:
+        panels[0].legend(loc="lower left", fontsize=8)
+    return figure
