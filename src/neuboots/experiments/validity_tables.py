@@ -67,7 +67,8 @@ def band_tables(rows: Rows) -> list[Table]:
         _mark(cells, SIZED, "two trainings"),
         _mark(cells, WHOLE, "one training"),
         _methods(cells, rows),
-        _by_x(cells),
+        _by_x(bands_of(cells, SIZED), f"the {_TITLES[SIZED]}"),
+        _by_x(_compared(cells), "every method in the cells where all were measured", named=True),
         *_regressors(rows),
         *_costs(rows),
     ]
@@ -75,6 +76,13 @@ def band_tables(rows: Rows) -> list[Table]:
 
 def bands_of(cells: Cells, method: str) -> list[Found]:
     return [methods[method] for methods in cells.values() if method in methods]
+
+
+def _compared(cells: Cells) -> list[Found]:
+    """Every method in the cells where all were measured."""
+    there = [methods for methods in cells.values() if any(method in methods for method in FITTED)]
+    order = (SIZED, *AROUND, *FITTED, *MORE, TRUE)
+    return [methods[method] for methods in there for method in order if method in methods]
 
 
 def _glance(cells: Cells, rows: Rows) -> Table:
@@ -175,26 +183,20 @@ def _methods(cells: Cells, rows: Rows) -> Table:
         *("std of the band", "likeness", "relative width", "cost in trainings"),
     )
     costs = _trainings(rows)
-    lines = []
-    for (function, noise, width, n), methods in cells.items():
-        if not any(method in methods for method in FITTED):
-            continue
-        for method in (SIZED, *AROUND, *FITTED, *MORE, TRUE):
-            if method not in methods:
-                continue
-            found = methods[method]
-            lines.append(
-                (
-                    *map(_text, (function, noise, width, n, method)),
-                    _text(found.sets),
-                    _percent(found),
-                    _worst(found),
-                    _number(found.std, 3),
-                    Cell(MISSING) if method == TRUE else _pair(found.likeness),
-                    Cell(MISSING) if method == TRUE else _pair(found.relative_width),
-                    _text(found.rows[0]["members"]) if method == TRUE else _number(costs.get((method, width))),
-                )
-            )
+    lines = [
+        (
+            *map(_text, (*found.cell, found.method, found.sets)),
+            _percent(found),
+            _worst(found),
+            _number(found.std, 3),
+            Cell(MISSING) if found.method == TRUE else _pair(found.likeness),
+            Cell(MISSING) if found.method == TRUE else _pair(found.relative_width),
+            _text(found.rows[0]["members"])
+            if found.method == TRUE
+            else _number(costs.get((found.method, found.cell[2]))),
+        )
+        for found in _compared(cells)
+    ]
     return Table(
         "Every method in the cells where all were measured.",
         heads,
@@ -208,27 +210,26 @@ def _methods(cells: Cells, rows: Rows) -> Table:
     )
 
 
-def _by_x(cells: Cells) -> Table:
-    """Of the sized influence bootstrap: every second x."""
-    mine = bands_of(cells, SIZED)
-    places = range(0, len(mine[0].x), 2) if mine else range(0)
-    heads = ("function", "noise", "width", "n", *(f"x = {_place(float(mine[0].x[k]))}" for k in places))
+def _by_x(bands: Sequence[Found], title: str, *, named: bool = False) -> Table:
+    """Every second x of these bands, with the names of their methods or without."""
+    places = range(0, len(bands[0].x), 2) if bands else range(0)
+    heads = ("function", "noise", "width", "n", *(("method",) * named))
     lines = [
         (
-            *map(_text, found.cell),
+            *map(_text, (*found.cell, *((found.method,) * named))),
             *(
                 _number(100 * float(found.rate[k]), 0, 100 * binomial_error(float(found.rate[k]), found.sets))
                 for k in places
             ),
         )
-        for found in mine
+        for found in bands
     ]
     return Table(
-        f"Coverage in per cent at each x ± its binomial error: the {_TITLES[SIZED]}.",
-        heads,
+        f"Coverage in per cent at each x ± its binomial error: {title}.",
+        (*heads, *(f"x = {_place(float(bands[0].x[k]))}" for k in places)),
         tuple(lines),
         note="In the gap, between −0.5 and 0.5, there are no data.",
-        keys=4,
+        keys=len(heads),
     )
 
 
