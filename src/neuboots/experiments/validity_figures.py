@@ -1,6 +1,7 @@
 """Figures of the bands in the study of validity."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from neuboots.experiments.study import Rows
@@ -20,17 +21,16 @@ def band_figures(rows: Rows) -> "dict[str, Figure]":
     cells = summaries(rows)
     ours = [found for found in bands_of(cells, SIZED) if found.function != HARD]
     cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
-    columns = min(3, len(cases))
-    lines = -(-len(cases) // columns)
-    by_x = Figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
-    panels = by_x.subplots(lines, columns, squeeze=False, sharey=True).flat
-    for ax, (function, noise) in zip(panels, cases, strict=False):
-        mine = [found for found in ours if (found.function, found.cell[1]) == (function, noise)]
-        narrow = [found for found in mine if found.cell[2] == min(f.cell[2] for f in mine)]
-        narrow.sort(key=lambda found: int(found.cell[3]))
-        curves = {f"n = {found.cell[3]}": found.rate for found in narrow}
-        draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
-        ax.set_title(f"{function}, {noise} noise, width {narrow[0].cell[2]}")
+    widths = sorted({found.cell[2] for found in ours})
+    by_x = Figure(figsize=(4.2 * len(cases), 3.9 * len(widths)), layout="constrained")
+    panels = by_x.subplots(len(widths), len(cases), squeeze=False, sharex=True, sharey=True).flat
+    for ax, (width, (function, noise)) in zip(panels, product(widths, cases), strict=True):
+        mine = [found for found in ours if found.cell[:3] == (function, noise, width)]
+        mine.sort(key=lambda found: int(found.cell[3]))
+        if mine:
+            curves = {f"n = {found.cell[3]}": found.rate for found in mine}
+            draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
+        ax.set_title(f"{function}, {noise} noise, width {width}" + ("" if mine else ": not measured"))
         ax.set_ylim(0.5, 1.01)
     compared = {cell: methods for cell, methods in cells.items() if any(method in methods for method in FITTED)}
     return {"coverage": by_x, "methods": _bars(list(compared.items()))}
