@@ -161,13 +161,14 @@ def test_verdicts_name_where_the_mark_is_missed() -> None:
 
 
 def test_a_mark_that_is_met_exactly_is_met() -> None:
-    """93 of 100 at every x: the mean of 39 shares of 0.93 is a little less in floating point."""
-    flat = torch.full((100, 39), 0.2)
-    rows = made_rows(flat, flat, (flat, flat))
-    rows["bands"] = [{**row, "held": [93] * 39} for row in rows["bands"]]
+    """93 % at all 28 x beside the gap: in floating point their mean is a little less."""
+    flat = torch.full((200, 39), 0.2)
+    rows = made_rows(flat, flat, (flat, flat), function="gap")
+    rows["bands"] = [{**row, "held": [186] * 39} for row in rows["bands"]]
+    assert next(iter(summaries(rows).values()))[curves.SIZED].coverage < 0.93
     assert str(band_verdicts(rows)[0]).startswith("holds")
     assert band_tables(rows)[0].lines[0][5].text == "0"
-    rows["bands"] = [{**row, "held": [92] + [93] * 38} for row in rows["bands"]]
+    rows["bands"] = [{**row, "held": [185] + [186] * 38} for row in rows["bands"]]
     assert str(band_verdicts(rows)[0]).startswith("does NOT hold")
     assert band_tables(rows)[0].lines[0][5].text == "1"
 
