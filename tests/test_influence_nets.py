@@ -45,6 +45,30 @@ class Tied(nn.Module):
         return self.head(nn.functional.linear(torch.tanh(self.encoder(x)), self.encoder.weight.T))
 
 
+class BiasTwice(nn.Module):
+    """A bias that is read a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x) + self.first.bias))
+
+
+class Writes(nn.Module):
+    """A net that writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(1.0)
+        out: Tensor = self.head(x)
+        return out
+
+
 class Tokens(nn.Module):
     """A Linear that sees two tokens, however many inputs there are."""
 
@@ -86,6 +110,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place ELU": lambda: hidden(lambda: nn.ELU(inplace=True)),
     "in-place sums": InPlace,
     "tied weights": Tied,
+    "a bias used twice": BiasTwice,
     "two tokens": Tokens,
     "no_grad inside": Frozen,
     "pruned": pruned,
@@ -132,6 +157,25 @@ def test_an_activation_in_place_changes_no_band() -> None:
     expected = method.around(net, data).summarize(x, 2).std
     net[1], net[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
     torch.testing.assert_close(method.around(net, data).summarize(x, 2).std, expected)
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_compiled_nets(part: bool) -> None:
+    net, x = hidden(nn.Tanh, 1), drawn(30, 4)
+    data = TensorDataset(x, x[:, :1].sin())
+    method = InfluenceBootstrap(SquaredError(), layers="all")
+    expected = method.around(net, data).summarize(x, 2).std
+    compiled = (
+        nn.Sequential(torch.compile(net[:4], backend="eager"), net[4]) if part else torch.compile(net, backend="eager")
+    )
+    torch.testing.assert_close(method.around(compiled, data).summarize(x, 2).std, expected)  # type: ignore[arg-type]
+
+
+def test_inputs_that_the_net_writes_into_stay_as_they_are() -> None:
+    x = drawn(30, 4)
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").around(Writes(), TensorDataset(x.clone(), x[:, :1]))
+    first = predictor.predict(x.clone(), 5).samples
+    assert torch.equal(predictor.predict(x.clone(), 5).samples, first)
 
 
 class Squeezed(nn.Module):
@@ -196,6 +240,26 @@ def test_each_output_has_a_noise_of_its_own() -> None:
     method = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.0)
     found = method.around(net, TensorDataset(x, y)).summarize(x, 2).std.mean(0)
     torch.testing.assert_close(found, exact, rtol=0.15, atol=0.0)  # σ² from 400 rows, half of it row by row
+
+
+def test_an_output_on_a_small_scale_keeps_its_noise() -> None:
+    """Two nets in one, the first a thousand times as large: the second has the band that it has by itself."""
+    x, small = drawn(80, 4).double(), hidden(nn.Tanh, 1).double()
+    large = hidden(nn.Tanh, 1).double()
+    y = torch.cat([1000 * large(x), small(x)], 1).detach() + torch.tensor([300.0, 0.3]) * drawn(80, 2, seed=1).double()
+    method = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.05)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = large, small
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([1000 * self.large(x), self.small(x)], 1)
+
+    both = method.around(Both(), TensorDataset(x, y)).summarize(x, 2).std[:, 1:]
+    alone = method.around(small, TensorDataset(x, y[:, 1:])).summarize(x, 2).std
+    torch.testing.assert_close(both, alone, rtol=1e-4, atol=0.0)
 
 
 # -- rows that are ignored -----------------------------------------------------------------------------
@@ -290,4 +354,9 @@ def test_deviations_that_are_not_held_are_computed_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(tangent, "_TILE", 40 * 4 * 9)  # nine inputs at a time
     again = predictor.predict(x, 7)
     torch.testing.assert_close(again.samples, whole.samples)
+    stream = predictor.stream(x, 7, seed=0)
+    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
+    monkeypatch.setattr(tangent, "_HELD", 2 * 6 * 80)  # room for six replicates at a time
+    assert [len(chunk) for chunk in predictor.stream(x, 13, seed=0).chunks(3)] == [3, 3, 3, 3, 1]
+    torch.testing.assert_close(torch.cat([*stream.chunks(3)]), whole.samples)
     torch.testing.assert_close(again.std, whole.std)

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -26,7 +27,7 @@ from neuboots import (
     save,
 )
 from neuboots.methods import ScaledPredictor
-from neuboots.methods.influence.sized import _squares, sized_by, train_with_replicates, with_raw
+from neuboots.methods.influence.sized import _squares, same_starts, sized_by, train_with_replicates, with_raw
 from neuboots.nets import MLP
 from neuboots.training import make_seeded
 
@@ -56,9 +57,13 @@ def make_wide() -> nn.Module:
 FAR = recipe(5, rate=0.1)  # by so large steps the wide net goes much further than the first order says
 
 
+def begun(make: Callable[[], nn.Module], method: InfluenceBootstrap, how: Recipe) -> list[nn.Module]:
+    return same_starts(make_seeded(make, how.seed), make, method.replicates, how.seed)
+
+
 def trained(method: InfluenceBootstrap, data: TensorDataset, how: Recipe) -> list[nn.Module]:
     """The net and its replicates."""
-    return train_with_replicates(method, make_seeded(make_net, how.seed), data, how, None)
+    return train_with_replicates(method, begun(make_net, method, how), data, how, None)
 
 
 def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
@@ -69,7 +74,7 @@ def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
     plain = found.inner
     x = data.tensors[0]
     raw = InfluenceBootstrap(SquaredError(), layers="all", residuals="raw", ridge=plain.ridge).around(plain.net, data)  # type: ignore[attr-defined]
-    _, *nets = train_with_replicates(method, make_seeded(make_wide, FAR.seed), data, FAR, None)
+    _, *nets = train_with_replicates(method, begun(make_wide, method, FAR), data, FAR, None)
     with torch.no_grad():
         moved = torch.stack([(net(x) - plain.net(x)).square().mean() for net in nets]).mean()  # type: ignore[misc]
     expected = float(moved / raw.summarize(x, 2).std.square().mean())
@@ -169,6 +174,20 @@ def test_one_kernel_serves_both(data: TensorDataset) -> None:
     for found, by_itself in zip(with_raw(method, net, data, recipe(1)), (method, alone), strict=True):
         expected = by_itself.around(net, data, recipe(1))
         assert torch.equal(found.predict(x, 5).samples, expected.predict(x, 5).samples)
+
+
+class Locked(nn.Linear):
+    """A net that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.lock = threading.Lock()
+
+
+def test_a_net_that_cannot_be_copied_is_made_again(data: TensorDataset) -> None:
+    found = InfluenceBootstrap(SquaredError(), replicates=1).fit(Locked, data, recipe(1, rate=0.0))
+    assert isinstance(found, ScaledPredictor)
+    assert found.std_scale == (1.0,)
 
 
 @pytest.mark.parametrize("norm", [None, 1e9])  # together; in turn

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuboots.surgery import call_net, eval_mode, is_head, main_output
+from neuboots.surgery import call_net, eval_mode, is_head, main_output, uncompiled
 
 _ROWS = 256  # passed through the net at once
 _HELD = 1 << 26  # numbers of explicit rows of J that are held; beyond that they are computed again, tile by tile
@@ -124,15 +124,16 @@ class Jacobian:
         c = torch.randn(len(z), outputs, generator=random).to(z)  # another number for each row and output
         with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
             weights = self._weights
-            wanted = [weights[".".join(filter(None, ("net", name, "weight")))] for name in self._linear]
+            wanted = [weights[f"net.{name}"] for name in _own_names(self.net, self._linear)]
             slope = (self._outputs(_own(example), weights)[:, :outputs] * c).sum()
             still = [torch.zeros_like(weight) for weight in wanted]
-            exact = torch.autograd.grad(slope, wanted, materialize_grads=True) if slope.requires_grad else still
+            exact = iter(torch.autograd.grad(slope, wanted, materialize_grads=True) if slope.requires_grad else still)
         tolerance = max(1e-2, 16 * torch.finfo(z.dtype).eps)  # a layer that is taken for another kind is only slower
         found = []
-        for name, layer, gradient in zip(self._linear, factors, exact, strict=True):
-            pulled = torch.einsum("nco,nc,nd->od", layer.d, c.to(layer.d), layer.a.to(layer.d))
-            if bool((pulled - gradient).norm() <= tolerance * gradient.norm()):
+        for name, layer in zip(self._linear, factors, strict=True):
+            pulled = torch.einsum("nco,nc,nd->od", layer.d, c.to(layer.d), _with_bias(layer).to(layer.d))
+            pairs = [(pulled[:, :-1], next(exact)), *([(pulled[:, -1], next(exact))] if layer.biased else [])]
+            if all(bool((mine - true).norm() <= tolerance * true.norm()) for mine, true in pairs):
                 found.append(name)
         return found
 
@@ -326,7 +327,8 @@ class _Called(nn.Module):
         self.training = net.training
 
     def forward(self, x: Any) -> Any:
-        return call_net(self.net, x)
+        with uncompiled(self.net):  # a compiled part does not see hooks
+            return call_net(self.net, x)
 
 
 def _with_bias(factors: Factors) -> Tensor:
@@ -358,8 +360,8 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
         and "parametrizations" not in name.split(".")  # which belong to the layer that holds them
     ]
     try:
-        with eval_mode(net), torch.no_grad():
-            call_net(net, example)
+        with eval_mode(net), torch.no_grad(), uncompiled(net):
+            call_net(net, _own(example))
     finally:
         for hook in hooks:
             hook.remove()
@@ -369,6 +371,15 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
 def _is_plain(layer: nn.Linear) -> bool:
     """Whether its weights are parameters, and not computed from others (pruning, weight and spectral norms)."""
     return not is_parametrized(layer) and layer._parameters.keys() == {"weight", "bias"}
+
+
+def _own_names(net: nn.Module, layers: Sequence[str]) -> list[str]:
+    """The names of the layers' own parameters, weight before bias."""
+    return [
+        f"{layer}.{name}".lstrip(".")
+        for layer in layers
+        for name, _ in net.get_submodule(layer).named_parameters(recurse=False)
+    ]
 
 
 def _uses(net: nn.Module) -> dict[int, int]:

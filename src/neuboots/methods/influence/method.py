@@ -103,11 +103,13 @@ class InfluenceBootstrap:
         if self.replicates or self.layers != 1:
             check_rows(data)  # before the training, not after it
         net = make_seeded(make_net, recipe.seed)
-        self._check(net, data, recipe)
         if self.replicates:
-            from neuboots.methods.influence.sized import fit_sized
+            from neuboots.methods.influence.sized import fit_sized, same_starts
 
-            return fit_sized(self, net, data, recipe, validation)
+            starts = same_starts(net, make_net, self.replicates, recipe.seed)
+            self._check(net, data, recipe)
+            return fit_sized(self, starts, data, recipe, validation)
+        self._check(net, data, recipe)
         fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
         return self.around(net.eval(), data, recipe)
 

@@ -8,7 +8,7 @@ too large: below 1 it is left alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from neuboots.methods.members import fit_members
 from neuboots.methods.scaling import ScaledPredictor
 from neuboots.methods.stacked import Stacked
 from neuboots.surgery import copy_of, eval_mode
-from neuboots.training import Recipe
+from neuboots.training import Recipe, make_seeded
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
@@ -38,32 +38,40 @@ _DRAWN = 64  # replicates to first order, at each
 
 def fit_sized(
     method: "InfluenceBootstrap",
-    start: nn.Module,
+    starts: Sequence[nn.Module],
     data: Dataset[Any],
     recipe: Recipe,
     validation: Dataset[Any] | None,
 ) -> ScaledPredictor:
-    """The predictor around the net that is trained from this start, its deviations times s, from replicates likewise.
+    """The predictor around the first net, once it is trained, its deviations times s, from the others as replicates.
 
     Small nets are trained together, which takes less long than one after another.
     """
-    net, *replicates = train_with_replicates(method, start, data, recipe, validation)
+    net, *replicates = train_with_replicates(method, starts, data, recipe, validation)
     predictor, raw = with_raw(method, net, data, recipe)
     return sized_by(method.loss, predictor, raw, replicates, data, recipe)
 
 
+def same_starts(net: nn.Module, make_net: Callable[[], nn.Module], replicates: int, seed: int) -> list[nn.Module]:
+    """The net, and so many that begin as it does: copies, or made anew where a net cannot be copied."""
+    try:
+        return [net, *(copy_of(net) for _ in range(replicates))]
+    except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
+        return [net, *(make_seeded(make_net, seed) for _ in range(replicates))]
+
+
 def train_with_replicates(
     method: "InfluenceBootstrap",
-    start: nn.Module,
+    starts: Sequence[nn.Module],
     data: Dataset[Any],
     recipe: Recipe,
     validation: Dataset[Any] | None,
 ) -> list[nn.Module]:
-    """The net, then its replicates on Dirichlet weights of the rows: all from one start, with rows in one order."""
-    n, count = check_rows(data), method.replicates
+    """The first net as it is, the others on Dirichlet weights of the rows; all with rows in one order."""
+    n, count = check_rows(data), len(starts) - 1
     keys = draw_keys(torch.arange(count), recipe.seed, "true replicate")
     members = fit_members(
-        [start, *(copy_of(start) for _ in range(count))],
+        starts,
         data,
         recipe,
         loss=method.loss,

@@ -117,11 +117,11 @@ class NoiseLevel:
     remainders: Tensor  # Σ_j gⱼgⱼᵀ mⱼ: (k, k)
 
     @classmethod
-    def along(cls, values: Tensor, outputs: int = 1) -> "NoiseLevel":
-        """An empty one, for these eigenvalues in ascending order, which are those of so many outputs together."""
-        count = min(_DIRECTIONS * outputs, len(values))
+    def along(cls, values: Tensor) -> "NoiseLevel":
+        """An empty one, for these eigenvalues in ascending order."""
+        count = min(_DIRECTIONS, len(values))
         positive = int((values > values[-1] * 1e-10).sum())
-        ridge = ridge_of(values, min(_NOISE_DF * outputs, 0.9 * max(1, positive)))
+        ridge = ridge_of(values, min(_NOISE_DF, 0.9 * max(1, positive)))
         zeros = values.new_zeros(count, count)
         total = values[-count:] + ridge  # zero where rows have no features at all
         return cls(torch.where(total > 0, total.rsqrt(), 0.0), zeros, zeros.clone(), zeros.clone())

@@ -136,9 +136,12 @@ class TangentPredictor(InfluencePredictor):
                 yield some
 
         def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                keys = draw_keys(torch.arange(start, min(start + size, num_samples)), seed, "replicate")
-                yield torch.cat([*samples(self.law.sample(keys, blocks) - 1.0)], 1)  # (chunk, N, C)
+            # a pass over all inputs serves as many replicates as may be held
+            group = size if held else size * max(1, _HELD // (2 * size * (numbers // blocks)))
+            for start in range(0, num_samples, group):
+                keys = draw_keys(torch.arange(start, min(start + group, num_samples)), seed, "replicate")
+                drawn = torch.cat([*samples(self.law.sample(keys, blocks) - 1.0)], 1)  # (group, N, C)
+                yield from torch.split(drawn, size)
 
         output, std = (torch.cat(part) for part in zip(*moments(), strict=True))
         return Stream(num_samples, 2 * bytes_of(output), chunks, Moments(output, std))
@@ -293,11 +296,16 @@ def _corrected(
         hat = share * (psi * inverse(values, ridge)) @ psi.mT  # a row's block of H: (n, C, C)
         return left_out(hat, residual, power=POWERS[method.correction])
     corrected = torch.empty_like(residual)
-    for c in range(outputs):  # each has a noise of its own
+    for c in range(outputs):  # each has a noise of its own, and neighbours by its own block of the kernel
         mine = psi[c::outputs]
-        noise = NoiseLevel.along(values, outputs)
-        noise.add(mine, residual[:, c], remainder(mine, values, ridge, share=share))
-        corrected[:, c] = noise.correct(mine, residual[:, c])
+        own_values, own = values, mine
+        if outputs > 1:
+            own_values, vectors = torch.linalg.eigh(mine @ mine.T)
+            own_values = own_values.clamp_min(0.0)
+            own = vectors * own_values.sqrt()
+        noise = NoiseLevel.along(own_values)
+        noise.add(own, residual[:, c], remainder(mine, values, ridge, share=share))
+        corrected[:, c] = noise.correct(own, residual[:, c])
     return corrected
 
 
@@ -351,7 +359,9 @@ def _digest(parts: Iterable[Any]) -> bytes:
 def _joined(parts: list[Any]) -> Any:
     try:
         return _concatenated(parts)
-    except RuntimeError:
+    except RuntimeError as fault:
+        if "Sizes of tensors must match" not in str(fault):
+            raise
         raise ValueError(
             "got inputs of several sizes; expected one size, since several layers keep all rows together: bootstrap "
             "the head (layers=1)"
