@@ -171,8 +171,9 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
             "data sets; at the worst x ± the binomial error. The std of the curve is that of the fitted curve over "
             "data sets; bias / std is the largest over x inside the data. "
             "Likeness is the correlation over x, data set by data set, of the band's standard deviation with that of a "
-            "true random-weight bootstrap, corrected for the noise of its few nets; relative width is against that "
-            "bootstrap's band scaled to the same coverage; both ± the jackknife's error over data sets."
+            "true random-weight bootstrap, corrected for the noise of its few nets (where its spread hardly "
+            "varies with x the correction is large, and may overshoot 1); relative width is against that bootstrap's "
+            "band scaled to the same coverage; both ± the jackknife's error over data sets."
         ),
         keys=4,
     )
