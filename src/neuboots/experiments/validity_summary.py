@@ -5,6 +5,9 @@
 with sums over data sets; t₁ and t₂ come from two halves of the true bootstrap's nets, whose noise is independent, so
 that r is not lowered by there being few of them. The true bootstrap's band is also scaled, by the quantile of
 |m(x) − f(x)|/t(x), to the coverage that the method has: a fair comparison of widths.
+
+What can be asked of a band at all is said by the ideal one, m(x) ± z σ(x) with σ the standard deviation of the fitted
+curve over data sets, which nobody knows who has but one.
 """
 
 import math
@@ -21,6 +24,7 @@ from neuboots.experiments.validity_curves import Z, inside
 
 Row = Mapping[str, Any]
 CELL = ("function", "noise", "width", "n")
+IDEAL = "ideal: the curve's own std over data sets"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +92,39 @@ class Found:
         """The mean standard deviation of the band inside the data."""
         return float(self._mean("std")[self.inside].mean())
 
+    @cached_property
+    def curve_std(self) -> Tensor:
+        """The standard deviation of the fitted curve over data sets: (N,)."""
+        return (self._mean("square") - self._mean("error").square()).clamp_min(1e-12).sqrt()
+
+    @cached_property
+    def curve_bias(self) -> Tensor:
+        """The mean error of the fitted curve, in its standard deviations: (N,)."""
+        return self._mean("error") / self.curve_std
+
     @property
     def size(self) -> float:
-        """The same against the scatter of the curve over data sets."""
-        variance = self._mean("square") - self._mean("error").square()
-        return self.std / float(variance[self.inside].clamp_min(0.0).sqrt().mean())
+        """The mean standard deviation of the band against that of the curve."""
+        return self.std / float(self.curve_std[self.inside].mean())
 
     @property
     def bias(self) -> float:
         """The largest bias of the curve inside the data, in its standard deviations."""
-        error = self._mean("error")
-        spread = (self._mean("square") - error.square()).clamp_min(1e-12).sqrt()
-        return float((error / spread)[self.inside].abs().max())
+        return float(self.curve_bias[self.inside].abs().max())
+
+    @property
+    def ideal(self) -> "Found":
+        """The band of the curve's own standard deviation, which a Gaussian error of this bias leaves now and then."""
+        upper, lower = (torch.special.ndtr(side * Z - self.curve_bias) for side in (1.0, -1.0))
+        row = {key: self.rows[0][key] for key in ("function", "noise", "width", "n", "seed")} | {
+            "sets": self.sets,
+            "held": ((upper - lower) * self.sets).tolist(),
+            "error": self._mean("error").tolist(),
+            "square": self._mean("square").tolist(),
+            "std": self.curve_std.tolist(),
+            "stds": [self.curve_std.tolist()] * sum(len(row["stds"]) for row in self.rows),
+        }
+        return Found(IDEAL, [row], self.true)
 
     # -- beside the true bootstrap -------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from neuboots.experiments.study import Rows
 from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, REGRESSOR, SIZED, TRUE, WHOLE
-from neuboots.experiments.validity_summary import Found, binomial_error, summaries
+from neuboots.experiments.validity_summary import IDEAL, Found, binomial_error, summaries
 from neuboots.report.tables import MISSING, Cell, Table
 from neuboots.report.verdicts import Verdict
 
@@ -79,6 +79,12 @@ def bands_of(cells: Cells, method: str) -> list[Found]:
     return [methods[method] for methods in cells.values() if method in methods]
 
 
+def _judged(cells: Cells) -> dict[str, list[Found]]:
+    """The bands that the mark is for, and beside them the ideal one."""
+    whole, sized = (bands_of(cells, method) for method in (WHOLE, SIZED))
+    return {WHOLE: whole, SIZED: sized, IDEAL: [found.ideal for found in whole or sized]}
+
+
 def _compared(cells: Cells) -> list[Found]:
     """Every method in the cells where all were measured."""
     there = [methods for methods in cells.values() if any(method in methods for method in FITTED)]
@@ -87,15 +93,15 @@ def _compared(cells: Cells) -> list[Found]:
 
 
 def _glance(cells: Cells, rows: Rows) -> Table:
-    """A line for each form and width: the least and the greatest over functions, noises and n."""
+    """A line for each form and width, the ideal among them: the least and the greatest over functions, noises and n."""
     heads = (
         *("method", "width", "cells", "coverage, %", "at the worst x, %", "cells that miss either"),
         *("likeness", "relative width", "true bootstrap's coverage, %", "cost in trainings"),
     )
     costs = _trainings(rows)
     lines = []
-    for method in (WHOLE, SIZED):
-        ours = [found for found in bands_of(cells, method) if found.function != HARD]
+    for method, bands in _judged(cells).items():
+        ours = _in_the_mark(bands)
         for width in sorted({found.cell[2] for found in ours}):
             mine = [found for found in ours if found.cell[2] == width]
             true = [cells[found.cell][TRUE].coverage for found in mine if TRUE in cells[found.cell]]
@@ -119,7 +125,12 @@ def _glance(cells: Cells, rows: Rows) -> Table:
         note=(
             f"The mark: a mean coverage of {LEAST:.0%} to {MOST:.0%}, {LEAST_AT_X:.0%} or more at every x inside the "
             f"data, a likeness of {LEAST_LIKENESS} or more, a relative width of {MOST_WIDTH} or less, a cost of "
-            f"{MOST_TRAININGS} or less. The columns are explained below."
+            f"{MOST_TRAININGS} or less. The columns are explained below. The ideal band, which nobody can have "
+            "who has but one data set, is the fitted curve ± 1.96 times its own standard deviation over data sets. Its "
+            "coverage is computed from the bias of the curve, as for a Gaussian error, and so is free of the chance "
+            "that makes the least of many measured rates low. Its likeness says how much of the true bootstrap's "
+            "spread over x belongs to the curve, and how much to the data set at hand: a band of the right size at "
+            "every x may be as unlike the true bootstrap's as that."
         ),
         keys=2,
     )
@@ -138,12 +149,14 @@ def _range(values: Sequence[float], digits: int = 2) -> Cell:
 def _mark(cells: Cells, method: str, price: str) -> Table:
     heads = (
         *("function", "noise", "width", "n", "data sets", "coverage, %", "at the worst x, %", "in the gap, %"),
-        *("std of the band", "std of the curve", "bias / std", "likeness", "relative width"),
+        *("std of the band", "std of the curve", "bias / std", "ideal at the worst x, %", "likeness"),
+        *("likeness of the ideal", "relative width"),
         *("true bootstrap: nets × sets", "true bootstrap's coverage, %", "true bootstrap's std"),
     )
     lines = []
     for found in bands_of(cells, method):
         true = cells[found.cell].get(TRUE)
+        ideal = found.ideal
         gap = None if found.in_gap is None else 100 * found.in_gap
         lines.append(
             (
@@ -155,7 +168,9 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
                 _number(found.std, 3),
                 _number(found.std / found.size, 3),
                 _number(found.bias, 2),
+                _number(100 * ideal.worst[0], 0),
                 _pair(found.likeness),
+                _pair(ideal.likeness),
                 _pair(found.relative_width),
                 Cell(MISSING) if true is None else Cell(f"{true.rows[0]['members']} × {true.sets}"),
                 Cell(MISSING) if true is None else _number(100 * true.coverage, 1),
@@ -169,7 +184,8 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
         note=(
             "Coverage is the mean over x inside the data ± its standard error, from the scatter over four parts of the "
             "data sets; at the worst x ± the binomial error. The std of the curve is that of the fitted curve over "
-            "data sets; bias / std is the largest over x inside the data. "
+            "data sets; bias / std is the largest over x inside the data, and the ideal band is that of the std of the "
+            "curve, which this bias alone makes miss more often than it should. "
             "Likeness is the correlation over x, data set by data set, of the band's standard deviation with that of a "
             "true random-weight bootstrap, corrected for the noise of its few nets (where its spread hardly "
             "varies with x the correction is large, and may overshoot 1); relative width is against that bootstrap's "
@@ -306,6 +322,8 @@ def _trainings(rows: Rows) -> dict[tuple[str, int], float]:
 def band_verdicts(rows: Rows) -> list[Verdict]:
     cells = summaries(rows)
     found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(bands_of(cells, method), _TITLES[method])]
+    ideal = _in_the_mark(_judged(cells)[IDEAL])
+    found.append(_like_the_true(ideal, "fitted curve itself, over data sets,"))
     for method in (SIZED, WHOLE):
         costs = {width: cost for (name, width), cost in _trainings(rows).items() if name == method}
         shown = ", ".join(f"{cost:.2f} at width {width}" for width, cost in costs.items())
@@ -338,18 +356,30 @@ def _covers(ours: Sequence[Found], name: str, every: str) -> list[Verdict]:
     ]
 
 
+def _in_the_mark(bands: Sequence[Found]) -> list[Found]:
+    return [found for found in bands if found.function != HARD]
+
+
+def _every(ours: Sequence[Found]) -> str:
+    return f"in each of {len(ours)} cells of function, noise, width and n"
+
+
+def _like_the_true(ours: Sequence[Found], name: str) -> Verdict:
+    return _everywhere(
+        f"the standard deviation of the {name} correlates over x by {LEAST_LIKENESS} or more with the true "
+        f"bootstrap's {_every(ours)}",
+        {found: found.likeness for found in ours},
+        lambda value: LEAST_LIKENESS - value,
+        lambda value: f"{value:.2f}",
+    )
+
+
 def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
-    ours = [found for found in every_cell if found.function != HARD]
-    every = f"in each of {len(ours)} cells of function, noise, width and n"
+    ours = _in_the_mark(every_cell)
+    every = _every(ours)
     return [
         *_covers(ours, name, every),
-        _everywhere(
-            f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
-            f"bootstrap's {every}",
-            {found: found.likeness for found in ours},
-            lambda value: LEAST_LIKENESS - value,
-            lambda value: f"{value:.2f}",
-        ),
+        _like_the_true(ours, name),
         _everywhere(
             f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
             f"{every}",
