@@ -340,6 +340,31 @@ def test_a_loss_without_curvature_is_refused_at_once() -> None:
         InfluenceBootstrap(nn.L1Loss(reduction="none"))
 
 
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_a_loss_that_torch_does_not_differentiate_twice_is_refused_in_a_sentence(layers: Any) -> None:
+    """Hinge losses of torch have no second derivative, or a formula for none."""
+    method = InfluenceBootstrap(nn.MultiMarginLoss(reduction="none"), layers=layers)
+    with pytest.raises(ValueError, match="expected a loss with a Hessian"):
+        method.around(hidden(nn.ReLU), TensorDataset(drawn(20, 4), torch.arange(20) % 2))
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm1d(8)])
+def test_a_net_and_data_of_an_inference_mode(norm: Callable[[], nn.Module]) -> None:
+    """Their tensors cannot stand in a graph; copies of them can."""
+    x, y = drawn(20, 4), drawn(20, 1, seed=1)
+
+    def deviations() -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), norm(), nn.ReLU(), nn.Linear(8, 1))
+        data = TensorDataset(x.clone(), y.clone())
+        predictor = InfluenceBootstrap(SquaredError(), layers="all").around(net, data)
+        return predictor.predict(x[:5].clone(), 8).samples
+
+    expected = deviations()
+    with torch.inference_mode():
+        torch.testing.assert_close(deviations(), expected)
+
+
 # -- memory --------------------------------------------------------------------------------------------
 
 

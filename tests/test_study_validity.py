@@ -12,7 +12,7 @@ from neuboots.experiments import validity_curves as curves
 from neuboots.experiments.runs import execute
 from neuboots.experiments.study import Bench, Rows
 from neuboots.experiments.validity import Validity
-from neuboots.experiments.validity_summary import Found, jackknife, summaries
+from neuboots.experiments.validity_summary import IDEAL, Found, jackknife, summaries
 from neuboots.experiments.validity_tables import band_tables, band_verdicts
 from neuboots.methods import METHODS
 
@@ -140,6 +140,27 @@ def test_parts_are_weighed_by_their_data_sets() -> None:
     assert float(mine.rate[0]) == pytest.approx(7 / 15)
 
 
+def test_the_ideal_band_knows_the_curve_and_misses_by_its_bias() -> None:
+    """Rates against draws of a Gaussian error, within five standard errors; shapes as those of any other band."""
+    generator, sets = rng(2), 400
+    spread = 0.1 + 0.1 * torch.linspace(-1.0, 1.0, 39).square()
+    bias = spread * torch.linspace(-1.5, 1.5, 39)
+    flat = torch.full((sets, 39), 0.2)
+    true = spread + 0.02 * torch.randn(sets, 39, generator=generator)
+    rows = made_rows(flat, true, (true, true))
+    rows["bands"] = [
+        {**row, "error": bias.tolist(), "square": (bias.square() + spread.square()).tolist()} for row in rows["bands"]
+    ]
+    ideal = next(iter(summaries(rows).values()))[curves.SIZED].ideal
+    drawn = bias + spread * torch.randn(100_000, 39, generator=generator)
+    held = (drawn.abs() <= curves.Z * spread).double().mean(0)
+    assert bool(((ideal.rate - held).abs() <= 5 * (held * (1 - held) / len(drawn)).sqrt() + 1e-4).all())
+    assert ideal.size == pytest.approx(1.0)
+    assert ideal.likeness is not None
+    noise = torch.corrcoef(torch.stack([spread.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
+    assert ideal.likeness[0] == pytest.approx(float(noise), abs=0.02)
+
+
 def test_jackknife() -> None:
     values = torch.randn(50, generator=rng(1)).double()
     found = jackknife(lambda part: float(part.mean()), values)
@@ -182,10 +203,11 @@ def test_at_a_glance_a_width_has_a_line() -> None:
             rows[key] += [{**row, "held": [100 - missing] * 39} for row in table]
     rows["bands"] = [{**row, "held": [95] * 39} if row["n"] == 30 else row for row in rows["bands"]]
     edge = made_rows(flat, flat, (flat, flat), function="edge")["bands"]  # shown elsewhere, and not in the mark
-    (line,) = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
+    line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
     shown = [cell.text for cell in line]
     assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
     assert shown[8] == "80 to 98"
+    assert [cell.text for cell in ideal][:6] == [IDEAL, "8", "2", "95.0 to 95.0", "95.0 to 95.0", "0"]
 
 
 def test_costs_are_in_trainings_and_judged() -> None:
@@ -237,9 +259,8 @@ def test_scales_differ_in_size_alone() -> None:
     cpu, paper = Validity.at("cpu"), Validity.at("paper")
     for function in ("smooth", "wiggly", "gap"):
         for n in (100, 300, 1000):
-            assert {(function, "constant", width, n) for width in (64, 256, 500)} <= {*cpu.cells}
-            assert {(function, "varying", width, n) for width in (64, 256)} <= {*cpu.cells}
-        assert (function, "varying", 500, 300) in cpu.cells
+            for noise in ("constant", "varying"):
+                assert {(function, noise, width, n) for width in (64, 256, 500)} <= {*cpu.cells}
     assert len({*paper.cells}) == 3 * 2 * 3 * 3
     assert cpu.sets_each * len(cpu.seeds) >= 200
     assert {*cpu.cells} - {("edge", "constant", 64, 1000)} <= {*paper.cells}

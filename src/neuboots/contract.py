@@ -61,6 +61,19 @@ class Upsampling(nn.Module):
         return {"out": nn.functional.interpolate(low, size=x.shape[2:], mode="bilinear", align_corners=False)}
 
 
+class Squeezing(nn.Module):
+    """Takes away every axis of length one before and after its head, that of a single row too."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+        self.fc = nn.Linear(6, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.body(x).squeeze())
+        return out.squeeze()
+
+
 def _rows(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -207,6 +220,20 @@ def check_coherence(subject: Subject) -> None:
         torch.testing.assert_close(part.samples, whole.samples[:, rows], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(part.mean, whole.mean[rows], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(part.std, whole.std[rows], rtol=1e-4, atol=1e-5)
+
+
+def check_a_single_row_keeps_its_axis(subject: Subject) -> None:
+    """predict(x[:1]) = predict(x)[:, :1] of a net that squeezes, also where training ends on a batch of one row."""
+    for task in subject.entry.tasks:
+        case = CASES[task]()
+        if len(case.shape) == 1:
+            method = subject.make(loss=case.loss)
+            make_net = partial(Squeezing, case.shape[0])
+            predictor = method.fit(make_net, case.data, replace(subject.recipe, batch_size=7))
+            whole, alone = (predictor.predict(x, 6, seed=3).samples for x in (case.x, case.x[:1]))
+            assert alone.shape == (6, 1, *case.shape), f"One row of {task} gave {tuple(alone.shape)}."
+            same = torch.allclose(alone, whole[:, :1], rtol=1e-4, atol=1e-5)
+            assert same or not subject.entry.coherent, "A row alone has other outputs than among others."
 
 
 def check_exact_moments(subject: Subject) -> None:
@@ -359,6 +386,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     check_other_tasks_are_refused,
     check_seeds,
     check_coherence,
+    check_a_single_row_keeps_its_axis,
     check_exact_moments,
     check_summarize_is_predict,
     check_prediction_changes_nothing,

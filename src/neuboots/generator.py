@@ -63,7 +63,7 @@ class BootstrapGenerator(nn.Module):
             seen.append(head(phi if alpha is None else phi * self._factor(alpha, phi)))
             return seen[0]
 
-        output = main_output(self.split.run(x, scaled))
+        output = main_output(self.split.run(x, scaled), x)
         return self._channels_first(output, seen[0].shape)
 
     def _factor(self, alpha: Tensor, phi: Tensor) -> Tensor:

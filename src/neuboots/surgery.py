@@ -82,8 +82,26 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def main_output(result: Any) -> Tensor:
-    """The tensor that counts in what a net returned: itself, its `.logits`, its "out" or "logits", or the only one."""
+def main_output(result: Any, x: Any = None) -> Tensor:
+    """The tensor that counts in what a net returned: itself, its `.logits`, its "out" or "logits", or the only one.
+
+    With the inputs x that it was returned for, a single row keeps its axis, which a net that squeezes takes away.
+
+    >>> main_output(torch.zeros(1, 3).squeeze(), torch.zeros(1, 5)).shape
+    torch.Size([1, 3])
+    """
+    output = _only_tensor(result)
+    squeezed = _num_rows(x) == 1 and output.shape[:1] != (1,)
+    return output[None] if squeezed else output
+
+
+def _num_rows(x: Any) -> int | None:
+    """N of inputs: a tensor, a mapping of them or a tuple; None if that does not tell."""
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
+    return next((len(part) for part in parts if isinstance(part, Tensor) and part.ndim), None)
+
+
+def _only_tensor(result: Any) -> Tensor:
     if isinstance(result, Tensor):
         return result
     if isinstance(logits := getattr(result, "logits", None), Tensor):
@@ -410,7 +428,7 @@ class Split:
             return tape.source(head(phi), self.name)
 
         with uncompiled(self.net):
-            output = main_output(self.run(x, note))
+            output = main_output(self.run(x, note), x)
         if not isinstance(output, Traced):
             raise ValueError(
                 f"the head {self.name!r} does not reach the net's output; the candidates are "

@@ -17,23 +17,22 @@ Nalisnick and Smyth, The amortized bootstrap, ICML workshop on implicit models, 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, size_of
 from neuboots.checkpoints import identity_of
 from neuboots.keys import draw_keys, normals, stable_hash
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures, with_outputs
+from neuboots.methods.common import example_of, loss_figures, output_with, with_outputs
 from neuboots.methods.gbs import check_uncompiled
 from neuboots.prediction import Predictor, Stream, stream_passes
-from neuboots.surgery import eval_mode, has_lazy_layers, main_output, to_net, unwrap
+from neuboots.surgery import eval_mode, has_lazy_layers, to_net, unwrap
 from neuboots.training import Objective, Recipe, make_seeded, train
 from neuboots.weights import Multinomial
 
@@ -93,10 +92,7 @@ class ImplicitModel(nn.Module):
 
     def forward(self, x: Any, xi: Tensor) -> Tensor:
         """net(x; f_φ(ξ))."""
-        theta = self.parameters_at(xi)
-        if isinstance(x, Mapping):
-            return main_output(functional_call(self.net, theta, (), dict(x)))
-        return main_output(functional_call(self.net, theta, tuple(x) if isinstance(x, tuple | list) else (x,)))
+        return output_with(self.net, self.parameters_at(xi), x)
 
 
 def _size(tensor: Tensor) -> float:

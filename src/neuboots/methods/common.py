@@ -1,9 +1,11 @@
 """What several methods share: the outputs of a net, the figures of its validation, the plain fit."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import Dataset, default_collate
 
 from neuboots.batches import Batch, as_pair, in_memory, own_randomness, seed_everything, size_of
@@ -58,7 +60,14 @@ def _together(inputs: list[Any]) -> Any:
 
 def output_of(net: nn.Module, x: Any) -> Tensor:
     """The outputs of the net at x, on its device and in its precision: (N, C, *), or (N,)."""
-    return main_output(call_net(net, to_net(net, x)))
+    x = to_net(net, x)
+    return main_output(call_net(net, x), x)
+
+
+def output_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
+    """The outputs of the net at x with these tensors in the place of its own; the net is left as it is."""
+    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
+    return main_output(functional_call(net, tensors, args, kwargs), x)
 
 
 def fit_net(

@@ -196,7 +196,7 @@ class GBSGenerator(nn.Module):
             )
         before = _ALPHA.set(alpha)
         try:
-            return main_output(call_net(self.net, x))
+            return main_output(call_net(self.net, x), x)
         finally:
             _ALPHA.reset(before)
 

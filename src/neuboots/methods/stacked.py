@@ -7,17 +7,18 @@ Small nets spend their time between operations, not in them; K nets in one opera
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from neuboots.batches import own_randomness
-from neuboots.surgery import copy_of, main_output, skeleton_of
+from neuboots.methods.common import output_with
+from neuboots.surgery import copy_of, skeleton_of
 
 
 class Stacked(nn.Module):
@@ -70,13 +71,9 @@ class Stacked(nn.Module):
         for mine, theirs in zip(self.stacked.modules(), template.modules(), strict=True):
             theirs.training = mine.training
 
-        def one(tensors: dict[str, Tensor], x: Any) -> Tensor:
-            args, kwargs = ((), x) if isinstance(x, Mapping) else (x if isinstance(x, tuple | list) else (x,), {})
-            return main_output(functional_call(template, tensors, tuple(args), dict(kwargs)))
-
         tensors = _named_tensors(self.stacked)
         axes = tree_map(lambda part: None if alike or not isinstance(part, Tensor) else 0, x)
-        out: Tensor = vmap(one, in_dims=(0, axes))(tensors, x)
+        out: Tensor = vmap(partial(output_with, template), in_dims=(0, axes))(tensors, x)
         return out
 
 

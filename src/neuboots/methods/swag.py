@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -30,9 +29,9 @@ from neuboots.batches import Batch, Loader, own_randomness, size_of
 from neuboots.checkpoints import identity_of, name_of
 from neuboots.keys import draw_keys, stable_hash
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures, output_of, with_outputs
+from neuboots.methods.common import example_of, loss_figures, output_of, output_with, with_outputs
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
-from neuboots.surgery import eval_mode, main_output, to_net, unwrap
+from neuboots.surgery import eval_mode, to_net, unwrap
 from neuboots.training import MakeSchedule, Objective, Recipe, make_seeded, train
 
 _HANDFUL = 10  # iterates to collect, if need be more often than once an epoch
@@ -139,13 +138,6 @@ class Inputs(nn.Module):
                 yield rows[0] if self.keys is None else rows
 
 
-def call_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
-    """The net's outputs with these tensors in the place of its own; the net is left as it is."""
-    if isinstance(x, Mapping):
-        return main_output(functional_call(net, tensors, (), dict(x)))
-    return main_output(functional_call(net, tensors, tuple(x) if isinstance(x, tuple | list) else (x,)))
-
-
 # -- BatchNorm -----------------------------------------------------------------------------------------
 
 
@@ -192,7 +184,7 @@ def refreshed(
     }
     with torch.no_grad(), eval_mode(net), _gathering(layers.values()):
         for x in inputs.batches(batch_size):
-            call_with(net, {**weights, **fresh}, to_net(net, x))  # the layers write into `fresh`
+            output_with(net, {**weights, **fresh}, to_net(net, x))  # the layers write into `fresh`
     return fresh
 
 
@@ -294,7 +286,7 @@ class SWAGPredictor(Predictor):
         def run(b: int) -> Tensor:
             tensors = self.tensors(b, seed=seed)
             with eval_mode(net):
-                return with_outputs(call_with(net, tensors, x))
+                return with_outputs(output_with(net, tensors, x))
 
         return stream_passes(num_samples, run)
 

@@ -121,8 +121,8 @@ class Jacobian:
         z, factors = self._some(example)
         outputs = self.outputs or z.shape[1]
         random = torch.Generator().manual_seed(0)
-        c = torch.randn(len(z), outputs, generator=random).to(z)  # another number for each row and output
         with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
+            c = torch.randn(len(z), outputs, generator=random).to(z)  # another number for each row and output
             weights = self._weights
             wanted = [weights[f"net.{name}"] for name in _own_names(self.net, self._linear)]
             slope = (self._outputs(_own(example), weights)[:, :outputs] * c).sum()
@@ -251,7 +251,7 @@ class Jacobian:
 
     def _outputs(self, x: Any, weights: dict[str, Tensor] | None = None) -> Tensor:
         """z with a graph of its own, whatever asks for gradients in the net: (N, C)."""
-        z = main_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)))
+        z = main_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)), x)
         z = z[:, None] if z.ndim == 1 else z
         if z.ndim != 2:
             raise ValueError(
@@ -267,7 +267,10 @@ class Jacobian:
 
     @property
     def _weights(self) -> dict[str, Tensor]:
-        return {f"net.{name}": p.detach().requires_grad_() for name, p in self.net.named_parameters()}
+        """The weights as leaves of a graph, with buffers that could not stand in one: a net of an inference mode."""
+        buffers = {f"net.{name}": b.clone() for name, b in self.net.named_buffers() if b.is_inference()}
+        weights = {f"net.{name}": _normal(p).requires_grad_() for name, p in self.net.named_parameters()}
+        return {**buffers, **weights}
 
     def _some(self, x: Any) -> tuple[Tensor, list[Factors]]:
         """Outputs, and the factors of Linear layers: a pass forward, and one backward for each output."""
@@ -334,6 +337,11 @@ class _Called(nn.Module):
 def _with_bias(factors: Factors) -> Tensor:
     """(a, 1), or (a, 0) of a layer without a bias: (N, D + 1)."""
     return torch.nn.functional.pad(factors.a, (0, 1), value=float(factors.biased))
+
+
+def _normal(parameter: nn.Parameter) -> Tensor:
+    """Its numbers, as a tensor that may ask for gradients."""
+    return parameter.detach().clone() if parameter.is_inference() else parameter.detach()
 
 
 def _own(x: Any) -> Any:

@@ -103,10 +103,16 @@ def _differentiated(loss: Loss, z: Tensor, y: Tensor) -> Working:
     with torch.inference_mode(False), torch.enable_grad():
         z = z.detach().clone().requires_grad_()
         first = loss_slope(loss, z, y, graph=True)
-        columns = [
-            torch.autograd.grad(part.sum(), z, retain_graph=True, materialize_grads=True)[0]
-            for part in (first.unbind(1) if first.requires_grad else ())
-        ]
+        try:
+            columns = [
+                torch.autograd.grad(part.sum(), z, retain_graph=True, materialize_grads=True)[0]
+                for part in (first.unbind(1) if first.requires_grad else ())
+            ]
+        except RuntimeError as fault:
+            raise ValueError(
+                f"got loss={loss!r}, which cannot be differentiated twice ({fault}); expected a loss with a Hessian in "
+                "the outputs, such as CrossEntropy or SquaredError"
+            ) from None
     first = first.detach()
     curvature = torch.stack(columns, 2) if columns else torch.diag_embed(torch.zeros_like(first))  # (M, C, C)
     values, vectors = torch.linalg.eigh(curvature)

@@ -79,7 +79,7 @@ def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
     """Whether the net by itself gives what one of the predictor's replicates does."""
     samples = predictor.predict(x, predictor.num_distinct or 1).samples  # (B, N, C, *)
     with torch.no_grad(), eval_mode(net):
-        output = main_output(call_net(net, to_net(net, x)))
+        output = main_output(call_net(net, to_net(net, x)), x)
     output = output[..., None] if output.ndim == 1 else output
     return output.shape == samples.shape[1:] and bool(
         torch.isclose(samples, output.to(samples), rtol=1e-4, atol=1e-5).flatten(1).all(1).any()
