@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, own_randomness, seed_everything
 from neuboots.checkpoints import identity_of, name_of
 from neuboots.keys import seed_named
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures, output_of
+from neuboots.methods.common import example_of, loss_figures, output_of, tile
 from neuboots.methods.gbs import same_outputs, watched
 from neuboots.methods.members import check_members
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_members
@@ -61,17 +61,6 @@ def members_of(num_members: int) -> list[int]:
     """Who stands in the batch, in order."""
     members = _MEMBERS.get()
     return list(range(num_members) if members is None else members)
-
-
-def tile(x: Any, times: int) -> Any:
-    """The inputs, `times` times behind one another; what is not one row for each input stays as it is."""
-    rows = next((len(part) for part in tree_leaves(x) if isinstance(part, Tensor) and part.ndim), 0)
-
-    def part(tensor: Any) -> Any:
-        each = isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == rows
-        return tensor.repeat(times, *[1] * (tensor.ndim - 1)) if each else tensor
-
-    return tree_map(part, x)
 
 
 def _untile(x: Tensor, times: int) -> Tensor:

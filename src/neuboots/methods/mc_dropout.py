@@ -29,7 +29,7 @@ from neuboots.checkpoints import identity_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys, uniforms
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods.common import example_of, fit_net, output_of, with_outputs
+from neuboots.methods.common import example_of, fit_net, output_of, tile, with_outputs
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
 from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, uncompiled, unwrap
 from neuboots.tape import Tape, Traced, plain
@@ -320,15 +320,6 @@ def _layer_by_layer() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _twice(x: Any, rows: int) -> Any:
-    """The inputs with every row twice; what has no rows stays."""
-    if isinstance(x, Mapping):
-        return {key: _twice(value, rows) for key, value in x.items()}
-    if isinstance(x, tuple | list):
-        return type(x)(_twice(value, rows) for value in x)
-    return torch.cat([x, x]) if isinstance(x, Tensor) and x.shape[:1] == (rows,) else x
-
-
 def _batch_axis(name: str, few: _Use, many: _Use) -> int | None:
     """The axis of the batch in what a layer is given: the one that grows with it; None if none does."""
     if len(few.shapes) != len(many.shapes):
@@ -526,9 +517,9 @@ class MCDropout:
         if first is None:
             raise ValueError(self._nothing_drops())
         if rows == 1:  # which a net may squeeze away
-            example = _twice(example, 1)
+            example = tile(example, 2)
             uses, rows = _uses(net, example)
-        longer, _ = _uses(net, _twice(example, rows))
+        longer, _ = _uses(net, tile(example, 2))
         drops = [name for name in uses if name in places or name in own]
         axes = {name: _batch_axis(name, uses[name], longer.get(name, _Use())) for name in drops}
         dropped = put_in(net, places, self.rate, self.kind, axes)

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 
+from neuboots.methods.common import tile
 from neuboots.surgery import call_net, eval_mode, is_head, main_output, uncompiled
 
 _ROWS = 256  # passed through the net at once
@@ -139,10 +140,12 @@ class Jacobian:
 
     def rows(self, x: Any, *, at_once: int = _ROWS) -> Rows:
         """The parts of J at inputs x, so many of which pass through the net at once."""
-        parts = [self._some(take(x, start, stop)) for start, stop in pieces(count(x), at_once)]
-        z = torch.cat([part[0] for part in parts])
+        n = count(x)
+        together = tile(x, 2) if n == 1 else x  # a net may squeeze away the axis of a row by itself, before a layer too
+        parts = [self._some(take(together, start, stop)) for start, stop in pieces(count(together), at_once)]
+        z = torch.cat([part[0] for part in parts])[:n]
         factors = tuple(
-            Factors(torch.cat([f.a for f in layer]), torch.cat([f.d for f in layer]), layer[0].biased)
+            Factors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n], layer[0].biased)
             for layer in zip(*(part[1] for part in parts), strict=True)
         )
         return Rows(x, z, self.outputs or z.shape[1], factors)
@@ -269,8 +272,8 @@ class Jacobian:
     def _weights(self) -> dict[str, Tensor]:
         """The weights as leaves of a graph, with buffers that could not stand in one: a net of an inference mode."""
         buffers = {f"net.{name}": b.clone() for name, b in self.net.named_buffers() if b.is_inference()}
-        weights = {f"net.{name}": _normal(p).requires_grad_() for name, p in self.net.named_parameters()}
-        return {**buffers, **weights}
+        numbers = {f"net.{name}": p.clone() if p.is_inference() else p for name, p in self.net.named_parameters()}
+        return {**buffers, **{name: p.detach().requires_grad_() for name, p in numbers.items()}}
 
     def _some(self, x: Any) -> tuple[Tensor, list[Factors]]:
         """Outputs, and the factors of Linear layers: a pass forward, and one backward for each output."""
@@ -337,11 +340,6 @@ class _Called(nn.Module):
 def _with_bias(factors: Factors) -> Tensor:
     """(a, 1), or (a, 0) of a layer without a bias: (N, D + 1)."""
     return torch.nn.functional.pad(factors.a, (0, 1), value=float(factors.biased))
-
-
-def _normal(parameter: nn.Parameter) -> Tensor:
-    """Its numbers, as a tensor that may ask for gradients."""
-    return parameter.detach().clone() if parameter.is_inference() else parameter.detach()
 
 
 def _own(x: Any) -> Any:
