@@ -335,9 +335,23 @@ def test_inputs_of_several_sizes_are_refused_in_a_sentence() -> None:
         InfluenceBootstrap(SquaredError(), layers="all").around(Pooled(), Sizes(), recipe)
 
 
-def test_a_loss_without_curvature_is_refused_at_once() -> None:
+@pytest.mark.parametrize("loss", [nn.L1Loss(reduction="none"), nn.NLLLoss(reduction="none")])
+def test_a_loss_without_curvature_is_refused_at_once(loss: nn.Module) -> None:
     with pytest.raises(ValueError, match="which has no curvature in the outputs"):
-        InfluenceBootstrap(nn.L1Loss(reduction="none"))
+        InfluenceBootstrap(loss)
+
+
+def test_logarithms_of_probabilities_are_as_good_as_logits() -> None:
+    """Log-softmax changes neither the loss nor its curvature: the probabilities of replicates move alike."""
+    torch.manual_seed(0)
+    logits = hidden(nn.Tanh, outputs=3)
+    x, y = drawn(30, 4), torch.arange(30) % 3
+    nets = (logits, nn.Sequential(logits, nn.LogSoftmax(1)))
+    method = InfluenceBootstrap(CrossEntropy(), layers="all", ridge=1e-2)
+    one, two = (method.around(net, TensorDataset(x, y)).predict(x, 5).samples for net in nets)
+    p = logits(x).softmax(1)
+    moved = (one - logits(x)) - ((one - logits(x)) * p).sum(-1, keepdim=True)  # along the slope of log-softmax
+    torch.testing.assert_close(two - logits(x).log_softmax(1), moved, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("layers", [1, "all"])

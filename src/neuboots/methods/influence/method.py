@@ -58,10 +58,10 @@ class InfluenceBootstrap:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        if isinstance(self.loss, nn.L1Loss):
+        if isinstance(self.loss, nn.L1Loss | nn.NLLLoss):
             raise ValueError(
                 f"got loss={self.loss!r}, which has no curvature in the outputs; expected a loss with a Hessian, such "
-                "as SquaredError or torch's HuberLoss"
+                "as SquaredError, torch's HuberLoss, or CrossEntropy, which is the same for logarithms of probabilities"
             )
         check_law(self.law)
         layers = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
