@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from neuboots.training import Recipe
 from neuboots.weights import Dirichlet
 
 Row = dict[str, Any]
-T = TypeVar("T")
 
 TRUE = "bayesian-bootstrap"
 LEVEL, Z = 0.95, 1.959963984540054
@@ -248,15 +247,19 @@ def regressor_rows(unit: Unit, numbers: Sequence[int], seed: int, options: Mappi
     ]
 
 
-def cost_rows(width: int, training: Training, num_samples: int, methods: Sequence[str], n: int = 300) -> list[Row]:
-    """Seconds of one plain training, and of each method: training included where it has its own."""
+def cost_rows(
+    width: int, training: Training, num_samples: int, methods: Sequence[str], n: int = 300, turns: int = 3
+) -> list[Row]:
+    """Seconds of each method, training included where it has its own, and of plain trainings in turn with it.
+
+    The least of several turns: a machine is not equally fast throughout, and the first run loads what is used first.
+    Two trainings, which a mark is set for, have five times as many.
+    """
     truth = curve("smooth", "constant")
     data, recipe, make_net = truth.draw(n, seed=0, number=0), training.recipe(n, 0), net_of(width)
 
     def train() -> nn.Module:
         return Plain(SquaredError()).fit(make_net, data, recipe).net
-
-    net, before = _timed(train)
 
     def answer(method: str) -> None:
         if method in AROUND:
@@ -265,19 +268,19 @@ def cost_rows(width: int, training: Training, num_samples: int, methods: Sequenc
             predictor = {**TWO_NETS, **FITTED, **MORE}[method]().fit(make_net, data, recipe)
         moments_of(predictor, truth.grid, num_samples)
 
-    seconds = {method: _timed(partial(answer, method))[1] for method in methods}
-    plain = min(before, _timed(train)[1])  # on both sides: a machine is not equally fast throughout
-    return [{"method": method, "plain": plain, "seconds": value} for method, value in seconds.items()]
+    net, rows = train(), []
+    for method in methods:
+        times = 5 * turns if method in TWO_NETS else turns
+        pairs = [(_seconds(train), _seconds(partial(answer, method))) for _ in range(times)]
+        plain, seconds = map(min, zip(*pairs, strict=True))
+        rows.append({"method": method, "plain": plain, "seconds": seconds})
+    return rows
 
 
-def _timed(work: Callable[[], T], runs: int = 3) -> tuple[T, float]:
-    """What came out, and the least seconds of a few runs: the first of all loads what is used for the first time."""
-    seconds = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        result = work()
-        seconds.append(time.perf_counter() - began)
-    return result, min(seconds)
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def moments_of(predictor: Predictor, grid: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
