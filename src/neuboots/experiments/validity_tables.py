@@ -300,9 +300,9 @@ def _costs(rows: Rows) -> list[Table]:
             ("method", *(f"3 × {width}" for width in widths)),
             tuple(lines),
             note=(
-                "n = 300; the least seconds of three runs (of two trainings: fifteen), with the prediction on the grid, "
-                "over the least of plain trainings in turn with them. Methods that go around a trained net have 1 for its training, and the "
-                "rest is theirs."
+                "n = 300; the least seconds of three runs (of two trainings: fifteen), with the prediction on the "
+                "grid, over the least of plain trainings in turn with them. Methods that go around a trained net have "
+                "1 for its training, and the rest is theirs."
             ),
             keys=1,
         )
