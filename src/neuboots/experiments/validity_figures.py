@@ -24,14 +24,19 @@ def band_figures(rows: Rows) -> "dict[str, Figure]":
     widths = sorted({found.cell[2] for found in ours})
     by_x = Figure(figsize=(4.2 * len(cases), 3.9 * len(widths)), layout="constrained")
     panels = by_x.subplots(len(widths), len(cases), squeeze=False, sharex=True, sharey=True).flat
+    shown: dict[str, Any] = {}  # one legend for all: in the gap there is no room for another
     for ax, (width, (function, noise)) in zip(panels, product(widths, cases), strict=True):
         mine = [found for found in ours if found.cell[:3] == (function, noise, width)]
         mine.sort(key=lambda found: int(found.cell[3]))
         if mine:
             curves = {f"n = {found.cell[3]}": found.rate for found in mine}
             draw_coverage(ax, mine[0].x, curves, level=LEVEL, num_sets=mine[0].sets)
+            handles, labels = ax.get_legend_handles_labels()
+            ax.get_legend().remove()
+            shown |= {label.split(" (mean")[0]: handle for handle, label in zip(handles, labels, strict=True)}
         ax.set_title(f"{function}, {noise} noise, width {width}" + ("" if mine else ": not measured"))
-        ax.set_ylim(0.5, 1.01)
+        ax.set_ylim(min([0.5, *(float(found.rate.min()) for found in ours)]) - 0.02, 1.01)
+    by_x.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown) or 1)
     compared = {cell: methods for cell, methods in cells.items() if any(method in methods for method in FITTED)}
     return {"coverage": by_x, "methods": _bars(list(compared.items()))}
 
