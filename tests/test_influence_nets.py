@@ -379,6 +379,118 @@ def test_a_net_and_data_of_an_inference_mode(norm: Callable[[], nn.Module]) -> N
         torch.testing.assert_close(deviations(), expected)
 
 
+def test_whole_numbers_are_numbers() -> None:
+    """The ridge goes by the loss: counts and ratings are no classes, whatever their type."""
+    x, y = drawn(40, 4), torch.arange(40)[:, None] % 5
+    net = hidden(nn.Tanh, outputs=1)
+    for loss in (SquaredError(), nn.PoissonNLLLoss(reduction="none")):
+        whole, real = (InfluenceBootstrap(loss).around(net, TensorDataset(x, t)) for t in (y, y.float()))
+        assert whole.ridge == real.ridge
+        torch.testing.assert_close(whole.predict(x, 5).samples, real.predict(x, 5).samples)
+
+
+def test_one_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="got num_blocks=1, all rows under one weight, which has no spread"):
+        InfluenceBootstrap(num_blocks=1)
+
+
+class Placed(nn.Module):
+    """An input that is the same for all rows, before the one that has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, place: Tensor, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x) + place))
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_an_input_of_one_row_may_serve_all_rows(layers: Any) -> None:
+    torch.manual_seed(0)
+    x, place = drawn(20, 4), drawn(1, 8, seed=1)
+    data = [((place[0], row), k % 2) for k, row in enumerate(x)]
+    predictor = InfluenceBootstrap(layers=layers).around(Placed(), data)  # type: ignore[arg-type]
+    once = predictor.predict((place, x[:5]), 3).samples
+    torch.testing.assert_close(once, predictor.predict((place.expand(5, -1), x[:5]), 3).samples)
+    torch.testing.assert_close(predictor.predict((place, x[:1]), 3).samples, once[:, :1])
+
+
+class SqueezedBefore(nn.Module):
+    """Squeezes before a layer that needs the axis of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = torch.tanh(self.first(x[:, None])).mean(2, keepdim=True)
+        return self.head(self.norm(pooled.squeeze())).log_softmax(dim=1)
+
+
+def test_layers_that_are_differentiated_row_by_row_see_two_rows_if_they_must() -> None:
+    x = drawn(20, 4)
+    net = SqueezedBefore()
+    predictor = InfluenceBootstrap(layers="all").around(net, TensorDataset(x, torch.arange(20) % 2))
+    whole = predictor.predict(x, 3).samples
+    torch.testing.assert_close(predictor.predict(x[:1], 3).samples, whole[:, :1])
+    jacobian = Jacobian(net, "all", x[:2])
+    kernel = jacobian.kernel(jacobian.rows(x), jacobian.rows(x))
+    parameters = dict(net.named_parameters())
+
+    def outputs(weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net.eval(), weights, (x,))
+
+    J = torch.cat([part.flatten(2) for part in torch.func.jacrev(outputs)(parameters).values()], 2).flatten(0, 1)
+    torch.testing.assert_close(kernel, (J @ J.T).double(), rtol=1e-4, atol=1e-5)
+
+
+class Token(nn.Module):
+    """A parameter of its own, at the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(8))
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x) + self.token))))
+
+
+def test_weights_of_the_whole_are_not_its_last_layer() -> None:
+    net, x = Token(), drawn(6, 4)
+    without = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), net.second, nn.Tanh(), net.head)
+    without[0].weight, without[0].bias = net.first.weight, nn.Parameter(net.first.bias + net.token)
+    kernels = [(j := Jacobian(each, 2, x)).kernel(j.rows(x), j.rows(x)) for each in (net, without)]
+    torch.testing.assert_close(kernels[0], kernels[1])
+
+
+class Gated(nn.Module):
+    """A weight that is used a second time, for some rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = nn.functional.linear(x, self.first.weight) * (x[:, :1] > 0)
+        return self.head(torch.tanh(self.first(x)) + again)
+
+
+def test_a_layer_is_tried_on_rows_from_all_over_the_data() -> None:
+    """The gate is closed for the first rows."""
+    torch.manual_seed(0)
+    x = drawn(40, 4)
+    x = x[x[:, 0].argsort()]
+    net = Gated()
+    predictor = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.1, residuals="raw").around(
+        net, TensorDataset(x, drawn(40, 1, seed=1))
+    )
+    jacobian = Jacobian(net, "all", x)
+    assert "first.weight" in jacobian._explicit
+    assert predictor.tangent.slopes("all", None)[0]._explicit == jacobian._explicit  # type: ignore[attr-defined]
+
+
 # -- memory --------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from neuboots.experiments import validity_curves as curves
 from neuboots.experiments.runs import execute
 from neuboots.experiments.study import Bench, Rows
 from neuboots.experiments.validity import Validity
-from neuboots.experiments.validity_summary import IDEAL, Found, jackknife, summaries
+from neuboots.experiments.validity_summary import IDEAL, Found, c4, jackknife, student, summaries
 from neuboots.experiments.validity_tables import band_tables, band_verdicts
 from neuboots.methods import METHODS
 
@@ -122,7 +122,9 @@ def test_relative_width_is_at_the_same_coverage() -> None:
     rows = made_rows(2 * flat, flat, (flat, flat))
     mine = next(iter(summaries(rows).values()))[curves.SIZED]
     assert mine.coverage == pytest.approx(1 - 0.5 / 39)
-    scale = 4.0 * (1 - 0.5 / 39) / curves.Z  # `away` is uniform on (0, 4)
+    level = 1 - 0.5 / 39
+    scale = 4.0 * level / curves.Z  # `away` is uniform on (0, 4), with standard deviations of eight nets
+    scale *= student(level) / student(level, 8) / c4(8)
     assert mine.relative_width is not None
     assert mine.relative_width[0] == pytest.approx(2 / scale, rel=1e-3)
     assert mine.worst == (0.5, pytest.approx(-1.9))
@@ -141,13 +143,12 @@ def test_parts_are_weighed_by_their_data_sets() -> None:
 
 
 def test_the_ideal_band_knows_the_curve_and_misses_by_its_bias() -> None:
-    """Rates against draws of a Gaussian error, within five standard errors; shapes as those of any other band."""
-    generator, sets = rng(2), 400
+    """Rates against draws of a Gaussian error, within five standard errors."""
+    generator = rng(2)
     spread = 0.1 + 0.1 * torch.linspace(-1.0, 1.0, 39).square()
     bias = spread * torch.linspace(-1.5, 1.5, 39)
-    flat = torch.full((sets, 39), 0.2)
-    true = spread + 0.02 * torch.randn(sets, 39, generator=generator)
-    rows = made_rows(flat, true, (true, true))
+    flat = torch.full((40, 39), 0.2)
+    rows = made_rows(flat, flat, (flat, flat))
     rows["bands"] = [
         {**row, "error": bias.tolist(), "square": (bias.square() + spread.square()).tolist()} for row in rows["bands"]
     ]
@@ -156,9 +157,55 @@ def test_the_ideal_band_knows_the_curve_and_misses_by_its_bias() -> None:
     held = (drawn.abs() <= curves.Z * spread).double().mean(0)
     assert bool(((ideal.rate - held).abs() <= 5 * (held * (1 - held) / len(drawn)).sqrt() + 1e-4).all())
     assert ideal.size == pytest.approx(1.0)
-    assert ideal.likeness is not None
-    noise = torch.corrcoef(torch.stack([spread.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
-    assert ideal.likeness[0] == pytest.approx(float(noise), abs=0.02)
+
+
+def true_nets(nets: int, sets: int, own: float) -> tuple[Rows, Tensor]:
+    """Rows of one cell with a true bootstrap of so few nets, whose standard deviation over x is of one shape for all
+    data sets up to bumps of its own size in each; and that standard deviation (R, N). The truth is zero."""
+    generator = rng(3)
+    x = torch.linspace(-1.9, 1.9, 39)
+    own_bumps = torch.randn(sets, 1, generator=generator) * torch.sin(3 * x) + torch.randn(
+        sets, 1, generator=generator
+    ) * torch.cos(3 * x)
+    std = (1.0 + 0.15 * x.square() + own * own_bumps).double().clamp_min(0.2)
+    error = std * torch.randn(sets, 39, generator=generator).double()  # of the mean of very many nets
+    outputs = error[:, None] + std[:, None] * torch.randn(sets, nets, 39, generator=generator).double()
+    truth = curves.curve("smooth", "constant")
+    outputs = (
+        outputs + truth.values.double() + (error - (outputs.mean(1)))[:, None]
+    )  # the noise of the mean is left out
+    cell = {"function": "smooth", "noise": "constant", "width": 8, "n": 30, "seed": 0}
+    band = curves.band_row(curves.SIZED, truth.values.double() + error, std, truth, sets)
+    return {"bands": [{**cell, **band}], "true": [{**cell, **curves.true_row(outputs, truth)}]}, std
+
+
+@pytest.mark.parametrize("nets", [6, 10, 100])
+def test_few_nets_of_the_true_bootstrap_change_no_figure_in_the_mean(nets: int) -> None:
+    """A band with its very standard deviation: as wide, perfectly alike; and it covers as one of very many nets."""
+    rows, _ = true_nets(nets, 500, own=0.1)
+    methods = next(iter(summaries(rows).values()))
+    mine, true = methods[curves.SIZED], methods[curves.TRUE]
+    assert mine.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
+    assert true.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
+    for found in (mine.relative_width, mine.likeness):
+        assert found is not None
+        assert found[0] == pytest.approx(1.0, abs=4 * found[1])
+        assert found[1] < 0.05
+
+
+@pytest.mark.parametrize("own", [0.0, 0.1, 0.3])
+def test_a_band_that_is_the_same_for_all_sets_is_at_most_so_alike(own: float) -> None:
+    """That of the mean standard deviation reaches it; bumps of single data sets lower it."""
+    rows, std = true_nets(10, 500, own)
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    same = std.mean(0, keepdim=True).expand_as(std)
+    rows["bands"] = [{**row, "stds": same.tolist()} for row in rows["bands"]]
+    mean = next(iter(summaries(rows).values()))[curves.SIZED]
+    assert mine.most_alike is not None
+    assert mean.likeness is not None
+    assert mean.likeness[0] == pytest.approx(mine.most_alike[0], abs=0.02)
+    expected = same.var(1).mean().sqrt() / std.var(1).mean().sqrt()
+    assert mine.most_alike[0] == pytest.approx(float(expected), abs=4 * mine.most_alike[1])
 
 
 def test_jackknife() -> None:
@@ -206,7 +253,7 @@ def test_at_a_glance_a_width_has_a_line() -> None:
     line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
     shown = [cell.text for cell in line]
     assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
-    assert shown[8] == "80 to 98"
+    assert shown[8] == "59 to 59"  # `away` is uniform on (0, 4), and Student's quantile of eight nets is 2.36
     assert [cell.text for cell in ideal][:6] == [IDEAL, "8", "2", "95.0 to 95.0", "95.0 to 95.0", "0"]
 
 

@@ -91,14 +91,13 @@ def main_output(result: Any, x: Any = None) -> Tensor:
     torch.Size([1, 3])
     """
     output = _only_tensor(result)
-    squeezed = _num_rows(x) == 1 and output.shape[:1] != (1,)
-    return output[None] if squeezed else output
+    return output[None] if _is_one_row(x) and output.shape[:1] != (1,) else output
 
 
-def _num_rows(x: Any) -> int | None:
-    """N of inputs: a tensor, a mapping of them or a tuple; None if that does not tell."""
+def _is_one_row(x: Any) -> bool:
+    """Whether all inputs have one row: a tensor, or those of a mapping or a tuple; one alone may serve many rows."""
     parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
-    return next((len(part) for part in parts if isinstance(part, Tensor) and part.ndim), None)
+    return {len(part) for part in parts if isinstance(part, Tensor) and part.ndim} == {1}
 
 
 def _only_tensor(result: Any) -> Tensor:

@@ -4,10 +4,13 @@
 
 with sums over data sets; t₁ and t₂ come from two halves of the true bootstrap's nets, whose noise is independent, so
 that r is not lowered by there being few of them. The true bootstrap's band is also scaled, by the quantile of
-|m(x) − f(x)|/t(x), to the coverage that the method has: a fair comparison of widths.
+|m(x) − f(x)|/t(x), to the coverage that the method has: a fair comparison of widths. A t of K nets is noisy and, in the
+mean, c₄(K) times too small: Student's quantile and c₄ make up for that, as if there were very many.
 
 What can be asked of a band at all is said by the ideal one, m(x) ± z σ(x) with σ the standard deviation of the fitted
-curve over data sets, which nobody knows who has but one.
+curve over data sets, which nobody knows who has but one. It is the same for all data sets, and then
+
+    r ≤ √(mean of cov(t, t′) over pairs of data sets / mean of cov(t₁, t₂) over data sets)
 """
 
 import math
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 
 from neuboots.experiments.study import Rows
-from neuboots.experiments.validity_curves import Z, inside
+from neuboots.experiments.validity_curves import LEVEL, Z, inside
 
 Row = Mapping[str, Any]
 CELL = ("function", "noise", "width", "n")
@@ -122,7 +125,7 @@ class Found:
             "error": self._mean("error").tolist(),
             "square": self._mean("square").tolist(),
             "std": self.curve_std.tolist(),
-            "stds": [self.curve_std.tolist()] * sum(len(row["stds"]) for row in self.rows),
+            "stds": [],
         }
         return Found(IDEAL, [row], self.true)
 
@@ -132,40 +135,96 @@ class Found:
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Standard deviations of the band, of the true bootstrap and of its halves, by data set: (R, N) each."""
         kept = [line for row in sorted(self.rows, key=lambda row: row["seed"]) for line in row["stds"]]
-        if self.true is None or not kept:
+        if self._of_true is None or not kept:
             return None
-        whole, halves = self.true["stds"], self.true["halves"]
-        count = min(len(kept), len(whole))
-        found = (kept, whole, halves[0], halves[1])
-        parts = [torch.tensor(part[:count], dtype=torch.float64)[:, self.inside] for part in found]
-        return parts[0], parts[1], parts[2], parts[3]
+        count = min(len(kept), len(self._of_true[0]))
+        band = torch.tensor(kept[:count], dtype=torch.float64)[:, self.inside]
+        whole, even, odd = (part[:count] for part in self._of_true)
+        return band, whole, even, odd
+
+    @cached_property
+    def _of_true(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Standard deviations of the true bootstrap and of its halves, as of very many nets: (R, N) each."""
+        if self.true is None:
+            return None
+        nets = self.true["members"]
+        found = (
+            (self.true["stds"], nets),
+            (self.true["halves"][0], (nets + 1) // 2),
+            (self.true["halves"][1], nets // 2),
+        )
+        whole, *halves = (torch.tensor(s, dtype=torch.float64)[:, self.inside] / c4(count) for s, count in found)
+        return whole, halves[0], halves[1]
 
     @property
     def likeness(self) -> tuple[float, float] | None:
-        """(r, its standard error over data sets by the jackknife); None where the true one hardly varies with x."""
+        """(r, its standard error over data sets by the jackknife); None where halves of the true nets do not agree on
+        how their spread varies with x."""
         if self._pairs is None:
             return None
         return jackknife(_correlation, *self._pairs)
+
+    @property
+    def most_alike(self) -> tuple[float, float] | None:
+        """(the largest r of a band that is the same for all data sets, its standard error)."""
+        return None if self._of_true is None else jackknife(_shared, *self._of_true)
 
     @property
     def relative_width(self) -> tuple[float, float] | None:
         """(mean width / that of the true bootstrap's band scaled to the same coverage, its standard error)."""
         if self.true is None:
             return None
+        assert self._of_true is not None
         away = torch.tensor(self.true["away"], dtype=torch.float64)[:, self.inside]
-        spread = torch.tensor(self.true["stds"], dtype=torch.float64)[:, self.inside]
+        level = min(self.coverage, 1.0 - 0.5 / away.numel())  # where all is held, so many more would be needed
+        noise = student(level, self.true["members"]) / student(level)
 
         def ratio(away: Tensor, spread: Tensor) -> float:
-            scale = float(away.flatten().quantile(self.coverage)) / Z
+            scale = float(away.flatten().quantile(level)) / (noise * Z)
             return self.std / (scale * float(spread.mean()))
 
-        return jackknife(ratio, away, spread)
+        return jackknife(ratio, away, self._of_true[0])
+
+
+def _centred(*parts: Tensor) -> list[Tensor]:
+    """Less their means over x; what does not vary beyond rounding is zero."""
+    found = [part - part.mean(1, keepdim=True) for part in parts]
+    return [part.where(part.abs() > 1e-12 * whole.abs().max(), 0.0) for part, whole in zip(found, parts, strict=True)]
 
 
 def _correlation(band: Tensor, true: Tensor, even: Tensor, odd: Tensor) -> float:
-    band, true, even, odd = (part - part.mean(1, keepdim=True) for part in (band, true, even, odd))
-    shared = float((even * odd).sum())
-    return float((band * true).sum()) / math.sqrt(float(band.square().sum()) * shared) if shared > 0 else math.nan
+    band, true, even, odd = _centred(band, true, even, odd)
+    size = float(band.square().sum()) * float((even * odd).sum())
+    return float((band * true).sum()) / math.sqrt(size) if size > 0 else math.nan
+
+
+def _shared(true: Tensor, even: Tensor, odd: Tensor) -> float:
+    """√(covariance over x between data sets / the variance over x within one): 1 if all have one shape."""
+    true, even, odd = _centred(true, even, odd)
+    sets, within = len(true), float((even * odd).sum()) / len(true)
+    between = float(true.sum(0).square().sum() - true.square().sum()) / (sets * max(1, sets - 1))
+    return math.sqrt(max(0.0, between) / within) if within > 0 else math.nan
+
+
+def c4(count: int) -> float:
+    """E s / σ of the standard deviation s of so many Gaussian numbers.
+
+    >>> round(c4(2), 4), round(c4(10), 4)
+    (0.7979, 0.9727)
+    """
+    return math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
+
+
+def student(level: float, count: int | None = None) -> float:
+    """The half-width of a band of this level in standard deviations of so many numbers; None: of very many.
+
+    >>> round(student(0.95), 2), round(student(0.95, 10), 2)
+    (1.96, 2.26)
+    """
+    from scipy import stats
+
+    law = stats.norm if count is None else stats.t(count - 1)
+    return float(law.ppf((1 + level) / 2))
 
 
 def jackknife(figure: Callable[..., float], *parts: Tensor) -> tuple[float, float] | None:
@@ -190,7 +249,7 @@ def binomial_error(rate: float, sets: int) -> float:
 
 def summaries(rows: Rows) -> dict[tuple[Any, ...], dict[str, Found]]:
     """By cell, then by method; the true bootstrap among them."""
-    true = {tuple(row[key] for key in CELL): row for row in rows.get("true", [])}
+    true = {tuple(row[key] for key in CELL): _by_student(row) for row in rows.get("true", [])}
     parts: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
     for row in [*rows["bands"], *true.values()]:
         parts.setdefault(tuple(row[key] for key in CELL), {}).setdefault(row["method"], []).append(row)
@@ -198,3 +257,9 @@ def summaries(rows: Rows) -> dict[tuple[Any, ...], dict[str, Found]]:
         cell: {method: Found(method, found, true.get(cell)) for method, found in methods.items()}
         for cell, methods in parts.items()
     }
+
+
+def _by_student(row: Row) -> Row:
+    """The row of a true bootstrap, its band with the quantile that its number of nets asks for."""
+    held = torch.tensor(row["away"], dtype=torch.float64) <= student(LEVEL, row["members"])
+    return {**row, "held": held.sum(0).tolist()}

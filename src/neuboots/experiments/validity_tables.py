@@ -68,7 +68,7 @@ def band_tables(rows: Rows) -> list[Table]:
         _mark(cells, SIZED, "two trainings"),
         _mark(cells, WHOLE, "one training"),
         _methods(cells, rows),
-        _by_x(bands_of(cells, SIZED), f"the {_TITLES[SIZED]}"),
+        *(_by_x(bands_of(cells, method), f"the {_TITLES[method]}") for method in (SIZED, WHOLE)),
         _by_x(_compared(cells), "every method in the cells where all were measured", named=True),
         *_regressors(rows),
         *_costs(rows),
@@ -105,6 +105,7 @@ def _glance(cells: Cells, rows: Rows) -> Table:
         for width in sorted({found.cell[2] for found in ours}):
             mine = [found for found in ours if found.cell[2] == width]
             true = [cells[found.cell][TRUE].coverage for found in mine if TRUE in cells[found.cell]]
+            alike = [found.most_alike if method == IDEAL else found.likeness for found in mine]
             missed = [f for f in mine if max(_off_level(f.coverage), LEAST_AT_X - f.worst[0]) > _ROUNDING]
             lines.append(
                 (
@@ -112,7 +113,7 @@ def _glance(cells: Cells, rows: Rows) -> Table:
                     _range([100 * found.coverage for found in mine], 1),
                     _range([100 * found.worst[0] for found in mine], 1),
                     _text(len(missed)),
-                    _range([found.likeness[0] for found in mine if found.likeness]),
+                    _range([found[0] for found in alike if found]),
                     _range([found.relative_width[0] for found in mine if found.relative_width]),
                     _range([100 * coverage for coverage in true], 0),
                     _number(costs.get((method, width))),
@@ -128,9 +129,9 @@ def _glance(cells: Cells, rows: Rows) -> Table:
             f"{MOST_TRAININGS} or less. The columns are explained below. The ideal band, which nobody can have "
             "who has but one data set, is the fitted curve ± 1.96 times its own standard deviation over data sets. Its "
             "coverage is computed from the bias of the curve, as for a Gaussian error, and so is free of the chance "
-            "that makes the least of many measured rates low. Its likeness says how much of the true bootstrap's "
-            "spread over x belongs to the curve, and how much to the data set at hand: a band of the right size at "
-            "every x may be as unlike the true bootstrap's as that."
+            "that makes the least of many measured rates low. Its likeness is the most that any band has which is the "
+            "same for all data sets of a cell: where that is low, the true bootstrap's spread over x is mostly that of "
+            "the data set at hand, and a band may have the right size at every x and be unlike it."
         ),
         keys=2,
     )
@@ -150,7 +151,7 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
     heads = (
         *("function", "noise", "width", "n", "data sets", "coverage, %", "at the worst x, %", "in the gap, %"),
         *("std of the band", "std of the curve", "bias / std", "ideal at the worst x, %", "likeness"),
-        *("likeness of the ideal", "relative width"),
+        *("most if the same for all sets", "relative width"),
         *("true bootstrap: nets × sets", "true bootstrap's coverage, %", "true bootstrap's std"),
     )
     lines = []
@@ -170,7 +171,7 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
                 _number(found.bias, 2),
                 _number(100 * ideal.worst[0], 0),
                 _pair(found.likeness),
-                _pair(ideal.likeness),
+                _pair(found.most_alike),
                 _pair(found.relative_width),
                 Cell(MISSING) if true is None else Cell(f"{true.rows[0]['members']} × {true.sets}"),
                 Cell(MISSING) if true is None else _number(100 * true.coverage, 1),
@@ -188,8 +189,11 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
             "curve, which this bias alone makes miss more often than it should. "
             "Likeness is the correlation over x, data set by data set, of the band's standard deviation with that of a "
             "true random-weight bootstrap, corrected for the noise of its few nets (where its spread hardly "
-            "varies with x the correction is large, and may overshoot 1); relative width is against that bootstrap's "
-            "band scaled to the same coverage; both ± the jackknife's error over data sets."
+            "varies with x the correction is large, and may overshoot 1); beside it the most that a band can have "
+            "which is the same for all data sets, as the ideal one is. Relative width is against the true bootstrap's "
+            "band scaled to the same coverage, as if it had very many nets; its own coverage is with Student's "
+            "quantile. Errors of these are the jackknife's over data sets: now and then a wide net goes astray in "
+            "training, and a data set where one of the true nets did so counts for several."
         ),
         keys=4,
     )
@@ -324,7 +328,15 @@ def band_verdicts(rows: Rows) -> list[Verdict]:
     cells = summaries(rows)
     found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(bands_of(cells, method), _TITLES[method])]
     ideal = _in_the_mark(_judged(cells)[IDEAL])
-    found.append(_like_the_true(ideal, "fitted curve itself, over data sets,"))
+    found.append(
+        _everywhere(
+            f"a band that is the same for all data sets, as the ideal one is, can correlate over x by {LEAST_LIKENESS} "
+            f"or more with the true bootstrap's {_every(ideal)}",
+            {each: each.most_alike for each in ideal},
+            lambda value: LEAST_LIKENESS - value,
+            lambda value: f"{value:.2f}",
+        )
+    )
     for method in (SIZED, WHOLE):
         costs = {width: cost for (name, width), cost in _trainings(rows).items() if name == method}
         shown = ", ".join(f"{cost:.2f} at width {width}" for width, cost in costs.items())
@@ -365,22 +377,18 @@ def _every(ours: Sequence[Found]) -> str:
     return f"in each of {len(ours)} cells of function, noise, width and n"
 
 
-def _like_the_true(ours: Sequence[Found], name: str) -> Verdict:
-    return _everywhere(
-        f"the standard deviation of the {name} correlates over x by {LEAST_LIKENESS} or more with the true "
-        f"bootstrap's {_every(ours)}",
-        {found: found.likeness for found in ours},
-        lambda value: LEAST_LIKENESS - value,
-        lambda value: f"{value:.2f}",
-    )
-
-
 def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
     ours = _in_the_mark(every_cell)
     every = _every(ours)
     return [
         *_covers(ours, name, every),
-        _like_the_true(ours, name),
+        _everywhere(
+            f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
+            f"bootstrap's {every}",
+            {found: found.likeness for found in ours},
+            lambda value: LEAST_LIKENESS - value,
+            lambda value: f"{value:.2f}",
+        ),
         _everywhere(
             f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
             f"{every}",

@@ -28,8 +28,9 @@ from neuboots.batches import Batch, own_randomness, seed_everything
 from neuboots.checkpoints import identity_of, name_of
 from neuboots.keys import seed_named
 from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures, output_of, tile
+from neuboots.methods.common import example_of, loss_figures, output_of
 from neuboots.methods.gbs import same_outputs, watched
+from neuboots.methods.inputs import tile
 from neuboots.methods.members import check_members
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_members
 from neuboots.surgery import Head, copy_of, eval_mode, skeleton_of, swap_layers, to_net, unwrap

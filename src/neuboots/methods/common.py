@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from neuboots.batches import Batch, as_pair, in_memory, own_randomness, seed_everything, size_of
@@ -69,17 +68,6 @@ def output_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
     """The outputs of the net at x with these tensors in the place of its own; the net is left as it is."""
     args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
     return main_output(functional_call(net, tensors, args, kwargs), x)
-
-
-def tile(x: Any, times: int) -> Any:
-    """The inputs, `times` times behind one another; what is not one row for each input stays as it is."""
-    rows = next((len(part) for part in tree_leaves(x) if isinstance(part, Tensor) and part.ndim), 0)
-
-    def part(tensor: Any) -> Any:
-        each = isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == rows
-        return tensor.repeat(times, *[1] * (tensor.ndim - 1)) if each else tensor
-
-    return tree_map(part, x)
 
 
 def fit_net(

@@ -29,7 +29,8 @@ from neuboots.checkpoints import identity_of
 from neuboots.generator import BootstrapGenerator
 from neuboots.keys import draw_keys, uniforms
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods.common import example_of, fit_net, output_of, tile, with_outputs
+from neuboots.methods.common import example_of, fit_net, output_of, with_outputs
+from neuboots.methods.inputs import tile
 from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
 from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, uncompiled, unwrap
 from neuboots.tape import Tape, Traced, plain

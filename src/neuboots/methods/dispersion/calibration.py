@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neuboots.losses import Loss
 from neuboots.methods.dispersion.law import Family, Stretched, inner
 from neuboots.methods.dispersion.variance import Batches, Counted, Variance, counted_of, exact, figures, sampled
-from neuboots.methods.influence.jacobian import count, take
+from neuboots.methods.inputs import count, take
 from neuboots.methods.neuboots import NeuBootsPredictor
 from neuboots.prediction import Predictor, check_inputs
 from neuboots.weights import WeightLaw
@@ -110,7 +110,7 @@ def calibrate_dispersion(
         raise ValueError("got no inputs; expected at least one at which variances are compared")
 
     def batches() -> Iterator[Any]:
-        return (take(x, start, start + _ROWS) for start in range(0, count(x), _ROWS))
+        return (take(x, slice(start, start + _ROWS)) for start in range(0, count(x), _ROWS))
 
     return calibrate_on(predictor, like, batches, loss=loss, num_samples=num_samples, seed=seed)
 

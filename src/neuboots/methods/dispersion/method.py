@@ -17,7 +17,7 @@ from neuboots.methods.common import example_of
 from neuboots.methods.dispersion.calibration import CalibratedNeuBootsPredictor, calibrate_on
 from neuboots.methods.dispersion.variance import counted_of
 from neuboots.methods.influence import InfluenceBootstrap
-from neuboots.methods.influence.jacobian import count, take
+from neuboots.methods.inputs import count, take
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, mean_weights
 from neuboots.prediction import Predictor
 from neuboots.surgery import eval_mode
@@ -145,7 +145,7 @@ def _inputs(data: Dataset[Any], recipe: Recipe, rows: int) -> Iterator[Any]:
     loader = Loader(data, batch_size=size, seed=recipe.seed, shuffle=shuffle, steps_per_epoch=steps)
     with own_randomness():
         for _, batch, _ in loader.epoch(0):
-            x = take(batch.x, 0, rows)
+            x = take(batch.x, slice(rows))
             yield x
             rows -= count(x)
             if rows <= 0:

@@ -105,6 +105,7 @@ class HeadPredictor(InfluencePredictor):
         """The standard deviation of every output of a net that ends at its head: (N, C, *)."""
         axis = self.generator.split.axis
         phi = at.passed.phi.movedim(axis, -1)
+        phi = phi if phi.ndim > 1 else phi[None]  # a single row whose axis was squeezed away
         spread = self._spread.to(phi)
         outputs, rank, width = spread.shape
         points = extended(phi.flatten(0, -2), width > phi.shape[-1]).to(phi)

@@ -21,34 +21,12 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuboots.methods.common import tile
+from neuboots.methods.inputs import count, pieces, take, tile
 from neuboots.surgery import call_net, eval_mode, is_head, main_output, uncompiled
 
 _ROWS = 256  # passed through the net at once
 _HELD = 1 << 26  # numbers of explicit rows of J that are held; beyond that they are computed again, tile by tile
 _MANY = 30_000  # backward passes, about which a word is said
-
-
-def take(x: Any, start: int, stop: int) -> Any:
-    """Rows start … stop − 1 of inputs: a tensor, a tuple of tensors, or a dict of them."""
-    if isinstance(x, Mapping):
-        return {key: value[start:stop] for key, value in x.items()}
-    return tuple(value[start:stop] for value in x) if isinstance(x, tuple | list) else x[start:stop]
-
-
-def pieces(n: int, at_once: int) -> list[tuple[int, int]]:
-    """From where to where so many rows at a time; no row is left by itself, which a net may squeeze away.
-
-    >>> pieces(5, 2), pieces(0, 2)
-    ([(0, 2), (2, 5)], [(0, 0)])
-    """
-    starts = [start for start in range(0, max(1, n), max(1, at_once)) if start == 0 or start < n - 1]
-    return list(zip(starts, [*starts[1:], n], strict=True))
-
-
-def count(x: Any) -> int:
-    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
-    return len(first)
 
 
 @dataclass(frozen=True)
@@ -92,7 +70,8 @@ class Jacobian:
     def __init__(
         self, net: nn.Module, layers: int | Literal["all"], example: Any, *, outputs: int | None = None
     ) -> None:
-        self.net, self.outputs = net, outputs
+        self.net, self.outputs, self._company = net, outputs, False
+        self._company = not self._takes_one(example)
         called = _called(net, example)
         chosen = list(called) if layers == "all" else list(called)[-layers:]
         modules = dict(net.named_modules())
@@ -114,6 +93,14 @@ class Jacobian:
         self._explicit = list(dict.fromkeys(names[id(p)] for p in wanted if id(p) not in covered))
         if not (self._linear or self._explicit):
             raise ValueError("got a net without weights; expected layers with weights to be re-weighted")
+
+    def _takes_one(self, example: Any) -> bool:
+        """Whether one row can pass by itself: a net may squeeze its axis away before a layer that needs it."""
+        try:
+            with eval_mode(self.net), torch.no_grad():
+                return self._outputs(_own(take(example, slice(1)))).shape[:1] == (1,)
+        except (RuntimeError, ValueError, IndexError):
+            return False
 
     def _factored(self, example: Any) -> list[str]:
         """The Linear layers whose factors give their gradient: weights may be used elsewhere too, without a call."""
@@ -141,8 +128,8 @@ class Jacobian:
     def rows(self, x: Any, *, at_once: int = _ROWS) -> Rows:
         """The parts of J at inputs x, so many of which pass through the net at once."""
         n = count(x)
-        together = tile(x, 2) if n == 1 else x  # a net may squeeze away the axis of a row by itself, before a layer too
-        parts = [self._some(take(together, start, stop)) for start, stop in pieces(count(together), at_once)]
+        together = tile(x, 2) if n == 1 else x  # a row by itself may lose its axis on the way through the net
+        parts = [self._some(take(together, piece)) for piece in pieces(count(together), at_once)]
         z = torch.cat([part[0] for part in parts])[:n]
         factors = tuple(
             Factors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n], layer[0].biased)
@@ -254,6 +241,8 @@ class Jacobian:
 
     def _outputs(self, x: Any, weights: dict[str, Tensor] | None = None) -> Tensor:
         """z with a graph of its own, whatever asks for gradients in the net: (N, C)."""
+        if self._company and count(x) == 1:
+            return self._outputs(tile(x, 2), weights)[:1]
         z = main_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)), x)
         z = z[:, None] if z.ndim == 1 else z
         if z.ndim != 2:
@@ -309,7 +298,7 @@ class Jacobian:
             return
         n, step = len(rows.z), max(1, _HELD // (rows.outputs * self._size))
         for start in range(0, n, step):
-            J = torch.stack([self._row(take(rows.x, i, i + 1)) for i in range(start, min(start + step, n))])
+            J = torch.stack([self._row(take(rows.x, slice(i, i + 1))) for i in range(start, min(start + step, n))])
             if len(J) == n:
                 rows.held.append(J)
             yield start, J
@@ -319,7 +308,7 @@ class Jacobian:
         with eval_mode(self.net), torch.inference_mode(False), torch.enable_grad():
             weights = self._weights
             wanted = [weights[f"net.{name}"] for name in self._explicit]
-            z = main_output(functional_call(_Called(self.net), weights, (_own(x),))).reshape(-1)[: self.outputs]
+            z = self._outputs(_own(x), weights)[0, : self.outputs]
             slopes = [torch.autograd.grad(one, wanted, retain_graph=True, materialize_grads=True) for one in z]
         return torch.stack([torch.cat([part.flatten() for part in slope]) for slope in slopes])
 
@@ -351,8 +340,15 @@ def _own(x: Any) -> Any:
 
 
 def _called(net: nn.Module, example: Any) -> dict[str, bool]:
-    """The layers with weights in the order of their last call, and which are Linear ones that see each row once."""
+    """The layers with weights in the order of their last call, and which are Linear ones that see each row once.
+
+    Weights of a module that holds layers are taken to be used before these, as tokens and positions at the input are.
+    """
     found: dict[str, bool] = {}
+
+    def begin(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        found.pop(name, None)
+        found[name] = False
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         once = found.pop(name, None) is None
@@ -360,7 +356,9 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
         found[name] = once and matrix and isinstance(module, nn.Linear) and is_head(module) and _is_plain(module)
 
     hooks = [
-        module.register_forward_hook(partial(note, name))
+        module.register_forward_pre_hook(partial(begin, name))
+        if _holds_layers(module)
+        else module.register_forward_hook(partial(note, name))
         for name, module in net.named_modules()
         if (is_parametrized(module) or next(module.parameters(recurse=False), None) is not None)
         and "parametrizations" not in name.split(".")  # which belong to the layer that holds them
@@ -372,6 +370,12 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    """Whether a part of the module that can be called by itself has weights."""
+    children = (child for name, child in module.named_children() if name != "parametrizations")
+    return any(next(child.parameters(), None) is not None for child in children)
 
 
 def _is_plain(layer: nn.Linear) -> bool:

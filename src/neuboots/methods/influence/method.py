@@ -61,7 +61,8 @@ class InfluenceBootstrap:
         if isinstance(self.loss, nn.L1Loss | nn.NLLLoss):
             raise ValueError(
                 f"got loss={self.loss!r}, which has no curvature in the outputs; expected a loss with a Hessian, such "
-                "as SquaredError, torch's HuberLoss, or CrossEntropy, which is the same for logarithms of probabilities"
+                "as SquaredError, torch's HuberLoss, or CrossEntropy, which is the same for logarithms of "
+                "probabilities (with layers='all', or 1 if the net ends at its logits)"
             )
         check_law(self.law)
         layers = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
@@ -76,6 +77,10 @@ class InfluenceBootstrap:
         whole("replicates", self.replicates, least=0)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
+            if self.num_blocks == 1:
+                raise ValueError(
+                    "got num_blocks=1, all rows under one weight, which has no spread; expected two or more"
+                )
         if isinstance(self.most_rows, bool) or not isinstance(self.most_rows, int) or self.most_rows < 2:
             raise ValueError(f"got most_rows={self.most_rows!r}; expected a whole number of rows × outputs, from 2")
         if self.head is not None and not isinstance(self.head, str):

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots.batches import Batch, Loader, own_randomness
 from neuboots.generator import BootstrapGenerator, GeneratorAt
-from neuboots.losses import Loss, unmasked, weighted_loss
+from neuboots.losses import GaussianNLL, Loss, unmasked, weighted_loss
 from neuboots.methods.influence.working import Working, loss_slope, working
 from neuboots.methods.last_layer import Likelihood, double, extended, head_of, likelihood_of, point_weights, shown
 from neuboots.prediction import bytes_of, check_inputs
 from neuboots.surgery import eval_mode, to_net
 from neuboots.training import Recipe
 
+_OF_NUMBERS = (GaussianNLL, nn.PoissonNLLLoss)  # which may be whole ones, such as counts
 _HELD = 1 << 28  # bytes of features that are kept from the first pass to the last
 _PIECE = 1 << 22  # numbers held at once for some of the points
 
@@ -70,12 +71,11 @@ def _mean_of(likelihood: Likelihood | None, z: Tensor) -> Tensor:
 
 
 def ends_at_head(at: GeneratorAt) -> bool:
-    """Whether the net's output is its head's, up to a last axis of one output."""
+    """Whether the net's output is its head's, up to axes of one row or one output that were taken away."""
     if at.passed.ends_at_head:
         return True
     phi, output = at.passed.phi, at.passed.output
-    head = at.generator.split.head
-    return output.ndim == 1 and phi.ndim == 2 and len(head.weight) == 1 and torch.equal(output, head(phi)[:, 0])
+    return phi.ndim <= 2 and output.ndim <= 2 and torch.equal(output.flatten(), at.generator.split.head(phi).flatten())
 
 
 @dataclass
@@ -151,6 +151,12 @@ class Survey:
             # none of these points has curvature; others may, as those of Huber's loss near its middle
             return Working(torch.zeros(*z.shape, z.shape[1]).to(z), torch.zeros_like(z))
 
+    def _is_continuous(self, y: Tensor) -> bool:
+        """Whether targets are numbers, by the loss; by what they are where it may be one of classes."""
+        if self.likelihood is not None:
+            return self.likelihood in ("squared", "gaussian")
+        return y.is_floating_point() or isinstance(self.loss, _OF_NUMBERS)
+
     def _any_targets(self, z: Tensor) -> Tensor:
         """Targets of the right kind: L does not depend on them."""
         if self.likelihood == "softmax":
@@ -183,7 +189,7 @@ class Survey:
         y = batch.y.to(at.output.device)
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
             raise ValueError("got NaN or infinite targets; expected finite numbers: fill or drop such rows")
-        self.continuous = y.is_floating_point() and self.likelihood not in ("softmax", "bernoulli")
+        self.continuous = self._is_continuous(y)
         losses = self.loss(at.output, y)  # says what does not fit
         weighted_loss(losses, losses.new_ones(len(batch.index)))  # refuses a loss that reduces
         mask = unmasked(self.loss, y)

@@ -22,10 +22,11 @@ from neuboots.batches import Loader, own_randomness, size_of
 from neuboots.keys import draw_keys
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked, weighted_loss
 from neuboots.methods.common import example_of
-from neuboots.methods.influence.jacobian import Jacobian, Rows, count, pieces, take
+from neuboots.methods.influence.jacobian import Jacobian, Rows
 from neuboots.methods.influence.predictor import InfluencePredictor
 from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out, remainder
 from neuboots.methods.influence.working import Working, losses_of, working
+from neuboots.methods.inputs import count, pieces, some_rows, take
 from neuboots.prediction import Moments, Stream, bytes_of
 from neuboots.surgery import to_net
 from neuboots.training import Recipe
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _TILE = 1 << 24  # numbers of k(x, X) held at once
 _HELD = 1 << 26  # numbers of the deviations of all inputs, up to which they are kept from one draw to the next
-_KEPT = 1e-6  # eigenvalues, of λ: what is left out moves no output by more than its last digits
+_KEPT = 1e-10  # eigenvalues, of λ: what is left out moves an output by their root, 1e-5 of what others do
 
 
 class Tangent(nn.Module):
@@ -62,7 +63,7 @@ class Tangent(nn.Module):
         key = _digest([(layers, outputs), *self.net.state_dict().values(), *map(self.get_buffer, self.stored)])
         if self._seen is None or self._seen[0] != key:
             inputs = to_net(self.net, self.inputs)
-            jacobian = Jacobian(self.net, layers, take(inputs, 0, 2), outputs=outputs)
+            jacobian = Jacobian(self.net, layers, some_rows(inputs), outputs=outputs)
             self._seen = key, jacobian, jacobian.rows(inputs)
         return self._seen[1:]
 
@@ -109,8 +110,8 @@ class TangentPredictor(InfluencePredictor):
         """The same, some inputs at a time."""
         tangent = self.tangent
         jacobian, train = tangent.slopes(self.layers, self.outputs)
-        for start, stop in pieces(count(x), _TILE // (train.outputs**2 * len(train.z))):
-            rows = jacobian.rows(take(x, start, stop))
+        for piece in pieces(count(x), _TILE // (train.outputs**2 * len(train.z))):
+            rows = jacobian.rows(take(x, piece))
             kernel = jacobian.kernel(rows, train)
             part = (kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)).to(rows.z)
             yield rows.z, part.view(len(rows.z), rows.outputs, part.shape[-1])
@@ -199,8 +200,8 @@ def tangent_predictors(
     return [kernel.predictor(method, recipe.seed) for method in (first, *others)]
 
 
-def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> tuple[Any, int]:
-    """Refuse what cannot be done with this net, trained or not; else two inputs, and the number of outputs moved."""
+def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> int:
+    """Refuse what cannot be done with this net, trained or not; else the number of outputs that are moved."""
     example = example_of(net, data, seed=recipe.seed)
     z = Jacobian(net, method.layers, example).rows(example).z
     outputs = z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else z.shape[1]
@@ -209,7 +210,7 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[An
             f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at least, "
             f"{2 * outputs}: a single row has no spread"
         )
-    return example, outputs
+    return outputs
 
 
 @dataclass(frozen=True)
@@ -233,9 +234,9 @@ class _Kernel:
     def of(
         cls, method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool
     ) -> "_Kernel":
-        example, outputs = check_tangent(method, net, data, recipe)
+        outputs = check_tangent(method, net, data, recipe)
         x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
-        jacobian = Jacobian(net, method.layers, example, outputs=outputs)
+        jacobian = Jacobian(net, method.layers, some_rows(to_net(net, x)), outputs=outputs)
         jacobian.warn_of_work(len(y), outputs)
         rows = jacobian.rows(to_net(net, x))
         n = len(rows.z)
@@ -264,7 +265,8 @@ class _Kernel:
         plain = self.residual if scale is None else self.residual / scale
         corrected = _corrected(method, self.vectors * values.sqrt(), values, self.ridge, plain, self.share)
         corrected = corrected if scale is None else corrected * scale
-        kept = values > _KEPT * self.ridge
+        rounding = float(values[-1]) * torch.finfo(values.dtype).eps * len(values)
+        kept = values > max(_KEPT * self.ridge, rounding)
         vectors = self.vectors.view(n, outputs, -1)
         influence = torch.einsum("nek,ne->kn", vectors, corrected)  # Vᵀ ũ, row by row: (n·C, n)
         influence = self.share**0.5 * (inverse(values, self.ridge)[:, None] * influence)[kept]
