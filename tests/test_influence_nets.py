@@ -491,6 +491,27 @@ def test_a_layer_is_tried_on_rows_from_all_over_the_data() -> None:
     assert predictor.tangent.slopes("all", None)[0]._explicit == jacobian._explicit  # type: ignore[attr-defined]
 
 
+class LastToken(nn.Module):
+    """Scores every token, and gives the last one's, as classifiers around language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.score = nn.Embedding(10, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(self.words(x))[:, -1]
+
+
+def test_a_net_that_selects_after_its_head_is_told_what_can_be_done() -> None:
+    x = torch.arange(40).view(20, 2) % 10
+    data = TensorDataset(x, torch.arange(20) % 2)
+    with pytest.raises(
+        ValueError, match="pools, selects or crops .* or move more than the head .layers=2, layers='all'"
+    ):
+        InfluenceBootstrap().around(LastToken(), data)
+    assert InfluenceBootstrap(layers="all").around(LastToken(), data).predict(x[:1], 3).samples.shape == (3, 1, 2)
+
+
 # -- memory --------------------------------------------------------------------------------------------
 
 

@@ -108,9 +108,7 @@ def test_layers_of_every_kind(odd: nn.Module) -> None:
     jacobian = Jacobian(odd, "all", x[:2])
     rows = jacobian.rows(x)
     torch.testing.assert_close(jacobian.kernel(rows, rows), J.flatten(0, 1) @ J.flatten(0, 1).T, rtol=1e-4, atol=1e-5)
-    part = Jacobian(
-        odd, 3, x[:2]
-    )  # attention with its unseen projection, hidden, head; not the net's own
+    part = Jacobian(odd, 3, x[:2])  # attention with its unseen projection, hidden, head; not the net's own
     own = [n for n, _ in odd.named_parameters() if n.split(".")[0] in ("hidden", "head", "attention")]
     J = slopes(odd, x, own)
     rows = part.rows(x)

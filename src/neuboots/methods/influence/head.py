@@ -220,7 +220,12 @@ def check_head(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any],
     """Refuse what cannot be done with this net, trained or not; else the net, split at its head."""
     example = example_of(net, data, seed=recipe.seed)
     generator = BootstrapGenerator(net, head=method.head, example=example)
-    check_finish(generator, example)
+    try:
+        check_finish(generator, example)
+    except ValueError as fault:
+        raise ValueError(
+            f"{fault}; or move more than the head (layers=2, layers='all') of a net of classes or numbers"
+        ) from None
     outputs, width = head_of(generator).shape
     if outputs > _MOST_OUTPUTS:
         raise ValueError(
