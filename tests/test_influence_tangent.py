@@ -1,7 +1,6 @@
 """The influence bootstrap of several layers: the tangent kernel, and what it says of the band."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,6 @@ from neuboots import (
     load,
     save,
 )
-from neuboots.contract import CHECKS, Subject, check_shape_and_dtype
-from neuboots.methods import find
 from neuboots.methods.influence.jacobian import Jacobian
 from neuboots.methods.influence.spectrum import (
     NoiseLevel,
@@ -618,13 +615,6 @@ def test_single_precision_gives_the_band_of_double(shift: float, ridge: float | 
         for dtype in (torch.float32, torch.float64)
     )
     torch.testing.assert_close(single, double, rtol=0.1, atol=1e-6)  # features are rounded too
-
-
-@pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_shape_and_dtype])
-@pytest.mark.parametrize("layers", ["all", 2])
-def test_contract(check: Callable[[Subject], None], layers: Any) -> None:
-    """All of it but pixels, which several layers do not serve."""
-    check(Subject(find("influence"), {"layers": layers}))
 
 
 @pytest.mark.parametrize("residuals", ["raw", "hc3", "hc2"])

@@ -13,7 +13,8 @@ from neuboots.experiments.runs import execute
 from neuboots.experiments.study import Bench, Rows
 from neuboots.experiments.validity import Validity
 from neuboots.experiments.validity_summary import IDEAL, Found, c4, jackknife, student, summaries
-from neuboots.experiments.validity_tables import band_tables, band_verdicts
+from neuboots.experiments.validity_tables import band_tables
+from neuboots.experiments.validity_verdicts import band_verdicts
 from neuboots.methods import METHODS
 
 

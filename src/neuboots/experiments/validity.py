@@ -3,9 +3,9 @@
     coverage(x), width(x), likeness to a true bootstrap: of every method, for known curves
     distance of the replicates from a true bootstrap's: of every method, for classes
 
-Curves lie in `validity_curves`, what is said of them in `validity_summary`, `validity_tables` and `validity_figures`,
-classes in `validity_classes`. Rules of the influence bootstrap were chosen on curves of this kind, but on other data
-sets (docs/decisions/0010).
+Curves lie in `validity_curves`, what is said of them in `validity_summary`, `validity_tables`, `validity_verdicts` and
+`validity_figures`, classes in `validity_classes`. Rules of the influence bootstrap were chosen on curves of this kind,
+but on other data sets (docs/decisions/0010).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,8 @@ from neuboots.experiments import validity_classes as classes
 from neuboots.experiments import validity_curves as curves
 from neuboots.experiments.study import BEYOND, Bench, Rows, Study, Unit
 from neuboots.experiments.validity_figures import band_figures
-from neuboots.experiments.validity_tables import band_tables, band_verdicts
+from neuboots.experiments.validity_tables import band_tables
+from neuboots.experiments.validity_verdicts import band_verdicts
 from neuboots.keys import seed_named
 from neuboots.prediction import Predictor
 from neuboots.report.tables import Table

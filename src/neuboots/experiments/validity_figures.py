@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from neuboots.experiments.study import Rows
 from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, SIZED, TRUE
 from neuboots.experiments.validity_summary import Found, summaries
-from neuboots.experiments.validity_tables import HARD, bands_of
+from neuboots.experiments.validity_tables import bands_of, in_the_mark
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def band_figures(rows: Rows) -> "dict[str, Figure]":
     from neuboots.report.figures import draw_coverage
 
     cells = summaries(rows)
-    ours = [found for found in bands_of(cells, SIZED) if found.function != HARD]
+    ours = in_the_mark(bands_of(cells, SIZED))
     cases = list(dict.fromkeys((found.function, found.cell[1]) for found in ours))
     widths = sorted({found.cell[2] for found in ours})
     by_x = Figure(figsize=(4.2 * len(cases), 3.9 * len(widths)), layout="constrained")

@@ -1,22 +1,21 @@
-"""Tables and verdicts of the bands in the study of validity."""
+"""Tables of the bands in the study of validity, and the mark that they are held to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from neuboots.experiments.study import Rows
-from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, REGRESSOR, SIZED, TRUE, WHOLE
+from neuboots.experiments.validity_curves import AROUND, FITTED, LEVEL, MORE, SIZED, TRUE, WHOLE
 from neuboots.experiments.validity_summary import IDEAL, Found, binomial_error, summaries
 from neuboots.report.tables import MISSING, Cell, Table
-from neuboots.report.verdicts import Verdict
 
 LEAST, MOST = 0.93, 0.97  # of the mean coverage
 LEAST_AT_X = 0.88  # of the coverage at each x inside the data
 LEAST_LIKENESS = 0.8  # correlation with the true bootstrap's standard deviation over x
 MOST_WIDTH = 1.25  # times the true bootstrap's, at the same coverage
 MOST_TRAININGS = 2
-_ROUNDING = 1e-9  # 0.93 may be 0.92999… where it is a mean
-_TITLES = {
+ROUNDING = 1e-9  # 0.93 may be 0.92999… where it is a mean
+TITLES = {
     WHOLE: "influence bootstrap of the whole net",
     SIZED: "influence bootstrap of the whole net sized by a second training",
 }
@@ -68,7 +67,7 @@ def band_tables(rows: Rows) -> list[Table]:
         _mark(cells, SIZED, "two trainings"),
         _mark(cells, WHOLE, "one training"),
         _methods(cells, rows),
-        *(_by_x(bands_of(cells, method), f"the {_TITLES[method]}") for method in (SIZED, WHOLE)),
+        *(_by_x(bands_of(cells, method), f"the {TITLES[method]}") for method in (SIZED, WHOLE)),
         _by_x(_compared(cells), "every method in the cells where all were measured", named=True),
         *_regressors(rows),
         *_costs(rows),
@@ -79,10 +78,19 @@ def bands_of(cells: Cells, method: str) -> list[Found]:
     return [methods[method] for methods in cells.values() if method in methods]
 
 
-def _judged(cells: Cells) -> dict[str, list[Found]]:
+def judged(cells: Cells) -> dict[str, list[Found]]:
     """The bands that the mark is for, and beside them the ideal one."""
     whole, sized = (bands_of(cells, method) for method in (WHOLE, SIZED))
     return {WHOLE: whole, SIZED: sized, IDEAL: [found.ideal for found in whole or sized]}
+
+
+def in_the_mark(bands: Sequence[Found]) -> list[Found]:
+    return [found for found in bands if found.function != HARD]
+
+
+def off_level(coverage: float) -> float:
+    """By how much a mean coverage misses the mark; below 0 it does not."""
+    return max(LEAST - coverage, coverage - MOST)
 
 
 def _compared(cells: Cells) -> list[Found]:
@@ -98,15 +106,15 @@ def _glance(cells: Cells, rows: Rows) -> Table:
         *("method", "width", "cells", "coverage, %", "at the worst x, %", "cells that miss either"),
         *("likeness", "relative width", "true bootstrap's coverage, %", "cost in trainings"),
     )
-    costs = _trainings(rows)
+    costs = trainings(rows)
     lines = []
-    for method, bands in _judged(cells).items():
-        ours = _in_the_mark(bands)
+    for method, bands in judged(cells).items():
+        ours = in_the_mark(bands)
         for width in sorted({found.cell[2] for found in ours}):
             mine = [found for found in ours if found.cell[2] == width]
             true = [cells[found.cell][TRUE].coverage for found in mine if TRUE in cells[found.cell]]
             alike = [found.most_alike if method == IDEAL else found.likeness for found in mine]
-            missed = [f for f in mine if max(_off_level(f.coverage), LEAST_AT_X - f.worst[0]) > _ROUNDING]
+            missed = [f for f in mine if max(off_level(f.coverage), LEAST_AT_X - f.worst[0]) > ROUNDING]
             lines.append(
                 (
                     *map(_text, (method, width, len(mine))),
@@ -179,7 +187,7 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
             )
         )
     return Table(
-        f"The {LEVEL:.0%} band of the {_TITLES[method]} ({price}, and a pass over the data).",
+        f"The {LEVEL:.0%} band of the {TITLES[method]} ({price}, and a pass over the data).",
         heads,
         tuple(lines),
         note=(
@@ -204,7 +212,7 @@ def _methods(cells: Cells, rows: Rows) -> Table:
         *("function", "noise", "width", "n", "method", "data sets", "coverage, %", "at the worst x, %"),
         *("std of the band", "likeness", "relative width", "cost in trainings"),
     )
-    costs = _trainings(rows)
+    costs = trainings(rows)
     lines = [
         (
             *map(_text, (*found.cell, found.method, found.sets)),
@@ -255,7 +263,7 @@ def _by_x(bands: Sequence[Found], title: str, *, named: bool = False) -> Table:
     )
 
 
-def _of_regressor(rows: Rows) -> list[Found]:
+def regressor_bands(rows: Rows) -> list[Found]:
     parts: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows.get("regressor", []):
         parts.setdefault((row["function"], row["noise"], row["n"], row["method"]), []).append(row)
@@ -273,7 +281,7 @@ def _regressors(rows: Rows) -> list[Table]:
             *(_number(value, 3) for value in (found.std, found.std / found.size)),
             _number(found.bias),
         )
-        for found in _of_regressor(rows)
+        for found in regressor_bands(rows)
     ]
     return [
         Table(
@@ -290,7 +298,7 @@ def _regressors(rows: Rows) -> list[Table]:
 
 
 def _costs(rows: Rows) -> list[Table]:
-    costs = _trainings(rows)
+    costs = trainings(rows)
     if not costs:
         return []
     widths = sorted({width for _, width in costs})
@@ -313,115 +321,9 @@ def _costs(rows: Rows) -> list[Table]:
     ]
 
 
-def _trainings(rows: Rows) -> dict[tuple[str, int], float]:
+def trainings(rows: Rows) -> dict[tuple[str, int], float]:
     """What each method costs, by width: in plain trainings, that of the net it goes around among them."""
     return {
         (row["method"], row["width"]): row["seconds"] / row["plain"] + (row["method"] in AROUND)
         for row in rows.get("cost", [])
     }
-
-
-# -- verdicts ------------------------------------------------------------------------------------------
-
-
-def band_verdicts(rows: Rows) -> list[Verdict]:
-    cells = summaries(rows)
-    found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(bands_of(cells, method), _TITLES[method])]
-    ideal = _in_the_mark(_judged(cells)[IDEAL])
-    found.append(
-        _everywhere(
-            f"a band that is the same for all data sets, as the ideal one is, can correlate over x by {LEAST_LIKENESS} "
-            f"or more with the true bootstrap's {_every(ideal)}",
-            {each: each.most_alike for each in ideal},
-            lambda value: LEAST_LIKENESS - value,
-            lambda value: f"{value:.2f}",
-        )
-    )
-    for method in (SIZED, WHOLE):
-        costs = {width: cost for (name, width), cost in _trainings(rows).items() if name == method}
-        shown = ", ".join(f"{cost:.2f} at width {width}" for width, cost in costs.items())
-        holds = max(costs.values()) <= MOST_TRAININGS if costs else None
-        found.append(Verdict(f"the {_TITLES[method]} costs at most {MOST_TRAININGS} plain trainings", holds, shown))
-    if mine := [each for each in _of_regressor(rows) if each.method == REGRESSOR]:
-        found += _covers(mine, f"confidence band of {REGRESSOR}", f"in each of {len(mine)} cells of function and n")
-    return found
-
-
-def _off_level(coverage: float) -> float:
-    """By how much a mean coverage misses the mark; below 0 it does not."""
-    return max(LEAST - coverage, coverage - MOST)
-
-
-def _covers(ours: Sequence[Found], name: str, every: str) -> list[Verdict]:
-    return [
-        _everywhere(
-            f"the {name} has a mean coverage of {LEAST:.0%} to {MOST:.0%} {every}",
-            {found: (found.coverage, found.coverage_error) for found in ours},
-            _off_level,
-            lambda value: f"{value:.2%}",
-        ),
-        _everywhere(
-            f"the {name} covers {LEAST_AT_X:.0%} or more at every x inside the data {every}",
-            {found: (found.worst[0], binomial_error(found.worst[0], found.sets)) for found in ours},
-            lambda value: LEAST_AT_X - value,
-            lambda value: f"{value:.1%}",
-        ),
-    ]
-
-
-def _in_the_mark(bands: Sequence[Found]) -> list[Found]:
-    return [found for found in bands if found.function != HARD]
-
-
-def _every(ours: Sequence[Found]) -> str:
-    return f"in each of {len(ours)} cells of function, noise, width and n"
-
-
-def _marks(every_cell: Sequence[Found], name: str) -> list[Verdict]:
-    ours = _in_the_mark(every_cell)
-    every = _every(ours)
-    return [
-        *_covers(ours, name, every),
-        _everywhere(
-            f"the standard deviation of the {name} over x correlates by {LEAST_LIKENESS} or more with the true "
-            f"bootstrap's {every}",
-            {found: found.likeness for found in ours},
-            lambda value: LEAST_LIKENESS - value,
-            lambda value: f"{value:.2f}",
-        ),
-        _everywhere(
-            f"the band of the {name} is at most {MOST_WIDTH} × as wide as the true bootstrap's at the same coverage "
-            f"{every}",
-            {found: found.relative_width for found in ours},
-            lambda value: value - MOST_WIDTH,
-            lambda value: f"{value:.2f}",
-        ),
-    ]
-
-
-def _everywhere(
-    claim: str,
-    figures: Mapping[Found, tuple[float, float] | None],
-    miss: Callable[[float], float],
-    show: Callable[[float], str],
-) -> Verdict:
-    """Rule: in every cell where the figure (value, error) is known. Where it is missed, which and by how much."""
-    known = {found: figure for found, figure in figures.items() if figure is not None}
-    if not known:
-        return Verdict(claim, None, f"not measured; not to be told in {len(figures)}")
-    values = [value for value, _ in known.values()]
-    missed = {found: value for found, (value, _) in known.items() if miss(value) > _ROUNDING}
-    said = f"{show(min(values))} to {show(max(values))}, mean {show(fmean(values))}"
-    if missed:
-        clearly = sum(miss(value) > 2 * error for value, error in known.values())
-        where = "; ".join(f"{_short(found)} {show(value)}" for found, value in missed.items())
-        said += f"; missed in {len(missed)}, by more than two standard errors in {clearly} of them: {where}"
-    if len(known) < len(figures):
-        said += f"; not to be told in {len(figures) - len(known)}"
-    return Verdict(claim, not missed, said)
-
-
-def _short(found: Found) -> str:
-    row = found.rows[0]
-    width = f", width {row['width']}" if "width" in row else ""
-    return f"{row['function']}, {row['noise']} noise{width}, n = {row['n']}:"
