@@ -209,6 +209,25 @@ def test_a_band_that_is_the_same_for_all_sets_is_at_most_so_alike(own: float) ->
     assert mine.most_alike[0] == pytest.approx(float(expected), abs=4 * mine.most_alike[1])
 
 
+def test_shapes_that_have_nothing_in_common_are_alike_by_nothing_within_the_error() -> None:
+    """Not by exactly nothing with no error: then chance would pass for a finding."""
+    rows, std = true_nets(10, 60, own=0.3)
+    halves = [torch.tensor(half) for half in rows["true"][0]["halves"]]
+    mean = std.mean(0, keepdim=True)
+    rows["true"] = [
+        {
+            **row,
+            "stds": (torch.tensor(row["stds"]) - mean + 1.0).tolist(),
+            "halves": [(half - mean + 1.0).tolist() for half in halves],
+        }
+        for row in rows["true"]
+    ]
+    found = next(iter(summaries(rows).values()))[curves.SIZED].most_alike
+    assert found is not None
+    assert found[1] > 0.0
+    assert abs(found[0]) < 0.3
+
+
 def test_jackknife() -> None:
     values = torch.randn(50, generator=rng(1)).double()
     found = jackknife(lambda part: float(part.mean()), values)

@@ -199,11 +199,14 @@ def _correlation(band: Tensor, true: Tensor, even: Tensor, odd: Tensor) -> float
 
 
 def _shared(true: Tensor, even: Tensor, odd: Tensor) -> float:
-    """√(covariance over x between data sets / the variance over x within one): 1 if all have one shape."""
+    """√(covariance over x between data sets / the variance over x within one): 1 if all have one shape.
+
+    With its sign, since a share that is nothing comes out below it as often as above.
+    """
     true, even, odd = _centred(true, even, odd)
     sets, within = len(true), float((even * odd).sum()) / len(true)
     between = float(true.sum(0).square().sum() - true.square().sum()) / (sets * max(1, sets - 1))
-    return math.sqrt(max(0.0, between) / within) if within > 0 else math.nan
+    return math.copysign(math.sqrt(abs(between) / within), between) if within > 0 else math.nan
 
 
 def c4(count: int) -> float:
