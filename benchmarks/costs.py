@@ -25,9 +25,9 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.memory import EXACT, resident
 from benchmarks.timing import Watch, interleave
-from neuboots import CrossEntropy, Method, Predictor, Recipe, SquaredError, load, save
+from neuboots import CrossEntropy, Method, Predictor, SquaredError, TrainingConfig, load, save
 from neuboots.losses import Loss
-from neuboots.methods import METHODS, Entry, find
+from neuboots.methods import METHODS, MethodEntry, find_method
 from neuboots.nets import MLP, SmallCNN
 
 ROWS = Path(__file__).with_name("costs.jsonl")
@@ -46,9 +46,9 @@ class Net:
     make: Callable[[], nn.Module]
     data: TensorDataset
     x: Tensor
-    recipe: Recipe
+    config: TrainingConfig
 
-    def can(self, entry: Entry) -> bool:
+    def can(self, entry: MethodEntry) -> bool:
         return ("regression" if isinstance(self.loss, SquaredError) else "classification") in entry.tasks
 
 
@@ -57,23 +57,23 @@ def cnn(quick: bool = False) -> Net:
     widths = (4, 8) if quick else (16, 32, 64, 128)
     data = TensorDataset(torch.randn(n, 3, 32, 32), torch.arange(n) % 10)
     title = f"CNN with {len(widths)} convolutions of {widths[0]} to {widths[-1]} channels, {n} images of 3 × 32 × 32"
-    recipe = Recipe(epochs=epochs, batch_size=32, seed=SEED, progress=False)
-    return Net(title, CrossEntropy(), lambda: SmallCNN(3, 10, widths=widths), data, torch.randn(n, 3, 32, 32), recipe)
+    config = TrainingConfig(epochs=epochs, batch_size=32, seed=SEED, progress=False)
+    return Net(title, CrossEntropy(), lambda: SmallCNN(3, 10, widths=widths), data, torch.randn(n, 3, 32, 32), config)
 
 
 def mlp(quick: bool = False) -> Net:
     n, epochs, width = (16, 2, 8) if quick else (512, 4, 500)
     x = torch.randn(n, 100)
     data = TensorDataset(x, x[:, :10].sum(1) + 0.1 * torch.randn(n))
-    recipe = Recipe(epochs=epochs, batch_size=64, seed=SEED, progress=False)
+    config = TrainingConfig(epochs=epochs, batch_size=64, seed=SEED, progress=False)
     title = f"MLP with five layers of {width}, {n} rows of 100 columns"
-    return Net(title, SquaredError(), lambda: MLP(100, 1, widths=(width,) * 5), data, torch.randn(n, 100), recipe)
+    return Net(title, SquaredError(), lambda: MLP(100, 1, widths=(width,) * 5), data, torch.randn(n, 100), config)
 
 
 NETS: dict[str, Callable[..., Net]] = {"cnn": cnn, "mlp": mlp}
 
 
-def made(entry: Entry, loss: Loss, K: int) -> Method:
+def made(entry: MethodEntry, loss: Loss, K: int) -> Method:
     """The method with K members where it has members; `deep-ensemble-original` keeps its own score for classes."""
     probe = entry.make()
     options: dict[str, object] = {} if isinstance(probe.loss, type(loss)) else {"loss": loss}  # type: ignore[attr-defined]
@@ -85,8 +85,8 @@ def made(entry: Entry, loss: Loss, K: int) -> Method:
     return entry.make(**options)
 
 
-def fitted(entry: Entry, net: Net, K: int) -> Predictor:
-    return made(entry, net.loss, K).fit(net.make, net.data, net.recipe)
+def fitted(entry: MethodEntry, net: Net, K: int) -> Predictor:
+    return made(entry, net.loss, K).fit(net.make, net.data, net.config)
 
 
 # -- time ----------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def fitted(entry: Entry, net: Net, K: int) -> Predictor:
 def times(net_name: str, names: list[str], repeats: int, quick: bool) -> list[dict[str, object]]:
     """Ratios of whole fits and whole predictions to the plain net's, K after K."""
     net = NETS[net_name](quick)
-    entries = [find(name) for name in names if net.can(find(name))]
+    entries = [find_method(name) for name in names if net.can(find_method(name))]
     rows: list[dict[str, object]] = []
     for K in KS:
         predictors = {entry.name: fitted(entry, net, K) for entry in entries}
@@ -114,11 +114,11 @@ def times(net_name: str, names: list[str], repeats: int, quick: bool) -> list[di
 # -- memory --------------------------------------------------------------------------------------------
 
 
-def _peak(net_name: str, method: str, quick: bool, work: Callable[[Net, Entry], None]) -> float:
+def _peak(net_name: str, method: str, quick: bool, work: Callable[[Net, MethodEntry], None]) -> float:
     """Megabytes that the work needed beyond what this process held before."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
-    net, entry, warm = NETS[net_name](quick), find(method), NETS[net_name](True)
+    net, entry, warm = NETS[net_name](quick), find_method(method), NETS[net_name](True)
     fitted(entry, warm, 1).predict(warm.x, 1)  # kernels and libraries are there before we look
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
@@ -175,7 +175,7 @@ def table(rows: list[dict[str, object]]) -> str:
                 continue
             cells = [_figures(of, "train", ".1f"), _figures(of, "predict", ".1f")]
             cells += [_figures(of, "train_mb", ".0f"), _figures(of, "predict_mb", ".0f")]
-            entry = find(name)
+            entry = find_method(name)
             lines.append(f"| {name} | {entry.train_cost}, {entry.predict_cost} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots import Dirichlet, Method, NeuBoots, Plain, Recipe, SquaredError
+from neuboots import Deterministic, Dirichlet, Method, NeuBoots, SquaredError, TrainingConfig
 from neuboots.metrics import brier, ece, error, nll
 from neuboots.nets import MLP, SmallCNN
 
@@ -33,24 +33,31 @@ UNDERFIT = "fashion_mnist:6000:underfit"  # a smaller net for fewer epochs: it d
 SETS = ["digits:1000", "fashion_mnist:3000", "cifar10:3000", "fashion_mnist:10000", UNDERFIT]  # name:training images
 
 VARIANTS = {
-    "plain": Plain(),
+    "plain": Deterministic(),
     "paper: identity, c = 1, epoch": NeuBoots.paper(),
-    "identity, c = 1, step": NeuBoots(law=Dirichlet(), redraw="step"),
-    "identity, c = 1, sample": NeuBoots(law=Dirichlet(), redraw="sample"),
-    "identity, c = 2, sample": NeuBoots(law=Dirichlet(2.0), redraw="sample"),
+    "identity, c = 1, step": NeuBoots(weight_distribution=Dirichlet(), resample="step"),
+    "identity, c = 1, sample": NeuBoots(weight_distribution=Dirichlet(), resample="sample"),
+    "identity, c = 2, sample": NeuBoots(weight_distribution=Dirichlet(2.0), resample="sample"),
     "identity, c = 5, sample": NeuBoots(),
-    "identity, c = 10, sample": NeuBoots(law=Dirichlet(10.0), redraw="sample"),
-    "identity, c = 5, step": NeuBoots(law=Dirichlet(5.0), redraw="step"),
-    "identity, c = 5, step, warm-up half": NeuBoots(law=Dirichlet(5.0), redraw="step", warmup=EPOCHS // 2),
-    "identity, c = 5, sample, warm-up half": NeuBoots(law=Dirichlet(5.0), redraw="sample", warmup=EPOCHS // 2),
-    "exp, c = 1, step": NeuBoots(law=Dirichlet(), link="exp", redraw="step"),
-    "exp, c = 1, sample": NeuBoots(law=Dirichlet(), link="exp", redraw="sample"),
+    "identity, c = 10, sample": NeuBoots(weight_distribution=Dirichlet(10.0), resample="sample"),
+    "identity, c = 5, step": NeuBoots(weight_distribution=Dirichlet(5.0), resample="step"),
+    "identity, c = 5, step, warm-up half": NeuBoots(
+        weight_distribution=Dirichlet(5.0), resample="step", warmup=EPOCHS // 2
+    ),
+    "identity, c = 5, sample, warm-up half": NeuBoots(
+        weight_distribution=Dirichlet(5.0), resample="sample", warmup=EPOCHS // 2
+    ),
+    "exp, c = 1, step": NeuBoots(weight_distribution=Dirichlet(), link="exp", resample="step"),
+    "exp, c = 1, sample": NeuBoots(weight_distribution=Dirichlet(), link="exp", resample="sample"),
 }
 
 REGRESSION = {
-    "plain": Plain(loss=SquaredError()),
+    "plain": Deterministic(loss=SquaredError()),
     "paper: identity, c = 1, epoch": NeuBoots.paper(SquaredError()),
-    **{f"identity, c = {c}, sample": NeuBoots(loss=SquaredError(), law=Dirichlet(float(c))) for c in (1, 5, 20, 100)},
+    **{
+        f"identity, c = {c}, sample": NeuBoots(loss=SquaredError(), weight_distribution=Dirichlet(float(c)))
+        for c in (1, 5, 20, 100)
+    },
 }
 
 
@@ -110,9 +117,9 @@ def run_classification(name: str, method: Method, seed: int, root: Path) -> dict
     channels = data.tensors[0].shape[1]
     lr, epochs, widths = (0.1, 12, (16, 32, 128)) if name == UNDERFIT else (0.05, EPOCHS, (16, 32, 64, 128, 128))
     optimizer = partial(torch.optim.SGD, lr=lr, momentum=0.9, weight_decay=5e-4)
-    recipe = Recipe(epochs=epochs, batch_size=128, optimizer=optimizer, seed=seed, progress=False)
-    make_net = partial(SmallCNN, channels, int(y.max()) + 1, widths=widths)
-    predictor = method.fit(make_net, data, recipe)
+    config = TrainingConfig(epochs=epochs, batch_size=128, optimizer=optimizer, seed=seed, progress=False)
+    model = partial(SmallCNN, channels, int(y.max()) + 1, widths=widths)
+    predictor = method.fit(model, data, config)
     probs = torch.cat([predictor.summarize(part, B).probs for part in x.split(500)])
     return {f.__name__: float(f(probs, y)) for f in (error, ece, nll, brier)}
 
@@ -129,14 +136,14 @@ def run_regression(name: str, method: Method, seed: int, root: Path) -> dict[str
     inputs = [i for i in range(len(names)) if i != target]
     scaled = (values - mean) / std
     data = TensorDataset(scaled[~test][:, inputs], scaled[~test][:, target])
-    recipe = Recipe(
+    config = TrainingConfig(
         epochs=REGRESSION_EPOCHS,
         batch_size=64,
         optimizer=partial(torch.optim.AdamW, lr=3e-3),
         seed=seed,
         progress=False,
     )
-    predictor = method.fit(partial(MLP, len(inputs), 1, widths=(100, 100)), data, recipe)
+    predictor = method.fit(partial(MLP, len(inputs), 1, widths=(100, 100)), data, config)
     prediction = predictor.predict(scaled[test][:, inputs], B)
     errors = prediction.mean[:, 0] - scaled[test][:, target]
     scale = float(std[target])

@@ -78,8 +78,8 @@ def predict(scale: Scale) -> list[Row]:
 
 
 def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title: str) -> list[Row]:
-    from neuboots.models import load_model
-    from neuboots.models.table import fit_table
+    from neuboots.app import load_model
+    from neuboots.app.tabular import fit_table
 
     target = "number" if task == "regression" else "class"
     ignore = ["class" if task == "regression" else "number"]
@@ -114,7 +114,7 @@ def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title:
 
 def answer(model: Path, file: Path, out: Path) -> None:
     """As `neuboots predict MODEL FILE --out OUT` does."""
-    from neuboots.commands.predict import Predict
+    from neuboots.cli.predict import Predict
 
     with redirect_stdout(io.StringIO()):
         Predict(str(model), str(file), out=str(out), num_samples=B, json=True).run()
@@ -123,13 +123,13 @@ def answer(model: Path, file: Path, out: Path) -> None:
 @torch.no_grad()
 def pass_alone(model: object, file: Path, out: Path) -> None:
     """The plain net's pass with nothing around it: the same reader and writer, one column of predictions."""
-    from neuboots.commands.writing import writing
+    from neuboots.app.tabular import TabularModel
+    from neuboots.cli._writers import open_writer
     from neuboots.data.table_files import TableFile
-    from neuboots.models.table import TableModel
 
-    assert isinstance(model, TableModel)
+    assert isinstance(model, TabularModel)
     net, schema = model.predictor.module.float().eval(), model.schema
-    with writing(str(out), "csv") as write:
+    with open_writer(str(out), "csv") as write:
         for frame in TableFile.open(file).frames(schema.columns):
             z = net(schema.encode(frame))
             write({"row": frame.index.to_numpy(), "prediction": (z.argmax(1) if model.classes else z[:, 0]).numpy()})

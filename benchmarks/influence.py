@@ -20,7 +20,7 @@ from benchmarks import fresh
 from benchmarks.memory import EXACT, resident
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Watch, Watched, interleave
-from neuboots import EpochReport, InfluenceBootstrap, Plain, Recipe
+from neuboots import Deterministic, EpochReport, InfluenceBootstrap, TrainingConfig
 from neuboots.nets import resnet8, resnet20, resnet110
 
 
@@ -33,17 +33,17 @@ def set_up(scale: Scale) -> Row:
     """Whole runs: an epoch as the loop reports it, and `around` on the net that came of it."""
     rows, batch, make = (8, 4, resnet8) if scale.quick else (256, 128, resnet20)
     data = TensorDataset(torch.randn(rows, 3, 32, 32), torch.randint(100, (rows,)))
-    recipe = Recipe(epochs=1, batch_size=batch, seed=SEED, progress=False)
+    config = TrainingConfig(epochs=1, batch_size=batch, seed=SEED, progress=False)
     net = make(100)
 
     def epoch() -> Parts:
         reports: list[EpochReport] = []
-        Plain().fit(lambda: make(100), data, Recipe(**(vars(recipe) | {"on_epoch": reports.append})))
+        Deterministic().fit(lambda: make(100), data, TrainingConfig(**(vars(config) | {"on_epoch": reports.append})))
         return Parts(0.0, reports[0].seconds)
 
     def around() -> Parts:
         began = time.perf_counter()
-        InfluenceBootstrap().around(net, data, recipe)
+        InfluenceBootstrap().from_trained(net, data, config)
         return Parts(0.0, time.perf_counter() - began)
 
     series = interleave({"epoch": epoch, "around": around}, scale.repeats)
@@ -58,9 +58,9 @@ def predict(scale: Scale) -> Row:
     x = torch.randn(2 if scale.quick else 128, 3, 32, 32)
     watch = Watch()
     net.features = Watched(net.features, watch, training=False).eval()
-    recipe = Recipe(batch_size=64, progress=False)
+    config = TrainingConfig(batch_size=64, progress=False)
     method = InfluenceBootstrap(num_blocks=20 if scale.quick else 1538)
-    predictor = method.around(net, TensorDataset(x, torch.arange(len(x)) % 100), recipe)
+    predictor = method.from_trained(net, TensorDataset(x, torch.arange(len(x)) % 100), config)
     num = 5 if scale.quick else 100
     runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x), "predict": partial(predictor.predict, x, num)}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
@@ -87,10 +87,10 @@ class _Rows(Dataset[Any]):
 def extra(n: int) -> int:
     """Bytes that a set-up from n rows needed beyond what was there before."""
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10))
-    method, recipe = InfluenceBootstrap(num_blocks=256), Recipe(batch_size=128, progress=False)
-    method.around(net, _Rows(256), recipe)  # threads, kernels and their caches are there before we look
+    method, config = InfluenceBootstrap(num_blocks=256), TrainingConfig(batch_size=128, progress=False)
+    method.from_trained(net, _Rows(256), config)  # threads, kernels and their caches are there before we look
     before = resident("VmRSS")
-    method.around(net, _Rows(n), recipe)
+    method.from_trained(net, _Rows(n), config)
     return resident("VmHWM") - before
 
 

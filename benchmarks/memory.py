@@ -23,9 +23,9 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import fresh
 from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor, Predictor
+from neuboots.evaluation.calibration import evaluate_calibration
+from neuboots.evaluation.segmentation import predict_segmentation
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
-from neuboots.tasks.calibration import calibration
-from neuboots.tasks.segmentation import segment
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 STATUS = Path("/proc/self/status")
@@ -42,13 +42,15 @@ class Case:
 
     def work(self, predictor: Predictor, rows: slice, num_samples: int) -> None:
         if self.window is not None:
-            segment(predictor, self.x[rows], num_samples, window=self.window)
+            predict_segmentation(predictor, self.x[rows], num_samples, window=self.window)
         elif self.labels is None:
             predictor.summarize(self.x[rows], num_samples)
         else:
             data = TensorDataset(self.x[rows], self.labels[rows])
             # in one batch, where everything there is to hold is held at once
-            figures = calibration(predictor, data, num_samples=num_samples, batch_size=len(data), progress=False)
+            figures = evaluate_calibration(
+                predictor, data, num_samples=num_samples, batch_size=len(data), progress=False
+            )
             assert figures.ece >= 0
 
 
@@ -111,7 +113,7 @@ def resident(field: str) -> int:
 
 def extra(case: Case, num_samples: int) -> int:
     """Bytes that the work needed beyond what was there before."""
-    predictor = NeuBootsPredictor(BootstrapGenerator(case.net).eval(), NeuBoots().law)
+    predictor = NeuBootsPredictor(BootstrapGenerator(case.net).eval(), NeuBoots().weight_distribution)
     first_window = [slice(case.window)] * (case.x.ndim - 2)  # all of x without a window
     warm = replace(case, x=case.x[(slice(None), slice(None), *first_window)])
     warm.work(predictor, slice(2), 2)  # threads, kernels and their caches are there before we look
@@ -127,7 +129,7 @@ def peak(case: str, num: int, *, quick: bool, exact: bool) -> float:
 
 
 def growth(case: str, few: int, many: int, *, quick: bool, exact: bool) -> tuple[float, float]:
-    """(peak at `many` / peak at `few`, peak at `few` in megabytes)."""
+    """(peak at `many` / peak at `join_names`, peak at `join_names` in megabytes)."""
     peaks = [peak(case, num, quick=quick, exact=exact) for num in (few, many)]
     return peaks[1] / max(1.0, peaks[0]), peaks[0] / 2**20
 

@@ -15,11 +15,11 @@ from benchmarks import memory
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Watch, Watched, interleave
 from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
-from neuboots.batches import Loader
-from neuboots.data import CropFlipCutout, Normalisation, Part, load
-from neuboots.data.parts import Tensors
+from neuboots.data import CropFlipCutout, LazyDataset, Standardizer, load_dataset
+from neuboots.data.dataset import TensorSource
+from neuboots.loading import EpochLoader
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
-from neuboots.weights import BlockTable, WeightPlan, assign_blocks
+from neuboots.weights import BlockTable, WeightSchedule, assign_blocks
 
 
 def pixels(scale: Scale) -> list[Row]:
@@ -66,7 +66,7 @@ def _uresnet(scale: Scale) -> list[Row]:
 def _against_plain(
     net: nn.Module, x: Tensor, watch: Watch, scale: Scale, title: str, bounds: dict[int, float | None]
 ) -> list[Row]:
-    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().law)
+    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().weight_distribution)
     runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x)}
     runs |= {f"summarize {num}": partial(predictor.summarize, x, num) for num in bounds}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
@@ -90,7 +90,7 @@ def data_path(scale: Scale) -> list[Row]:
         mock.patch.object(datasets.config, "HF_DATASETS_CACHE", Path(folder, "cache")),  # not the user's
     ):
         write_cifar(Path(folder), n)
-        data = load("cifar10", root=folder, validation=0.0).augmented
+        data = load_dataset("cifar10", root=folder, val_fraction=0.0).augmented_train
         watch = Watch()
         seconds = interleave({"pass": watch.timed(lambda: _pass(data, batch))}, min(3, scale.repeats)).runs["pass"]
     rate = n / min(part.whole for part in seconds)
@@ -102,19 +102,19 @@ def data_path(scale: Scale) -> list[Row]:
 
 
 def _pass(data: Dataset[object], batch: int) -> None:
-    for _ in Loader(data, batch_size=batch, seed=SEED).epoch(0):
+    for _ in EpochLoader(data, batch_size=batch, seed=SEED).epoch(0):
         pass
 
 
 def _look_up(scale: Scale) -> list[Row]:
     """Beside the quickest epoch of augmented images: bytes in memory, and no net."""
     n = 500 if scale.quick else 50_000
-    images = Tensors(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+    images = TensorSource(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
     augment = CropFlipCutout((32, 32), padding=4, cutout=16)
-    loader = Loader(
-        Part(images, normalise=Normalisation((0.5,) * 3, (0.25,) * 3), augment=augment), batch_size=128, seed=SEED
+    loader = EpochLoader(
+        LazyDataset(images, transform=Standardizer((0.5,) * 3, (0.25,) * 3), augment=augment), batch_size=128, seed=SEED
     )
-    weights = WeightPlan(NeuBoots().law, BlockTable(assign_blocks(n, 64), 64)).resample(0)
+    weights = WeightSchedule(NeuBoots().weight_distribution, BlockTable(assign_blocks(n, 64), 64)).at_epoch(0)
 
     watch = Watch()
 

@@ -16,16 +16,16 @@ from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
 from neuboots import (
     BootstrapGenerator,
+    Deterministic,
     EpochReport,
     Method,
     NeuBoots,
     NeuBootsPredictor,
-    Plain,
-    Recipe,
     SquaredError,
+    TrainingConfig,
 )
 from neuboots.methods import MCDropout, StandardBootstrap
-from neuboots.methods.neuboots import replicate_weights
+from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
 
 
@@ -45,14 +45,16 @@ def resnet(scale: Scale) -> list[Row]:
     x = torch.randn(2 if scale.quick else 128, 3, 32, 32)
     watch = Watch()
     net.features = Watched(net.features, watch, training=False).eval()
-    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().law)
+    predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().weight_distribution)
     bounds = {5: 1.03, 100: 1.06, 1000: 1.35}
 
     def loop(num: int) -> Tensor:
         phi = net.features(x).mean(dim=(2, 3))
         return loop_of_heads(net.head, phi, alphas[:num])
 
-    alphas = replicate_weights(predictor.law, predictor.generator.num_blocks, 0, max(bounds), SEED).float()
+    alphas = draw_replicate_weights(
+        predictor.weight_distribution, predictor.generator.num_blocks, 0, max(bounds), SEED
+    ).float()
     runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x), "moments": lambda: predictor.moments(x)}
     runs |= {f"predict {num}": partial(predictor.predict, x, num) for num in bounds}
     runs |= {f"loop {num}": partial(loop, num) for num in (100, 1000)}
@@ -72,10 +74,10 @@ def mlp(scale: Scale) -> list[Row]:
     net = MLP(784, 10, widths=(500, 500, 500)).eval()
     x = torch.randn(n, 784)
     generator = BootstrapGenerator(net).eval()
-    predictor = NeuBootsPredictor(generator, NeuBoots().law)
+    predictor = NeuBootsPredictor(generator, NeuBoots().weight_distribution)
     at = generator.at(x)
     phi = at.passed.phi
-    alphas = replicate_weights(predictor.law, generator.num_blocks, 0, num, SEED).float()
+    alphas = draw_replicate_weights(predictor.weight_distribution, generator.num_blocks, 0, num, SEED).float()
     watch = Watch()
     runs: dict[str, Callable[[], object]] = {
         "product": lambda: at(alphas),
@@ -100,7 +102,7 @@ def dropout(scale: Scale) -> list[Row]:
     x = torch.randn(2 if scale.quick else 32, 3, 32, 32)
     watch = Watch()
     net.features = Watched(net.features, watch, training=False).eval()
-    predictor = MCDropout(rate=0.1, where="head").around(net, x[:2])
+    predictor = MCDropout(rate=0.1, where="head").from_trained(net, x[:2])
     runs: dict[str, Callable[[], object]] = {
         "plain": lambda: net(x),
         "predict": lambda: predictor.predict(x, num),
@@ -143,7 +145,7 @@ def training(scale: Scale) -> list[Row]:
     data = TensorDataset(torch.randn(rows, 3, 32, 32), torch.randint(100, (rows,)))
     watch = Watch()
 
-    def make_net() -> nn.Module:
+    def model() -> nn.Module:
         net = make(100)
         net.features = Watched(net.features, watch, training=True)
         return net
@@ -154,13 +156,13 @@ def training(scale: Scale) -> list[Row]:
     def epoch(method: Method) -> Parts:
         reports: list[EpochReport] = []
         watch.seconds = 0.0
-        recipe = Recipe(
+        config = TrainingConfig(
             epochs=1, batch_size=batch, optimizer=make_optimizer, seed=SEED, on_epoch=reports.append, progress=False
         )
-        method.fit(make_net, data, recipe)
+        method.fit(model, data, config)
         return Parts(watch.seconds, reports[0].seconds - watch.seconds)
 
-    methods: dict[str, Method] = {"plain": Plain(), "default": NeuBoots(), "paper": NeuBoots.paper()}
+    methods: dict[str, Method] = {"plain": Deterministic(), "default": NeuBoots(), "paper": NeuBoots.paper()}
     runners: dict[str, Runner] = {name: partial(epoch, method) for name, method in methods.items()}
     series = interleave(runners, scale.repeats)
     title = "ResNet-8" if scale.quick else "ResNet-20"
@@ -176,15 +178,15 @@ def members(scale: Scale) -> list[Row]:
     x = torch.randn(500, 8)
     table = TensorDataset(x, x.sum(1) + 0.1 * torch.randn(500))
     images = TensorDataset(torch.randn(n, 1, 28, 28), torch.arange(n) % 10)
-    recipe = Recipe(epochs=epochs, seed=SEED, progress=False)
+    config = TrainingConfig(epochs=epochs, seed=SEED, progress=False)
 
     def mlps(together: bool) -> object:
-        method = StandardBootstrap(SquaredError(), num_members=num, together=together)
-        return method.fit(lambda: MLP(8, 1, widths=(64, 64)), table, recipe)
+        method = StandardBootstrap(SquaredError(), num_members=num, vectorized=together)
+        return method.fit(lambda: MLP(8, 1, widths=(64, 64)), table, config)
 
     def cnns(together: bool) -> object:
-        method = StandardBootstrap(num_members=2 if scale.quick else 5, together=together)
-        return method.fit(lambda: SmallCNN(1, 10, widths=(8, 16, 32)), images, replace(recipe, epochs=1))
+        method = StandardBootstrap(num_members=2 if scale.quick else 5, vectorized=together)
+        return method.fit(lambda: SmallCNN(1, 10, widths=(8, 16, 32)), images, replace(config, epochs=1))
 
     watch = Watch()
     runners = {
@@ -193,7 +195,7 @@ def members(scale: Scale) -> list[Row]:
         for together in (True, False)
     }
     series = interleave(runners, scale.repeats)
-    title = f"standard bootstrap, K = {num} MLPs 2 × 64, n = 500, batches of {recipe.batch_size}"
+    title = f"standard bootstrap, K = {num} MLPs 2 × 64, n = 500, batches of {config.batch_size}"
     return [
         Row(f"{title}: in turn / together", series.ratio("mlps False", "mlps True"), at_least=4.0),
         Row(f"standard bootstrap, small CNNs, n = {n}: in turn / together", series.ratio("cnns False", "cnns True")),
@@ -205,16 +207,16 @@ def drawing(scale: Scale) -> list[Row]:
     n, width, epochs = (8, 8, 1) if scale.quick else (512, 500, 4)
     x = torch.randn(n, 100)
     data = TensorDataset(x, x[:, :10].sum(1))
-    recipe = Recipe(epochs=epochs, batch_size=64, seed=SEED, progress=False)
+    config = TrainingConfig(epochs=epochs, batch_size=64, seed=SEED, progress=False)
     methods: dict[str, Method] = {
-        "plain": Plain(SquaredError()),
+        "plain": Deterministic(SquaredError()),
         'redraw="sample"': NeuBoots(SquaredError()),
-        'redraw="step"': NeuBoots(SquaredError(), redraw="step"),
+        'redraw="step"': NeuBoots(SquaredError(), resample="step"),
         "the paper's": NeuBoots.paper(SquaredError()),
     }
     watch = Watch()
     runners = {
-        name: watch.timed(partial(method.fit, lambda: MLP(100, 1, widths=(width,) * 5), data, recipe))
+        name: watch.timed(partial(method.fit, lambda: MLP(100, 1, widths=(width,) * 5), data, config))
         for name, method in methods.items()
     }
     series = interleave(runners, scale.repeats)

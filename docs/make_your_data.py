@@ -133,7 +133,7 @@ class Story:
         }
 
     def rule(self) -> None:
-        from neuboots.models import load_model
+        from neuboots.app import load_model
 
         model: Any = load_model(self.folder / "patients-model")
         usual = COMMANDS["fit"].replace(" --max-error 0.1", "").replace("patients-model", "usual-model")
@@ -165,14 +165,14 @@ class Story:
 
     def unlike(self) -> None:
         """Each column × 10 in turn: how many rows are found to be unlike the training rows?"""
-        from neuboots.models import load_model
+        from neuboots.app import load_model
 
         model: Any = load_model(self.folder / "patients-model")
         new, changed = self.read("new.csv"), self.folder / "changed.csv"
         shares = {}
         for name in new.columns:
             new.assign(**{name: FACTOR * new[name]}).to_csv(changed, index=False)
-            scores = [model.answer(chunk, num_samples=1).columns["ood_score"] for chunk in model.read(changed)]
+            scores = [model.predict(chunk, num_samples=1).columns["ood_score"] for chunk in model.read(changed)]
             shares[name] = float((np.concatenate(scores) > 1).mean())
         answers, mixed_up = self.read("answers.csv"), self.read("mixed-up-answers.csv")
         wrong = mixed_up["prediction"].to_numpy() != self.frame["diagnosis"][KNOWN:].to_numpy()
@@ -268,11 +268,11 @@ class Story:
     def labels(self, table: np.ndarray) -> None:
         import torch
 
-        from neuboots.tasks.repeated import student_interval
+        from neuboots.evaluation._parallel import student_t_interval
 
         before, chosen, drawn = table[:, 3:].T
         better, worse = int((chosen < drawn).sum()), int((chosen > drawn).sum())
-        low, high = (float(end) for end in student_interval(torch.from_numpy(chosen - drawn)[:, None]))
+        low, high = (float(end) for end in student_t_interval(torch.from_numpy(chosen - drawn)[:, None]))
         if high < 0:
             verdict = "the chosen labels helped more than those of chance"
         elif low > 0:
@@ -301,9 +301,9 @@ class Story:
 
     def few_rows(self) -> None:
         """How many held-out rows promises take, and how many rows of a file that is; see `fit`'s defaults."""
-        from neuboots.commands.fit import Fit
+        from neuboots.app.rejection import DELTA
+        from neuboots.cli.fit import Fit
         from neuboots.estimators import NeuBootsRegressor
-        from neuboots.models.abstain import DELTA
 
         share = (1 - Fit.test) * NeuBootsRegressor().validation_fraction / 2
         for name, rows in (("interval", 0.95 / 0.05), ("risk", math.log(DELTA) / math.log1p(-Fit.max_error))):

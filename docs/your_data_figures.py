@@ -10,8 +10,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuboots.metrics import reliability_curve, risk_coverage
-from neuboots.report.figures import BLUE, GREY, ORANGE, draw_predictions, draw_reliability, draw_risk_coverage
+from neuboots.metrics import reliability_curve, risk_coverage_curve
+from neuboots.report.plots import BLUE, GREY, ORANGE, plot_predictions, plot_reliability, plot_risk_coverage
 
 Drawn = dict[str, Any]
 
@@ -52,7 +52,7 @@ def decision(out: Path, drawn: Drawn) -> None:
     probs = torch.tensor(np.stack([sure, 1 - sure], 1))  # of the guess, and of the other class
     y = torch.tensor(wrong.astype(int))
     figure, (left, right) = panels(2, height=4.2)
-    draw_risk_coverage(left, {"answering the surest first": risk_coverage(probs, y)})
+    plot_risk_coverage(left, {"answering the surest first": risk_coverage_curve(probs, y)})
     share, error = answered.mean(), wrong[answered].mean()
     left.plot(share, error, "D", color=ORANGE, ms=8, zorder=5, label=f"the model's rule: {100 * share:.0f} % answered")
     left.axhline(0.1, color="black", lw=1, ls=":", label="allowed")
@@ -61,7 +61,7 @@ def decision(out: Path, drawn: Drawn) -> None:
     left.set(xlabel="share of the new rows answered", ylabel="wrong among the answered", ylim=(0, 0.11))
     legend_above(left)
     curve = reliability_curve(probs, y, num_bins=10)
-    draw_reliability(right, {f"the {len(sure)} new rows, and how many are in each bin": curve})
+    plot_reliability(right, {f"the {len(sure)} new rows, and how many are in each bin": curve})
     for x, accuracy, count in zip(curve.confidence, curve.accuracy, curve.count, strict=True):
         if count:
             right.annotate(f"{int(count)}", (x, accuracy), (-7, 5), textcoords="offset points", ha="right", fontsize=9)
@@ -128,7 +128,7 @@ def numbers(out: Path, drawn: Drawn) -> None:
     """Left, predictions with their intervals against the truth; right, both intervals, rows in order of prediction."""
     truth, mean, low, high, sure_low, sure_high = drawn["numbers"]
     figure, (left, right) = panels(2)
-    draw_predictions(left, *map(torch.tensor, (truth, mean, low, high)), name="", level=0.95)
+    plot_predictions(left, *map(torch.tensor, (truth, mean, low, high)), name="", level=0.95)
     handles, names = left.get_legend_handles_labels()
     left.legend(handles, [name.removeprefix(", ") for name in names], fontsize=8, loc="upper left")
     limits = (min(0, min(low)), 1.25 * max(high))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neuboots import Indexed, NeuBoots, NeuBootsPredictor, weighted_loss
+from neuboots import IndexedDataset, NeuBoots, NeuBootsPredictor, weighted_mean
 
 
 def moons(n: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,18 +31,18 @@ def main() -> None:
     plan = method.plan(generator, data)
 
     optimizer = torch.optim.AdamW(generator.parameters(), lr=3e-3)
-    loader = DataLoader(Indexed(data), batch_size=100, shuffle=True)
+    loader = DataLoader(IndexedDataset(data), batch_size=100, shuffle=True)
     for epoch in range(30):
-        weights = plan.resample(epoch)  # 1: the draws of this epoch
+        weights = plan.at_epoch(epoch)  # 1: the draws of this epoch
         for inputs, labels, index in loader:
             alpha, w = weights(index)  # 2: α for the net, w for the loss
             losses = F.cross_entropy(generator(inputs, alpha), labels, reduction="none")
-            loss = weighted_loss(losses, w)  # 3: the mean of wᵢ ℓᵢ
+            loss = weighted_mean(losses, w)  # 3: the mean of wᵢ ℓᵢ
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    predictor = NeuBootsPredictor(generator, method.law)
+    predictor = NeuBootsPredictor(generator, method.weight_distribution)
     test_x, test_y = moons(1000, rng)
     p = predictor.predict(test_x, 100)
     print(f"test error {float((p.labels != test_y).float().mean()):.1%}")

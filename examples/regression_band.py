@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots import NeuBoots, Recipe, residual_std
+from neuboots import NeuBoots, TrainingConfig, residual_std
 from neuboots.nets import MLP
 
 
@@ -28,9 +28,9 @@ def main(out: str) -> None:
     y = truth(x) + 0.2 * torch.randn(400, 1, generator=rng)
     train, held_out = TensorDataset(x[:300], y[:300]), (x[300:], y[300:])
 
-    recipe = Recipe(epochs=100, batch_size=50, optimizer=partial(torch.optim.AdamW, lr=1e-2))
-    make_net = partial(MLP, 1, 1, widths=(128, 128), activation="silu")
-    predictor = NeuBoots.regression().fit(make_net, train, recipe)
+    config = TrainingConfig(epochs=100, batch_size=50, optimizer=partial(torch.optim.AdamW, lr=1e-2))
+    model = partial(MLP, 1, 1, widths=(128, 128), activation="silu")
+    predictor = NeuBoots.regression().fit(model, train, config)
 
     grid = torch.linspace(-3, 3, 301)[:, None]
     curve = predictor.predict(grid, 500)

@@ -14,19 +14,19 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots import BayesianBootstrap, NeuBoots, Plain, Predictor, Recipe, SquaredError, residual_std
+from neuboots import BayesianBootstrap, Deterministic, NeuBoots, Predictor, SquaredError, TrainingConfig, residual_std
 from neuboots.data.corruptions import CORRUPTIONS
+from neuboots.evaluation.active_learning import run_active_learning
+from neuboots.evaluation.calibration import evaluate_calibration
+from neuboots.evaluation.corruption import evaluate_corruptions
+from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverage
+from neuboots.evaluation.ood import ReplicateDetector, holdout_split
+from neuboots.evaluation.regression import evaluate_regression
+from neuboots.evaluation.selective import evaluate_selective_prediction
 from neuboots.nets import MLP
-from neuboots.report import figures
-from neuboots.tasks.active import active_learning
-from neuboots.tasks.calibration import calibration
-from neuboots.tasks.coverage import FUNCTIONS, coverage
-from neuboots.tasks.ood import ReplicateDetector, split
-from neuboots.tasks.regression import regression
-from neuboots.tasks.selective import selective
-from neuboots.tasks.shift import shift
+from neuboots.report import plots as figures
 
-RECIPE = Recipe(epochs=40, batch_size=32, progress=False)
+RECIPE = TrainingConfig(epochs=40, batch_size=32, progress=False)
 WORKERS = 2
 
 
@@ -35,7 +35,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float() / 16, torch.from_numpy(y).long()
 
 
-def make_net() -> MLP:
+def model() -> MLP:
     return MLP(64, 10, widths=(64, 64))
 
 
@@ -45,48 +45,50 @@ def main(out: Path) -> None:
     x, y = digits()
     train, test = TensorDataset(x[:400], y[:400]), TensorDataset(x[1000:], y[1000:])
     nets: dict[str, Predictor] = {
-        "plain": Plain().fit(make_net, train, RECIPE),
-        "NeuBoots": NeuBoots().fit(make_net, train, RECIPE),
+        "plain": Deterministic().fit(model, train, RECIPE),
+        "NeuBoots": NeuBoots().fit(model, train, RECIPE),
     }
 
-    curves = {name: calibration(net, test).reliability_curve for name, net in nets.items()}
-    figures.draw_reliability(axes[0, 0], curves)
-    figures.draw_risk_coverage(axes[0, 1], {name: selective(net, test).curve for name, net in nets.items()})
+    curves = {name: evaluate_calibration(net, test).reliability_curve for name, net in nets.items()}
+    figures.plot_reliability(axes[0, 0], curves)
+    figures.plot_risk_coverage(
+        axes[0, 1], {name: evaluate_selective_prediction(net, test).curve for name, net in nets.items()}
+    )
 
     noise = torch.rand(600, 64, generator=torch.Generator().manual_seed(0))
-    (inside, test_in), (outside, test_out) = split(x[1000:], 300), split(noise, 300)
+    (inside, test_in), (outside, test_out) = holdout_split(x[1000:], 300), holdout_split(noise, 300)
     detector = ReplicateDetector(nets["NeuBoots"]).fit(inside, outside)
     found = detector.evaluate(test_in, test_out, positive="in")
     print(found)
     groups = {"digits": detector.score(test_in), "noise": detector.score(test_out)}
-    figures.draw_histograms(axes[0, 2], groups, label="log-odds of being out of distribution", bottom=-6, top=6)
+    figures.plot_histograms(axes[0, 2], groups, label="log-odds of being out of distribution", bottom=-6, top=6)
 
     pool = TensorDataset(x[:1000], y[:1000])
     options = {"start": 50, "query": 50, "rounds": 4, "trials": 3, "num_samples": 50, "num_workers": WORKERS}
     learned = {}
     for strategy in ("random", "margin", "batch"):
-        curve = active_learning(NeuBoots(), make_net, pool, test, RECIPE, strategy=strategy, **options)  # type: ignore[arg-type]
+        curve = run_active_learning(NeuBoots(), model, pool, test, RECIPE, strategy=strategy, **options)  # type: ignore[arg-type]
         learned[strategy] = (curve.num_labels.tolist(), curve.accuracy)
-    figures.draw_learning_curves(axes[0, 3], learned)
+    figures.plot_learning_curves(axes[0, 3], learned)
 
     methods = {
         "NeuBoots": NeuBoots.regression(),
         "Bayesian bootstrap": BayesianBootstrap(SquaredError(), num_members=10),
     }
     checks = {
-        name: coverage(
+        name: simulate_coverage(
             method,
             lambda: MLP(1, 1, widths=(64, 64)),
-            FUNCTIONS["sine"],
+            SYNTHETIC_REGRESSIONS["sine"],
             RECIPE,
-            num_sets=20,
+            num_datasets=20,
             num_workers=WORKERS,
         )
         for name, method in methods.items()
     }
     check = checks["NeuBoots"]
     band, grid = check.bands[0], check.x[:, 0]
-    figures.draw_regression_band(
+    figures.plot_regression_band(
         axes[1, 0],
         grid,
         band.mean,
@@ -97,22 +99,24 @@ def main(out: Path) -> None:
         points=(band.x[:, 0], band.y),
     )
     covered = {name: check.rate for name, check in checks.items()}
-    figures.draw_coverage(axes[1, 1], grid, covered, level=check.level, num_sets=check.num_sets)
+    figures.plot_coverage(axes[1, 1], grid, covered, level=check.level, num_sets=check.num_sets)
 
     u, v = (torch.from_numpy(part).float() for part in load_diabetes(return_X_y=True))
     u, v = (u - u.mean(0)) / u.std(0), (v - v.mean()) / v.std()
     curve = NeuBoots.regression().fit(lambda: MLP(10, 1, widths=(32,)), TensorDataset(u[:250], v[:250]), RECIPE)
     sigma = residual_std(curve, u[250:340], v[250:340])
-    report = regression(curve, TensorDataset(u[340:], v[340:]), noise_std=sigma)
+    report = evaluate_regression(curve, TensorDataset(u[340:], v[340:]), noise_std=sigma)
     print(report)
-    figures.draw_calibration_curve(axes[1, 2], {"NeuBoots with noise": report.tally.calibration_curve})
+    figures.plot_calibration_curve(axes[1, 2], {"NeuBoots with noise": report.tally.calibration_curve})
 
     images = TensorDataset(x[1000:].reshape(-1, 1, 8, 8), y[1000:])
     lines = {}
     for name in ("gaussian_noise", "gaussian_blur", "contrast", "pixelate"):
-        by = shift(nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, prepare=lambda part: part.flatten(1))
+        by = evaluate_corruptions(
+            nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, prepare=lambda part: part.flatten(1)
+        )
         lines[name.replace("_", " ")] = {int(row["severity"]): float(row["accuracy"]) for row in by.by_severity}
-    figures.draw_shift(axes[1, 3], lines, label="accuracy of NeuBoots")
+    figures.plot_corruption(axes[1, 3], lines, label="accuracy of NeuBoots")
     titles = (
         *("digits: as often right as it says?", "digits: which to answer?"),
         *(f"out of distribution? AUROC {float(found.auroc):.3f}, in is positive", "digits: which to label?"),
@@ -120,7 +124,7 @@ def main(out: Path) -> None:
     )
     for ax, title in zip(axes.flat, titles, strict=True):
         ax.set_title(title, fontsize=11)
-    figures.write_png(sheet, out)
+    figures.save_png(sheet, out)
     print(f"wrote {out}")
 
 

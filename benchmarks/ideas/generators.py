@@ -47,7 +47,7 @@ class Draws:
     """α of each step. `concentration` is a function of the share of the training that is over."""
 
     concentration: Callable[[float], float] = lambda share: 1.0
-    redraw: Literal["epoch", "step", "sample"] = "sample"
+    resample: Literal["epoch", "step", "sample"] = "sample"
     warmup: float = 0.0  # share of the steps with α = 1
     antithetic: bool = False  # the second half of a batch has the first half's rows, and mirrored α
 
@@ -55,9 +55,9 @@ class Draws:
         """(1, rows or 1, S)."""
         if step < self.warmup * steps:
             return torch.ones(1, 1, blocks)
-        held = step % max(1, n // BATCH) if self.redraw == "epoch" else 0
+        held = step % max(1, n // BATCH) if self.resample == "epoch" else 0
         torch.manual_seed(step - held)
-        drawn = dirichlet(self.concentration((step - held) / steps), rows if self.redraw == "sample" else 1, blocks)
+        drawn = dirichlet(self.concentration((step - held) / steps), rows if self.resample == "sample" else 1, blocks)
         if self.antithetic:
             drawn = drawn[: rows // 2]
             mirrored = -torch.log(-torch.expm1(-drawn.clamp_min(1e-6)))  # 1 − F(α) of the exponential law
@@ -255,7 +255,7 @@ def answer_after(world: World) -> Params:
 
 
 def short(world: World, count: int, lr: float) -> Band:
-    """`count` replicates that go on from the trained net with other weights, each for 1/count of a training."""
+    """`count_rows` replicates that go on from the trained net with other weights, each for 1/count of a training."""
     found = []
     for k in range(count):
         weights = random_weights(world.x.shape, 500 + k)  # not those of the true bootstrap, which judges it

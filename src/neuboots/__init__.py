@@ -4,38 +4,35 @@ g(x, α) = M(F(x) ⊙ α): a bootstrap replicate of a net is a re-weighted last 
 pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2021).
 """
 
-from neuboots.batches import Batch, Indexed
 from neuboots.generator import BootstrapGenerator
+from neuboots.head import HeadSplit, find_head_candidates, split_head
+from neuboots.loading import Batch, IndexedDataset
 from neuboots.losses import (
     BinaryCrossEntropy,
-    Brier,
+    BrierLoss,
     CrossEntropy,
     GaussianNLL,
     SquaredError,
-    unmasked,
-    weighted_loss,
+    valid_mask,
+    weighted_mean,
 )
 from neuboots.methods import (
-    GBS,
-    LPBNN,
     METHODS,
     MIMO,
     SWAG,
-    AdversarialEnsemble,
-    AmortizedBootstrap,
     BatchEnsemble,
     BayesianBootstrap,
     DeepEnsemble,
-    Entry,
+    Deterministic,
+    DeterministicPredictor,
     GaussianProcess,
     InfluenceBootstrap,
     InfluencePredictor,
     Laplace,
     MCDropout,
+    MethodEntry,
     NeuBoots,
     NeuBootsPredictor,
-    Plain,
-    PlainPredictor,
     SparseGP,
     StandardBootstrap,
     register,
@@ -43,11 +40,9 @@ from neuboots.methods import (
     scale_temperature,
 )
 from neuboots.methods.neuboots import make_blocks
-from neuboots.prediction import Method, Moments, Prediction, Predictor, Summary
-from neuboots.regression import residual_std, split_gaussian
-from neuboots.saving import load, save
-from neuboots.surgery import Split, head_candidates, split_head
-from neuboots.training import EpochReport, Recipe, constant, cosine, train
+from neuboots.prediction import Method, Moments, Prediction, Predictor, Summary, residual_std, split_gaussian
+from neuboots.serialization import load, save
+from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule, train
 from neuboots.weights import (
     BlockTable,
     Constant,
@@ -55,40 +50,37 @@ from neuboots.weights import (
     Exponential,
     HashedBlocks,
     Multinomial,
-    WeightLaw,
-    WeightPlan,
+    WeightDistribution,
+    WeightSchedule,
     assign_blocks,
-    strata_of,
+    compute_strata,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "GBS",
-    "LPBNN",
     "METHODS",
     "MIMO",
     "SWAG",
-    "AdversarialEnsemble",
-    "AmortizedBootstrap",
+    "AdversarialDeepEnsemble",
     "Batch",
     "BatchEnsemble",
     "BayesianBootstrap",
     "BinaryCrossEntropy",
     "BlockTable",
     "BootstrapGenerator",
-    "Brier",
+    "BrierLoss",
     "Constant",
     "CrossEntropy",
     "DeepEnsemble",
     "Dirichlet",
-    "Entry",
+    "MethodEntry",
     "EpochReport",
     "Exponential",
     "GaussianNLL",
     "GaussianProcess",
     "HashedBlocks",
-    "Indexed",
+    "IndexedDataset",
     "InfluenceBootstrap",
     "InfluencePredictor",
     "Laplace",
@@ -98,22 +90,22 @@ __all__ = [
     "Multinomial",
     "NeuBoots",
     "NeuBootsPredictor",
-    "Plain",
-    "PlainPredictor",
+    "Deterministic",
+    "DeterministicPredictor",
     "Prediction",
     "Predictor",
-    "Recipe",
+    "TrainingConfig",
     "SparseGP",
-    "Split",
+    "HeadSplit",
     "SquaredError",
     "StandardBootstrap",
     "Summary",
-    "WeightLaw",
-    "WeightPlan",
+    "WeightDistribution",
+    "WeightSchedule",
     "assign_blocks",
-    "constant",
-    "cosine",
-    "head_candidates",
+    "constant_schedule",
+    "cosine_schedule",
+    "find_head_candidates",
     "load",
     "make_blocks",
     "register",
@@ -123,8 +115,8 @@ __all__ = [
     "scale_temperature",
     "split_gaussian",
     "split_head",
-    "strata_of",
+    "compute_strata",
     "train",
-    "unmasked",
-    "weighted_loss",
+    "valid_mask",
+    "weighted_mean",
 ]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots.keys import draw_keys
+from neuboots._prng import derive_keys
+from neuboots.head import ForwardTrace, Head, cast_inputs, copy_net, extract_output, make_head, split_head
 from neuboots.prediction import Moments
-from neuboots.surgery import Head, Pass, copy_of, main_output, plain_head, split_head, to_net
-from neuboots.weights import Link, WeightLaw, apply_link, check_blocks, check_link, link_moments
+from neuboots.weights import Link, WeightDistribution, apply_link, check_blocks, check_link, link_moments
 
 _PIXELS = 1 << 15  # whose squared features are made at once
 _AFFINE_TOLERANCE = 1e-3  # of the outputs' size: rounding is far below, a softmax far above
@@ -63,7 +63,7 @@ class BootstrapGenerator(nn.Module):
             seen.append(head(phi if alpha is None else phi * self._factor(alpha, phi)))
             return seen[0]
 
-        output = main_output(self.split.run(x, scaled), x)
+        output = extract_output(self.split.run(x, scaled), x)
         return self._channels_first(output, seen[0].shape)
 
     def _factor(self, alpha: Tensor, phi: Tensor) -> Tensor:
@@ -90,24 +90,24 @@ class BootstrapGenerator(nn.Module):
             return output.movedim(self.output_axis, 1)
         return output.movedim(-1, 1) if output.shape == head_output else output
 
-    def at(self, x: Any) -> "GeneratorAt":
+    def at(self, x: Any) -> "GeneratorAtInput":
         """ĝ(x, ·), features computed a priori (Algorithm 2, line 1)."""
-        passed = self.split.trace(to_net(self.net, x))
+        passed = self.split.trace(cast_inputs(self.net, x))
         if self.output_axis is None and self.split.axis == -1 and passed.phi.ndim > 2:
             self.output_axis = _find_output_axis(passed, self.split.head)
-        return GeneratorAt(self, passed)
+        return GeneratorAtInput(self, passed)
 
     def replicates(self, x: Any, alphas: Tensor) -> Tensor:
         """g(x, α_b) for every row of alphas (B, S), from one pass through F: (B, N, C, *)."""
         return self.at(x)(alphas)
 
-    def moments(self, x: Any, law: WeightLaw) -> Moments:
+    def moments(self, x: Any, weight_distribution: WeightDistribution) -> Moments:
         """Exact mean and standard deviation of g(x, α) over α: B = ∞ for the price of one pass."""
-        return self.at(x).moments(law)
+        return self.at(x).moments(weight_distribution)
 
     def export(self, alpha: Tensor | None = None) -> nn.Module:
         """The replicate g(·, α) as a plain net: a copy whose head has the weights W diag h(α)."""
-        net = copy_of(self.net)
+        net = copy_net(self.net)
         if alpha is None:
             return net
         with torch.no_grad():
@@ -115,7 +115,7 @@ class BootstrapGenerator(nn.Module):
             factor = apply_link(alpha.to(weight), self.link)[self.feature_blocks]
             weight = weight * factor.view(-1, *[1] * (weight.ndim - 2))
         parent, _, key = self.split.name.rpartition(".")
-        net.get_submodule(parent)._modules[key] = plain_head(weight, self.split.head.bias)
+        net.get_submodule(parent)._modules[key] = make_head(weight, self.split.head.bias)
         return net
 
     def freeze_features(self) -> None:
@@ -141,7 +141,7 @@ class BootstrapGenerator(nn.Module):
         return self
 
 
-def _find_output_axis(passed: Pass, head: Head) -> int | None:
+def _find_output_axis(passed: ForwardTrace, head: Head) -> int | None:
     """The axis along which a change of the head's first output stays at one place; None if that does not tell."""
     with torch.no_grad():
         z = head(passed.phi)
@@ -154,11 +154,11 @@ def _find_output_axis(passed: Pass, head: Head) -> int | None:
 
 
 @dataclass(frozen=True)
-class GeneratorAt:
+class GeneratorAtInput:
     """ĝ(x, ·) at a fixed x: a function of α alone."""
 
     generator: BootstrapGenerator
-    passed: Pass
+    passed: ForwardTrace
 
     @property
     def output(self) -> Tensor:
@@ -214,14 +214,14 @@ class GeneratorAt:
             z += bias[:, None]
         return z.view(len(phi), num, outputs, *phi.shape[2:]).movedim(1, 0)
 
-    def moments(self, law: WeightLaw) -> Moments:
+    def moments(self, weight_distribution: WeightDistribution) -> Moments:
         """Mean m Wφ + b; variance (v − c) Σ_s A_s² + c (Σ_s A_s)², where A_s is what block s adds to Wφ.
 
         (m, v, c) are the moments of h(α). An affine finish (upsampling) is carried through block by block;
         after any other one the moments are not known in closed form, and a sentence says so.
         """
         generator = self.generator
-        mean, v, c = link_moments(law, generator.link, generator.num_blocks)
+        mean, v, c = link_moments(weight_distribution, generator.link, generator.num_blocks)
         weight, _ = self._weight_and_bias()
         if self.passed.ends_at_head and generator.num_blocks >= generator.split.width:
             whole = self._product(weight[None], None)[0]  # Wφ
@@ -229,7 +229,7 @@ class GeneratorAt:
             whole, squares = self._finished(whole), self._finished(squares)
             offset = self._offset(whole)
         else:
-            offset, whole, squares = self._block_sums(law)
+            offset, whole, squares = self._block_sums(weight_distribution)
         variance = (v - c) * squares + c * whole.square()
         return Moments(offset + mean * whole, variance.clamp_min(0.0).sqrt())
 
@@ -246,11 +246,13 @@ class GeneratorAt:
         bias = self.generator.split.head.bias
         return torch.zeros_like(like) if bias is None else bias.view(-1, *[1] * (like.ndim - 2))
 
-    def _block_sums(self, law: WeightLaw) -> tuple[Tensor, Tensor, Tensor]:
+    def _block_sums(self, weight_distribution: WeightDistribution) -> tuple[Tensor, Tensor, Tensor]:
         """(finish(b), Σ_s A_s, Σ_s A_s²) after a finish that must be affine, which three weightings test."""
         generator = self.generator
         weight, bias = self._weight_and_bias()
-        drawn = apply_link(law.sample(draw_keys(torch.arange(2), "affine"), generator.num_blocks), generator.link)
+        drawn = apply_link(
+            weight_distribution.sample(derive_keys(torch.arange(2), "affine"), generator.num_blocks), generator.link
+        )
         tests = torch.cat([torch.ones_like(drawn[:1]), drawn[:1], 3 * drawn[1:]]).to(weight)  # (3, S)
         offset = self._finish_one(torch.zeros_like(weight), bias)
         whole, squares = torch.zeros_like(offset), torch.zeros_like(offset)

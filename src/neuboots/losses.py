@@ -16,10 +16,10 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def weighted_loss(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
+def weighted_mean(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean of wᵢ ℓᵢ: losses (N, *), weights (N,), over the elements where the mask is true.
 
-    >>> float(weighted_loss(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0])))
+    >>> float(weighted_mean(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0])))
     1.0
     """
     if losses.ndim == 0 or len(losses) != len(weights):
@@ -38,7 +38,7 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"got loss={loss!r}; expected a function of (outputs, targets), such as CrossEntropy()")
 
 
-def unmasked(loss: Loss, targets: Tensor) -> Tensor | None:
+def valid_mask(loss: Loss, targets: Tensor) -> Tensor | None:
     """Where the targets count, for a loss with an ignore_index; None where all do."""
     ignore_index = getattr(loss, "ignore_index", None)
     if ignore_index is None or targets.is_floating_point():
@@ -47,7 +47,7 @@ def unmasked(loss: Loss, targets: Tensor) -> Tensor | None:
     return None if bool(mask.all()) else mask
 
 
-def _checked_labels(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+def _check_labels(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     """Labels (N, *) that fit outputs (N, C, *), as whole numbers, or a sentence."""
     if outputs.ndim < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
         raise ValueError(
@@ -80,7 +80,7 @@ class CrossEntropy:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(
             outputs,
-            _checked_labels(outputs, targets, self.ignore_index),
+            _check_labels(outputs, targets, self.ignore_index),
             reduction="none",
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -88,24 +88,24 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class Brier:
+class BrierLoss:
     """ℓ = Σ_c (softmax(z)_c − 1[y = c])² for outputs (N, C, *) and labels (N, *): a proper scoring rule.
 
-    >>> Brier()(torch.zeros(1, 2), torch.tensor([1]))
+    >>> BrierLoss()(torch.zeros(1, 2), torch.tensor([1]))
     tensor([0.5000])
     """
 
     ignore_index: int = -100
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        labels = _checked_labels(outputs, targets, self.ignore_index)
+        labels = _check_labels(outputs, targets, self.ignore_index)
         counted = labels != self.ignore_index
         probs = outputs.softmax(1)
         of_label = probs.gather(1, labels.where(counted, 0)[:, None])[:, 0]
         return (probs.square().sum(1) - 2 * of_label + 1).where(counted, 0.0)  # (N, *)
 
 
-def _shaped_like(outputs: Tensor, targets: Tensor) -> Tensor:
+def _match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     """The targets in the outputs' shape; axes of length 1 may be missing, no other may differ."""
     got, expected = ([d for d in shape[1:] if d != 1] for shape in (targets.shape, outputs.shape))
     if targets.shape[:1] != outputs.shape[:1] or got != expected:
@@ -121,7 +121,7 @@ class SquaredError:
     """ℓ = (z − y)² for outputs and targets of one shape ((N,) and (N, 1) are taken as one)."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - _shaped_like(outputs, targets)).square()
+        return (outputs - _match_shape(outputs, targets)).square()
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class GaussianNLL:
         mean, log_variance = outputs.chunk(2, dim=1)
         # a floor on σ² keeps one confident error from outweighing the batch
         log_variance = log_variance.clamp_min(-12.0)
-        residual = _shaped_like(mean, targets) - mean
+        residual = _match_shape(mean, targets) - mean
         losses = 0.5 * (log_variance + residual.square() * (-log_variance).exp())
         return losses * (self.beta * log_variance.detach()).exp() if self.beta and torch.is_grad_enabled() else losses
 
@@ -158,7 +158,7 @@ class BinaryCrossEntropy:
     """ℓ = −y log σ(z) − (1 − y) log(1 − σ(z)) for logits and targets in [0, 1] of one shape."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = _shaped_like(outputs, targets)
+        targets = _match_shape(outputs, targets)
         if bool(((targets < 0) | (targets > 1)).any()):
             raise ValueError("got targets outside [0, 1]; expected probabilities or 0/1 labels")
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")

@@ -15,16 +15,16 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from neuboots.keys import draw_keys, gammas, hashed, uniforms
+from neuboots._prng import derive_keys, draw_gamma, draw_uniform, hash_to_range
 
 Link = Literal["identity", "exp"]
-Redraw = Literal["epoch", "step", "sample", "pool"]
+ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
 _POOL = 256  # draws that the samples of an epoch share
 
 # -- laws ----------------------------------------------------------------------------------------------
 
 
-class WeightLaw(Protocol):
+class WeightDistribution(Protocol):
     """A law of exchangeable weights with mean 1: Cov α = (v − c) I + c 11ᵀ."""
 
     @property
@@ -45,9 +45,9 @@ def check_blocks(size: int) -> None:
         raise ValueError(f"got S = {size} blocks; expected at least 1: choose num_blocks ≥ 1")
 
 
-def check_law(law: WeightLaw) -> None:
-    if isinstance(law, type) or not hasattr(law, "sample"):
-        raise ValueError(f"got law={law!r}; expected a law such as Dirichlet() or Exponential()")
+def check_weight_distribution(weight_distribution: WeightDistribution) -> None:
+    if isinstance(weight_distribution, type) or not hasattr(weight_distribution, "sample"):
+        raise ValueError(f"got law={weight_distribution!r}; expected a law such as Dirichlet() or Exponential()")
 
 
 def check_link(link: str) -> None:
@@ -66,7 +66,7 @@ class Dirichlet:
 
     >>> Dirichlet().covariance(4)  # (S − 1)/(S + 1), −1/(S + 1)
     (0.6, -0.2)
-    >>> alpha = Dirichlet().sample(draw_keys(torch.arange(2), 0), 4)
+    >>> alpha = Dirichlet().sample(derive_keys(torch.arange(2), 0), 4)
     >>> bool(torch.allclose(alpha.sum(1), torch.full((2,), 4.0, dtype=alpha.dtype)))
     True
     """
@@ -79,7 +79,7 @@ class Dirichlet:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         check_blocks(size)
-        draws = gammas(keys, size, self.concentration).clamp_min(1e-300)
+        draws = draw_gamma(keys, size, self.concentration).clamp_min(1e-300)
         return size * draws / draws.sum(1, keepdim=True)  # (num, S)
 
     def covariance(self, size: int) -> tuple[float, float]:
@@ -109,7 +109,7 @@ class Exponential:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         check_blocks(size)
-        return gammas(keys, size, self.concentration) / self.concentration
+        return draw_gamma(keys, size, self.concentration) / self.concentration
 
     def covariance(self, size: int) -> tuple[float, float]:
         return 1.0 / self.concentration, 0.0
@@ -130,7 +130,7 @@ class Multinomial:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         check_blocks(size)
-        u = uniforms(keys[:, None], torch.arange(size, device=keys.device))
+        u = draw_uniform(keys[:, None], torch.arange(size, device=keys.device))
         picks = (u * size).long().clamp_max(size - 1)  # (num, S)
         counts = torch.zeros(len(keys), size, dtype=torch.float64, device=keys.device)
         return counts.scatter_add_(1, picks, torch.ones_like(counts))
@@ -163,26 +163,29 @@ class Constant:
         return math.exp(-t * parts)
 
 
-LAWS: dict[str, type[Dirichlet | Exponential | Multinomial | Constant]] = {
-    law.name: law for law in (Dirichlet, Exponential, Multinomial, Constant)
+WEIGHT_DISTRIBUTIONS: dict[str, type[Dirichlet | Exponential | Multinomial | Constant]] = {
+    weight_distribution.name: weight_distribution
+    for weight_distribution in (Dirichlet, Exponential, Multinomial, Constant)
 }
 
 
-def describe_law(law: WeightLaw) -> dict[str, Any]:
+def describe_distribution(weight_distribution: WeightDistribution) -> dict[str, Any]:
     """The law as JSON: its name and options.
 
-    >>> describe_law(Dirichlet(5.0))
+    >>> describe_distribution(Dirichlet(5.0))
     {'name': 'dirichlet', 'concentration': 5.0}
     """
-    if type(law) not in LAWS.values():
-        raise ValueError(f"got a law of your own, {law!r}; expected one of {list(LAWS)}: only these can be saved")
-    return {"name": law.name, **asdict(law)}  # type: ignore[call-overload]
+    if type(weight_distribution) not in WEIGHT_DISTRIBUTIONS.values():
+        raise ValueError(
+            f"got a law of your own, {weight_distribution!r}; expected one of {list(WEIGHT_DISTRIBUTIONS)}: only these can be saved"
+        )
+    return {"name": weight_distribution.name, **asdict(weight_distribution)}  # type: ignore[call-overload]
 
 
-def build_law(description: dict[str, Any]) -> WeightLaw:
-    """The law that `describe_law` described."""
+def build_distribution(description: dict[str, Any]) -> WeightDistribution:
+    """The law that `describe_distribution` described."""
     options = dict(description)
-    return LAWS[options.pop("name")](**options)
+    return WEIGHT_DISTRIBUTIONS[options.pop("name")](**options)
 
 
 def _kummer(a: float, b: float, z: float) -> float:
@@ -202,17 +205,17 @@ def apply_link(alpha: Tensor, link: Link) -> Tensor:
     return alpha if link == "identity" else torch.exp(-alpha)
 
 
-def link_moments(law: WeightLaw, link: Link, size: int) -> tuple[float, float, float]:
+def link_moments(weight_distribution: WeightDistribution, link: Link, size: int) -> tuple[float, float, float]:
     """(E h(α_s), Var h(α_s), Cov(h(α_s), h(α_t))), exact for every law and both links.
 
     >>> link_moments(Exponential(), "exp", 10)[0]  # E exp(−Exp(1)) = 1/2
     0.5
     """
     if link == "identity":
-        return 1.0, *law.covariance(size)
-    mean = law.laplace(1.0, 1, size)
-    covariance = law.laplace(1.0, 2, size) - mean**2 if size > 1 else 0.0
-    return mean, law.laplace(2.0, 1, size) - mean**2, covariance
+        return 1.0, *weight_distribution.covariance(size)
+    mean = weight_distribution.laplace(1.0, 1, size)
+    covariance = weight_distribution.laplace(1.0, 2, size) - mean**2 if size > 1 else 0.0
+    return mean, weight_distribution.laplace(2.0, 1, size) - mean**2, covariance
 
 
 # -- blocks --------------------------------------------------------------------------------------------
@@ -234,21 +237,21 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
         strata = torch.zeros(n, dtype=torch.int64)
     if strata.shape != (n,):
         raise ValueError(f"got strata of shape {tuple(strata.shape)}; expected ({n},): one label for each point")
-    shuffled = draw_keys(torch.arange(n), seed, "points").argsort()
+    shuffled = derive_keys(torch.arange(n), seed, "points").argsort()
     order = shuffled[strata.cpu()[shuffled].argsort(stable=True)]  # by stratum, shuffled inside
-    names = draw_keys(torch.arange(num_blocks), seed, "blocks").argsort()
+    names = derive_keys(torch.arange(num_blocks), seed, "blocks").argsort()
     blocks = torch.empty(n, dtype=torch.int64)
     blocks[order] = names[torch.arange(n) % num_blocks]
     return blocks
 
 
-def strata_of(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) -> Tensor:
+def compute_strata(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) -> Tensor:
     """The stratum of each point: its class, its quantile bin, or the commonest class of its pixels: (n,).
 
     Integer targets are classes; floating ones are cut at their quantiles (several columns: of the sum
     of the standardised columns).
 
-    >>> strata_of(torch.tensor([0.1, 0.2, 0.9, 0.8]), num_bins=2).tolist()
+    >>> compute_strata(torch.tensor([0.1, 0.2, 0.9, 0.8]), num_bins=2).tolist()
     [0, 0, 1, 1]
     """
     n = len(targets)
@@ -263,11 +266,11 @@ def strata_of(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) 
         return ranks * min(num_bins, n) // n
     flat = flat.to(torch.int64)  # in uint8, label 156 and −100 are the same byte
     if flat.shape[1] > 1:
-        return torch.stack([_commonest(row[row != ignore_index]) for row in flat])
+        return torch.stack([_majority_label(row[row != ignore_index]) for row in flat])
     return flat[:, 0]
 
 
-def _commonest(labels: Tensor) -> Tensor:
+def _majority_label(labels: Tensor) -> Tensor:
     return labels.mode().values if len(labels) else torch.tensor(-1)
 
 
@@ -298,7 +301,7 @@ class HashedBlocks:
         check_blocks(self.num_blocks)
 
     def __call__(self, index: Tensor) -> Tensor:
-        return hashed(index.cpu(), self.num_blocks, self.seed, "stream")
+        return hash_to_range(index.cpu(), self.num_blocks, self.seed, "stream")
 
 
 Blocks = BlockTable | HashedBlocks
@@ -307,9 +310,9 @@ Blocks = BlockTable | HashedBlocks
 # -- the schedule of draws -----------------------------------------------------------------------------
 
 
-def check_schedule(redraw: str, warmup: int) -> None:
-    if redraw not in get_args(Redraw):
-        raise ValueError(f"got redraw={redraw!r}; expected one of {', '.join(map(repr, get_args(Redraw)))}")
+def check_schedule(resample: str, warmup: int) -> None:
+    if resample not in get_args(ResampleSchedule):
+        raise ValueError(f"got redraw={resample!r}; expected one of {', '.join(map(repr, get_args(ResampleSchedule)))}")
     if warmup < 0:
         raise ValueError(f"got warmup={warmup}; expected a number of epochs ≥ 0")
 
@@ -318,7 +321,7 @@ def check_schedule(redraw: str, warmup: int) -> None:
 class EpochWeights:
     """The draws of one epoch: called with the index of a batch, gives (α, w) with wᵢ = α_{u(i)}."""
 
-    plan: "WeightPlan"
+    plan: "WeightSchedule"
     epoch: int
 
     def __call__(self, index: Tensor, *, step: int | None = None) -> tuple[Tensor, Tensor]:
@@ -327,50 +330,50 @@ class EpochWeights:
         if self.epoch < plan.warmup:
             size = plan.blocks.num_blocks
             return torch.ones(size, dtype=torch.float64), torch.ones(len(index), dtype=torch.float64)
-        if plan.redraw == "sample":
-            keys = draw_keys(index.cpu(), plan.seed, "sample", self.epoch)
-            alphas = plan.law.sample(keys, plan.blocks.num_blocks)  # (N, S)
+        if plan.resample == "sample":
+            keys = derive_keys(index.cpu(), plan.seed, "sample", self.epoch)
+            alphas = plan.weight_distribution.sample(keys, plan.blocks.num_blocks)  # (N, S)
             return alphas, alphas.gather(1, blocks[:, None])[:, 0]
-        if plan.redraw == "pool":
-            alphas = self._pool[hashed(index.cpu(), _POOL, plan.seed, "pool", self.epoch)]  # (N, S)
+        if plan.resample == "pool":
+            alphas = self._pool[hash_to_range(index.cpu(), _POOL, plan.seed, "pool", self.epoch)]  # (N, S)
             return alphas, alphas.gather(1, blocks[:, None])[:, 0]
-        if plan.redraw == "step" and step is None:
+        if plan.resample == "step" and step is None:
             raise ValueError('redraw="step" draws α anew at each step: call weights(index, step=…)')
-        number = self.epoch if plan.redraw == "epoch" else step
-        keys = draw_keys(torch.tensor([number]), plan.seed, plan.redraw)
-        alpha = plan.law.sample(keys, plan.blocks.num_blocks)[0]  # (S,)
+        number = self.epoch if plan.resample == "epoch" else step
+        keys = derive_keys(torch.tensor([number]), plan.seed, plan.resample)
+        alpha = plan.weight_distribution.sample(keys, plan.blocks.num_blocks)[0]  # (S,)
         return alpha, alpha[blocks]
 
     @cached_property
     def _pool(self) -> Tensor:
         """The draws of the epoch: (256, S)."""
-        keys = draw_keys(torch.arange(_POOL), self.plan.seed, "pool draw", self.epoch)
-        return self.plan.law.sample(keys, self.plan.blocks.num_blocks)
+        keys = derive_keys(torch.arange(_POOL), self.plan.seed, "pool draw", self.epoch)
+        return self.plan.weight_distribution.sample(keys, self.plan.blocks.num_blocks)
 
 
 @dataclass(frozen=True)
-class WeightPlan:
+class WeightSchedule:
     """How α is drawn during training: Algorithm 1 draws at each epoch; all of them estimate eq. 2.6.
 
-    `redraw="epoch"` holds one α through the epoch, `"step"` through one step, `"sample"` gives each sample its own, and
+    `resample="epoch"` holds one α through the epoch, `"step"` through one step, `"sample"` gives each sample its own, and
     `"pool"` gives each one of 256 that are drawn for the epoch: for small nets, where the draws of `"sample"` take
     longer than the step. During the first `warmup` epochs α = 1.
 
-    >>> plan = WeightPlan(Dirichlet(), BlockTable(assign_blocks(6, 3), 3), seed=0)
-    >>> alpha, w = plan.resample(epoch=2)(torch.tensor([0, 5]))
+    >>> plan = WeightSchedule(Dirichlet(), BlockTable(assign_blocks(6, 3), 3), seed=0)
+    >>> alpha, w = plan.at_epoch(epoch=2)(torch.tensor([0, 5]))
     >>> alpha.shape, w.shape
     (torch.Size([3]), torch.Size([2]))
     """
 
-    law: WeightLaw
+    weight_distribution: WeightDistribution
     blocks: Blocks
     seed: int = 0
-    redraw: Redraw = "epoch"
+    resample: ResampleSchedule = "epoch"
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        check_schedule(self.redraw, self.warmup)
+        check_schedule(self.resample, self.warmup)
 
-    def resample(self, epoch: int) -> EpochWeights:
+    def at_epoch(self, epoch: int) -> EpochWeights:
         """Line 3 of Algorithm 1: the weights of this epoch, a function of (seed, epoch) alone."""
         return EpochWeights(self, epoch)

@@ -23,17 +23,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots import (
-    GBS,
-    LPBNN,
     MIMO,
     SWAG,
-    AdversarialEnsemble,
-    AmortizedBootstrap,
     BatchEnsemble,
     BayesianBootstrap,
     Constant,
     CrossEntropy,
     DeepEnsemble,
+    Deterministic,
+    DeterministicPredictor,
     Dirichlet,
     Exponential,
     GaussianNLL,
@@ -43,30 +41,27 @@ from neuboots import (
     MCDropout,
     Multinomial,
     NeuBoots,
-    Plain,
-    PlainPredictor,
-    Recipe,
     SparseGP,
     SquaredError,
     StandardBootstrap,
+    TrainingConfig,
     assign_blocks,
     cli,
+    compute_strata,
     load,
     metrics,
     save,
     scale_std,
     scale_temperature,
-    strata_of,
 )
+from neuboots._prng import derive_keys, derive_seed, draw_gamma, draw_normal, draw_uniform, hash_to_range, stable_hash
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.corruptions import CORRUPTIONS, rotate
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
-from neuboots.keys import draw_keys, gammas, hashed, normals, seed_named, stable_hash, uniforms
-from neuboots.methods import CalibratedNeuBoots
-from neuboots.tasks.active import next_to_label
-from neuboots.tasks.audit import compare
-from neuboots.tasks.conformal import conformal_intervals, conformal_sets
-from neuboots.tasks.ood import (
+from neuboots.evaluation.active_learning import select_for_labeling
+from neuboots.evaluation.bootstrap_audit import compare_with_bootstrap
+from neuboots.evaluation.conformal import fit_conformal_classifier, fit_conformal_regressor
+from neuboots.evaluation.ood import (
     Energy,
     Entropy,
     Mahalanobis,
@@ -74,11 +69,16 @@ from neuboots.tasks.ood import (
     MaxSoftmax,
     MutualInformation,
     Odin,
+    PredictiveStd,
     ReplicateDetector,
-    Spread,
 )
-from neuboots.tasks.selective import risk_controlled_threshold, selective
-from neuboots.weights import BlockTable, HashedBlocks, WeightPlan, apply_link, link_moments
+from neuboots.evaluation.selective import evaluate_selective_prediction, fit_risk_controlled_threshold
+from neuboots.methods import CalibratedNeuBoots
+from neuboots.weights import BlockTable, HashedBlocks, WeightSchedule, apply_link, link_moments
+from neuboots_paper.baselines.adversarial_ensemble import AdversarialDeepEnsemble
+from neuboots_paper.baselines.amortized_bootstrap import AmortizedBootstrap
+from neuboots_paper.baselines.gbs import GBS
+from neuboots_paper.baselines.lp_bnn import LPBNN
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Entry = Callable[[], Arrays]
@@ -107,8 +107,8 @@ def pixel_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 1))
 
 
-def short_training(epochs: int = 2) -> Recipe:
-    return Recipe(epochs=epochs, batch_size=16, seed=SEED, accelerator="cpu", progress=False)
+def short_training(epochs: int = 2) -> TrainingConfig:
+    return TrainingConfig(epochs=epochs, batch_size=16, seed=SEED, accelerator="cpu", progress=False)
 
 
 Task = tuple[Any, Callable[[], nn.Module], Callable[[], TensorDataset], Tensor]
@@ -151,23 +151,23 @@ IMAGES = (*BOTH, "images")
 ALL = (*IMAGES, "segmentation")
 
 METHODS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "plain": (lambda loss: Plain(loss), BOTH),
+    "plain": (lambda loss: Deterministic(loss), BOTH),
     "neuboots": (lambda loss: NeuBoots(loss), (*ALL, "gaussian")),
     "neuboots, link exp, redraw step, warm-up": (
-        lambda loss: NeuBoots(loss, link="exp", law=Exponential(), redraw="step", warmup=1),
+        lambda loss: NeuBoots(loss, link="exp", weight_distribution=Exponential(), resample="step", warmup=1),
         BOTH,
     ),
-    "neuboots, redraw sample": (lambda loss: NeuBoots(loss, redraw="sample"), BOTH),
-    "neuboots, redraw pool": (lambda loss: NeuBoots(loss, redraw="pool"), BOTH),
+    "neuboots, redraw sample": (lambda loss: NeuBoots(loss, resample="sample"), BOTH),
+    "neuboots, redraw pool": (lambda loss: NeuBoots(loss, resample="pool"), BOTH),
     "neuboots, 3 blocks": (lambda loss: NeuBoots(loss, num_blocks=3), BOTH),
     "neuboots, head only": (lambda loss: NeuBoots(loss, tune="head"), BOTH),
-    "neuboots, multinomial": (lambda loss: NeuBoots(loss, law=Multinomial()), ("classification",)),
+    "neuboots, multinomial": (lambda loss: NeuBoots(loss, weight_distribution=Multinomial()), ("classification",)),
     "neuboots, paper": (lambda loss: NeuBoots.paper(loss), ("classification",)),
     "neuboots, regression": (lambda loss: NeuBoots.regression(loss), ("regression", "gaussian")),
     "standard-bootstrap": (lambda loss: StandardBootstrap(loss, num_members=3), BOTH),
     "bayesian-bootstrap": (lambda loss: BayesianBootstrap(loss, num_members=3), BOTH),
     "deep-ensemble": (lambda loss: DeepEnsemble(loss, num_members=3), (*BOTH, "segmentation")),
-    "deep-ensemble-original": (lambda loss: AdversarialEnsemble(loss, num_members=2), BOTH),
+    "deep-ensemble-original": (lambda loss: AdversarialDeepEnsemble(loss, num_members=2), BOTH),
     "gbs": (lambda loss: GBS(loss), BOTH),
     "amortized-bootstrap": (lambda loss: AmortizedBootstrap(loss), BOTH),
     "gp": (lambda loss: GaussianProcess(loss, steps=20), ("regression",)),
@@ -182,18 +182,24 @@ METHODS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "lp-bnn": (lambda loss: LPBNN(loss, num_members=3), BOTH),
     "mc-dropout": (lambda loss: MCDropout(loss), ALL),
     "mc-dropout, channels before the head": (
-        lambda loss: MCDropout(loss, where="head", kind="channel", rate=0.5),
+        lambda loss: MCDropout(loss, where="head", granularity="channel", rate=0.5),
         IMAGES,
     ),
     "laplace": (lambda loss: Laplace(loss), ALL),
     "laplace, kron": (lambda loss: Laplace(loss, structure="kron", prior_precision=2.0), IMAGES),
     "influence": (lambda loss: InfluenceBootstrap(loss), (*ALL, "gaussian")),
     "influence, refitted": (lambda loss: InfluenceBootstrap(loss, refit=True, residuals="raw"), BOTH),
-    "influence, blocks": (lambda loss: InfluenceBootstrap(loss, num_blocks=12, law=Exponential()), BOTH),
+    "influence, blocks": (
+        lambda loss: InfluenceBootstrap(loss, num_blocks=12, weight_distribution=Exponential()),
+        BOTH,
+    ),
     "influence, 2 layers": (lambda loss: InfluenceBootstrap(loss, layers=2), BOTH),
     "influence, all layers": (lambda loss: InfluenceBootstrap(loss, layers="all"), (*IMAGES, "gaussian")),
-    "influence, all layers, 1 replicate": (lambda loss: InfluenceBootstrap(loss, layers="all", replicates=1), BOTH),
-    "influence, 1 replicate": (lambda loss: InfluenceBootstrap(loss, replicates=1), BOTH),
+    "influence, all layers, 1 replicate": (
+        lambda loss: InfluenceBootstrap(loss, layers="all", num_calibration_fits=1),
+        BOTH,
+    ),
+    "influence, 1 replicate": (lambda loss: InfluenceBootstrap(loss, num_calibration_fits=1), BOTH),
     "swag": (lambda loss: SWAG(loss, start=0.0, every=1, rank=2, learning_rate=1e-2), BOTH),
     "calibrated-neuboots": (lambda loss: CalibratedNeuBoots(loss), BOTH),
     "calibrated-neuboots, by bootstrap": (
@@ -211,27 +217,27 @@ def predicted(predictor: Any, x: Tensor) -> Arrays:
 
 
 def method_entry(name: str, task: str) -> Arrays:
-    loss, make_net, rows, x = TASKS[task]
-    return predicted(METHODS[name][0](loss).fit(make_net, rows(), short_training()), x)
+    loss, model, rows, x = TASKS[task]
+    return predicted(METHODS[name][0](loss).fit(model, rows(), short_training()), x)
 
 
 @cache
 def fitted(task: str) -> Any:
-    loss, make_net, rows, _ = TASKS[task]
-    return NeuBoots(loss).fit(make_net, rows(), short_training())
+    loss, model, rows, _ = TASKS[task]
+    return NeuBoots(loss).fit(model, rows(), short_training())
 
 
 @cache
 def influence(task: str) -> Any:
-    loss, make_net, rows, _ = TASKS[task]
-    return InfluenceBootstrap(loss).fit(make_net, rows(), short_training())
+    loss, model, rows, _ = TASKS[task]
+    return InfluenceBootstrap(loss).fit(model, rows(), short_training())
 
 
 def influence_around() -> Arrays:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         net = mlp(3)
-    predictor = InfluenceBootstrap(CrossEntropy()).around(net, _class_rows(), short_training())
+    predictor = InfluenceBootstrap(CrossEntropy()).from_trained(net, _class_rows(), short_training())
     return predicted(predictor, TASKS["classification"][3])
 
 
@@ -247,7 +253,7 @@ def std_scale(task: str) -> Arrays:
 
 def streamed() -> Arrays:
     found = fitted("classification").summarize(TASKS["classification"][3], 40, seed=SEED, quantiles=(0.025, 0.975))
-    low, high = found.interval(kind="percentile")
+    low, high = found.interval(method="percentile")
     names = ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information", "confidence")
     return {"low": low.numpy(), "high": high.numpy(), **{name: getattr(found, name).numpy() for name in names}}
 
@@ -262,7 +268,7 @@ def save_predictor(folder: Path) -> Arrays:
     from safetensors.numpy import load_file
 
     save(fitted("classification"), folder)
-    again = load(folder, net=mlp(3))
+    again = load(folder, model=mlp(3))
     state = {f"state/{name}": value for name, value in load_file(folder / "model.safetensors").items()}
     return state | predicted(again, TASKS["classification"][3])
 
@@ -281,7 +287,7 @@ LAWS: dict[str, Any] = {
 
 
 def draws_of_law(name: str) -> Arrays:
-    alpha = LAWS[name].sample(draw_keys(torch.arange(3), SEED, "replicate"), 7)
+    alpha = LAWS[name].sample(derive_keys(torch.arange(3), SEED, "replicate"), 7)
     exact = {
         link: np.array(link_moments(LAWS[name], link, 7))
         for link in ("identity", "exp")  # type: ignore[arg-type]
@@ -291,20 +297,20 @@ def draws_of_law(name: str) -> Arrays:
 
 
 def keys() -> Arrays:
-    named = draw_keys(torch.arange(4), SEED, "replicate")
+    named = derive_keys(torch.arange(4), SEED, "replicate")
     return {
         "stable_hash": np.array([stable_hash(SEED, "epoch", 3), stable_hash("a", 1, "b")]),
-        "seed": np.array([seed_named(SEED, "trial", k) for k in range(3)]),
+        "seed": np.array([derive_seed(SEED, "trial", k) for k in range(3)]),
         "keys": named.numpy(),
-        "uniforms": uniforms(named[:, None], torch.arange(5)).numpy(),
-        "hashed": hashed(torch.arange(20), 7, SEED, "stream").numpy(),
+        "uniforms": draw_uniform(named[:, None], torch.arange(5)).numpy(),
+        "hashed": hash_to_range(torch.arange(20), 7, SEED, "stream").numpy(),
     }
 
 
 def continuous_keys() -> Arrays:
-    named = draw_keys(torch.arange(4), SEED, "replicate")
-    shapes = {f"gamma {shape}": gammas(named, 5, shape).numpy() for shape in (0.3, 1.0, 2.5)}
-    return {"normals": normals(named, 5).numpy(), **shapes}
+    named = derive_keys(torch.arange(4), SEED, "replicate")
+    shapes = {f"gamma {shape}": draw_gamma(named, 5, shape).numpy() for shape in (0.3, 1.0, 2.5)}
+    return {"normals": draw_normal(named, 5).numpy(), **shapes}
 
 
 def blocks() -> Arrays:
@@ -314,18 +320,18 @@ def blocks() -> Arrays:
         "plain": assign_blocks(40, 7, seed=SEED).numpy(),
         "strata": assign_blocks(40, 7, strata=strata, seed=SEED).numpy(),
         "hashed": HashedBlocks(7, seed=SEED)(torch.arange(40)).numpy(),
-        "strata of numbers": strata_of(draws(25), num_bins=5).numpy(),
-        "strata of columns": strata_of(draws(25, 2), num_bins=5).numpy(),
-        "strata of pixels": strata_of(pixels).numpy(),
+        "strata of numbers": compute_strata(draws(25), num_bins=5).numpy(),
+        "strata of columns": compute_strata(draws(25, 2), num_bins=5).numpy(),
+        "strata of pixels": compute_strata(pixels).numpy(),
     }
 
 
-def plan(redraw: Any) -> Arrays:
+def plan(resample: Any) -> Arrays:
     table = BlockTable(assign_blocks(20, 4, seed=SEED), 4)
-    chosen = WeightPlan(Dirichlet(), table, seed=SEED, redraw=redraw, warmup=1)
+    chosen = WeightSchedule(Dirichlet(), table, seed=SEED, resample=resample, warmup=1)
     found = {}
     for epoch in (0, 1, 2):
-        alpha, w = chosen.resample(epoch)(torch.tensor([0, 5, 7]), step=3)
+        alpha, w = chosen.at_epoch(epoch)(torch.tensor([0, 5, 7]), step=3)
         found |= {f"alpha {epoch}": alpha.numpy(), f"w {epoch}": w.numpy()}
     return found
 
@@ -363,7 +369,7 @@ METRICS: dict[str, Callable[[], Any]] = {
     "correlation": lambda: metrics.correlation(GUESSES, LABELS),
     "ratio_error": lambda: metrics.ratio_error(GUESSES, LABELS),
     "pairwise_kl": lambda: metrics.pairwise_kl(draws(4, 10, 3).softmax(2)),
-    "coverage": lambda: metrics.coverage(MEAN - STD, MEAN + STD, Y),
+    "coverage": lambda: metrics.interval_coverage(MEAN - STD, MEAN + STD, Y),
     "mean_width": lambda: metrics.mean_width(MEAN - STD, MEAN + STD),
     "pinball": lambda: metrics.pinball(MEAN, Y, q=0.9),
     "interval_score": lambda: metrics.interval_score(MEAN - STD, MEAN + STD, Y, level=0.8),
@@ -385,7 +391,7 @@ METRICS: dict[str, Callable[[], Any]] = {
     "iou": lambda: metrics.iou(PIXELS, PIXEL_LABELS),
     "mean_iou": lambda: metrics.mean_iou(PIXELS, PIXEL_LABELS),
     "dice": lambda: metrics.dice(PIXELS, PIXEL_LABELS),
-    "dice, void": lambda: metrics.dice(PIXELS, PIXEL_LABELS, void=2),
+    "dice, void": lambda: metrics.dice(PIXELS, PIXEL_LABELS, ignore_index=2),
 }
 
 
@@ -396,17 +402,17 @@ def metric(name: str) -> Arrays:
 # -- evaluation ----------------------------------------------------------------------------------------
 
 
-def _outputs(n: int, seed: int) -> tuple[PlainPredictor, TensorDataset]:
+def _outputs(n: int, seed: int) -> tuple[DeterministicPredictor, TensorDataset]:
     """A predictor whose inputs are its logits, and labels drawn from them."""
     logits = 2 * draws(n, 3, seed=seed)
     labels = (logits + draws(n, 3, seed=seed + 1)).argmax(1)
-    return PlainPredictor(nn.Identity()), TensorDataset(logits, labels)
+    return DeterministicPredictor(nn.Identity()), TensorDataset(logits, labels)
 
 
 def conformal_set(kind: Any, by_class: bool) -> Arrays:
     predictor, rows = _outputs(200, 30)
-    rule = conformal_sets(
-        predictor, rows, level=0.8, kind=kind, by_class=by_class, num_samples=1, seed=SEED, progress=False
+    rule = fit_conformal_classifier(
+        predictor, rows, level=0.8, score=kind, class_conditional=by_class, num_samples=1, seed=SEED, progress=False
     )
     found = rule.evaluate(_outputs(50, 40)[1], progress=False)
     report = [found.coverage, found.mean_size, found.empty, found.singleton]
@@ -416,8 +422,8 @@ def conformal_set(kind: Any, by_class: bool) -> Arrays:
 
 def conformal_interval(kind: Any) -> Arrays:
     rows = _regression_rows(100, seed=20)
-    rule = conformal_intervals(
-        influence("regression"), rows, level=0.8, kind=kind, noise_std=0.5, num_samples=20, seed=SEED, progress=False
+    rule = fit_conformal_regressor(
+        influence("regression"), rows, level=0.8, score=kind, noise_std=0.5, num_samples=20, seed=SEED, progress=False
     )
     low, high = rule.predict(draws(5, 4, seed=50), progress=False)
     found = rule.evaluate(_regression_rows(40, seed=60), progress=False)
@@ -427,7 +433,9 @@ def conformal_interval(kind: Any) -> Arrays:
 
 def selective_entry(score: Any) -> Arrays:
     rows = _class_rows(80, seed=70)
-    found = selective(fitted("classification"), rows, score=score, num_samples=20, seed=SEED, progress=False)
+    found = evaluate_selective_prediction(
+        fitted("classification"), rows, score=score, num_samples=20, seed=SEED, progress=False
+    )
     threshold = found.threshold_for(coverage=0.5)
     labels, abstain = found.abstaining(fitted("classification"), coverage=0.5).predict(
         draws(8, 4, seed=50), progress=False
@@ -441,15 +449,15 @@ def selective_entry(score: Any) -> Arrays:
 
 def controlled() -> Arrays:
     predictor, rows = _outputs(300, 30)
-    found = risk_controlled_threshold(predictor, rows, risk=0.15, num_samples=1, seed=SEED, progress=False)
-    return {"figures": np.array([found.threshold, found.bound, found.kept_risk, found.coverage])}
+    found = fit_risk_controlled_threshold(predictor, rows, risk=0.15, num_samples=1, seed=SEED, progress=False)
+    return {"figures": np.array([found.threshold, found.bound, found.selective_risk, found.coverage])}
 
 
 DETECTORS: dict[str, Callable[[Any], Any]] = {
     "max softmax": lambda p: MaxSoftmax(p, num_samples=20, seed=SEED),
     "entropy": lambda p: Entropy(p, num_samples=20, seed=SEED),
     "mutual information": lambda p: MutualInformation(p, num_samples=20, seed=SEED),
-    "spread": lambda p: Spread(p, num_samples=20, seed=SEED),
+    "spread": lambda p: PredictiveStd(p, num_samples=20, seed=SEED),
     "energy": lambda p: Energy(p, num_samples=20, seed=SEED),
     "odin": lambda p: Odin(p, num_samples=20, seed=SEED),
     "mahalanobis": lambda p: Mahalanobis(p, num_samples=20, seed=SEED),
@@ -462,7 +470,7 @@ DETECTORS: dict[str, Callable[[Any], Any]] = {
 def detector(name: str) -> Arrays:
     inside, outside = draws(30, 4, seed=80), 3 * draws(30, 4, seed=81) + 1
     chosen = DETECTORS[name](influence("classification"))
-    chosen = chosen.fit(inside[:15], outside[:15], train=_class_rows(), progress=False)
+    chosen = chosen.fit(inside[:15], outside[:15], train_data=_class_rows(), progress=False)
     found = chosen.evaluate(inside[15:], outside[15:], progress=False)
     scores = chosen.score(torch.cat([inside[15:20], outside[15:20]]), progress=False)
     return {"scores": scores.numpy(), "auroc": np.array(float(found.auroc))}
@@ -470,22 +478,22 @@ def detector(name: str) -> Arrays:
 
 def active(strategy: str, kind: Any) -> Arrays:
     task = "classification" if kind == "classes" else "regression"
-    choice = next_to_label(
-        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, kind=kind, num_samples=20, seed=SEED, progress=False
+    choice = select_for_labeling(
+        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=kind, num_samples=20, seed=SEED, progress=False
     )
     return {"rows": choice.rows.numpy(), "scores": choice.scores.numpy()}
 
 
 def audited(task: str) -> Arrays:
-    loss, make_net, rows, _ = TASKS[task]
-    truth = BayesianBootstrap(loss, num_members=4).fit(make_net, rows(), short_training(1))
-    found = compare(
+    loss, model, rows, _ = TASKS[task]
+    truth = BayesianBootstrap(loss, num_members=4).fit(model, rows(), short_training(1))
+    found = compare_with_bootstrap(
         fitted(task),
         truth,
         draws(10, 4, seed=50),
         num_samples=50,
         seed=SEED,
-        classes=task == "classification",
+        logits=task == "classification",
         progress=False,
     )
     figures = [found.ratio, found.ks, found.ks_chance, found.wasserstein, found.wasserstein_chance, found.shift]
@@ -538,7 +546,7 @@ def regressor(method: str, band: Any) -> Arrays:
     mean, std = model.predict(rows, return_std=True)
     found = {"mean": mean, "std": std, "samples": model.sample(rows, 2)}
     for kind in ("prediction", "confidence"):
-        found[f"{kind} low"], found[f"{kind} high"] = model.predict_interval(rows, kind=kind)
+        found[f"{kind} low"], found[f"{kind} high"] = model.predict_interval(rows, interval=kind)
     return found
 
 
@@ -637,7 +645,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "draws": {
         **{f"law {name}": partial(draws_of_law, name) for name in LAWS},
-        **{f"plan {redraw}": partial(plan, redraw) for redraw in ("epoch", "step", "sample", "pool")},
+        **{f"plan {resample}": partial(plan, resample) for resample in ("epoch", "step", "sample", "pool")},
         "keys": keys,
         "continuous keys": continuous_keys,
         "blocks": blocks,

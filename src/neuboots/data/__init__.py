@@ -1,38 +1,36 @@
 """Data sets behind one interface, corruptions of images, and imbalanced training sets."""
 
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip, CropFlipCutout
-from neuboots.data.catalogue import SETS, load
-from neuboots.data.folders import image_folder, mask_folder, voc_folder
-from neuboots.data.imbalance import exponential_counts, long_tailed
-from neuboots.data.parts import Part, Stream
-from neuboots.data.schema import Schema
-from neuboots.data.sets import DataSet, Normalisation
-from neuboots.data.sources import Corrupt, Missing
-from neuboots.data.tables import read_rows, table
+from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
+from neuboots.data.image_folder import load_image_folder, load_mask_folder, load_voc_folder
+from neuboots.data.imbalance import exponential_counts, subsample_classes
+from neuboots.data.registry import DATASETS, load_dataset
+from neuboots.data.tabular import TableSchema, encode_file, load_table
 from neuboots.data.text import Vocabulary
-from neuboots.data.volumes import affine_of, file_of, volume_folder
+from neuboots.data.volumes import find_volume_file, load_volume_folder, read_affine
 
 __all__ = [
-    "SETS",
-    "Corrupt",
+    "DATASETS",
+    "CorruptFileError",
     "CropFlip",
     "CropFlipCutout",
-    "DataSet",
-    "Missing",
-    "Normalisation",
-    "Part",
-    "Schema",
-    "Stream",
+    "DatasetBundle",
+    "DatasetNotFoundError",
+    "Standardizer",
+    "LazyDataset",
+    "TableSchema",
+    "StreamingDataset",
     "Vocabulary",
-    "affine_of",
+    "read_affine",
     "exponential_counts",
-    "file_of",
-    "image_folder",
-    "load",
-    "long_tailed",
-    "mask_folder",
-    "read_rows",
-    "table",
-    "voc_folder",
-    "volume_folder",
+    "find_volume_file",
+    "load_image_folder",
+    "load_dataset",
+    "subsample_classes",
+    "load_mask_folder",
+    "encode_file",
+    "load_table",
+    "load_voc_folder",
+    "load_volume_folder",
 ]

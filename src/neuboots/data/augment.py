@@ -84,10 +84,10 @@ class CropFlip:
 
     Each is resized by a factor drawn from `scale` (linear in images, nearest neighbour in masks), cropped, and mirrored
     along each axis of `flips` with chance 1/2: −1, the last, is left and right of an image. Where it is smaller than
-    the crop, it lies in it anywhere, amid `fill` in the image and `void` in the mask. Labels (N,) stay.
+    the crop, it lies in it anywhere, amid `fill` in the image and `ignore_index` in the mask. Labels (N,) stay.
 
     >>> _ = torch.manual_seed(4)
-    >>> augment = CropFlip((96, 128), scale=(0.5, 2.0), fill=(0.485, 0.456, 0.406), void=255)
+    >>> augment = CropFlip((96, 128), scale=(0.5, 2.0), fill=(0.485, 0.456, 0.406), ignore_index=255)
     >>> x, mask = augment(torch.rand(4, 3, 120, 160), torch.ones(4, 120, 160, dtype=torch.int64))
     >>> x.shape, mask.shape, mask.unique().tolist()
     (torch.Size([4, 3, 96, 128]), torch.Size([4, 96, 128]), [1, 255])
@@ -98,7 +98,7 @@ class CropFlip:
     scale: tuple[float, float] = (1.0, 1.0)
     flips: tuple[int, ...] = (-1,)
     fill: tuple[float, ...] = (0.0,)
-    void: int = 255
+    ignore_index: int = 255
 
     def __post_init__(self) -> None:
         size = _whole("size", self.size, axes=(1, 2, 3))
@@ -109,8 +109,8 @@ class CropFlip:
         if any(axis >= len(size) for axis in flips):
             raise ValueError(f"got flips={self.flips!r}; expected axes from 0 to {len(size) - 1}, or −1 for the last")
         flips = tuple(sorted({axis % len(size) for axis in flips}))  # one way to write them: equal ones look equal
-        void = _whole("void", [self.void], least=-(1 << 63))[0]
-        _set(self, size=size, scale=scale, flips=flips, fill=_numbers("fill", self.fill), void=void)
+        ignore_index = _whole("void", [self.ignore_index], least=-(1 << 63))[0]
+        _set(self, size=size, scale=scale, flips=flips, fill=_numbers("fill", self.fill), ignore_index=ignore_index)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class CropFlip:
         _check(x, y, axes=axes, fill=self.fill)
         draws = torch.rand(len(x), 1 + 2 * axes, dtype=torch.float64).tolist()
         new_x = x.new_tensor(self.fill).view(-1, *[1] * axes).repeat(len(x), x.shape[1] // len(self.fill), *self.size)
-        new_y = y.new_full((len(y), *self.size), self.void) if y.ndim > 1 else y
+        new_y = y.new_full((len(y), *self.size), self.ignore_index) if y.ndim > 1 else y
         for i, (u, *others) in enumerate(draws):
             factor = self.scale[0] + (self.scale[1] - self.scale[0]) * u
             places = [

@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from neuboots.data.parts import as_is
-from neuboots.data.sources import need
+from neuboots.data._common import identity, import_optional
 
 Draw = Callable[[Callable[[torch.Generator, Tensor], Tensor]], Tensor]  # draws for each image, under its own name
 
@@ -96,7 +95,7 @@ def _saturate(x: Tensor, change: tuple[float, float], draw: Draw) -> Tensor:
 
 def _jpeg(x: Tensor, quality: float, draw: Draw) -> Tensor:
     """Written as JPEG of this quality, and read again."""
-    Image = need("PIL.Image")
+    Image = import_optional("PIL.Image")
 
     def once(image: Tensor) -> Tensor:
         pixels = (255.0 * image).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
@@ -195,7 +194,7 @@ class Corruption:
         """
         _check_images(images)
         level = self.level(severity)
-        seed = whole_number("seed", seed)  # one type, so that np.int64(0) names what 0 does
+        seed = check_index("seed", seed)  # one type, so that np.int64(0) names what 0 does
         rows = _row_numbers(index, len(images))
         if len(images) == 0:
             return images.clone()
@@ -209,13 +208,13 @@ class Corruption:
 
     def level(self, severity: int) -> Any:
         """What the recipe has for this severity."""
-        number = whole_number("severity", severity, f" from 1 to {len(self.levels)}")
+        number = check_index("severity", severity, f" from 1 to {len(self.levels)}")
         if not 1 <= number <= len(self.levels):
             raise ValueError(f"got severity={severity!r}; expected a whole number from 1 to {len(self.levels)}")
         return self.levels[number - 1]
 
 
-def whole_number(name: str, value: Any, which: str = "") -> int:
+def check_index(name: str, value: Any, which: str = "") -> int:
     if not isinstance(value, bool | Tensor):
         try:
             return operator.index(value)
@@ -292,12 +291,12 @@ CORRUPTIONS: dict[str, Corruption] = _table(
 ROTATION: dict[str, Corruption] = _table([Corruption("rotation", tuple(range(15, 181, 15)), _rotation)])
 
 
-class Corrupted(Dataset[Any]):
-    """A data set of (x, y), x an image in [0, 1], with each image corrupted as it is read; `prepare` comes after.
+class CorruptedDataset(Dataset[Any]):
+    """A data set of (x, y), x an image in [0, 1], with each image corrupted as it is read; `transform` comes after.
 
     >>> from torch.utils.data import TensorDataset
     >>> clean = TensorDataset(torch.rand(6, 3, 32, 32), torch.arange(6))
-    >>> image, label = Corrupted(clean, CORRUPTIONS["jpeg"], 5)[4]
+    >>> image, label = CorruptedDataset(clean, CORRUPTIONS["jpeg"], 5)[4]
     >>> image.shape, int(label)
     (torch.Size([3, 32, 32]), 4)
     """
@@ -309,7 +308,7 @@ class Corrupted(Dataset[Any]):
         severity: int,
         *,
         seed: int = 0,
-        prepare: Callable[[Tensor], Tensor] = as_is,  # a lambda could not be sent to a loader's process
+        transform: Callable[[Tensor], Tensor] = identity,  # a lambda could not be sent to a loader's process
     ) -> None:
         if not isinstance(corruption, Corruption):
             raise ValueError(
@@ -317,7 +316,7 @@ class Corrupted(Dataset[Any]):
             )
         corruption.level(severity)  # what it refuses, it refuses here, and not in a loader's process
         self.data, self.corruption, self.severity = data, corruption, severity
-        self.seed, self.prepare = whole_number("seed", seed), prepare
+        self.seed, self.transform = check_index("seed", seed), transform
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))
@@ -332,4 +331,4 @@ class Corrupted(Dataset[Any]):
                 "data set a transform such as torchvision's ToTensor()"
             )
         whole = self.corruption(x[None], self.severity, seed=self.seed, index=torch.tensor([row]))
-        return self.prepare(whole[0]), y
+        return self.transform(whole[0]), y

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from neuboots.batches import check_rows, classes_in
-from neuboots.keys import draw_keys, uniforms, whole
+from neuboots._prng import derive_keys, draw_uniform
+from neuboots._validation import check_int
+from neuboots.loading import check_length, load_class_labels
 
 
 def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
@@ -35,7 +36,7 @@ def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
     return counts
 
 
-def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
+def subsample_classes(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
     """counts[c] random rows of each class c, in the order of the data; a mapping takes only the classes it names.
 
     Counts are whole numbers in a list, an array or a tensor; labels may be floats, if they are whole. With one seed the
@@ -43,23 +44,23 @@ def long_tailed(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *
 
     >>> from torch.utils.data import TensorDataset
     >>> labels = torch.arange(30) % 3
-    >>> few = long_tailed(TensorDataset(torch.zeros(30, 2), labels), [1, 5, 10])
+    >>> few = subsample_classes(TensorDataset(torch.zeros(30, 2), labels), [1, 5, 10])
     >>> labels[few.indices].bincount()
     tensor([ 1,  5, 10])
     """
-    check_rows(data)
-    labels = classes_in(data)
+    check_length(data)
+    labels = load_class_labels(data)
     wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
     if not isinstance(counts, Mapping) and int(labels.max()) >= len(counts):
         raise ValueError(
             f"got counts for {len(counts)} classes and data with class {int(labels.max())}; expected a count for each "
             "class: a mapping such as {0: 50, 3: 500} takes some of them"
         )
-    keys = draw_keys(torch.arange(len(labels)), whole("seed", seed), "long tail")
-    order = uniforms(keys, torch.zeros_like(keys)).argsort()
+    keys = derive_keys(torch.arange(len(labels)), check_int("seed", seed), "long tail")
+    order = draw_uniform(keys, torch.zeros_like(keys)).argsort()
     chosen = []
     for c, value in wanted.items():
-        rows, count = order[labels[order] == c], whole(f"counts[{c}]", value, least=0)
+        rows, count = order[labels[order] == c], check_int(f"counts[{c}]", value, minimum=0)
         if count > len(rows):
             raise ValueError(f"got counts[{c}]={count} for data with {len(rows)} rows of class {c}; expected no more")
         chosen.append(rows[:count])

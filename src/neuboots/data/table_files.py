@@ -1,7 +1,7 @@
 """A table in a file, CSV, Parquet or JSON Lines, read in chunks of rows: never more than one of them is in memory.
 
 A CSV has a first line of names, in UTF-8; its separator (comma, semicolon, tab or bar) and a decimal comma are found by
-looking at it. Empty fields, "?" and what else is usual (`MISSING`: NA, null, …) are missing; a row that is too short
+looking at it. Empty fields, "?" and what else is usual (`MISSING_VALUES`: NA, null, …) are missing; a row that is too short
 lacks its last values, one that is too long is refused. JSON Lines have an object on each line, whose keys are the
 columns; those of the first few thousand lines are known. The path "-" is standard input, which is read once.
 """
@@ -22,13 +22,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from neuboots.data.sources import Corrupt, Missing, corrupt, need
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, corrupt_file_error, import_optional
 
-CELLS = 1 << 22  # of a chunk, at most: 32 MiB of numbers
-ROWS = 1 << 14  # of a chunk, at most: a column may become hundreds, one for each category
-FIELDS = 200_000  # that are looked at for a decimal comma
-START = 1 << 20  # bytes of standard input that are looked at
-MISSING = (
+MAX_CHUNK_CELLS = 1 << 22  # of a chunk, at most: 32 MiB of numbers
+MAX_CHUNK_ROWS = 1 << 14  # of a chunk, at most: a column may become hundreds, one for each category
+MAX_SNIFFED_FIELDS = 200_000  # that are looked at for a decimal comma
+SNIFFED_BYTES = 1 << 20  # bytes of standard input that are looked at
+MISSING_VALUES = (
     *("", "?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan", "NULL", "null"),
     *("None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
@@ -60,19 +60,19 @@ class TableFile:
         """Looks at the file's beginning; a sentence says what is wrong with it."""
         if str(path) == "-":
             if sys.stdin is None:
-                raise Missing("standard input is closed; expected a table there, or the path of one")
+                raise DatasetNotFoundError("standard input is closed; expected a table there, or the path of one")
             return cls._open_pipe(sys.stdin.buffer)
         path = Path(path).expanduser()
         if not path.is_file() and not path.is_fifo():
             what = "is a folder" if path.is_dir() else "is not there"
-            raise Missing(f"the table {path} {what}; expected a CSV or Parquet file: give the path of one")
+            raise DatasetNotFoundError(f"the table {path} {what}; expected a CSV or Parquet file: give the path of one")
         try:
             if path.is_fifo():
                 return cls._open_pipe(path.open("rb"), path)
             with path.open("rb") as file:
                 return cls._of(path, _form(path, file.read(4096)), file)
         except PermissionError:
-            raise Missing(
+            raise DatasetNotFoundError(
                 f"the table {path} may not be read; expected a file that you have the right to read"
             ) from None
 
@@ -80,16 +80,16 @@ class TableFile:
     def _open_pipe(cls, pipe: IO[bytes], path: Path = Path("standard input")) -> "TableFile":
         """A pipe gives its bytes once: those looked at are kept before the others; Parquet, read from its end, is
         copied to a file without a name."""
-        start = pipe.read(START)
+        start = pipe.read(SNIFFED_BYTES)
         form = _form(path, start[:4096])
         if form == "parquet":
             copy = tempfile.TemporaryFile()  # noqa: SIM115
             copy.write(start)
             shutil.copyfileobj(pipe, copy)
             return cls._of(path, form, copy, copy)
-        start += pipe.readline(1 << 24) if len(start) == START else b""
+        start += pipe.readline(1 << 24) if len(start) == SNIFFED_BYTES else b""
         whole = start[: 1 + max(start.rfind(b"\n"), start.rfind(b"\r"))] or start
-        return cls._of(path, form, io.BytesIO(whole), io.BufferedReader(_Joined(start, pipe), START))
+        return cls._of(path, form, io.BytesIO(whole), io.BufferedReader(_Joined(start, pipe), SNIFFED_BYTES))
 
     @classmethod
     def _of(cls, path: Path, form: Any, beginning: IO[bytes], pipe: IO[bytes] | None = None) -> "TableFile":
@@ -130,14 +130,14 @@ class TableFile:
         empty = True
         for frame in chunks:
             empty = empty and not len(frame)
-            yield columns_of(frame, wanted)
+            yield select_columns(frame, wanted)
         if empty:
             raise ValueError(f"got {self.path} without rows; expected some below the names of the columns")
 
     def _csv_frames(self, texts: set[str], raw: set[str], wanted: list[str], checked: bool) -> Iterator[Any]:
-        pandas = need("pandas")
+        pandas = import_optional("pandas")
         names = [name or f"\0{i}" for i, name in enumerate(self.names)]
-        missing = {name: [""] if name in raw else MISSING for name in names} if raw else MISSING
+        missing = {name: [""] if name in raw else MISSING_VALUES for name in names} if raw else MISSING_VALUES
         options: dict[str, Any] = {
             **{"sep": self.separator, "decimal": self.decimal, "na_values": missing, "keep_default_na": False},
             **{"header": 0, "names": names, "index_col": False, "skipinitialspace": True, "low_memory": False},
@@ -160,13 +160,13 @@ class TableFile:
             fault = f"its rows have more fields than the {len(names)} names of its first line"
         except pandas.errors.ParserError as error:
             fault = str(error).replace("Error tokenizing data. C error: ", "").strip()
-        raise Corrupt(
+        raise CorruptFileError(
             f"cannot read {self.path}: {fault}; expected one field for each column, with fields that hold the "
             f"separator {self.separator!r} or a line break in double quotes"
         )
 
     def _json_frames(self, names: list[str], raw: set[str]) -> Iterator[Any]:
-        pandas = need("pandas")
+        pandas = import_optional("pandas")
         start = 0
         with self._opened() as file:
             records = _records(self.path, file)
@@ -188,7 +188,11 @@ class TableFile:
         return self.path.open("rb") if self.pipe is None else self.pipe
 
     def _parquet_frames(self, names: list[str], raw: set[str]) -> Iterator[Any]:
-        pandas, arrow, parquet = need("pandas"), need("pyarrow"), need("pyarrow.parquet")
+        pandas, arrow, parquet = (
+            import_optional("pandas"),
+            import_optional("pyarrow"),
+            import_optional("pyarrow.parquet"),
+        )
         start = 0
         try:
             with self._opened() as opened, parquet.ParquetFile(self.path if self.pipe is None else opened) as file:
@@ -202,7 +206,7 @@ class TableFile:
                     start += len(frame)
                     yield frame
         except (arrow.ArrowException, OSError) as error:
-            raise corrupt(self.path, _first_line(error)) from None
+            raise corrupt_file_error(self.path, _first_line(error)) from None
 
 
 class _Joined(io.RawIOBase):
@@ -231,7 +235,7 @@ def _form(path: Path, start: bytes) -> Literal["csv", "parquet", "json lines"]:
     if start.startswith(b"PAR1") or ending in (".parquet", ".pq"):
         return "parquet"
     if b"\0" in start or start.startswith((b"PK\x03\x04", b"\x1f\x8b")):
-        raise Corrupt(
+        raise CorruptFileError(
             f"cannot read {path}: it is neither text in UTF-8 nor Parquet; expected a CSV or Parquet file: save a "
             "spreadsheet as CSV in UTF-8, and unpack what is packed"
         )
@@ -240,10 +244,10 @@ def _form(path: Path, start: bytes) -> Literal["csv", "parquet", "json lines"]:
 
 
 def _rows_at_once(columns: int) -> int:
-    return max(1, min(ROWS, CELLS // max(1, columns)))
+    return max(1, min(MAX_CHUNK_ROWS, MAX_CHUNK_CELLS // max(1, columns)))
 
 
-def columns_of(frame: Any, names: list[str]) -> Any:
+def select_columns(frame: Any, names: list[str]) -> Any:
     """These columns of a pandas frame; itself if it has no others, since of thousands a copy takes long."""
     return frame if list(frame.columns) == names else frame[names]
 
@@ -277,17 +281,17 @@ def _as_json(value: Any) -> Any:
 
 
 def _parquet_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
-    arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+    arrow, parquet = import_optional("pyarrow"), import_optional("pyarrow.parquet")
     try:
         names = parquet.read_schema(file).names
     except (arrow.ArrowException, OSError) as error:
-        raise corrupt(path, _first_line(error)) from None
+        raise corrupt_file_error(path, _first_line(error)) from None
     return tuple("" if name.startswith("__index_level_") else name for name in names)  # pandas' row numbers
 
 
 def _json_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
     """The keys of the first objects, in the order in which they come."""
-    names = dict.fromkeys(name for record in islice(_records(path, file), ROWS) for name in record)
+    names = dict.fromkeys(name for record in islice(_records(path, file), MAX_CHUNK_ROWS) for name in record)
     if not names:
         raise ValueError(f'got {path}, which is empty; expected an object on each line, such as {{"age": 40}}')
     return tuple(name.strip() and name for name in names)
@@ -301,11 +305,11 @@ def _records(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
         except (ValueError, RecursionError) as error:
-            raise Corrupt(f"cannot read {path}: line {number} is no JSON ({error}); {_AN_OBJECT}") from None
+            raise CorruptFileError(f"cannot read {path}: line {number} is no JSON ({error}); {_AN_OBJECT}") from None
         if isinstance(record, dict):
             yield record
         elif record is not None or line.strip():
-            raise Corrupt(f"cannot read {path}: line {number} holds {line[:20]!r}…, no object; {_AN_OBJECT}")
+            raise CorruptFileError(f"cannot read {path}: line {number} holds {line[:20]!r}…, no object; {_AN_OBJECT}")
 
 
 _AN_OBJECT = 'expected an object on each line, such as {"age": 40, "town": "Rome"}'
@@ -318,7 +322,7 @@ def _csv_beginning(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], s
             line, more = _first_line_of(file)
             bare = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=bare.count)
-            some = 0 if separator == "," else max(100, FIELDS // (1 + bare.count(separator)))
+            some = 0 if separator == "," else max(100, MAX_SNIFFED_FIELDS // (1 + bare.count(separator)))
             rows = list(_readable(islice(csv.reader(chain(more, file), delimiter=separator), some)))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
@@ -327,7 +331,7 @@ def _csv_beginning(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], s
     try:
         names = next(csv.reader(io.StringIO(line, newline=""), delimiter=separator, skipinitialspace=True))
     except csv.Error as error:
-        raise corrupt(path, f"its first line holds no names ({error})") from None
+        raise corrupt_file_error(path, f"its first line holds no names ({error})") from None
     fields = [field.strip() for row in rows for field in row]
     comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
     return tuple(name.strip() for name in names), separator, "," if comma else "."
@@ -337,7 +341,7 @@ def _first_line_of(file: IO[str]) -> tuple[str, list[str]]:
     """The first line that is not blank, with those that a quoted line break joins to it; and lines read beyond it."""
     line, more = next((line for line in file if line.strip()), ""), list[str]()
     quotes, size = line.count('"'), len(line)
-    while quotes % 2 and size < START and (another := file.readline()):
+    while quotes % 2 and size < SNIFFED_BYTES and (another := file.readline()):
         more.append(another)
         quotes, size = quotes + another.count('"'), size + len(another)
     return (line, more) if quotes % 2 else (line + "".join(more), [])  # a quote may be none, as in 5"
@@ -349,8 +353,8 @@ def _readable(rows: Iterator[list[str]]) -> Iterator[list[str]]:
         yield from rows
 
 
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> Corrupt:
-    return Corrupt(
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> CorruptFileError:
+    return CorruptFileError(
         f"cannot read {path}: byte 0x{error.object[error.start]:02x} is no UTF-8; expected a CSV in UTF-8: save it "
         "again in that encoding (a spreadsheet offers it when it saves a CSV)"
     )

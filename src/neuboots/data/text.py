@@ -20,25 +20,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots.data.hub import Place, open_tables
-from neuboots.data.parts import Stream, as_is
-from neuboots.data.rows import Columns, parts_of
-from neuboots.data.sets import DataSet
-from neuboots.data.sources import corrupt
-from neuboots.keys import whole
+from neuboots._validation import check_int
+from neuboots.data._common import corrupt_file_error, identity
+from neuboots.data.dataset import DatasetBundle, StreamingDataset
+from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables
 
 PADDING, UNKNOWN = 0, 1
 
 _WORDS = re.compile(r"\w+(?:'\w+)*|'\w+|[^\w\s]")
 
 
-def words_of(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """A text in lower case, cut into words, with what follows an apostrophe, and single signs.
 
     Letters with accents are the same however Unicode spells them (normal form C). Languages that put no space between
     words are not cut: give them cut.
 
-    >>> words_of("It isn't BAD -- it's 3x better!")
+    >>> tokenize("It isn't BAD -- it's 3x better!")
     ['it', "isn't", 'bad', '-', '-', "it's", '3x', 'better', '!']
     """
     if not isinstance(text, str):
@@ -62,7 +60,7 @@ class Vocabulary:
     length: int = 64
 
     def __post_init__(self) -> None:
-        whole("length", self.length, least=1)
+        check_int("length", self.length, minimum=1)
         if len({*self.words}) < len(self.words):
             raise ValueError("got a vocabulary with a word twice; expected each word once")
 
@@ -71,10 +69,10 @@ class Vocabulary:
         """The words that come at least `min_count` times in these texts."""
         if isinstance(texts, str):
             raise ValueError("got one string; expected several texts: give a list of them")
-        least = whole("min_count", min_count, least=1)
-        counts = Counter(word for text in texts for word in words_of(text))
+        least = check_int("min_count", min_count, minimum=1)
+        counts = Counter(word for text in texts for word in tokenize(text))
         frequent = [(-count, word) for word, count in counts.items() if count >= least]
-        return cls(tuple(word for _, word in sorted(frequent)), whole("length", length, least=1))
+        return cls(tuple(word for _, word in sorted(frequent)), check_int("length", length, minimum=1))
 
     @property
     def size(self) -> int:
@@ -87,8 +85,8 @@ class Vocabulary:
 
     def encode(self, text: str, length: int | None = None) -> Tensor:
         """The numbers of a text's words, cut or padded to `length`: (T,). A text without a word is one unknown word."""
-        size = self.length if length is None else whole("length", length, least=1)
-        numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(text)[:size]] or [UNKNOWN]
+        size = self.length if length is None else check_int("length", length, minimum=1)
+        numbers = [self._numbers.get(word, UNKNOWN) for word in tokenize(text)[:size]] or [UNKNOWN]
         return torch.tensor(numbers + [PADDING] * (size - len(numbers)))
 
     def decode(self, ids: Tensor) -> str:
@@ -119,29 +117,33 @@ class Vocabulary:
 
 # -- SST-2 ---------------------------------------------------------------------------------------------
 
-SST2 = Place("sst2", hub="stanfordnlp/sst2")
+SST2_LOCATION = DatasetLocation("sst2", hub="stanfordnlp/sst2")
 
 
-def sst2(root: Path | None, *, validation: float, seed: int, streaming: bool) -> DataSet:
+def load_sst2(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
     """Sentences of film reviews, negative or positive; the vocabulary is that of the training part.
 
     On the hub the labels of the test rows are not public: there the validation rows are the test part, and a share of
     the training rows is for validation. Parts are TensorDatasets of numbers of words, (n, 64), or streams.
     """
-    tables = dict(open_tables(SST2, root, [("sentence", "text"), ("label",)], streaming=streaming))
+    tables = dict(open_tables(SST2_LOCATION, root, [("sentence", "text"), ("label",)], streaming=streaming))
     if "test" in tables and _first_label(tables["test"]) == -1:
         del tables["test"]
 
     def parts(decode: Callable[[Any, str], Tensor]) -> dict[str, Any]:
-        columns = Columns("sentence", "label", decode, _label, numbers=True)
-        return parts_of("sst2", tables, columns, as_is, validation=validation, seed=seed, streaming=streaming)
+        columns = ColumnSpec("sentence", "label", decode, _label, numbers=True)
+        return build_splits(
+            "sst2", tables, columns, identity, val_fraction=val_fraction, seed=seed, streaming=streaming
+        )
 
     vocabulary = Vocabulary.of(_sentences(parts(_only_checked)["train"]))
     found = parts(_Encode(vocabulary))
     if not streaming:
         found = {name: None if part is None else _in_memory(part) for name, part in found.items()}
     classes = ("negative", "positive")
-    return DataSet("sst2", "classification", **found, channels=vocabulary.size, classes=classes, vocabulary=vocabulary)
+    return DatasetBundle(
+        "sst2", "classification", **found, channels=vocabulary.size, classes=classes, vocabulary=vocabulary
+    )
 
 
 @dataclass(frozen=True)
@@ -155,13 +157,13 @@ class _Encode:
 
 def _only_checked(sentence: Any, where: str) -> Tensor:
     if not isinstance(sentence, str):
-        raise corrupt(where, f"it holds {type(sentence).__name__} and no sentence")
+        raise corrupt_file_error(where, f"it holds {type(sentence).__name__} and no sentence")
     return torch.zeros(0)
 
 
 def _label(value: Any, where: str) -> Tensor:
     if value not in (0, 1):
-        raise corrupt(where, f"its label is {value!r}, and neither 0 nor 1")
+        raise corrupt_file_error(where, f"its label is {value!r}, and neither 0 nor 1")
     return torch.tensor(int(value))
 
 
@@ -171,8 +173,8 @@ def _first_label(table: Any) -> Any:
 
 def _sentences(train: Any) -> Iterator[str]:
     """Of the training part, one after the other, as they are written."""
-    source: Any = train.read if isinstance(train, Stream) else train.source
-    if isinstance(train, Stream):
+    source: Any = train.read if isinstance(train, StreamingDataset) else train.source
+    if isinstance(train, StreamingDataset):
         numbered: Iterable[tuple[int, Any]] = ((number, sentence) for number, sentence, _ in source())
     else:
         all_of_them = source.table[:].column("sentence").to_pylist()

@@ -21,36 +21,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from neuboots._validation import check_int
+from neuboots.data._common import CorruptFileError, corrupt_file_error, import_optional, not_found_error
 from neuboots.data.augment import CropFlip
-from neuboots.data.folders import checked_names, names_of
-from neuboots.data.listing import Pairs, folder_at, paired_folders, pairs_in, three_parts
-from neuboots.data.parts import Augment, Part
-from neuboots.data.rows import in_order
-from neuboots.data.sets import DataSet
-from neuboots.data.sources import Corrupt, corrupt, missing, need, split_off
-from neuboots.keys import whole
+from neuboots.data.dataset import Augmentation, DatasetBundle, LazyDataset
+from neuboots.data.huggingface import to_stream
+from neuboots.data.image_folder import (
+    FilePairs,
+    check_class_names,
+    check_folder,
+    find_paired_folders,
+    infer_class_names,
+    list_pairs,
+)
+from neuboots.data.splits import complete_splits, hold_out
 
-NIFTI = (".nii.gz", ".nii")
-VOID = 255  # where a crop reaches over the volume, and where a file says so
+NIFTI_SUFFIXES = (".nii.gz", ".nii")
+IGNORE_INDEX = 255  # where a crop reaches over the volume, and where a file says so
 
 HIPPOCAMPUS_TEST = 0.2  # the set has no test labels: a fifth of the labelled volumes, the same for every seed
 HIPPOCAMPUS_CROP = (32, 48, 32)  # about a volume; its sides are halved four times without a rest
 
 
-def volume_folder(
+def load_volume_folder(
     path: str | Path,
     *,
     classes: Sequence[str] | None = None,
-    validation: float = 0.1,
-    test: float = 0.1,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
     seed: int = 0,
     crop: tuple[int, int, int] | None = None,
-) -> DataSet:
+) -> DatasetBundle:
     """NIfTI volumes and labels of the same names: path/images and path/labels, or the Decathlon's imagesTr, labelsTr.
 
     `classes` are the names of the labels 0, 1, …; without, those of dataset.json; without that, all labels are read
     once to count them. 255 marks voxels that count nowhere. train, val and test may lie above or below the two folders;
-    a split without a folder is a share of the training volumes, drawn by the seed. With a `crop`, the augmentation cuts
+    a split without a folder is a share of the training volumes, drawn by the seed. With a `crop_to_size`, the augmentation cuts
     out such a block and mirrors X; without, there is none.
 
     >>> import tempfile
@@ -61,67 +67,80 @@ def volume_folder(
     ...     for i in range(10):
     ...         voxels = np.random.default_rng(i).integers(0, 2, (6, 7, 8)).astype(np.uint8)
     ...         nibabel.save(nibabel.Nifti1Image(voxels, np.diag([2, 2, 3, 1])), folder / name / f"{i}.nii.gz")
-    >>> data = volume_folder(folder, classes=["outside", "inside"], crop=(4, 4, 4))
+    >>> data = load_volume_folder(folder, classes=["outside", "inside"], crop=(4, 4, 4))
     >>> x, y = data.train[0]
     >>> x.shape, y.shape, abs(round(float(x.mean()), 3)), round(float(x.std(correction=0)), 3)
     (torch.Size([1, 6, 7, 8]), torch.Size([6, 7, 8]), 0.0, 1.0)
-    >>> file_of(data.test, 0).name, affine_of(data.test, 0).diagonal().tolist(), data.augmented[0][0].shape
+    >>> (
+    ...     find_volume_file(data.test, 0).name,
+    ...     read_affine(data.test, 0).diagonal().tolist(),
+    ...     data.augmented_train[0][0].shape,
+    ... )
     ('8.nii.gz', [2.0, 2.0, 3.0, 1.0], torch.Size([1, 4, 4, 4]))
     """
-    folder = folder_at(path, "a folder with the folders images and labels, or imagesTr and labelsTr")
-    folders = paired_folders(folder, ("images", "imagesTr"), ("labels", "labelsTr", "masks"))
-    found = {split: pairs_in(pair, NIFTI, NIFTI) for split, pair in folders.items()}
+    folder = check_folder(path, "a folder with the folders images and labels, or imagesTr and labelsTr")
+    folders = find_paired_folders(folder, ("images", "imagesTr"), ("labels", "labelsTr", "masks"))
+    found = {split: list_pairs(pair, NIFTI_SUFFIXES, NIFTI_SUFFIXES) for split, pair in folders.items()}
     given = _described(folder / "dataset.json") or None if classes is None else classes
-    names = names_of(given, _numbers_in(found), VOID)
+    names = infer_class_names(given, _numbers_in(found), IGNORE_INDEX)
     channels = _channels(found["train"].inputs[0])
-    parts = {split: Part(_volume_files(pairs, len(names), channels)) for split, pairs in found.items()}
-    train, held_out, tested = three_parts(parts, validation=validation, test=test, seed=seed)
-    augmentation: Augment | None = None if crop is None else CropFlip(crop, flips=(0,), void=VOID)
-    return DataSet(
-        folder.resolve().name, "segmentation", train, held_out, tested, channels, names, standardise, augmentation, VOID
+    parts = {split: LazyDataset(_volume_files(pairs, len(names), channels)) for split, pairs in found.items()}
+    train, held_out, tested = complete_splits(parts, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
+    augmentation: Augmentation | None = None if crop is None else CropFlip(crop, flips=(0,), ignore_index=IGNORE_INDEX)
+    return DatasetBundle(
+        folder.resolve().name,
+        "segmentation",
+        train,
+        held_out,
+        tested,
+        channels,
+        names,
+        standardize_volumes,
+        augmentation,
+        IGNORE_INDEX,
     )
 
 
-def hippocampus3d(root: Path | None, *, validation: float, seed: int, streaming: bool) -> DataSet:
+def load_hippocampus3d(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
     """Task 4 of the Decathlon: crops of brain scans, of about 35 × 50 × 36 voxels of 1 mm, with the two ends of the
     hippocampus. The set has no labels for its test scans: a fifth of the labelled ones are test, for every seed the
     same ones; of the others, a share is validation, drawn by the seed. A crop is 32 × 48 × 32, with void where a volume
     is smaller, and left may become right, but neither front back nor top bottom.
 
-    >>> hippocampus3d(None, validation=0.1, seed=0, streaming=False)
+    >>> load_hippocampus3d(None, val_data=0.1, seed=0, streaming=False)
     Traceback (most recent call last):
-    neuboots.data.sources.Missing: the data set 'hippocampus3d' is not there: looked in no data root...
+    neuboots.data._common.DatasetNotFoundError: the data set 'hippocampus3d' is not there: looked in no data root...
     """
     names = ("hippocampus3d", "Task04_Hippocampus")
     folder = None if root is None else next((root / name for name in names if (root / name).is_dir()), None)
     if folder is None:
         nowhere = "no data root, since neither root=… nor the variable NEUBOOTS_DATA was given"
         looked: list[str | Path] = [nowhere] if root is None else [root / name for name in names]
-        raise missing(
+        raise not_found_error(
             names[0],
             looked,
             "fetch Task04_Hippocampus.tar from http://medicaldecathlon.com, unpack it, and give the folder that it "
             "lies in as root=… or in the variable NEUBOOTS_DATA",
         )
-    data = volume_folder(
+    data = load_volume_folder(
         folder,
         classes=("background", "anterior", "posterior"),
-        validation=0.0,
-        test=HIPPOCAMPUS_TEST,
+        val_fraction=0.0,
+        test_fraction=HIPPOCAMPUS_TEST,
         crop=HIPPOCAMPUS_CROP,
     )
-    train, held_out = split_off(_part(data.train), validation, seed=whole("seed", seed))
+    train, held_out = hold_out(_part(data.train), val_fraction, seed=check_int("seed", seed))
     data = replace(data, name=names[0], train=train, validation=held_out)
     if not streaming:
         return data
-    flowing = None if held_out is None else in_order(held_out)
-    return replace(data, train=in_order(train), validation=flowing, test=in_order(_part(data.test)))
+    flowing = None if held_out is None else to_stream(held_out)
+    return replace(data, train=to_stream(train), validation=flowing, test=to_stream(_part(data.test)))
 
 
-def standardise(x: Tensor) -> Tensor:
+def standardize_volumes(x: Tensor) -> Tensor:
     """(x − mean) / std of each channel of each volume of (N, C, *); one without contrast is only shifted.
 
-    >>> standardise(torch.tensor([[[1.0, 3.0]], [[1000.0, 3000.0]]])).tolist()
+    >>> standardize_volumes(torch.tensor([[[1.0, 3.0]], [[1000.0, 3000.0]]])).tolist()
     [[[-1.0, 1.0]], [[-1.0, 1.0]]]
     """
     axes = list(range(2, x.ndim))
@@ -134,15 +153,15 @@ def standardise(x: Tensor) -> Tensor:
 # -- where a row lies ----------------------------------------------------------------------------------
 
 
-def affine_of(part: Any, i: int) -> NDArray[np.float64]:
+def read_affine(part: Any, i: int) -> NDArray[np.float64]:
     """The affine (4, 4) of row i of a part of volumes: from voxels to millimetres, for the maps that are written."""
-    return np.array(_opened(file_of(part, i)).affine, dtype=np.float64)
+    return np.array(_opened(find_volume_file(part, i)).affine, dtype=np.float64)
 
 
-def file_of(part: Any, i: int) -> Path:
+def find_volume_file(part: Any, i: int) -> Path:
     """The file of row i of a part of volumes, also after `.take(…)`."""
     source = _part(part).source
-    if not isinstance(source, VolumeFiles):
+    if not isinstance(source, VolumeFileSource):
         raise ValueError(f"got a part of {type(source).__name__}; expected one of volumes")
     n = len(part)
     if not -n <= i < n:
@@ -150,8 +169,8 @@ def file_of(part: Any, i: int) -> Path:
     return Path(source.images[range(n)[i] if part.rows is None else part.rows[i]])
 
 
-def _part(part: Any) -> Part:
-    if not isinstance(part, Part):
+def _part(part: Any) -> LazyDataset:
+    if not isinstance(part, LazyDataset):
         raise ValueError(f"got {type(part).__name__}; expected a part of a data set, such as data.test")
     return part
 
@@ -160,14 +179,14 @@ def _part(part: Any) -> Part:
 
 
 @dataclass(frozen=True, eq=False)
-class VolumeFiles:
+class VolumeFileSource:
     """NIfTI files of volumes and of their labels, as a source."""
 
     images: tuple[str, ...] = field(repr=False)
     labels: tuple[str, ...] = field(repr=False)
     num_classes: int
     channels: int
-    passed_over: tuple[str, ...] = field(default=(), repr=False)
+    skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -184,9 +203,11 @@ class VolumeFiles:
         image, label = _opened(file), _opened(label_file)
         shape, label_shape = _squeezed(image.shape)[:3], _squeezed(label.shape)
         if shape != label_shape:
-            raise Corrupt(f"got {label_file} of shape {label_shape} for {file} of shape {shape}; expected one shape")
+            raise CorruptFileError(
+                f"got {label_file} of shape {label_shape} for {file} of shape {shape}; expected one shape"
+            )
         if not _one_grid(image.affine, label.affine, shape):
-            raise Corrupt(
+            raise CorruptFileError(
                 f"got {label_file} and {file}, whose affines differ; expected labels on the grid of their volume: "
                 "resample them to it, or give them its affine if they were drawn on it"
             )
@@ -196,41 +217,43 @@ class VolumeFiles:
         voxels = _voxels(image, file)
         voxels = voxels[..., None] if voxels.ndim == 3 else voxels
         if voxels.shape[3] != self.channels:
-            raise Corrupt(f"got {file} with {voxels.shape[3]} channels; expected {self.channels}, as the first volume")
+            raise CorruptFileError(
+                f"got {file} with {voxels.shape[3]} channels; expected {self.channels}, as the first volume"
+            )
         x = torch.from_numpy(np.ascontiguousarray(np.moveaxis(voxels, 3, 0), dtype=np.float64))  # (C, X, Y, Z)
         if not bool(x.isfinite().all()):
-            raise Corrupt(
+            raise CorruptFileError(
                 f"got {file} with {int((~x.isfinite()).sum())} voxels that are NaN or infinite; expected numbers: mend "
                 "it, or remove it"
             )
-        return standardise(x[None])[0].float()
+        return standardize_volumes(x[None])[0].float()
 
     def _labels(self, label: Any, file: str) -> Tensor:
         y = _label_numbers(label, file)
-        wrong = y[((y < 0) | (y >= self.num_classes)) & (y != VOID)]
+        wrong = y[((y < 0) | (y >= self.num_classes)) & (y != IGNORE_INDEX)]
         if len(wrong):
-            raise Corrupt(
+            raise CorruptFileError(
                 f"got {file} with the label {int(wrong[0])}; expected classes from 0 to {self.num_classes - 1}, or "
-                f"{VOID} for void"
+                f"{IGNORE_INDEX} for void"
             )
         return y
 
 
-def _volume_files(pairs: Pairs, num_classes: int, channels: int) -> VolumeFiles:
+def _volume_files(pairs: FilePairs, num_classes: int, channels: int) -> VolumeFileSource:
     images, labels, others = map(tuple, pairs)
-    return VolumeFiles(images, labels, num_classes, channels, others)
+    return VolumeFileSource(images, labels, num_classes, channels, others)
 
 
 def _opened(file: str | Path) -> Any:
     """A NIfTI file, without its voxels as yet."""
-    nibabel = need("nibabel")
+    nibabel = import_optional("nibabel")
     try:
         found = nibabel.load(file)
         shape = tuple(found.shape)
     except Exception as fault:  # nibabel's, gzip's and zlib's own
-        raise corrupt(file, f"it is no NIfTI file ({type(fault).__name__})") from None
+        raise corrupt_file_error(file, f"it is no NIfTI file ({type(fault).__name__})") from None
     if len(_squeezed(shape)) not in (3, 4) or 0 in shape:
-        raise Corrupt(f"got {file} of shape {shape}; expected three axes, or four with channels")
+        raise CorruptFileError(f"got {file} of shape {shape}; expected three axes, or four with channels")
     return found
 
 
@@ -260,21 +283,21 @@ def _voxels(found: Any, file: str | Path) -> NDArray[Any]:
         else:
             voxels = np.asarray(found.dataobj)
     except Exception as fault:  # EOFError, zlib.error, OSError: a file that was cut off
-        raise corrupt(file, f"it holds no whole volume ({type(fault).__name__})") from None
+        raise corrupt_file_error(file, f"it holds no whole volume ({type(fault).__name__})") from None
     if voxels.dtype.kind not in "buif":
-        raise Corrupt(f"got {file} with voxels of type {voxels.dtype}; expected numbers")
+        raise CorruptFileError(f"got {file} with voxels of type {voxels.dtype}; expected numbers")
     return voxels.reshape(_squeezed(voxels.shape))
 
 
 def _label_numbers(found: Any, file: str | Path) -> Tensor:
     voxels = _voxels(found, file)
     if voxels.ndim != 3:
-        raise Corrupt(f"got {file} of shape {voxels.shape}; expected one label for each voxel, (X, Y, Z)")
+        raise CorruptFileError(f"got {file} of shape {voxels.shape}; expected one label for each voxel, (X, Y, Z)")
     y = voxels.astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity less itself
         whole_numbers = np.abs(y - np.rint(y)) < 1e-3  # labels that were scaled are not quite whole; NaN fails too
     if not whole_numbers.all():
-        raise Corrupt(f"got {file} with labels that are no whole numbers; expected 0, 1, …")
+        raise CorruptFileError(f"got {file} with labels that are no whole numbers; expected 0, 1, …")
     return torch.from_numpy(np.ascontiguousarray(np.rint(y)).astype(np.int64))
 
 
@@ -283,7 +306,7 @@ def _channels(file: str) -> int:
     return shape[3] if len(shape) == 4 else 1
 
 
-def _numbers_in(found: Mapping[str, Pairs]) -> Iterator[set[int]]:
+def _numbers_in(found: Mapping[str, FilePairs]) -> Iterator[set[int]]:
     for pairs in found.values():
         for file in pairs.targets:
             yield set(np.unique(_label_numbers(_opened(file), file).numpy()).tolist())
@@ -298,7 +321,7 @@ def _described(file: Path) -> tuple[str, ...]:
         pairs = [(key, value) if str(key).isdigit() else (value, key) for key, value in labels.items()]
         numbered = {int(number): str(name) for number, name in pairs}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise corrupt(file, f"it gives no labels with their names ({type(fault).__name__})") from None
+        raise corrupt_file_error(file, f"it gives no labels with their names ({type(fault).__name__})") from None
     if sorted(numbered) != list(range(len(numbered))):
-        raise Corrupt(f"got {file} with the labels {sorted(numbered)}; expected 0, 1, … without a gap")
-    return checked_names([numbered[number] for number in sorted(numbered)])
+        raise CorruptFileError(f"got {file} with the labels {sorted(numbered)}; expected 0, 1, … without a gap")
+    return check_class_names([numbered[number] for number in sorted(numbered)])

@@ -10,15 +10,15 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots.estimators.base import CALIBRATE, STOP, TRAIN, NeuBootsEstimator
-from neuboots.estimators.rows import Array
+from neuboots._streaming import class_probabilities
+from neuboots.estimators._base import CALIBRATION, TRAIN, VALIDATION, Array, NeuBootsEstimator
 from neuboots.losses import CrossEntropy, Loss
-from neuboots.methods import NeuBoots, find, scale_temperature
-from neuboots.prediction import Method, class_probabilities
+from neuboots.methods import NeuBoots, find_method, scale_temperature
+from neuboots.prediction import Method
 
 _ROWS = 1 << 16  # that are predicted at once
-FEWEST = 30  # rows that a temperature is fitted to
-PRIOR = 0.5  # of log T: few rows may all be right by luck, for which no temperature is low enough
+MIN_TEMPERATURE_ROWS = 30  # rows that a temperature is fitted to
+LOG_TEMPERATURE_PRIOR_STD = 0.5  # of log T: few rows may all be right by luck, for which no temperature is low enough
 
 
 class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         self._scale_inputs(X[rows[(part == TRAIN).numpy()]])
         x = self._standardised(X[rows])
         loss = CrossEntropy() if isinstance(self.method, str) else getattr(self.method, "loss", CrossEntropy())
-        if isinstance(self.method, str) and "classification" not in find(self.method).tasks:
+        if isinstance(self.method, str) and "classification" not in find_method(self.method).tasks:
             raise ValueError(f"got the method {self.method!r}, which is not for classification; expected another")
         if (outputs := self._outputs_of_net(len(self.classes_))) != len(self.classes_):
             raise ValueError(
@@ -67,17 +67,19 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
                 "with the numbers that net(inputs, outputs) is given"
             )
         self.predictor_ = self._fit_predictor(x, labels, part, loss, len(self.classes_), weights)
-        if int((part == STOP).sum()) >= FEWEST:
-            held_out = TensorDataset(x[part == STOP], labels[part == STOP])
+        if int((part == VALIDATION).sum()) >= MIN_TEMPERATURE_ROWS:
+            held_out = TensorDataset(x[part == VALIDATION], labels[part == VALIDATION])
             options = {"num_samples": int(self.num_samples), "seed": self.seed_, "batch_size": 1024}
-            self.predictor_ = scale_temperature(self.predictor_, held_out, prior_std=PRIOR, **options)
+            self.predictor_ = scale_temperature(
+                self.predictor_, held_out, prior_std=LOG_TEMPERATURE_PRIOR_STD, **options
+            )
         self.held_out_ = np.zeros(len(X), dtype=bool)
-        self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
-        self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on
+        self.held_out_[rows[(part == CALIBRATION).numpy()]] = True
+        self.held_out_[rows[(part != CALIBRATION).numpy()]] = False  # of several copies some were trained on
         return self
 
     def _neuboots(self, loss: Loss) -> Method:
-        return NeuBoots(loss=loss, redraw="pool")
+        return NeuBoots(loss=loss, resample="pool")
 
     def _probabilities(self, x: Tensor) -> Array:
         """(N, C), in double precision, rows adding to 1."""

@@ -1,7 +1,20 @@
-"""A regressor: the mean of a new y, where it falls, and how sure the regression function itself is."""
+"""The standard deviation of a new y, and the interval that holds it.
 
+    s(x) = e^a √(τ²(x) + σ²(x))^b,   b = ½;   [m(x) − q s(x), m(x) + q s(x)]
+
+τ is the spread of the replicates, σ the noise that a Gaussian head has learned (none: one for all x). A net fits its
+training rows more closely than new ones, and the more closely it fits, the less its σ(x) can be believed: log s lies
+half way between what the net says and a constant (b), and its level (a) is set by the likelihood of held-out rows. q is
+the conformal quantile of |y − m(x)| / s(x) over rows that the net was not fitted to, so that the interval keeps its
+level whatever the predictor (Lei et al. 2018; see `neuboots.evaluation.conformal`).
+
+A regressor: the mean of a new y, where it falls, and how sure the regression function itself is.
+"""
+
+import math
 import warnings
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,18 +26,70 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from neuboots.estimators.band import Band, learn_band, net_of
-from neuboots.estimators.base import CALIBRATE, TRAIN, MakeNet, NeuBootsEstimator
-from neuboots.estimators.noise import Noise
-from neuboots.estimators.rows import Array, mean_and_spread, with_weights
-from neuboots.keys import whole
+from neuboots._validation import check_int
+from neuboots.estimators._base import (
+    CALIBRATION,
+    TRAIN,
+    Array,
+    NetFactory,
+    NeuBootsEstimator,
+    append_weights,
+    mean_and_std,
+)
+from neuboots.estimators._confidence_band import ConfidenceBand, find_mean_net, fit_confidence_band
+from neuboots.evaluation.conformal import has_enough_calibration_rows
 from neuboots.losses import GaussianNLL, Loss, SquaredError
-from neuboots.methods import NeuBoots, find
+from neuboots.methods import NeuBoots, find_method
 from neuboots.prediction import Method
-from neuboots.saving import read_tensors
+from neuboots.serialization import load_tensors
 from neuboots.weights import Dirichlet
 
-IntervalKind = Literal["prediction", "confidence"]
+SCALE_EXPONENT = 0.5  # b
+_LEAST = 1e-6  # of the targets' spread: a standard deviation of none would make every interval infinite or nothing
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseScale:
+    """What held-out rows say of the errors of k outputs, in the units of the standardised targets."""
+
+    offset: Array  # (k,), a
+    trust: float  # b; 0 where the net has no say
+    scores: Array  # (m, k), |y − m(x)| / s(x) of the calibration rows, sorted
+    rows: int | None = None  # that differ among the m; None: all
+
+    @classmethod
+    def learn(cls, error: Array, raw_std: Array, calibration: Array, *, varies: bool) -> "NoiseScale":
+        """From errors y − m(x) (n, k) of held-out rows, their √(τ² + σ²), and which of them are for calibration."""
+        trust = SCALE_EXPONENT if varies else 0.0
+        shape = np.maximum(raw_std, _LEAST) ** trust
+        offset = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _LEAST))  # (k,), of highest likelihood
+        found = cls(offset, trust, np.empty((0, error.shape[1])))
+        scores = np.abs(error[calibration]) / found.std(raw_std[calibration])
+        return cls(offset, trust, np.sort(scores, 0))
+
+    def std(self, raw_std: Array) -> Array:
+        """s(x): (N, k)."""
+        return np.asarray(np.exp(self.offset) * np.maximum(raw_std, _LEAST) ** self.trust)
+
+    def reach(self, level: float) -> Array:
+        """q for each output: (k,); the normal quantile, with a warning, where there are too few rows for the level."""
+        copies, rows = len(self.scores), len(self.scores) if self.rows is None else self.rows
+        if has_enough_calibration_rows(level, rows):
+            rank = math.ceil(Fraction(str(float(level))) * (rows + 1) * copies / rows)  # of rows, each in its copies
+            return np.asarray(self.scores[min(rank, copies) - 1])
+        share = 1 - level
+        warnings.warn(
+            f"{rows} rows were held out for calibration, and level {level:g} needs {math.ceil(level / share - 1e-9)}: "
+            "the interval is a normal one, without a guarantee; give more rows, a larger validation_fraction, or a "
+            "lower level",
+            UserWarning,
+            stacklevel=4,
+        )
+        half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+        return np.maximum(self.scores[-1], half) if rows else np.full(self.scores.shape[1], half)  # as at lower levels
+
+
+IntervalType = Literal["prediction", "confidence"]
 _ROWS = 1 << 16  # that are predicted at once
 
 
@@ -50,7 +115,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     means and log-variances, and may give k alone. Whole sample weights are frequencies, others multiply the loss.
 
     The confidence band, where f itself lies, is that of the influence bootstrap around the trained net, the one that
-    docs/validity.md recommends (`neuboots.estimators.band`); it changes nothing else. `band="method"` takes the spread
+    docs/validity.md recommends (`neuboots.estimators._confidence_band`); it changes nothing else. `band="method"` takes the spread
     of the method's replicates instead, as methods do behind whose mean there is no single net (ensembles, `mc-dropout`,
     `swag`, Gaussian processes), and losses other than the squared error and `GaussianNLL`: `band_` is None then.
 
@@ -67,7 +132,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self,
         method: str | Method = "neuboots",
         *,
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         widths: tuple[int, ...] = (100, 100),
         epochs: int = 200,
         batch_size: int | Literal["auto"] = "auto",
@@ -119,7 +184,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         part, unit = self._parts(X[rows], y[rows], None)
         train = rows[(part == TRAIN).numpy()]
         self._scale_inputs(X[train])
-        self.y_mean_, spread = mean_and_spread(y[train])
+        self.y_mean_, spread = mean_and_std(y[train])
         still = np.where(np.ptp(y, 0) > 0, 1.0, 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_)))
         self.y_scale_ = np.where(spread > 0, spread, still)  # a constant is answered by itself
         x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_)
@@ -128,8 +193,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self._learn_noise(x, target, part, unit)
         self.band_ = self._learn_band(x, target, part, loss, weights) if self.band == "influence" else None
         self.held_out_ = np.zeros(len(X), dtype=bool)
-        self.held_out_[rows[(part == CALIBRATE).numpy()]] = True
-        self.held_out_[rows[(part != CALIBRATE).numpy()]] = False  # of several copies some were trained on
+        self.held_out_[rows[(part == CALIBRATION).numpy()]] = True
+        self.held_out_[rows[(part != CALIBRATION).numpy()]] = False  # of several copies some were trained on
         return self
 
     def _loss(self) -> tuple[Loss, int]:
@@ -138,7 +203,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         if not isinstance(self.method, str):
             loss = getattr(self.method, "loss", SquaredError())
             return loss, 2 * k if isinstance(loss, GaussianNLL) else k
-        entry = find(self.method)
+        entry = find_method(self.method)
         if "regression" not in entry.tasks:
             raise ValueError(f"got the method {self.method!r}, which is not for regression; expected another")
         candidates: list[tuple[Loss, int]] = [(GaussianNLL(beta=0.5), 2 * k), (GaussianNLL(), 2 * k)]
@@ -157,7 +222,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         return SquaredError(), k
 
     def _neuboots(self, loss: Loss) -> Method:
-        return NeuBoots(loss=loss, law=Dirichlet(concentration=20.0), redraw="pool")
+        return NeuBoots(loss=loss, weight_distribution=Dirichlet(concentration=20.0), resample="pool")
 
     def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor, unit: Array) -> None:
         held_out = part != TRAIN if bool((part != TRAIN).any()) else part == TRAIN
@@ -165,24 +230,28 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self.gaussian_ = outputs > self.n_outputs_
         mean, spread, raw_std = self._figures(x[held_out], self.num_samples)
         error = target[held_out].numpy() - mean
-        calibration = (part[held_out] == CALIBRATE).numpy()
+        calibration = (part[held_out] == CALIBRATION).numpy()
         varies = self.gaussian_ or bool(spread.any())
-        noise = Noise.learn(error, raw_std, calibration, varies=varies)
+        noise = NoiseScale.learn(error, raw_std, calibration, varies=varies)
         self.noise_offset_, self.noise_trust_, self.scores_ = noise.offset, noise.trust, noise.scores
-        self.n_calibration_ = len(np.unique(unit[(part == CALIBRATE).numpy()]))
+        self.n_calibration_ = len(np.unique(unit[(part == CALIBRATION).numpy()]))
 
-    def _learn_band(self, x: Tensor, target: Tensor, part: Tensor, loss: Loss, weights: Array | None) -> Band | None:
+    def _learn_band(
+        self, x: Tensor, target: Tensor, part: Tensor, loss: Loss, weights: Array | None
+    ) -> ConfidenceBand | None:
         """That of the one net behind the mean; None, and so the method's own, where there is none, or another loss."""
         train = part == TRAIN
         some = torch.nonzero(train)[:1000, 0]  # enough to see whether a net gives the mean
         mean = self._figures(x[some], self.num_samples)[0]
         noise = float(np.sqrt(np.mean((target[some].numpy() - mean) ** 2)))
-        net = net_of(self.predictor_, x[some], mean, noise)
+        net = find_mean_net(self.predictor_, x[some], mean, noise)
         if net is None or not isinstance(loss, GaussianNLL | SquaredError | nn.MSELoss):
             return None
-        y = target if weights is None else with_weights(target, weights)
+        y = target if weights is None else append_weights(target, weights)
         try:
-            return learn_band(net, loss, x[train], y[train], x[~train], weighted=weights is not None, seed=self.seed_)
+            return fit_confidence_band(
+                net, loss, x[train], y[train], x[~train], weighted=weights is not None, seed=self.seed_
+            )
         except (ValueError, RuntimeError) as fault:  # a net that torch cannot differentiate twice over, or of no number
             warnings.warn(
                 f"the net has no influence bootstrap ({fault}): the confidence band is that of the method; choose "
@@ -194,12 +263,12 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     def _sure(self, x: Tensor, spread: Array) -> Array:
         """The standard deviation of the mean, in units of the standardised targets: (N, k)."""
-        band: Band | None = getattr(self, "band_", None)
+        band: ConfidenceBand | None = getattr(self, "band_", None)
         return spread if band is None else band.std(x).double().numpy()
 
     @property
-    def _noise(self) -> Noise:
-        return Noise(self.noise_offset_, float(self.noise_trust_), self.scores_, self.n_calibration_)
+    def _noise(self) -> NoiseScale:
+        return NoiseScale(self.noise_offset_, float(self.noise_trust_), self.scores_, self.n_calibration_)
 
     def _figures(self, x: Tensor, num_samples: int) -> tuple[Array, Array, Array]:
         """m, τ and √(τ² + σ²) in units of the standardised targets: (N, k) each."""
@@ -219,7 +288,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
         """Mean, standard deviation and both intervals at once."""
-        level = _checked(level)
+        level = _check_level(level)
         x = self.inputs(X)
         mean, spread, raw_std = self._figures(x, self.num_samples if num_samples is None else num_samples)
         low, high = self._new(mean, raw_std, level)
@@ -245,27 +314,29 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         found = self._in_units(mean)
         return (found, self._shaped(self._noise.std(raw_std) * self.y_scale_)) if return_std else found
 
-    def predict_interval(self, X: Any, level: float = 0.95, kind: IntervalKind = "prediction") -> tuple[Array, Array]:
+    def predict_interval(
+        self, X: Any, level: float = 0.95, interval: IntervalType = "prediction"
+    ) -> tuple[Array, Array]:
         """(low, high): where a new y falls ("prediction"), or where the regression function lies ("confidence").
 
         The first is conformal and keeps its level on rows like those it was fitted to; the second is the bootstrap's.
         """
-        if kind not in ("prediction", "confidence"):
-            raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        level = _checked(level)
+        if interval not in ("prediction", "confidence"):
+            raise ValueError(f"got kind={interval!r}; expected 'prediction' or 'confidence'")
+        level = _check_level(level)
         x = self.inputs(X)
         mean, spread, raw_std = self._figures(x, self.num_samples)
-        if kind == "prediction":
+        if interval == "prediction":
             return self._new(mean, raw_std, level)
         half = -ndtri((1 - level) / 2) * self._sure(x, spread)
         return self._in_units(mean - half), self._in_units(mean + half)
 
-    def sample(self, X: Any, n: int = 1, *, kind: IntervalKind = "confidence") -> Array:
+    def sample(self, X: Any, n: int = 1, *, kind: IntervalType = "confidence") -> Array:
         """n replicates of the regression function at X, or of new targets ("prediction"): (n, N), or (n, N, k)."""
         if kind not in ("prediction", "confidence"):
             raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        x, k, n = self.inputs(X), self.n_outputs_, whole("n", n, least=1)
-        band: Band | None = getattr(self, "band_", None)
+        x, k, n = self.inputs(X), self.n_outputs_, check_int("n", n, minimum=1)
+        band: ConfidenceBand | None = getattr(self, "band_", None)
         if kind == "confidence" and band is not None:
             mean = self._figures(x, self.num_samples)[0]
             samples = mean + band.sample(x, n, seed=self.seed_).double().numpy()
@@ -284,10 +355,10 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def _write_more(self, folder: Path) -> dict[str, Any]:
         from safetensors.torch import save_file
 
-        band: Band | None = getattr(self, "band_", None)
+        band: ConfidenceBand | None = getattr(self, "band_", None)
         if band is None:
             return {}
-        save_file(band.state(), folder / "band.safetensors")
+        save_file(band.state_dict(), folder / "band.safetensors")
         return {"band_error_": band.error}
 
     def _read_more(self, folder: Path, held: dict[str, Any]) -> None:
@@ -296,7 +367,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         if (error := held.get("band_error_")) is not None:
             net = self.predictor_.net
             assert net is not None, "there was one when it was saved"
-            band = Band.restore(net, self.n_outputs_, read_tensors(folder / "band.safetensors"), error)
+            band = ConfidenceBand.from_config(net, self.n_outputs_, load_tensors(folder / "band.safetensors"), error)
             band.std(torch.zeros(1, self.n_features_in_))  # what does not fit is found now
             self.band_ = band
 
@@ -307,7 +378,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         return tags
 
 
-def _checked(level: Any) -> float:
+def _check_level(level: Any) -> float:
     if not (isinstance(level, Real) and 0 < float(level) < 1):
         raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
     return float(level)

@@ -1,44 +1,36 @@
 """One file a method; each is a frozen dataclass of options whose `fit` ends in a Predictor."""
 
-from neuboots.methods.adversarial_ensemble import AdversarialEnsemble
-from neuboots.methods.amortized_bootstrap import AmortizedBootstrap, AmortizedBootstrapPredictor
+from neuboots.methods._base import METHODS, WRAPPERS, MethodEntry, find_method, register
 from neuboots.methods.batch_ensemble import BatchEnsemble, BatchEnsemblePredictor
-from neuboots.methods.bayesian_bootstrap import BayesianBootstrap
-from neuboots.methods.deep_ensemble import DeepEnsemble
-from neuboots.methods.dispersion import (
+from neuboots.methods.calibrated_neuboots import (
     CalibratedNeuBoots,
     CalibratedNeuBootsPredictor,
     Dispersion,
     calibrate_dispersion,
 )
-from neuboots.methods.gaussian_process import GaussianProcess, GaussianProcessPredictor
-from neuboots.methods.gbs import GBS, GBSPredictor
+from neuboots.methods.deterministic import Deterministic, DeterministicPredictor
+from neuboots.methods.ensembles import BayesianBootstrap, DeepEnsemble, EnsemblePredictor, StandardBootstrap
+from neuboots.methods.gaussian_process import GaussianProcess, GaussianProcessPredictor, SparseGP, SparseGPPredictor
 from neuboots.methods.influence import InfluenceBootstrap, InfluencePredictor
 from neuboots.methods.laplace import Laplace, LaplacePredictor
-from neuboots.methods.lp_bnn import LPBNN, LPBNNPredictor
 from neuboots.methods.mc_dropout import MCDropout, MCDropoutPredictor
-from neuboots.methods.members import MembersPredictor
 from neuboots.methods.mimo import MIMO, MIMOPredictor
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
-from neuboots.methods.plain import Plain, PlainPredictor
-from neuboots.methods.registry import METHODS, WRAPPERS, Entry, find, register
-from neuboots.methods.scaling import ScaledPredictor, scale_std, scale_temperature
-from neuboots.methods.sparse_gp import SparseGP, SparseGPPredictor
-from neuboots.methods.standard_bootstrap import StandardBootstrap
 from neuboots.methods.swag import SWAG, SWAGPredictor
+from neuboots.posthoc import ScaledPredictor, scale_std, scale_temperature
 
 register(
-    Entry(
+    MethodEntry(
         "plain",
-        Plain,
-        PlainPredictor,
+        Deterministic,
+        DeterministicPredictor,
         "the net itself: B equal samples",
         random=False,
         predict_cost="O(L)",
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "neuboots",
         NeuBoots,
         NeuBootsPredictor,
@@ -48,10 +40,10 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "standard-bootstrap",
         StandardBootstrap,
-        MembersPredictor,
+        EnsemblePredictor,
         "K nets on data drawn with replacement",
         members=True,
         train_cost="O(LK)",
@@ -59,10 +51,10 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "bayesian-bootstrap",
         BayesianBootstrap,
-        MembersPredictor,
+        EnsemblePredictor,
         "K nets on data under random (Dirichlet) weights",
         members=True,
         train_cost="O(LK)",
@@ -70,10 +62,10 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "deep-ensemble",
         DeepEnsemble,
-        MembersPredictor,
+        EnsemblePredictor,
         "K nets from other first weights and in another order of the data",
         members=True,
         train_cost="O(LK)",
@@ -81,37 +73,7 @@ register(
     )
 )
 register(
-    Entry(
-        "deep-ensemble-original",
-        AdversarialEnsemble,
-        MembersPredictor,
-        "K nets with a proper scoring rule and adversarial training",
-        members=True,
-        train_cost="O(2LK)",
-        reference="Lakshminarayanan et al., NeurIPS 2017",
-    )
-)
-register(
-    Entry(
-        "gbs",
-        GBS,
-        GBSPredictor,
-        "one net with the bootstrap weights as an input of every layer",
-        reference="Shin, Wang and Liu, arXiv 2006.00767, 2020",
-    )
-)
-register(
-    Entry(
-        "amortized-bootstrap",
-        AmortizedBootstrap,
-        AmortizedBootstrapPredictor,
-        "a net that generates the parameters of nets, trained on K resampled data sets",
-        train_cost="O(LK)",
-        reference="Nalisnick and Smyth, ICML workshop on implicit models, 2017",
-    )
-)
-register(
-    Entry(
+    MethodEntry(
         "gp",
         GaussianProcess,
         GaussianProcessPredictor,
@@ -124,7 +86,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "sparse-gp",
         SparseGP,
         SparseGPPredictor,
@@ -137,7 +99,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "batch-ensemble",
         BatchEnsemble,
         BatchEnsemblePredictor,
@@ -148,7 +110,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "mimo",
         MIMO,
         MIMOPredictor,
@@ -160,17 +122,7 @@ register(
     )
 )
 register(
-    Entry(
-        "lp-bnn",
-        LPBNN,
-        LPBNNPredictor,
-        "BatchEnsemble with factors drawn from a variational autoencoder in each layer",
-        train_cost="O(LK)",
-        reference="Franchi, Bursuc, Aldea, Dubuisson and Bloch, arXiv:2012.02818, 2020",
-    )
-)
-register(
-    Entry(
+    MethodEntry(
         "mc-dropout",
         MCDropout,
         MCDropoutPredictor,
@@ -180,7 +132,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "laplace",
         Laplace,
         LaplacePredictor,
@@ -190,7 +142,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "influence",
         InfluenceBootstrap,
         InfluencePredictor,  # type: ignore[type-abstract]  # it restores one of its two forms
@@ -200,7 +152,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "swag",
         SWAG,
         SWAGPredictor,
@@ -209,7 +161,7 @@ register(
     )
 )
 register(
-    Entry(
+    MethodEntry(
         "calibrated-neuboots",
         CalibratedNeuBoots,
         CalibratedNeuBootsPredictor,
@@ -222,15 +174,11 @@ register(
 WRAPPERS["scaled"] = ScaledPredictor
 
 __all__ = [
-    "GBS",
-    "LPBNN",
     "METHODS",
     "MIMO",
     "SWAG",
     "WRAPPERS",
-    "AdversarialEnsemble",
-    "AmortizedBootstrap",
-    "AmortizedBootstrapPredictor",
+    "AdversarialDeepEnsemble",
     "BatchEnsemble",
     "BatchEnsemblePredictor",
     "BayesianBootstrap",
@@ -238,30 +186,28 @@ __all__ = [
     "CalibratedNeuBootsPredictor",
     "DeepEnsemble",
     "Dispersion",
-    "Entry",
-    "GBSPredictor",
+    "MethodEntry",
     "GaussianProcess",
     "GaussianProcessPredictor",
     "InfluenceBootstrap",
     "InfluencePredictor",
-    "LPBNNPredictor",
     "Laplace",
     "LaplacePredictor",
     "MCDropout",
     "MCDropoutPredictor",
     "MIMOPredictor",
-    "MembersPredictor",
+    "EnsemblePredictor",
     "NeuBoots",
     "NeuBootsPredictor",
-    "Plain",
-    "PlainPredictor",
+    "Deterministic",
+    "DeterministicPredictor",
     "SWAGPredictor",
     "ScaledPredictor",
     "SparseGP",
     "SparseGPPredictor",
     "StandardBootstrap",
     "calibrate_dispersion",
-    "find",
+    "find_method",
     "register",
     "scale_std",
     "scale_temperature",

@@ -15,6 +15,26 @@ exact posterior, whatever the number of frequencies; many of them make a single 
 Rasmussen and Williams, Gaussian Processes for Machine Learning, MIT Press, 2006. Wilson, Borovitskiy, Terenin,
 Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML 2020. Rahimi and Recht,
 Random features for large-scale kernel machines, NeurIPS 2007. The kernels are gpytorch's (Gardner et al., 2018).
+
+Sparse Gaussian process regression by pseudo-inputs (FITC): m learned points stand for n.
+
+    y ~ N(0, Q + Λ),   Q = K_nm K_mm⁻¹ K_mn,   Λ = diag(K − Q) + σ²I
+    f | y:  mean k_m(x)ᵀΣ⁻¹K_mnΛ⁻¹y,   variance k(x, x) − k_m(x)ᵀ(K_mm⁻¹ − Σ⁻¹)k_m(x),   Σ = K_mm + K_mnΛ⁻¹K_nm
+
+Kernel, noise and the m inputs maximise that likelihood in O(nm²) time and O(nm) memory. This is the approximation of
+Snelson and Ghahramani, in which training points keep their exact variances (Λ); gpytorch's InducingPointKernel trains
+another one, the variational bound of Titsias (2009), so here only gpytorch's kernels are used. What prediction needs of
+the data are m + m² numbers for each output: the points themselves are not kept. With m = n points at the inputs it is
+the exact process, so there they stay. With fewer, Λ can pass for noise: FITC's own estimate of σ tends to be too small
+(Bauer, van der Wilk and Rasmussen 2016), and `noise_std` with it.
+
+A sample is one function of x: u, the values at the m points, is drawn from its posterior, and a path of the prior is
+corrected to go through it, f_b(x) = g_b(x) + k_m(x)ᵀK_mm⁻¹(u_b − g_b(Z)).
+
+Snelson and Ghahramani, Sparse Gaussian processes using pseudo-inputs, NeurIPS 18, 2006. The samples: Wilson,
+Borovitskiy, Terenin, Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML
+2020. The noise: Bauer, van der Wilk and Rasmussen, Understanding probabilistic sparse Gaussian process approximations,
+NeurIPS 29, 2016.
 """
 
 import math
@@ -29,18 +49,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots.batches import Batch, Loader, own_randomness, size_of
-from neuboots.checkpoints import identity_of
-from neuboots.keys import draw_keys, gammas, normals
+from neuboots._prng import derive_keys, draw_gamma, draw_normal
+from neuboots._streaming import num_bytes
+from neuboots.head import cast_inputs
+from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import Loss, SquaredError, check_loss
-from neuboots.methods.common import loss_figures
-from neuboots.prediction import Moments, Predictor, Stream, bytes_of, check_inputs
-from neuboots.surgery import to_net
-from neuboots.training import Recipe, constant, train
+from neuboots.methods._base import validation_metrics
+from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
+from neuboots.training import TrainingConfig, constant_schedule, describe_method, train
 
-Kernel = Literal["rbf", "matern52"]
+KernelName = Literal["rbf", "matern52"]
 
-MOST_POINTS = 5_000  # K has n² numbers, and its Cholesky factor costs n³/3
+MAX_POINTS = 5_000  # K has n² numbers, and its Cholesky factor costs n³/3
 _FREQUENCIES = 512  # of one path of the prior
 _PIECE = 1 << 22  # numbers held at once by a product over many inputs
 _LEAST_NOISE = 1e-6  # σ² of standardised targets: keeps K + σ²I away from singular
@@ -52,7 +72,7 @@ _ROUNDING = 0.01  # of the targets' spread: what single precision may lose
 # -- data ----------------------------------------------------------------------------------------------
 
 
-def flat(x: Any) -> Tensor:
+def flatten_inputs(x: Any) -> Tensor:
     """All inputs of a row side by side, in double precision: (N, D)."""
     if isinstance(x, Mapping):
         x = [x[key] for key in sorted(x)]
@@ -60,28 +80,28 @@ def flat(x: Any) -> Tensor:
     return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])).double() for part in parts], 1)
 
 
-def precision_of(x: Any) -> torch.dtype:
+def output_dtype(x: Any) -> torch.dtype:
     """Double precision where an input has it, else single."""
     parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
     return torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
 
 
-def read_points(data: Dataset[Any], recipe: Recipe, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+def read_training_data(data: Dataset[Any], config: TrainingConfig, *, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Every row of the data set, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
-    _check_count(size_of(data), most)
-    loader = Loader(
+    _check_count(dataset_length(data), most)
+    loader = EpochLoader(
         data,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
+        batch_size=config.batch_size,
+        seed=config.seed,
         shuffle=False,
-        num_workers=recipe.num_workers,
-        steps_per_epoch=recipe.steps_per_epoch,
+        num_workers=config.num_workers,
+        steps_per_epoch=config.steps_per_epoch,
     )
-    with own_randomness():
+    with preserve_rng_state():
         batches = [batch for _, batch, _ in loader.epoch(0)]
     for batch in batches:
         check_inputs(batch.x)
-    x, y = torch.cat([flat(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
+    x, y = torch.cat([flatten_inputs(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
     _check_count(len(x), most)
     if len(x) < 2:
         raise ValueError("got a single row; expected at least 2, since one target has no spread to learn from")
@@ -107,7 +127,7 @@ def _check_count(n: int | None, most: int | None) -> None:
         )
 
 
-def check_regression(loss: Loss) -> None:
+def check_squared_error(loss: Loss) -> None:
     """The likelihood is Gaussian, so that the squared error is the only loss it can honour."""
     check_loss(loss)
     if not isinstance(loss, SquaredError | nn.MSELoss):
@@ -117,7 +137,7 @@ def check_regression(loss: Loss) -> None:
 
 
 def check_kernel(kernel: str) -> None:
-    if kernel not in get_args(Kernel):
+    if kernel not in get_args(KernelName):
         raise ValueError(f"got kernel={kernel!r}; expected 'rbf' or 'matern52'")
 
 
@@ -128,22 +148,22 @@ def check_ascent(steps: int, learning_rate: float) -> None:
         raise ValueError(f"got learning_rate={learning_rate!r}; expected a positive number")
 
 
-def ascent(recipe: Recipe, n: int, steps: int, learning_rate: float) -> Recipe:
+def adam_config(config: TrainingConfig, n: int, steps: int, learning_rate: float) -> TrainingConfig:
     """Adam on all n points at once. Of the recipe stay its seed, its folder, its reports and its device.
 
     The process is in double precision by itself; the recipe's "32-true" converts nothing.
     """
     mps = torch.backends.mps.is_available()  # it has no double precision
-    return Recipe(
+    return TrainingConfig(
         epochs=steps,
         batch_size=n,
         optimizer=partial(torch.optim.Adam, lr=learning_rate),
-        schedule=constant,
-        seed=recipe.seed,
-        folder=recipe.folder,
-        on_epoch=recipe.on_epoch,
-        progress=recipe.progress,
-        accelerator="cpu" if mps else recipe.accelerator,
+        lr_scheduler=constant_schedule,
+        seed=config.seed,
+        folder=config.folder,
+        on_epoch=config.on_epoch,
+        progress=config.progress,
+        accelerator="cpu" if mps else config.accelerator,
     )
 
 
@@ -165,13 +185,13 @@ def cholesky(covariance: Tensor) -> Tensor:
     )
 
 
-def whiten(root: Tensor, values: Tensor) -> Tensor:
+def solve_lower(root: Tensor, values: Tensor) -> Tensor:
     """L⁻¹ values, for a lower triangular L."""
     white: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
     return white
 
 
-def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+def map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """function(x), (…, N), over some rows of x at a time: each takes `width` numbers."""
     return torch.cat([function(part) for part in torch.split(x, max(1, _PIECE // width))], -1)
 
@@ -196,7 +216,7 @@ class Process(nn.Module, ABC):
     y_mean: Tensor
     y_std: Tensor
 
-    def __init__(self, inputs: int, outputs: int, kernel: Kernel, ard: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__()
         gpytorch = _import_gpytorch()
         self.inputs, self.outputs, self.kind, self.ard = inputs, outputs, kernel, ard
@@ -230,7 +250,7 @@ class Process(nn.Module, ABC):
 
     def standardised(self, x: Any) -> Tensor:
         """Any inputs as the kernel sees them: (N, D)."""
-        rows = flat(x)
+        rows = flatten_inputs(x)
         if rows.shape[1] != self.inputs:
             raise ValueError(f"got {rows.shape[1]} numbers for each input; expected {self.inputs}, as in training")
         return (rows - self.x_mean) / self.x_std
@@ -310,11 +330,11 @@ class Process(nn.Module, ABC):
         """g, one function drawn from the prior under this name: (N, D) or (k, N, D) → (k, N)."""
         count = self.outputs * _FREQUENCIES
         where = self.x_mean.device
-        keys = draw_keys(torch.arange(1), *name, "prior")
-        drawn = normals(keys, count * (self.inputs + 2)).to(where)[0]
+        keys = derive_keys(torch.arange(1), *name, "prior")
+        drawn = draw_normal(keys, count * (self.inputs + 2)).to(where)[0]
         omega = drawn[: count * self.inputs].view(self.outputs, self.inputs, _FREQUENCIES)
         if self.kind == "matern52":  # its spectral density is Student's t with 2ν = 5 degrees of freedom
-            chi2 = 2.0 * gammas(draw_keys(torch.arange(1), *name, "t"), count, 2.5).to(where)
+            chi2 = 2.0 * draw_gamma(derive_keys(torch.arange(1), *name, "t"), count, 2.5).to(where)
             omega = omega * (5.0 / chi2.view(self.outputs, 1, _FREQUENCIES)).sqrt()
         lengthscale: Tensor = self.kernel.base_kernel.lengthscale  # (k, 1, D)
         omega = omega / lengthscale.mT  # (k, D, F)
@@ -335,14 +355,14 @@ class Process(nn.Module, ABC):
             prior = self.prior_path(seed, "replicate", b)
             with torch.no_grad():
                 weights.append(self.correction(prior, seed, "replicate", b))
-            priors.append(in_pieces(prior, x, self.outputs * _FREQUENCIES))
+            priors.append(map_chunks(prior, x, self.outputs * _FREQUENCIES))
         v = torch.stack(weights, -1)  # (k, M, B)
         basis = self.basis
 
         def corrections(part: Tensor) -> Tensor:
             return (self.covariance(part, basis) @ v).movedim(-1, 0)  # (B, k, N)
 
-        return torch.stack(priors) + in_pieces(corrections, x, self.outputs * basis.shape[-2])
+        return torch.stack(priors) + map_chunks(corrections, x, self.outputs * basis.shape[-2])
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of f(x) given the data, in standard units: (k, N) each."""
@@ -351,7 +371,7 @@ class Process(nn.Module, ABC):
             mean, variance = self.posterior(part)
             return torch.stack([mean, variance.clamp_min(0.0).sqrt()])
 
-        mean, std = in_pieces(both, x, self.outputs * self.basis.shape[-2])
+        mean, std = map_chunks(both, x, self.outputs * self.basis.shape[-2])
         return mean, std
 
 
@@ -361,7 +381,7 @@ class ExactProcess(Process):
     x: Tensor
     y: Tensor
 
-    def __init__(self, points: int, inputs: int, outputs: int, kernel: Kernel, ard: bool) -> None:
+    def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__(inputs, outputs, kernel, ard)
         self.register_buffer("x", torch.zeros(points, inputs, dtype=torch.float64))
         self.register_buffer("y", torch.zeros(outputs, points, dtype=torch.float64))
@@ -381,7 +401,7 @@ class ExactProcess(Process):
     def objectives(self) -> Tensor:
         """−log p(y) / n of each output: (k,)."""
         factor = self._factor()
-        white = whiten(factor, self.y[..., None])
+        white = solve_lower(factor, self.y[..., None])
         logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(self.x) + 0.5 * math.log(2.0 * math.pi)
 
@@ -411,14 +431,14 @@ class ExactProcess(Process):
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         factor, weights = self._solve()
         cross = self.covariance(x, self.x)  # (k, N, n)
-        white = whiten(factor, cross.mT)  # (k, n, N)
+        white = solve_lower(factor, cross.mT)  # (k, n, N)
         return (cross @ weights)[..., 0], self.scale - white.square().sum(1)
 
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         factor, _ = self._solve()
-        drawn = normals(draw_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
+        drawn = draw_normal(derive_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
         noise = self.noise.sqrt() * drawn.to(self.y)
-        residual = self.y - in_pieces(prior, self.x, self.outputs * _FREQUENCIES) - noise  # (k, n)
+        residual = self.y - map_chunks(prior, self.x, self.outputs * _FREQUENCIES) - noise  # (k, n)
         return torch.cholesky_solve(residual[..., None], factor)[..., 0]
 
 
@@ -445,11 +465,11 @@ class GaussianProcessPredictor(Predictor):
         process = self.process
         return (process.noise[:, 0].sqrt() * process.y_std).float().detach()
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         process = self.process
-        dtype = precision_of(x)
+        dtype = output_dtype(x)
         process.check_precision(dtype)
-        rows = process.standardised(to_net(process, x))
+        rows = process.standardised(cast_inputs(process, x))
         mean, std = process.moments(rows)
 
         def chunks(size: int) -> Iterator[Tensor]:
@@ -458,7 +478,7 @@ class GaussianProcessPredictor(Predictor):
 
         moments = Moments(process.in_units(mean).to(dtype), (std.T * process.y_std).to(dtype))
         weights = mean.element_size() * process.outputs * process.basis.shape[-2]  # a path holds v beside its values
-        return Stream(num_samples, bytes_of(mean) + weights, chunks, moments)
+        return SampleStream(num_samples, num_bytes(mean) + weights, chunks, moments)
 
     def config(self) -> dict[str, Any]:
         process = self.process
@@ -472,7 +492,7 @@ class GaussianProcessPredictor(Predictor):
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
         with torch.inference_mode(False):  # tensors whose changes are counted, wherever it is loaded
             return cls(ExactProcess(**options).eval())
@@ -486,33 +506,33 @@ class GaussianProcess:
     flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
 
     >>> x = torch.linspace(-3, 3, 40)[:, None]
-    >>> predictor = GaussianProcess(steps=50).fit(None, TensorDataset(x, x.sin()), Recipe(progress=False))
+    >>> predictor = GaussianProcess(steps=50).fit(None, TensorDataset(x, x.sin()), TrainingConfig(progress=False))
     >>> prediction = predictor.predict(x[:5], 20)
     >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
     (torch.Size([20, 5, 1]), True)
     """
 
     loss: Loss = field(default_factory=SquaredError)
-    kernel: Kernel = "rbf"
+    kernel: KernelName = "rbf"
     ard: bool = True
     steps: int = 200
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        check_regression(self.loss)
+        check_squared_error(self.loss)
         check_kernel(self.kernel)
         check_ascent(self.steps, self.learning_rate)
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module] | None,
+        model: Callable[[], nn.Module] | None,
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> GaussianProcessPredictor:
-        """Maximise the marginal likelihood on (x, y) rows. `make_net` is not called."""
-        x, y = read_points(data, recipe, most=MOST_POINTS)
+        """Maximise the marginal likelihood on (x, y) rows. `model` is not called."""
+        x, y = read_training_data(data, config, most=MAX_POINTS)
         process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
         process.take(x, y)
         process.choose_start(process.objectives, len(x))
@@ -525,15 +545,180 @@ class GaussianProcess:
             process,
             TensorDataset(x, y),
             lambda epoch: objective,
-            ascent(recipe, len(x), self.steps, self.learning_rate),
-            validation=validation,
-            validate=partial(validate, process, self.loss),
-            identity=identity_of(self),
+            adam_config(config, len(x), self.steps, self.learning_rate),
+            val_data=val_data,
+            validate=partial(validate_mean, process, self.loss),
+            identity=describe_method(self),
         )
         return GaussianProcessPredictor(process.eval())
 
 
-def validate(process: Process, loss: Loss, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def validate_mean(process: Process, loss: Loss, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """The loss of the posterior mean."""
     mean, _ = process.moments(process.standardised(batch.x))
-    return loss_figures(loss, process.in_units(mean), batch.y)
+    return validation_metrics(loss, process.in_units(mean), batch.y)
+
+
+_JITTER = 1e-8  # of k(x, x): two inducing points may come to lie on one another
+
+
+class SparseProcess(Process):
+    """A Gaussian process that knows its data through m inducing points Z, for each output its own.
+
+    In white coordinates v = L⁻¹u with LLᵀ = K_mm: v ~ N(0, I) before the data and N(B⁻¹c, B⁻¹) after them, where
+    B = I + AΛ⁻¹Aᵀ, c = AΛ⁻¹y and A = L⁻¹K_mn.
+    """
+
+    gram: Tensor
+    moment: Tensor
+
+    def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
+        super().__init__(inputs, outputs, kernel, ard)
+        self.Z = nn.Parameter(torch.zeros(outputs, points, inputs, dtype=torch.float64))
+        self.register_buffer("gram", torch.zeros(outputs, points, points, dtype=torch.float64))  # AΛ⁻¹Aᵀ
+        self.register_buffer("moment", torch.zeros(outputs, points, 1, dtype=torch.float64))  # AΛ⁻¹y
+
+    @property
+    def basis(self) -> Tensor:
+        return self.Z
+
+    def _root(self) -> Tensor:
+        """L with LLᵀ = K_mm: (k, m, m)."""
+        little = _JITTER * self.scale.expand(self.Z.shape[:2])
+        return cholesky(self.covariance(self.Z, self.Z) + torch.diag_embed(little))
+
+    def _white(self, x: Tensor, root: Tensor) -> Tensor:
+        """L⁻¹k_m(x): (k, m, N)."""
+        return solve_lower(root, self.covariance(x, self.Z).mT)
+
+    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A and the diagonal of Λ at the training inputs: (k, m, n), (k, n)."""
+        A = self._white(x, self._root())
+        rest = (self.scale - A.square().sum(1)).clamp_min(0.0)  # rounding may make it negative at an inducing point
+        return A, rest + self.noise
+
+    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+        """−log N(y | 0, Q + Λ) / n of each output in standard units: (k,). x is (n, D) and y (n, k)."""
+        A, lam = self._seen(x)
+        scaled = A / lam.sqrt()[:, None]  # AΛ^{−1/2}
+        white = y.T / lam.sqrt()  # Λ^{−1/2}y
+        factor = cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
+        fitted = solve_lower(factor, scaled @ white[..., None])
+        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + lam.log().sum(-1)
+        quadratic = white.square().sum(-1) - fitted.square().sum((-2, -1))
+        return 0.5 * (quadratic + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Their sum over the outputs: what training minimises."""
+        return self.objectives(x, y).sum()
+
+    @torch.no_grad()
+    def absorb(self, x: Tensor, y: Tensor) -> None:
+        """Keep of these data, in standard units, what the posterior needs."""
+        A, lam = self._seen(x)
+        scaled = A / lam[:, None]  # AΛ⁻¹
+        self.gram.copy_(scaled @ A.mT)
+        self.moment.copy_(scaled @ y.T[..., None])
+
+    def _posterior_root(self) -> Tensor:
+        """The Cholesky factor of B: (k, m, m)."""
+        return cholesky(torch.eye(self.gram.shape[-1]).to(self.gram) + self.gram)
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        factor = self._posterior_root()
+        A = self._white(x, self._root())  # (k, m, N)
+        mean = (A.mT @ torch.cholesky_solve(self.moment, factor))[..., 0]
+        left = solve_lower(factor, A)
+        return mean, self.scale - A.square().sum(1) + left.square().sum(1)
+
+    def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
+        root, factor = self._root(), self._posterior_root()
+        drawn = draw_normal(derive_keys(torch.arange(1), *name, "inducing"), self.moment.numel()).view_as(self.moment)
+        noise = torch.linalg.solve_triangular(factor.mT, drawn.to(factor), upper=True)  # covariance B⁻¹
+        v = torch.cholesky_solve(self.moment, factor) + noise
+        v = v - solve_lower(root, prior(self.Z)[..., None])
+        weights: Tensor = torch.linalg.solve_triangular(root.mT, v, upper=True)[..., 0]  # L⁻ᵀ(v − L⁻¹g(Z))
+        return weights
+
+
+@dataclass(frozen=True)
+class SparseGPPredictor(GaussianProcessPredictor):
+    """Posterior mean and standard deviation of the function under FITC, and sampled functions."""
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "method": "sparse-gp", "points": self.process.basis.shape[1]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SparseGPPredictor":
+        options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
+        with torch.inference_mode(False):  # as tensors that gradients may pass, wherever it is loaded
+            return cls(SparseProcess(**options).eval())
+
+
+@dataclass(frozen=True)
+class SparseGP:
+    """Options of a sparse Gaussian process with m = `num_inducing` points (all n where that is less), learned together
+    with the kernel by `steps` steps of Adam that cost O(nm²); they begin as a random subset of the training inputs, and
+    stay there where m = n. With m < n `noise_std` tends to be too small.
+
+    `kernel` is "rbf" (squared exponential) or "matern52"; with `ard` each input has its own length-scale. Inputs are
+    flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
+
+    >>> x = torch.linspace(-3, 3, 200)[:, None]
+    >>> method = SparseGP(num_inducing=10, steps=50)
+    >>> predictor = method.fit(None, TensorDataset(x, x.sin()), TrainingConfig(progress=False))
+    >>> prediction = predictor.predict(x[:5], 20)
+    >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
+    (torch.Size([20, 5, 1]), True)
+    """
+
+    loss: Loss = field(default_factory=SquaredError)
+    num_inducing: int = 100
+    kernel: KernelName = "rbf"
+    ard: bool = True
+    steps: int = 200
+    learning_rate: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_squared_error(self.loss)
+        check_kernel(self.kernel)
+        check_ascent(self.steps, self.learning_rate)
+        if not isinstance(self.num_inducing, int) or self.num_inducing < 1:
+            raise ValueError(f"got num_inducing={self.num_inducing!r}; expected a whole number ≥ 1")
+
+    def fit(
+        self,
+        model: Callable[[], nn.Module] | None,
+        data: Dataset[Any],
+        config: TrainingConfig,
+        *,
+        val_data: Dataset[Any] | None = None,
+    ) -> SparseGPPredictor:
+        """Maximise the FITC likelihood on (x, y) rows. `model` is not called."""
+        x, y = read_training_data(data, config)
+        process = SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
+        x, y = process.set_units(x, y)
+        chosen = derive_keys(torch.arange(len(x)), config.seed, "inducing").argsort()[: process.Z.shape[1]]
+        process.Z.data.copy_(x[chosen])
+        process.Z.requires_grad_(len(chosen) < len(x))  # all n at the inputs are the exact process: moved, they overfit
+        process.choose_start(lambda: process.objectives(x, y), len(x))
+
+        def objective(model: nn.Module, batch: Batch) -> Tensor:
+            value: Tensor = model(batch.x, batch.y)  # the batch is all the data
+            return value
+
+        def check(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            process.absorb(x.to(process.Z), y.to(process.Z))
+            return validate_mean(process, self.loss, model, batch)
+
+        train(
+            process,
+            TensorDataset(x, y),
+            lambda epoch: objective,
+            adam_config(config, len(x), self.steps, self.learning_rate),
+            val_data=val_data,
+            validate=check,
+            identity=describe_method(self),
+        )
+        process.absorb(x.to(process.Z), y.to(process.Z))
+        return SparseGPPredictor(process.eval())

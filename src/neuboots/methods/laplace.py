@@ -21,32 +21,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch, Loader, own_randomness
-from neuboots.checkpoints import identity_of
-from neuboots.generator import BootstrapGenerator, GeneratorAt
-from neuboots.keys import draw_keys, normals
-from neuboots.losses import (
-    CrossEntropy,
-    Loss,
-    check_loss,
-    unmasked,
-    weighted_loss,
-)
-from neuboots.methods.common import example_of, loss_figures
-from neuboots.methods.last_layer import (
+from neuboots._prng import derive_keys, draw_normal
+from neuboots._streaming import num_bytes
+from neuboots.generator import BootstrapGenerator, GeneratorAtInput
+from neuboots.head import cast_inputs, eval_mode
+from neuboots.loading import Batch, EpochLoader, preserve_rng_state
+from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.methods._base import load_example, validation_metrics
+from neuboots.methods._curvature import (
+    FullGGN,
+    KronGGN,
     Likelihood,
-    best_precision,
-    check_finish,
-    double,
-    extended,
-    head_of,
-    likelihood_of,
+    append_ones,
+    check_after_head,
+    head_parameters,
+    infer_likelihood,
+    maximize_evidence,
+    output_hessian,
     point_weights,
-    shown,
+    to_double,
+    track_progress,
 )
-from neuboots.prediction import Moments, Predictor, Stream, bytes_of
-from neuboots.surgery import eval_mode, to_net
-from neuboots.training import Objective, Recipe, make_seeded, train
+from neuboots.prediction import Moments, Predictor, SampleStream
+from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
 
 Structure = Literal["auto", "full", "kron"]
 
@@ -57,127 +54,7 @@ _PIECE = 1 << 24  # numbers held at once while points are gone through
 # -- the curvature of the loss -------------------------------------------------------------------------
 
 
-def hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Λ = diag(s) − q qᵀ at outputs z, as s and q: (M, C) each; no q where Λ is diagonal.
-
-    Softmax: s = q = p. Bernoulli: s = p (1 − p). Squared error: s = 1, to be divided by σ². Gaussian: the Fisher
-    information of (μ, log σ²), s = (1/σ², ½), and none for a log σ² below the floor of its loss.
-    """
-    if likelihood == "softmax":
-        p = z.softmax(1)
-        return p, p
-    if likelihood == "bernoulli":
-        p = z.sigmoid()
-        return p * (1.0 - p), None
-    if likelihood == "squared":
-        return torch.ones_like(z), None
-    log_variance = z.chunk(2, 1)[1]
-    floored = log_variance.clamp_min(-12.0)
-    return torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1), None
-
-
-class Full(nn.Module):
-    """Σᵢ wᵢ Jᵢᵀ Λᵢ Jᵢ = U diag(h) Uᵀ, whole, with the weights ordered output by output."""
-
-    values: Tensor  # h: (K,), K = C·D̃
-    vectors: Tensor  # U: (K, K); the sum itself until `settle`
-
-    def __init__(self, outputs: int, width: int) -> None:
-        super().__init__()
-        self.outputs, self.width = outputs, width
-        self.register_buffer("values", torch.zeros(outputs * width, dtype=torch.float64))
-        self.register_buffer("vectors", torch.zeros(outputs * width, outputs * width, dtype=torch.float64))
-
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """More points: features φ̃ (M, D̃), the parts of Λ (M, C), weights (M,)."""
-        blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width).diagonal(dim1=0, dim2=2)
-        blocks += torch.einsum("md,mc,me->dec", phi, w[:, None] * s, phi)  # (D̃, D̃, C)
-        if q is not None:
-            J = ((w.sqrt()[:, None] * q)[:, :, None] * phi[:, None]).flatten(1)  # (M, K)
-            self.vectors -= J.T @ J
-
-    def settle(self, scale: float) -> None:
-        """Nothing more to add: the sum, times `scale`, becomes its eigenvalues and eigenvectors."""
-        values, vectors = torch.linalg.eigh(self.vectors)
-        # laid out as in a predictor that was read from a file, whose products then round alike
-        self.values, self.vectors = (scale * values).clamp_min(0.0), vectors.contiguous()
-
-    def eigenvalues(self) -> Tensor:
-        return double(self.values)
-
-    def _root(self, precision: float) -> tuple[Tensor, Tensor]:
-        """P^{−1/2}, as U and the diagonal, in double precision whatever the net was cast to."""
-        return double(self.vectors), (self.eigenvalues() + precision).rsqrt()
-
-    def deviations(self, noise: Tensor, precision: float) -> Tensor:
-        """P^{−1/2} on noise (B, K): (B, C, D̃)."""
-        vectors, root = self._root(precision)
-        return ((noise * root) @ vectors.T).view(-1, self.outputs, self.width)
-
-    def variance(self, phi: Tensor, precision: float) -> Tensor:
-        """φ̃ᵀ P⁻¹ φ̃ for each point and output: (M, C)."""
-        vectors, diagonal = self._root(precision)
-        root = (vectors * diagonal).view(self.outputs, self.width, -1)  # (C, D̃, K)
-        if len(phi) <= self.width:
-            return (phi @ root).square().sum(2).T
-        return ((phi @ (root @ root.mT)) * phi).sum(2).T.clamp_min(0.0)
-
-
-class Kron(nn.Module):
-    """Σᵢ wᵢ Jᵢᵀ Λᵢ Jᵢ ≈ G ⊗ A: the Kronecker product with the same partial traces.
-
-        A = Σᵢ wᵢ tr(Λᵢ) φ̃ᵢφ̃ᵢᵀ,   G = Σᵢ wᵢ |φ̃ᵢ|² Λᵢ / tr A
-
-    It is exact wherever the sum is a Kronecker product: one output, the same Λᵢ everywhere, or the same φ̃ᵢ.
-    """
-
-    inner: Tensor  # eigenvalues of A: (D̃,)
-    inner_vectors: Tensor  # (D̃, D̃); A itself until `settle`
-    outer: Tensor  # eigenvalues of G: (C,)
-    outer_vectors: Tensor  # (C, C); G tr A until `settle`
-
-    def __init__(self, outputs: int, width: int) -> None:
-        super().__init__()
-        for name, size in (("inner", width), ("outer", outputs)):
-            self.register_buffer(name, torch.zeros(size, dtype=torch.float64))
-            self.register_buffer(f"{name}_vectors", torch.zeros(size, size, dtype=torch.float64))
-
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """More points: features φ̃ (M, D̃), the parts of Λ (M, C), weights (M,)."""
-        trace = s.sum(1) if q is None else s.sum(1) - q.square().sum(1)
-        self.inner_vectors += phi.T @ ((w * trace)[:, None] * phi)
-        v = w * phi.square().sum(1)
-        self.outer_vectors += torch.diag(v @ s)
-        if q is not None:
-            self.outer_vectors -= q.T @ (v[:, None] * q)
-
-    def settle(self, scale: float) -> None:
-        """Nothing more to add: the sums become their eigenvalues and eigenvectors."""
-        total = self.inner_vectors.trace().clamp_min(torch.finfo(torch.float64).tiny)
-        inner, inner_vectors = torch.linalg.eigh(self.inner_vectors)
-        outer, outer_vectors = torch.linalg.eigh(self.outer_vectors)
-        self.inner_vectors, self.outer_vectors = inner_vectors.contiguous(), outer_vectors.contiguous()  # as in a file
-        self.inner, self.outer = (scale * inner).clamp_min(0.0), (outer / total).clamp_min(0.0)
-
-    def _grid(self) -> Tensor:
-        """In double precision, whatever the net was cast to."""
-        return double(self.outer)[:, None] * double(self.inner)  # (C, D̃)
-
-    def eigenvalues(self) -> Tensor:
-        return self._grid().flatten()
-
-    def deviations(self, noise: Tensor, precision: float) -> Tensor:
-        """P^{−1/2} on noise (B, K): (B, C, D̃)."""
-        scaled = noise.view(-1, len(self.outer), len(self.inner)) * (self._grid() + precision).rsqrt()
-        return double(self.outer_vectors) @ scaled @ double(self.inner_vectors).T
-
-    def variance(self, phi: Tensor, precision: float) -> Tensor:
-        """φ̃ᵀ P⁻¹ φ̃ for each point and output: (M, C)."""
-        along = (phi @ double(self.inner_vectors)).square() @ (self._grid() + precision).reciprocal().T  # (M, C)
-        return along @ double(self.outer_vectors).square().T
-
-
-class Posterior(nn.Module):
+class HeadPosterior(nn.Module):
     """N(θ̂, P⁻¹) over the head of a generator; θ̂ itself stays in the net."""
 
     log_likelihood: Tensor  # of the training data at θ̂
@@ -188,8 +65,8 @@ class Posterior(nn.Module):
         head = generator.split.head
         self.biased = head.bias is not None
         self.outputs, self.width = len(head.weight), generator.split.width + self.biased  # C, D̃
-        make = Full if structure == "full" else Kron
-        self.curvature = make(self.outputs, self.width).to(double(head.weight).device)
+        make = FullGGN if structure == "full" else KronGGN
+        self.curvature = make(self.outputs, self.width).to(to_double(head.weight).device)
         self.register_buffer("log_likelihood", torch.zeros((), dtype=torch.float64))
 
     @property
@@ -198,20 +75,20 @@ class Posterior(nn.Module):
 
     def mean(self) -> Tensor:
         """θ̂, double precision: (C, D̃)."""
-        return head_of(self.generator)
+        return head_parameters(self.generator)
 
     def points(self, phi: Tensor) -> Tensor:
         """φ̃ of every point of φ, double precision: (M, D̃)."""
-        return extended(phi.movedim(self.generator.split.axis, -1).flatten(0, -2), self.biased)
+        return append_ones(phi.movedim(self.generator.split.axis, -1).flatten(0, -2), self.biased)
 
-    def gather(self, at: GeneratorAt, likelihood: Likelihood, mask: Tensor | None) -> None:
+    def gather(self, at: GeneratorAtInput, likelihood: Likelihood, mask: Tensor | None) -> None:
         """The curvature at one batch; `mask` (N, *) says which of its outputs count."""
-        phi, z = self.points(at.passed.phi), double(self.generator.split.head(at.passed.phi))
+        phi, z = self.points(at.passed.phi), to_double(self.generator.split.head(at.passed.phi))
         z = z.movedim(self.generator.split.axis, -1).flatten(0, -2)  # (M, C)
         w = point_weights(at, mask).to(phi)
         pieces = (torch.split(part, self._piece) for part in (phi, z, w))
         for phi_part, z_part, w_part in zip(*pieces, strict=True):
-            self.curvature.add(phi_part, *hessian(likelihood, z_part), w_part)
+            self.curvature.add(phi_part, *output_hessian(likelihood, z_part), w_part)
 
     def variance(self, phi: Tensor, precision: float) -> Tensor:
         """Of every output of the head at φ: (N, C, *)."""
@@ -228,7 +105,7 @@ class Posterior(nn.Module):
 
     def best_precision(self) -> float:
         """The τ of the largest evidence: where τ |θ̂|² = Σ_k h_k / (h_k + τ), whose sides cross once (MacKay)."""
-        return best_precision(self.curvature.eigenvalues(), float(self.mean().square().sum()))
+        return maximize_evidence(self.curvature.eigenvalues(), float(self.mean().square().sum()))
 
 
 # -- the method ----------------------------------------------------------------------------------------
@@ -238,7 +115,7 @@ class Posterior(nn.Module):
 class LaplacePredictor(Predictor):
     """B heads drawn around the trained one, from one pass through the features."""
 
-    posterior: Posterior
+    posterior: HeadPosterior
     prior_precision: float
 
     @property
@@ -252,16 +129,16 @@ class LaplacePredictor(Predictor):
     def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
         """θ_b for b in start … stop−1, each a function of (seed, b) alone, double precision: (stop − start, C, D̃)."""
         posterior = self.posterior
-        keys = draw_keys(torch.arange(start, stop), seed, "laplace")
+        keys = derive_keys(torch.arange(start, stop), seed, "laplace")
         mean = posterior.mean()
-        noise = normals(keys, mean.numel()).to(mean.device)
+        noise = draw_normal(keys, mean.numel()).to(mean.device)
         return mean + posterior.curvature.deviations(noise, self.prior_precision)
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         posterior = self.posterior
         generator = posterior.generator
         with eval_mode(generator):
-            at = generator.at(to_net(generator, x))
+            at = generator.at(cast_inputs(generator, x))
         width = generator.split.width
         output = at.output if at.output.ndim > 1 else at.output[:, None]
         moments = None
@@ -276,8 +153,8 @@ class LaplacePredictor(Predictor):
                 yield samples if samples.ndim > 2 else samples[..., None]
                 del samples  # the next chunk finds the memory as this one did
 
-        each = bytes_of(output) + 8 * bytes_of(posterior.mean())  # outputs, and what a draw of the head goes through
-        return Stream(num_samples, each, chunks, moments)
+        each = num_bytes(output) + 8 * num_bytes(posterior.mean())  # outputs, and what a draw of the head goes through
+        return SampleStream(num_samples, each, chunks, moments)
 
     def log_evidence(self, prior_precision: float | None = None) -> float:
         """The log marginal likelihood of the training data, by Laplace's formula, at this prior precision."""
@@ -287,14 +164,14 @@ class LaplacePredictor(Predictor):
         return {
             "method": "laplace",
             "head": self.posterior.generator.split.name,
-            "structure": "full" if isinstance(self.posterior.curvature, Full) else "kron",
+            "structure": "full" if isinstance(self.posterior.curvature, FullGGN) else "kron",
             "prior_precision": self.prior_precision,
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
         generator = BootstrapGenerator(net, head=config["head"])
-        return cls(Posterior(generator, config["structure"]).eval(), config["prior_precision"])
+        return cls(HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
 
 
 @dataclass(frozen=True)
@@ -313,9 +190,9 @@ class Laplace:
 
     >>> from torch.utils.data import TensorDataset
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> data = TensorDataset(x, (x[:, 0] > 0).long())
-    >>> predictor = Laplace(prior_precision=1.0).fit(make_net, data, Recipe(epochs=2, progress=False))
+    >>> predictor = Laplace(prior_precision=1.0).fit(model, data, TrainingConfig(epochs=2, progress=False))
     >>> p = predictor.predict(torch.stack([x[0], 100 * x[0]]), 50)
     >>> bool(p.std[1, 0] > p.std[0, 0]), p.samples.shape  # less sure far from the data
     (True, torch.Size([50, 2, 2]))
@@ -328,7 +205,7 @@ class Laplace:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        likelihood_of(self.loss)
+        infer_likelihood(self.loss)
         tau = self.prior_precision
         number = isinstance(tau, int | float) and not isinstance(tau, bool)
         if tau is not None and not (number and 0.0 < tau < math.inf):
@@ -340,73 +217,73 @@ class Laplace:
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module],
+        model: Callable[[], nn.Module],
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> LaplacePredictor:
-        """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then measure the curvature."""
-        generator = self._generator(make_seeded(make_net, recipe.seed), data, recipe)
+        """Train the net that `model()` gives, on (x, y) rows, as the recipe says; then measure the curvature."""
+        generator = self._generator(initialize_model(model, config.seed), data, config)
 
         def objective(g: nn.Module, batch: Batch) -> Tensor:
-            losses = self.loss(g(to_net(g, batch.x)), batch.y)
-            return weighted_loss(losses, losses.new_ones(len(batch.index)), unmasked(self.loss, batch.y))
+            losses = self.loss(g(cast_inputs(g, batch.x)), batch.y)
+            return weighted_mean(losses, losses.new_ones(len(batch.index)), valid_mask(self.loss, batch.y))
 
         def objective_at(epoch: int) -> Objective:
             return objective
 
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return loss_figures(self.loss, g(to_net(g, batch.x)), batch.y)
+            return validation_metrics(self.loss, g(cast_inputs(g, batch.x)), batch.y)
 
         train(
             generator,
             data,
             objective_at,
-            recipe,
-            validation=validation,
+            config,
+            val_data=val_data,
             validate=validate,
-            identity=identity_of(self),
+            identity=describe_method(self),
         )
-        return self._predictor(generator.eval(), data, recipe)
+        return self._predictor(generator.eval(), data, config)
 
-    def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> LaplacePredictor:
+    def from_trained(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> LaplacePredictor:
         """The predictor around a net that is trained already, on the data it was trained on; the net stays as it is."""
-        return self._predictor(self._generator(net, data, recipe), data, recipe)
+        return self._predictor(self._generator(net, data, config), data, config)
 
-    def _generator(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> BootstrapGenerator:
-        example = example_of(net, data, seed=recipe.seed)
+    def _generator(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> BootstrapGenerator:
+        example = load_example(net, data, seed=config.seed)
         generator = BootstrapGenerator(net, head=self.head, example=example)
-        check_finish(generator, example)
+        check_after_head(generator, example)
         return generator
 
-    def _predictor(self, generator: BootstrapGenerator, data: Dataset[Any], recipe: Recipe) -> LaplacePredictor:
-        posterior = self.posterior(generator, data, recipe)
+    def _predictor(self, generator: BootstrapGenerator, data: Dataset[Any], config: TrainingConfig) -> LaplacePredictor:
+        posterior = self.posterior(generator, data, config)
         tau = posterior.best_precision() if self.prior_precision is None else float(self.prior_precision)
         return LaplacePredictor(posterior, tau)
 
-    def posterior(self, generator: BootstrapGenerator, data: Dataset[Any], recipe: Recipe) -> Posterior:
+    def posterior(self, generator: BootstrapGenerator, data: Dataset[Any], config: TrainingConfig) -> HeadPosterior:
         """The Gaussian around a trained net: one pass over the data, held a batch at a time."""
         head = generator.split.head
         size = len(head.weight) * (generator.split.width + (head.bias is not None))
-        posterior = Posterior(generator, "full" if self.structure == "full" or self._whole(size) else "kron")
-        likelihood = likelihood_of(self.loss)
+        posterior = HeadPosterior(generator, "full" if self.structure == "full" or self._whole(size) else "kron")
+        likelihood = infer_likelihood(self.loss)
         total, count = 0.0, 0
-        loader = Loader(
+        loader = EpochLoader(
             data,
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
+            batch_size=config.batch_size,
+            seed=config.seed,
             shuffle=False,
-            num_workers=recipe.num_workers,
-            steps_per_epoch=recipe.steps_per_epoch,
+            num_workers=config.num_workers,
+            steps_per_epoch=config.steps_per_epoch,
         )
-        with own_randomness(), eval_mode(generator), torch.no_grad():
-            for _, batch, _ in shown(loader.epoch(0), loader.steps, recipe):
-                at, y = generator.at(to_net(generator, batch.x)), batch.y.to(head.weight.device)
+        with preserve_rng_state(), eval_mode(generator), torch.no_grad():
+            for _, batch, _ in track_progress(loader.epoch(0), loader.steps, config):
+                at, y = generator.at(cast_inputs(generator, batch.x)), batch.y.to(head.weight.device)
                 losses = self.loss(at.output, y)  # zero where the label is void
-                weighted_loss(losses, losses.new_ones(len(batch.index)))  # refuses a loss that reduces
-                posterior.gather(at, likelihood, unmasked(self.loss, y))
-                total, count = total + float(double(losses).sum()), count + losses.numel()
+                weighted_mean(losses, losses.new_ones(len(batch.index)))  # refuses a loss that reduces
+                posterior.gather(at, likelihood, valid_mask(self.loss, y))
+                total, count = total + float(to_double(losses).sum()), count + losses.numel()
         scale, log_likelihood = _noise(likelihood, total, count)
         posterior.curvature.settle(scale)
         posterior.log_likelihood.fill_(log_likelihood)
@@ -417,7 +294,7 @@ class Laplace:
 
 
 def _noise(likelihood: Likelihood, total: float, count: int) -> tuple[float, float]:
-    """(1/σ², log p(D | θ̂)) from the sum of `count` losses; σ² = 1 for all but the squared error."""
+    """(1/σ², log p(D | θ̂)) from the sum of `count_rows` losses; σ² = 1 for all but the squared error."""
     if likelihood == "squared":
         variance = max(total / max(1, count), torch.finfo(torch.float32).tiny)
         return 1.0 / variance, -0.5 * count * math.log(2.0 * math.pi * variance) - 0.5 * total / variance

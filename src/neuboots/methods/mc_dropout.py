@@ -25,19 +25,29 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.data import Dataset
 
-from neuboots.checkpoints import identity_of
+from neuboots._prng import derive_keys, draw_uniform
+from neuboots._pytree import tile_rows
+from neuboots._replay import Recording, TracedTensor, as_plain_tensor
+from neuboots._streaming import num_bytes
 from neuboots.generator import BootstrapGenerator
-from neuboots.keys import draw_keys, uniforms
+from neuboots.head import (
+    Head,
+    HeadSplit,
+    cast_inputs,
+    copy_to_meta,
+    eager_mode,
+    eval_mode,
+    find_head,
+    replace_layers,
+    unwrap_model,
+)
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods.common import example_of, fit_net, output_of, with_outputs
-from neuboots.methods.inputs import tile
-from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
-from neuboots.surgery import Head, Split, eval_mode, find_head, skeleton_of, swap_layers, to_net, uncompiled, unwrap
-from neuboots.tape import Tape, Traced, plain
-from neuboots.training import Recipe, make_seeded
+from neuboots.methods._base import add_output_axis, compute_output, fit_net, load_example
+from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
+from neuboots.training import TrainingConfig, describe_method, initialize_model
 
-Where = Literal["all", "head", "own"]
-Kind = Literal["element", "channel"]
+Placement = Literal["all", "head", "own"]
+Granularity = Literal["element", "channel"]
 
 _LAYERS = (
     nn.Linear,
@@ -54,12 +64,12 @@ _OWN = (nn.Dropout, *_CHANNELS, *_ALPHA)
 
 def _keys(ids: Tensor, seed: int, layer: str, call: int) -> Tensor:
     """One key for the mask of each replicate at the call-th use of this layer in a pass."""
-    return draw_keys(ids, seed, "dropout", layer, call)
+    return derive_keys(ids, seed, "dropout", layer, call)
 
 
 def _kept(keys: Tensor, size: int, rate: float) -> Tensor:
     """Which elements are kept: (num, size)."""
-    return uniforms(keys[:, None], torch.arange(size)) >= rate
+    return draw_uniform(keys[:, None], torch.arange(size)) >= rate
 
 
 @dataclass(frozen=True)
@@ -166,16 +176,16 @@ class _Drops(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
-class Dropped(_Drops):
+class DropoutBefore(_Drops):
     """layer(drop(h)), for a Linear or convolution."""
 
-    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None, kind: Kind) -> None:
+    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None, kind: Granularity) -> None:
         super().__init__(layer, name, rate, axis)
-        self.kind = kind
+        self.granularity = kind
 
     @property
     def features(self) -> int | None:
-        if self.kind == "element":
+        if self.granularity == "element":
             return None
         return -1 if isinstance(self.layer, nn.Linear) else 1
 
@@ -183,7 +193,7 @@ class Dropped(_Drops):
         draw = _DRAW.get()
         if draw is not None:
             dropped = self.drop(input, draw)
-        elif self.training and self.kind == "channel":
+        elif self.training and self.granularity == "channel":
             shape = self.mask_shape(input)
             if self.axis is not None:
                 shape[self.axis] = input.shape[self.axis]  # a mask for each row
@@ -194,7 +204,7 @@ class Dropped(_Drops):
         return out
 
 
-class OwnDropout(_Drops):
+class ExistingDropout(_Drops):
     """A dropout layer that the net came with, at its own rate."""
 
     @property
@@ -225,7 +235,7 @@ class OwnDropout(_Drops):
 def _layers_of(net: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     """The layers of these kinds that can be replaced, by name."""
     found: dict[str, nn.Module] = {}
-    swap_layers(net, kinds, lambda layer, name: found.setdefault(name, layer))
+    replace_layers(net, kinds, lambda layer, name: found.setdefault(name, layer))
     return found
 
 
@@ -235,8 +245,12 @@ def _own(net: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in rates.items() if rate > 0}
 
 
-def put_in(
-    net: nn.Module, places: Collection[str], rate: float, kind: Kind, axes: Mapping[str, int | None] | None = None
+def insert_dropout(
+    net: nn.Module,
+    places: Collection[str],
+    rate: float,
+    kind: Granularity,
+    axes: Mapping[str, int | None] | None = None,
 ) -> nn.Module:
     """The net with dropout before the layers of these names, in place; a bare layer becomes a net of one layer.
 
@@ -247,10 +261,10 @@ def put_in(
 
     def make(layer: nn.Module, name: str) -> nn.Module:
         if name in own:
-            return OwnDropout(layer, name, own[name], axes.get(name, 0))
-        return Dropped(layer, name, rate, axes.get(name, 0), kind) if name in places else layer
+            return ExistingDropout(layer, name, own[name], axes.get(name, 0))
+        return DropoutBefore(layer, name, rate, axes.get(name, 0), kind) if name in places else layer
 
-    swap_layers(net, (*_OWN, *_LAYERS), make)
+    replace_layers(net, (*_OWN, *_LAYERS), make)
     return net
 
 
@@ -276,15 +290,15 @@ def _uses(net: nn.Module, example: Any) -> tuple[dict[str, _Use], int]:
     The outputs of layers go onto a tape: whatever comes from one is on it too.
     """
     used: dict[str, _Use] = {}
-    tape = Tape(strict=False)
+    tape = Recording(strict=False)
     layers = _layers_of(net, _LAYERS)
 
     def note(name: str) -> Callable[[nn.Module, Any, Any], Any]:
         def see(module: nn.Module, args: Any, kwargs: Any) -> Any:
             given = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
             use = used.setdefault(name, _Use())
-            use.follows |= any(isinstance(part, Traced) for part in given)
-            use.shapes.append(plain(given[0]).shape)
+            use.follows |= any(isinstance(part, TracedTensor) for part in given)
+            use.shapes.append(as_plain_tensor(given[0]).shape)
             if name not in layers:
                 return None
             return tuple(_off_tape(part) for part in args), {key: _off_tape(part) for key, part in kwargs.items()}
@@ -292,14 +306,14 @@ def _uses(net: nn.Module, example: Any) -> tuple[dict[str, _Use], int]:
         return see
 
     def mark(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
-        return lambda module, args, out: tape.source(plain(out), name)
+        return lambda module, args, out: tape.source(as_plain_tensor(out), name)
 
     hooks = [layer.register_forward_hook(mark(name)) for name, layer in layers.items()]
     for name, layer in {**layers, **_layers_of(net, _OWN)}.items():
         hooks.append(layer.register_forward_pre_hook(note(name), with_kwargs=True))
     try:
-        with eval_mode(net), torch.enable_grad(), uncompiled(net), _layer_by_layer():
-            output = output_of(net, example)
+        with eval_mode(net), torch.enable_grad(), eager_mode(net), _layer_by_layer():
+            output = compute_output(net, example)
     finally:
         for hook in hooks:
             hook.remove()
@@ -307,7 +321,7 @@ def _uses(net: nn.Module, example: Any) -> tuple[dict[str, _Use], int]:
 
 
 def _off_tape(part: Any) -> Any:
-    return plain(part) if isinstance(part, Traced) else part
+    return as_plain_tensor(part) if isinstance(part, TracedTensor) else part
 
 
 @contextmanager
@@ -366,7 +380,7 @@ class MCDropoutPredictor(Predictor):
     dropped: nn.Module  # with dropout put in
     skeleton: nn.Module  # as its maker built it
     rate: float
-    kind: Kind
+    granularity: Granularity
     places: tuple[str, ...]  # layers before which dropout was put
     first: str  # the first dropout that an input reaches
     head: str | None  # the plain head before which the only dropout stands, if it does
@@ -383,34 +397,34 @@ class MCDropoutPredictor(Predictor):
     def _generator(self) -> BootstrapGenerator:
         return BootstrapGenerator(self.dropped, head=f"{self.head}.layer")
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
-        x = to_net(self.dropped, x)
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        x = cast_inputs(self.dropped, x)
         if self.head is not None:
             return self._stream_heads(x, num_samples, seed, self.head)
-        return stream_passes(num_samples, self._passes(x, seed))
+        return stream_forward_passes(num_samples, self._passes(x, seed))
 
-    def _stream_heads(self, x: Any, num_samples: int, seed: int, head: str) -> Stream:
+    def _stream_heads(self, x: Any, num_samples: int, seed: int, head: str) -> SampleStream:
         """Masks folded into the head's weights."""
-        generator, law = self._generator, Bernoulli(self.rate)
+        generator, weight_distribution = self._generator, Bernoulli(self.rate)
         with eval_mode(generator):
             at = generator.at(x)
 
         def chunks(size: int) -> Iterator[Tensor]:
             for start in range(0, num_samples, size):
                 keys = _keys(torch.arange(start, min(start + size, num_samples)), seed, head, 0)
-                samples = at(law.sample(keys, generator.num_blocks))
+                samples = at(weight_distribution.sample(keys, generator.num_blocks))
                 yield samples if samples.ndim > 2 else samples[..., None]
                 del samples  # the next chunk finds the memory as this one did
 
-        moments = at.moments(law) if at.passed.ends_at_head else None
-        each = bytes_of(at.output) + bytes_of(generator.split.head.weight)
-        return Stream(num_samples, each, chunks, moments)
+        moments = at.moments(weight_distribution) if at.passed.ends_at_head else None
+        each = num_bytes(at.output) + num_bytes(generator.split.head.weight)
+        return SampleStream(num_samples, each, chunks, moments)
 
     def _passes(self, x: Any, seed: int) -> Callable[[int], Tensor]:
         """Replicate b: what follows the first dropout, repeated, or else a whole pass."""
         net = self.dropped
         mark = net.get_submodule(f"{self.first}.mark")
-        split = Split(net, self.first, cast(Head, mark))
+        split = HeadSplit(net, self.first, cast(Head, mark))
         try:
             with eval_mode(net), _drawing(_Draw(seed, 0, self.first)):
                 passed = split.trace(x)
@@ -418,15 +432,15 @@ class MCDropoutPredictor(Predictor):
 
             def whole(b: int) -> Tensor:
                 with eval_mode(net), _drawing(_Draw(seed, b)):
-                    return with_outputs(output_of(net, x))
+                    return add_output_axis(compute_output(net, x))
 
             return whole
 
         def repeated(b: int) -> Tensor:
             if b == 0:
-                return with_outputs(passed.output)
+                return add_output_axis(passed.output)
             with _drawing(_Draw(seed, b)):
-                return with_outputs(passed.tape.repeat(passed.phi, passed.slot))
+                return add_output_axis(passed.tape.repeat(passed.phi, passed.slot))
 
         return repeated
 
@@ -434,7 +448,7 @@ class MCDropoutPredictor(Predictor):
         return {
             "method": "mc-dropout",
             "rate": self.rate,
-            "kind": self.kind,
+            "kind": self.granularity,
             "places": list(self.places),
             "first": self.first,
             "head": self.head,
@@ -442,9 +456,9 @@ class MCDropoutPredictor(Predictor):
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
-        skeleton, places = skeleton_of(net), tuple(config["places"])
-        dropped = put_in(net, places, config["rate"], config["kind"], config["axes"])
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
+        skeleton, places = copy_to_meta(net), tuple(config["places"])
+        dropped = insert_dropout(net, places, config["rate"], config["kind"], config["axes"])
         return cls(dropped, skeleton, config["rate"], config["kind"], places, config["first"], config["head"])
 
 
@@ -462,16 +476,16 @@ class MCDropout:
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 3)
-    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> predictor = MCDropout(rate=0.5).fit(make_net, data, Recipe(epochs=1, progress=False))
+    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> predictor = MCDropout(rate=0.5).fit(model, data, TrainingConfig(epochs=1, progress=False))
     >>> predictor.places, predictor.predict(torch.zeros(4, 2), 100).samples.shape
     (('2',), torch.Size([100, 4, 3]))
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
     rate: float = 0.2
-    where: Where = "all"
-    kind: Kind = "element"
+    where: Placement = "all"
+    granularity: Granularity = "element"
     head: str | None = None
 
     def __post_init__(self) -> None:
@@ -480,8 +494,8 @@ class MCDropout:
             raise ValueError(f"got rate={self.rate!r}; expected a number between 0 and 1, such as 0.2")
         if self.where not in ("all", "head", "own"):
             raise ValueError(f"got where={self.where!r}; expected 'all', 'head' or 'own'")
-        if self.kind not in ("element", "channel"):
-            raise ValueError(f"got kind={self.kind!r}; expected 'element' or 'channel'")
+        if self.granularity not in ("element", "channel"):
+            raise ValueError(f"got kind={self.granularity!r}; expected 'element' or 'channel'")
         if self.head is not None and not isinstance(self.head, str):
             raise ValueError(f"got head={self.head!r}; expected the name of a layer")
         if self.head is not None and self.where != "head":
@@ -494,23 +508,23 @@ class MCDropout:
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module],
+        model: Callable[[], nn.Module],
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> MCDropoutPredictor:
-        """Train the net that `make_net()` gives with dropout, on (x, y) rows, as the recipe says."""
-        net = unwrap(make_seeded(make_net, recipe.seed))
-        predictor = self.around(net, example_of(net, data, seed=recipe.seed))
-        fit_net(predictor.dropped, data, self.loss, recipe, validation=validation, identity=identity_of(self))
+        """Train the net that `model()` gives with dropout, on (x, y) rows, as the recipe says."""
+        net = unwrap_model(initialize_model(model, config.seed))
+        predictor = self.from_trained(net, load_example(net, data, seed=config.seed))
+        fit_net(predictor.dropped, data, self.loss, config, val_data=val_data, identity=describe_method(self))
         predictor.dropped.eval()
         return predictor
 
-    def around(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
+    def from_trained(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
         """The predictor around a net that is trained already, changed in place; `example` are a few of its inputs."""
-        net = unwrap(net)
-        skeleton = skeleton_of(net)
+        net = unwrap_model(net)
+        skeleton = copy_to_meta(net)
         net = _as_net(net)
         uses, rows = _uses(net, example)
         places, own = self._places(net, uses, example), _own(net)
@@ -518,15 +532,15 @@ class MCDropout:
         if first is None:
             raise ValueError(self._nothing_drops())
         if rows == 1:  # which a net may squeeze away
-            example = tile(example, 2)
+            example = tile_rows(example, 2)
             uses, rows = _uses(net, example)
-        longer, _ = _uses(net, tile(example, 2))
+        longer, _ = _uses(net, tile_rows(example, 2))
         drops = [name for name in uses if name in places or name in own]
         axes = {name: _batch_axis(name, uses[name], longer.get(name, _Use())) for name in drops}
-        dropped = put_in(net, places, self.rate, self.kind, axes)
+        dropped = insert_dropout(net, places, self.rate, self.granularity, axes)
         _check_channels(dropped)
-        head = None if own else _plain_head(dropped, places, self.kind, example)
-        return MCDropoutPredictor(dropped.eval(), skeleton, self.rate, self.kind, places, first, head)
+        head = None if own else _plain_head(dropped, places, self.granularity, example)
+        return MCDropoutPredictor(dropped.eval(), skeleton, self.rate, self.granularity, places, first, head)
 
     def _places(self, net: nn.Module, uses: dict[str, _Use], example: Any) -> tuple[str, ...]:
         layers = _layers_of(net, _LAYERS)
@@ -552,14 +566,14 @@ class MCDropout:
         )
 
 
-def _plain_head(dropped: nn.Module, places: tuple[str, ...], kind: Kind, example: Any) -> str | None:
+def _plain_head(dropped: nn.Module, places: tuple[str, ...], kind: Granularity, example: Any) -> str | None:
     """The only layer with dropout, if its masks fold into its weights: a plain head and one mask for each feature."""
     if len(places) != 1 or cast(_Drops, dropped.get_submodule(places[0])).axis != 0:
         return None
     try:
         generator = BootstrapGenerator(dropped, head=f"{places[0]}.layer")
         with eval_mode(generator), torch.no_grad():
-            phi = generator.at(to_net(generator, example)).passed.phi
+            phi = generator.at(cast_inputs(generator, example)).passed.phi
     except ValueError:
         return None
     linear = isinstance(generator.split.head, nn.Linear)

@@ -23,15 +23,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from neuboots.batches import Batch
-from neuboots.checkpoints import identity_of
-from neuboots.keys import seed_named
-from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures
-from neuboots.methods.members import check_members
-from neuboots.prediction import Predictor, Stream, stream_members
-from neuboots.surgery import Split, eval_mode, plain_head, skeleton_of, split_head, to_net, unwrap
-from neuboots.training import Recipe, make_seeded, train
+from neuboots._prng import derive_seed
+from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head, unwrap_model
+from neuboots.loading import Batch
+from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.methods._base import load_example, validation_metrics
+from neuboots.methods.ensembles import check_members
+from neuboots.prediction import Predictor, SampleStream, stream_members
+from neuboots.training import TrainingConfig, describe_method, initialize_model, train
 
 # -- K inputs ------------------------------------------------------------------------------------------
 
@@ -53,11 +52,11 @@ def _refused(why: str) -> ValueError:
     )
 
 
-class Beside(Tensor):
+class MultiInput(Tensor):
     """K tensors that look like one. What is done with it is done with each; linear layers and convolutions read all K.
 
     >>> a, b = torch.zeros(5, 2), torch.ones(5, 2)
-    >>> both = 2 * beside([a, b]) + 1
+    >>> both = 2 * combine_inputs([a, b]) + 1
     >>> both.shape, nn.Linear(4, 3)(both).shape
     (torch.Size([5, 2]), torch.Size([5, 3]))
     """
@@ -65,7 +64,7 @@ class Beside(Tensor):
     parts: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Tensor]) -> "Beside":
+    def of(cls, parts: Sequence[Tensor]) -> "MultiInput":
         whole = parts[0].as_subclass(cls)
         whole.parts = tuple(parts)
         return whole
@@ -105,26 +104,28 @@ class Beside(Tensor):
         return first
 
 
-def beside(inputs: Sequence[Any]) -> Any:
+def combine_inputs(inputs: Sequence[Any]) -> Any:
     """K inputs of a net as one; what is not one row for each input stays as it is."""
     rows = next((len(part) for part in tree_leaves(inputs[0]) if isinstance(part, Tensor) and part.ndim), 0)
 
     def part(*tensors: Any) -> Any:
         each = all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == rows for tensor in tensors)
-        return Beside.of([tensor.clone() for tensor in tensors]) if each else tensors[0]  # a net may write into them
+        return (
+            MultiInput.of([tensor.clone() for tensor in tensors]) if each else tensors[0]
+        )  # a net may write into them
 
     return tree_map(part, *inputs)
 
 
 def _redrawn(tensor: Tensor, *name: int | str) -> Tensor:
     """The same numbers in an order drawn by the name: as the first weights were drawn, whatever drew them."""
-    rng = torch.Generator().manual_seed(seed_named(*name))
+    rng = torch.Generator().manual_seed(derive_seed(*name))
     order = torch.randperm(tensor.numel(), generator=rng).to(tensor.device)
     return tensor.flatten()[order].view(tensor.shape)
 
 
 @torch.no_grad()
-def widen(layer: nn.Module, times: int, *name: int | str) -> None:
+def widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
     """The layer with `times` as many inputs, in place.
 
     Blocks of weights after the first are redrawn, and all are divided by √K, as a first draw over K times the inputs
@@ -152,10 +153,10 @@ def _telling(read: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def _differs(used: Tensor) -> bool:
-    return isinstance(used, Beside) and any(not torch.equal(part, used.parts[0]) for part in used.parts)
+    return isinstance(used, MultiInput) and any(not torch.equal(part, used.parts[0]) for part in used.parts)
 
 
-def widen_inputs(split: Split, example: Any, times: int, *, seed: int) -> list[str]:
+def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int) -> list[str]:
     """Widen every layer that the input reaches, in place, and give their names; the net runs once to find them."""
     layers = {
         id(layer._parameters["weight"]): (name, layer)
@@ -173,7 +174,7 @@ def widen_inputs(split: Split, example: Any, times: int, *, seed: int) -> list[s
         if times > 1 and not weight.requires_grad:
             raise _refused(f"{name!r} reads the input and is frozen, so it would never learn to read K of them")
         if name not in widened:
-            widen(layer, times, seed, "widen", name)
+            widen_layer(layer, times, seed, "widen", name)
             widened.append(name)
 
     def other(k: int) -> Any:
@@ -187,7 +188,7 @@ def widen_inputs(split: Split, example: Any, times: int, *, seed: int) -> list[s
 
     try:
         with eval_mode(split.net), torch.no_grad(), _telling(read):
-            passed = split.trace(beside([other(k) for k in range(times)]))
+            passed = split.trace(combine_inputs([other(k) for k in range(times)]))
     except (RuntimeError, TypeError) as error:
         raise _refused(str(error).splitlines()[0]) from error
     if any(used is not passed.phi and _differs(used) for used, _ in passed.tape.constants):
@@ -197,7 +198,7 @@ def widen_inputs(split: Split, example: Any, times: int, *, seed: int) -> list[s
     return widened
 
 
-def shuffles(rows: int, num_members: int, *, input_repetition: float, batch_repetition: int) -> Tensor:
+def draw_input_orders(rows: int, num_members: int, *, input_repetition: float, batch_repetition: int) -> Tensor:
     """Which row of the batch each input holds: (K, rows · batch_repetition).
 
     The batch is repeated and shuffled; of that, a share of 1 − ρ is shuffled once more for each input by itself.
@@ -216,15 +217,15 @@ def _rows_of(x: Any, rows: Tensor) -> Any:
 # -- K heads -------------------------------------------------------------------------------------------
 
 
-class MultiHead(nn.Module):
+class MultiHeadNet(nn.Module):
     """The widened net with K heads, the first of which is its own."""
 
-    def __init__(self, split: Split, num_members: int, *, seed: int) -> None:
+    def __init__(self, split: HeadSplit, num_members: int, *, seed: int) -> None:
         super().__init__()
         self.split, self.net, self.num_members = split, split.net, num_members
         weight, bias = split.head.weight.detach(), split.head.bias
         self.more_heads = nn.ModuleList(
-            plain_head(
+            make_head(
                 _redrawn(weight, seed, "head", k, "weight"),
                 None if bias is None else _redrawn(bias.detach(), seed, "head", k, "bias"),
             )
@@ -233,7 +234,7 @@ class MultiHead(nn.Module):
 
     def forward(self, inputs: Sequence[Any], members: Sequence[int] | None = None) -> Tensor:
         """What the net makes of each head's output at K inputs: (K, N, C, *), or (K, N)."""
-        passed = self.split.trace(beside(inputs))
+        passed = self.split.trace(combine_inputs(inputs))
         heads = [self.split.head, *self.more_heads]
         numbers = range(self.num_members) if members is None else members
         return torch.stack([passed.finish(heads[k](passed.phi)) for k in numbers])
@@ -243,7 +244,7 @@ class MultiHead(nn.Module):
 class MIMOPredictor(Predictor):
     """Replicates are heads, all of them from one pass: every K are all K, in an order that the seed draws."""
 
-    multi: MultiHead
+    multi: MultiHeadNet
     skeleton: nn.Module  # the net before it was widened, without its numbers
     widened: tuple[str, ...]  # the layers that read the input
 
@@ -259,9 +260,9 @@ class MIMOPredictor(Predictor):
     def num_distinct(self) -> int | None:
         return self.multi.num_members
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         num_members = self.multi.num_members
-        inputs = [to_net(self.multi, x)] * num_members
+        inputs = [cast_inputs(self.multi, x)] * num_members
 
         def run(numbers: Tensor) -> Tensor:
             with eval_mode(self.multi):
@@ -279,12 +280,12 @@ class MIMOPredictor(Predictor):
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "MIMOPredictor":
-        skeleton, num_members = skeleton_of(net), config["num_members"]
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MIMOPredictor":
+        skeleton, num_members = copy_to_meta(net), config["num_members"]
         split = split_head(net, config["head"])
         for name in config["widened"]:
-            widen(split.net.get_submodule(name), num_members, 0, name)
-        return cls(MultiHead(split, num_members, seed=0).eval(), skeleton, tuple(config["widened"]))
+            widen_layer(split.net.get_submodule(name), num_members, 0, name)
+        return cls(MultiHeadNet(split, num_members, seed=0).eval(), skeleton, tuple(config["widened"]))
 
 
 @dataclass(frozen=True)
@@ -296,8 +297,8 @@ class MIMO:
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
-    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
-    >>> predictor = MIMO(num_members=3).fit(make_net, data, Recipe(epochs=1, progress=False))
+    >>> model = lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
+    >>> predictor = MIMO(num_members=3).fit(model, data, TrainingConfig(epochs=1, progress=False))
     >>> predictor.predict(torch.zeros(5, 2), 3).samples.shape  # (B, N, C)
     torch.Size([3, 5, 3])
     """
@@ -318,50 +319,50 @@ class MIMO:
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module],
+        model: Callable[[], nn.Module],
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> MIMOPredictor:
-        """Widen the net that `make_net()` gives and train it, on (x, y) rows, as the recipe says."""
+        """Widen the net that `model()` gives and train it, on (x, y) rows, as the recipe says."""
         num_members = self.num_members
-        net = make_seeded(make_net, recipe.seed)
-        example = example_of(net, data, seed=recipe.seed)
-        net = unwrap(net)
-        skeleton = skeleton_of(net)
+        net = initialize_model(model, config.seed)
+        example = load_example(net, data, seed=config.seed)
+        net = unwrap_model(net)
+        skeleton = copy_to_meta(net)
         split = split_head(net, self.head, example=example)
-        widened = widen_inputs(split, example, num_members, seed=recipe.seed)
-        multi = MultiHead(split, num_members, seed=recipe.seed)
+        widened = widen_input_layers(split, example, num_members, seed=config.seed)
+        multi = MultiHeadNet(split, num_members, seed=config.seed)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
-            orders = shuffles(
+            orders = draw_input_orders(
                 len(batch.y),
                 num_members,
                 input_repetition=self.input_repetition,
                 batch_repetition=self.batch_repetition,
             ).to(batch.y.device)
-            outputs = model([to_net(model, _rows_of(batch.x, rows)) for rows in orders])
+            outputs = model([cast_inputs(model, _rows_of(batch.x, rows)) for rows in orders])
             return torch.stack(
                 [self._mean_loss(z, batch.y[rows]) for z, rows in zip(outputs, orders, strict=True)]
             ).sum()
 
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            outputs = model([to_net(model, batch.x)] * num_members)
-            figures = [loss_figures(self.loss, z, batch.y) for z in outputs]
+            outputs = model([cast_inputs(model, batch.x)] * num_members)
+            figures = [validation_metrics(self.loss, z, batch.y) for z in outputs]
             return {name: torch.stack([figure[name] for figure in figures]).mean() for name in figures[0]}
 
         train(
             multi,
             data,
             lambda epoch: objective,
-            recipe,
-            validation=validation,
+            config,
+            val_data=val_data,
             validate=validate,
-            identity=identity_of(self),
+            identity=describe_method(self),
         )
         return MIMOPredictor(multi.eval(), skeleton, tuple(widened))
 
     def _mean_loss(self, z: Tensor, y: Tensor) -> Tensor:
         losses = self.loss(z, y)
-        return weighted_loss(losses, losses.new_ones(len(y)), unmasked(self.loss, y))
+        return weighted_mean(losses, losses.new_ones(len(y)), valid_mask(self.loss, y))

@@ -25,23 +25,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset, Subset
 
-from neuboots.batches import Batch, Loader, own_randomness, size_of
-from neuboots.checkpoints import identity_of, name_of
-from neuboots.keys import draw_keys, stable_hash
-from neuboots.losses import CrossEntropy, Loss, check_loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of, loss_figures, output_of, output_with, with_outputs
-from neuboots.prediction import Predictor, Stream, bytes_of, stream_passes
-from neuboots.surgery import eval_mode, to_net, unwrap
-from neuboots.training import MakeSchedule, Objective, Recipe, make_seeded, train
+from neuboots._prng import derive_keys, stable_hash
+from neuboots._streaming import num_bytes
+from neuboots.head import cast_inputs, eval_mode, unwrap_model
+from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
+from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.methods._base import add_output_axis, compute_output, functional_output, load_example, validation_metrics
+from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
+from neuboots.training import (
+    Objective,
+    SchedulerFactory,
+    TrainingConfig,
+    describe_callable,
+    describe_method,
+    initialize_model,
+    train,
+)
 
-_HANDFUL = 10  # iterates to collect, if need be more often than once an epoch
-_CACHE = 1 << 26  # bytes of BatchNorm statistics kept for replicates already seen
+_MIN_ITERATES = 10  # iterates to collect, if need be more often than once an epoch
+_MAX_CACHE_BYTES = 1 << 26  # bytes of BatchNorm statistics kept for replicates already seen
 
 
 # -- what is collected ---------------------------------------------------------------------------------
 
 
-class Iterates(nn.Module):
+class IterateMoments(nn.Module):
     """The net, and the moments of its weights: buffers, so that a checkpoint holds them.
 
     Weights are all parameters that learn, flat: (P,).
@@ -63,7 +71,7 @@ class Iterates(nn.Module):
         self.register_buffer("deviations", flat.new_zeros(columns, len(flat)))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.full((), -1))
-        self.inputs: Inputs | None = None  # for BatchNorm, after the training
+        self.inputs: StoredInputs | None = None  # for BatchNorm, after the training
         # every rank computes the same: nothing to send at each step
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers(recurse=False)]
 
@@ -101,7 +109,7 @@ class Iterates(nn.Module):
         return {name: part.view_as(parameters[name]) for name, part in zip(self.names, parts, strict=True)}
 
 
-class Inputs(nn.Module):
+class StoredInputs(nn.Module):
     """Training inputs, as the net takes them: a tensor, a tuple of them, or a dict."""
 
     def __init__(self, parts: list[Tensor], keys: list[str] | int | None) -> None:
@@ -111,13 +119,13 @@ class Inputs(nn.Module):
             self.register_buffer(f"part{i}", part)
 
     @classmethod
-    def of(cls, x: Any) -> "Inputs":
+    def of(cls, x: Any) -> "StoredInputs":
         if isinstance(x, Mapping):
             return cls(list(x.values()), list(x))
         return cls(list(x), len(x)) if isinstance(x, tuple | list) else cls([x], None)
 
     @classmethod
-    def described(cls, description: dict[str, Any]) -> "Inputs":
+    def described(cls, description: dict[str, Any]) -> "StoredInputs":
         dtypes = [getattr(torch, name) for name in description["dtypes"]]
         shapes = zip(description["shapes"], dtypes, strict=True)
         return cls([torch.zeros(shape, dtype=dtype) for shape, dtype in shapes], description["keys"])
@@ -141,7 +149,7 @@ class Inputs(nn.Module):
 # -- BatchNorm -----------------------------------------------------------------------------------------
 
 
-def norms_of(net: nn.Module) -> list[str]:
+def find_batch_norms(net: nn.Module) -> list[str]:
     """The BatchNorm layers that keep statistics and gather them in training; some nets keep theirs frozen."""
     modes = [(module, module.training) for module in net.modules()]
     try:
@@ -166,8 +174,8 @@ def _gathering(layers: Collection[_BatchNorm]) -> Iterator[None]:
             layer.training, layer.momentum = training, momentum
 
 
-def refreshed(
-    net: nn.Module, norms: Collection[str], weights: dict[str, Tensor], inputs: Inputs, batch_size: int
+def recompute_statistics(
+    net: nn.Module, norms: Collection[str], weights: dict[str, Tensor], inputs: StoredInputs, batch_size: int
 ) -> dict[str, Tensor]:
     """The statistics of these BatchNorm layers with these weights on these inputs, by name of the buffer.
 
@@ -184,14 +192,14 @@ def refreshed(
     }
     with torch.no_grad(), eval_mode(net), _gathering(layers.values()):
         for x in inputs.batches(batch_size):
-            output_with(net, {**weights, **fresh}, to_net(net, x))  # the layers write into `fresh`
+            functional_output(net, {**weights, **fresh}, cast_inputs(net, x))  # the layers write into `fresh`
     return fresh
 
 
 # -- the learning rate ---------------------------------------------------------------------------------
 
 
-class ThenConstant(LRScheduler):
+class ConstantTailLR(LRScheduler):
     """A schedule for the first `start` steps, then one learning rate for each group of parameters."""
 
     def __init__(self, first: LRScheduler, start: int, rates: list[float]) -> None:
@@ -218,15 +226,15 @@ class ThenConstant(LRScheduler):
         self.first.load_state_dict(state_dict["first"])
 
 
-def then_constant(schedule: MakeSchedule, start: int, rate: float | None) -> MakeSchedule:
+def make_constant_tail(schedule: SchedulerFactory, start: int, rate: float | None) -> SchedulerFactory:
     """The schedule for `start` steps, then `rate`, or half of the optimiser's first learning rate."""
 
     def make(optimizer: Optimizer, total_steps: int) -> LRScheduler:
         rates = [0.5 * float(group["lr"]) if rate is None else rate for group in optimizer.param_groups]
         first = schedule(optimizer, total_steps)
-        return first if isinstance(first, ReduceLROnPlateau) else ThenConstant(first, start, rates)
+        return first if isinstance(first, ReduceLROnPlateau) else ConstantTailLR(first, start, rates)
 
-    make.__qualname__ = f"{name_of(schedule)}, then constant"  # part of a checkpoint's identity
+    make.__qualname__ = f"{describe_callable(schedule)}, then constant"  # part of a checkpoint's identity
     return make
 
 
@@ -237,7 +245,7 @@ def then_constant(schedule: MakeSchedule, start: int, rate: float | None) -> Mak
 class SWAGPredictor(Predictor):
     """B nets with weights drawn around the mean of the iterates."""
 
-    iterates: Iterates
+    iterates: IterateMoments
     scale: float
     batch_size: int  # of the passes that compute BatchNorm statistics
     norms: tuple[str, ...]  # the BatchNorm layers whose statistics they are
@@ -261,15 +269,15 @@ class SWAGPredictor(Predictor):
             return weights
         return {**weights, **self._statistics_of(seed, b, weights, self.iterates.inputs)}
 
-    def _statistics_of(self, seed: int, b: int, weights: dict[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    def _statistics_of(self, seed: int, b: int, weights: dict[str, Tensor], inputs: StoredInputs) -> dict[str, Tensor]:
         """From memory where the replicate was seen before; the oldest are forgotten first."""
         known, name = self._statistics, (self._state(), seed, b)
         if known and next(iter(known))[0] != name[0]:
             known.clear()  # other weights, other statistics
         if name not in known:
-            known[name] = refreshed(self.net, self.norms, weights, inputs, self.batch_size)
-            each = sum(bytes_of(tensor) for tensor in known[name].values())
-            while len(known) > max(1, _CACHE // each):
+            known[name] = recompute_statistics(self.net, self.norms, weights, inputs, self.batch_size)
+            each = sum(num_bytes(tensor) for tensor in known[name].values())
+            while len(known) > max(1, _MAX_CACHE_BYTES // each):
                 known.popitem(last=False)
         return known[name]
 
@@ -279,16 +287,16 @@ class SWAGPredictor(Predictor):
         versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         return hash(tuple((t.data_ptr(), t.dtype, t.device, v) for t, v in zip(tensors, versions, strict=True)))
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         net = self.net
-        x = to_net(net, x)
+        x = cast_inputs(net, x)
 
         def run(b: int) -> Tensor:
             tensors = self.tensors(b, seed=seed)
             with eval_mode(net):
-                return with_outputs(output_with(net, tensors, x))
+                return add_output_axis(functional_output(net, tensors, x))
 
-        return stream_passes(num_samples, run)
+        return stream_forward_passes(num_samples, run)
 
     def config(self) -> dict[str, Any]:
         inputs = self.iterates.inputs
@@ -304,10 +312,10 @@ class SWAGPredictor(Predictor):
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "SWAGPredictor":
-        iterates = Iterates(net, config["columns"], config["frozen"])
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SWAGPredictor":
+        iterates = IterateMoments(net, config["columns"], config["frozen"])
         if config["inputs"] is not None:
-            iterates.inputs = Inputs.described(config["inputs"])
+            iterates.inputs = StoredInputs.described(config["inputs"])
         return cls(iterates.eval(), config["scale"], config["batch_size"], tuple(config["norms"]))
 
 
@@ -316,15 +324,15 @@ class SWAG:
     """Options of SWAG.
 
     Iterates are collected over the last (1 − `start`) of the training, every `every` steps (None: at the end of each
-    epoch, or more often where that would be fewer than ten). `rank` is the number K of deviations kept, `scale`
+    epoch, or more often where that would be fewer than ten). `_rank` is the number K of deviations kept, `scale`
     multiplies the covariance, `learning_rate` is the constant one (None: half of the optimiser's first). If the net
     has BatchNorm, `refresh_rows` training inputs are kept with the predictor, and each replicate pays one pass over
     them, once; layers that the net holds in evaluation mode while it trains keep their statistics.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.zeros(32, 2), torch.arange(32) % 3)
-    >>> make_net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> predictor = SWAG().fit(make_net, data, Recipe(epochs=8, batch_size=8, progress=False))
+    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> predictor = SWAG().fit(model, data, TrainingConfig(epochs=8, batch_size=8, progress=False))
     >>> int(predictor.iterates.count), predictor.predict(torch.zeros(4, 2), 10).samples.shape
     (9, torch.Size([10, 4, 3]))
     """
@@ -354,40 +362,40 @@ class SWAG:
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module],
+        model: Callable[[], nn.Module],
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> SWAGPredictor:
-        """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says, and collect its iterates."""
-        net = unwrap(make_seeded(make_net, recipe.seed))
-        example_of(net, data, seed=recipe.seed)  # lazy layers take their shapes
+        """Train the net that `model()` gives, on (x, y) rows, as the recipe says, and collect its iterates."""
+        net = unwrap_model(initialize_model(model, config.seed))
+        load_example(net, data, seed=config.seed)  # lazy layers take their shapes
         if not any(parameter.requires_grad for parameter in net.parameters()):
             raise ValueError("the net has no parameters to train; expected at least one with requires_grad")
-        start, steps = self.steps(data, recipe)
-        iterates = Iterates(net, min(self.rank, len(steps)))
+        start, steps = self.steps(data, config)
+        iterates = IterateMoments(net, min(self.rank, len(steps)))
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             if batch.step in steps:  # the iterate after as many steps
                 iterates.collect(batch.step)
-            losses = self.loss(output_of(model, batch.x), batch.y)
-            return weighted_loss(losses, losses.new_ones(len(batch.index)), unmasked(self.loss, batch.y))
+            losses = self.loss(compute_output(model, batch.x), batch.y)
+            return weighted_mean(losses, losses.new_ones(len(batch.index)), valid_mask(self.loss, batch.y))
 
         def objective_at(epoch: int) -> Objective:
             return objective
 
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return loss_figures(self.loss, output_of(model, batch.x), batch.y)
+            return validation_metrics(self.loss, compute_output(model, batch.x), batch.y)
 
         train(
             iterates,
             data,
             objective_at,
-            replace(recipe, schedule=then_constant(recipe.schedule, start, self.learning_rate)),
-            validation=validation,
+            replace(config, lr_scheduler=make_constant_tail(config.lr_scheduler, start, self.learning_rate)),
+            val_data=val_data,
             validate=validate,
-            identity=identity_of(self),
+            identity=describe_method(self),
         )
         iterates.collect(steps[-1])
         if int(iterates.count) < 2:
@@ -395,17 +403,19 @@ class SWAG:
                 f"the training stopped with {int(iterates.count)} iterate collected; expected at least 2: leave "
                 "patience away, or lower start"
             )
-        norms = tuple(norms_of(net))
+        norms = tuple(find_batch_norms(net))
         if norms:
-            iterates.inputs = Inputs.of(to_net(net, self._inputs(data, recipe)))
-        return SWAGPredictor(iterates.eval(), self.scale, recipe.batch_size, norms)
+            iterates.inputs = StoredInputs.of(cast_inputs(net, self._inputs(data, config)))
+        return SWAGPredictor(iterates.eval(), self.scale, config.batch_size, norms)
 
-    def steps(self, data: Dataset[Any], recipe: Recipe) -> tuple[int, range]:
+    def steps(self, data: Dataset[Any], config: TrainingConfig) -> tuple[int, range]:
         """The step at which the learning rate becomes constant, and the steps after which an iterate is collected."""
-        loader = Loader(data, batch_size=recipe.batch_size, seed=recipe.seed, steps_per_epoch=recipe.steps_per_epoch)
-        total = recipe.epochs * loader.steps
+        loader = EpochLoader(
+            data, batch_size=config.batch_size, seed=config.seed, steps_per_epoch=config.steps_per_epoch
+        )
+        total = config.epochs * loader.steps
         start = max(1, math.floor(self.start * total))
-        every = self.every or min(loader.steps, max(1, (total - start) // _HANDFUL))
+        every = self.every or min(loader.steps, max(1, (total - start) // _MIN_ITERATES))
         steps = range(total, start - 1, -every)[::-1]
         if len(steps) < 2:
             raise ValueError(
@@ -414,15 +424,15 @@ class SWAG:
             )
         return start, steps
 
-    def _inputs(self, data: Dataset[Any], recipe: Recipe) -> Any:
+    def _inputs(self, data: Dataset[Any], config: TrainingConfig) -> Any:
         """Training inputs for BatchNorm, chosen by the seed; of a stream, its first ones."""
-        n = size_of(data)
+        n = dataset_length(data)
         if n is not None:
-            rows = draw_keys(torch.arange(n), recipe.seed, "refresh").argsort()[: self.refresh_rows]
+            rows = derive_keys(torch.arange(n), config.seed, "refresh").argsort()[: self.refresh_rows]
             whole, places = (data.dataset, data.indices) if isinstance(data, Subset) else (data, range(n))
             data = Subset(whole, [places[i] for i in rows.tolist()])
-        loader = Loader(data, batch_size=self.refresh_rows, seed=recipe.seed, shuffle=False, steps_per_epoch=1)
-        with own_randomness():
+        loader = EpochLoader(data, batch_size=self.refresh_rows, seed=config.seed, shuffle=False, steps_per_epoch=1)
+        with preserve_rng_state():
             _, batch, _ = next(loader.epoch(0))
         return batch.x
 

@@ -20,12 +20,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots.metrics.checks import rows, tensors
-from neuboots.metrics.tally import HELD, Mean, Tally, some
+from neuboots.metrics._base import (
+    MAX_CHUNK_ELEMENTS,
+    MetricState,
+    RunningMean,
+    check_nonempty,
+    check_tensors,
+    flatten_probs,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(Tally):
+class PairwiseCounts(MetricState):
     """For each pair of replicates, how often they guess the same, and how often both are right."""
 
     agree: Tensor  # (B, B)
@@ -35,7 +41,7 @@ class Pairs(Tally):
     @classmethod
     def of(cls, guesses: Tensor, truth: Tensor) -> Self:
         """Of the replicates' guesses (B, N) and true labels (N,), whole numbers."""
-        tensors(guesses=guesses, truth=truth)
+        check_tensors(guesses=guesses, truth=truth)
         if guesses.dim() < 2 or guesses.shape[1:] != truth.shape:
             raise ValueError(
                 f"guesses has shape {tuple(guesses.shape)} and truth {tuple(truth.shape)}; expected (B, N) and (N,): "
@@ -58,7 +64,7 @@ class Pairs(Tally):
 
     @property
     def disagreement(self) -> Tensor:
-        return _mean(1 - self.agree.double() / some(self.count))
+        return _mean(1 - self.agree.double() / check_nonempty(self.count))
 
     @property
     def q_statistic(self) -> Tensor:
@@ -82,7 +88,7 @@ class Pairs(Tally):
     @property
     def _quarters(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """n₁₁, n₁₀, n₀₁, n₀₀: (B, B) each, in float64."""
-        some(self.count)
+        check_nonempty(self.count)
         n11 = self.right.double()
         each = n11.diagonal()
         n10, n01 = each[:, None] - n11, each[None, :] - n11
@@ -101,24 +107,24 @@ def _mean(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Diversity(Tally):
+class DiversityMetrics(MetricState):
     """Every figure of this file, of data that come in parts.
 
     >>> probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]])  # B = 2, N = 2, C = 2
-    >>> tally = Diversity.of(probs, torch.tensor([0, 1]))
+    >>> tally = DiversityMetrics.of(probs, torch.tensor([0, 1]))
     >>> tally.disagreement, tally.pairwise_kl
     (tensor(0.5000, dtype=torch.float64), tensor(0.1142, dtype=torch.float64))
     """
 
-    pairs: Pairs
-    divergence: Mean
+    pairs: PairwiseCounts
+    divergence: RunningMean
 
     @classmethod
     def of(cls, samples: Tensor, labels: Tensor) -> Self:
         """Of the replicates' probabilities (B, N, C, *) and labels (N, *)."""
         p = _replicates(samples)
-        rows(samples[0], labels)
-        return cls(Pairs.of(p.argmax(2), labels.flatten()), Mean.of(_divergence(p)))
+        flatten_probs(samples[0], labels)
+        return cls(PairwiseCounts.of(p.argmax(2), labels.flatten()), RunningMean.of(_divergence(p)))
 
     @property
     def count(self) -> int:
@@ -151,7 +157,7 @@ def disagreement(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> disagreement(torch.tensor([[0, 1, 2], [0, 1, 1]]), torch.tensor([0, 1, 0]))
     tensor(0.3333, dtype=torch.float64)
     """
-    return Pairs.of(guesses, truth).disagreement
+    return PairwiseCounts.of(guesses, truth).disagreement
 
 
 def q_statistic(guesses: Tensor, truth: Tensor) -> Tensor:
@@ -160,7 +166,7 @@ def q_statistic(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> q_statistic(torch.tensor([[0, 1, 2], [0, 1, 1]]), torch.tensor([0, 1, 0]))
     tensor(1., dtype=torch.float64)
     """
-    return Pairs.of(guesses, truth).q_statistic
+    return PairwiseCounts.of(guesses, truth).q_statistic
 
 
 def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
@@ -169,7 +175,7 @@ def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> correlation(torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0]]), torch.tensor([0, 1, 1, 0]))
     tensor(-0.3333, dtype=torch.float64)
     """
-    return Pairs.of(guesses, truth).correlation
+    return PairwiseCounts.of(guesses, truth).correlation
 
 
 def ratio_error(guesses: Tensor, truth: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ def ratio_error(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> ratio_error(torch.tensor([[1, 1, 2], [2, 1, 2]]), torch.tensor([0, 0, 0]))
     tensor(0.5000, dtype=torch.float64)
     """
-    return Pairs.of(guesses, truth).ratio_error
+    return PairwiseCounts.of(guesses, truth).ratio_error
 
 
 def pairwise_kl(samples: Tensor) -> Tensor:
@@ -191,18 +197,18 @@ def pairwise_kl(samples: Tensor) -> Tensor:
     >>> pairwise_kl(torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]))
     tensor(0.1373, dtype=torch.float64)
     """
-    return Mean.of(_divergence(_replicates(samples))).value
+    return RunningMean.of(_divergence(_replicates(samples))).value
 
 
 def _replicates(samples: Tensor) -> Tensor:
     """Check (B, N, C, *) and flatten to (B, N, C)."""
-    tensors(samples=samples)
+    check_tensors(samples=samples)
     if samples.dim() < 3 or len(samples) < 2:
         raise ValueError(
             f"samples has shape {tuple(samples.shape)}; expected (B, N, C, *) with B ≥ 2, which make a pair"
         )
     flat = samples.detach().movedim(2, -1).flatten(1, -2)  # (B, N, C)
-    rows(flat.flatten(0, 1), torch.zeros(flat.shape[:2], dtype=torch.long).flatten())
+    flatten_probs(flat.flatten(0, 1), torch.zeros(flat.shape[:2], dtype=torch.long).flatten())
     return flat
 
 
@@ -214,7 +220,7 @@ def _divergence(p: Tensor) -> Tensor:
     """
     B, _, C = p.shape
     found = []
-    for part in torch.split(p, max(1, HELD // (B * C)), dim=1):
+    for part in torch.split(p, max(1, MAX_CHUNK_ELEMENTS // (B * C)), dim=1):
         log = part.clamp_min(torch.finfo(p.dtype).tiny).double().log()
         exact = part.double()
         found.append(((log - log.mean(0)) * (exact - exact.mean(0))).sum((0, 2)).clamp_min(0) / (B - 1))

@@ -89,7 +89,7 @@ class UResNet(nn.Module):
         """Map volumes (N, in_channels, *) to logits (N, num_classes, *)."""
         check_grid(x, self.options["in_channels"], self.options["dims"])
         whole = pad_to_multiple(x, 2 ** (len(self.options["widths"]) - 1))
-        phi = crop(self.finish(self.unet(whole)), x.shape[2:])  # (N, D, *)
+        phi = crop_to_size(self.finish(self.unet(whole)), x.shape[2:])  # (N, D, *)
         out: Tensor = self.head(phi)  # (N, C, *)
         return out
 
@@ -127,6 +127,6 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     return functional.pad(x, [side for size in reversed(short) for side in (0, size)]) if any(short) else x
 
 
-def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+def crop_to_size(x: Tensor, size: Sequence[int]) -> Tensor:
     """The first voxels of x (N, C, *), so many on each axis: what undoes `pad_to_multiple`."""
     return x[(slice(None), slice(None), *(slice(length) for length in size))]

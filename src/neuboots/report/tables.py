@@ -12,13 +12,13 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 Row = Mapping[str, Any]
-Paper = Mapping[Any, Mapping[str, str | float]]
+PaperValues = Mapping[Any, Mapping[str, str | float]]
 MISSING = "–"
-PAPER_HEAD = "paper"  # above a column of the paper's own figures
+PAPER_COLUMN = "paper"  # above a column of the paper's own figures
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """A figure of the rows, times `scale` (100 for per cent), to so many digits after the point."""
 
     key: str
@@ -107,7 +107,7 @@ class Table:
     def _kind(self, k: int) -> str:
         """The classes of a column: are there numbers in it, are they the paper's, does it name the lines?"""
         number = all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
-        of_paper = self.heads[k].startswith(PAPER_HEAD)
+        of_paper = self.heads[k].startswith(PAPER_COLUMN)
         return " ".join(
             ["number"] * number + ["paper"] * of_paper + ["name"] * (self.keys > 0 and k == self._name_place)
         )
@@ -121,7 +121,7 @@ class Table:
     def _html_heads(self, kinds: Sequence[str]) -> str:
         heads, ours = [], ""
         for head, kind in zip(self.heads, kinds, strict=True):
-            if head.startswith(PAPER_HEAD):  # to the ear, "paper" alone says nothing
+            if head.startswith(PAPER_COLUMN):  # to the ear, "paper" alone says nothing
                 shown = f'<span class="unseen">{html.escape(ours)}: </span>{html.escape(head)}'
             else:
                 ours, shown = head, html.escape(head)
@@ -161,8 +161,8 @@ def tabulate(
     rows: Sequence[Row],
     *,
     by: Sequence[str],
-    columns: Sequence[Column],
-    paper: Paper | None = None,
+    columns: Sequence[MetricColumn],
+    paper: PaperValues | None = None,
     link: str | None = None,
     note: str = "",
 ) -> Table:
@@ -178,7 +178,7 @@ def tabulate(
     ...         "Error.",
     ...         rows,
     ...         by=("method",),
-    ...         columns=(Column("error", "error, %", 100),),
+    ...         columns=(MetricColumn("error", "error, %", 100),),
     ...         paper={"plain": {"error": "12.5"}},
     ...     ).text
     ... )
@@ -194,7 +194,7 @@ def tabulate(
     best = {column.key: _best(groups, column) for column in columns}
     heads, lines, links = list(by), [], []
     for column in columns:
-        heads += [column.title, *([PAPER_HEAD] if beside[column.key] else [])]
+        heads += [column.title, *([PAPER_COLUMN] if beside[column.key] else [])]
     for key, members in groups.items():
         line = [_plain(part) for part in key]
         for column in columns:
@@ -217,7 +217,7 @@ def _plain(part: Any) -> Cell:
     return Cell(str(part), float(part) if number else None)
 
 
-def _cell(values: Sequence[float], column: Column, *, best: bool) -> Cell:
+def _cell(values: Sequence[float], column: MetricColumn, *, best: bool) -> Cell:
     if not values:
         return Cell(MISSING)
     mean = fmean(values)
@@ -235,7 +235,7 @@ def _paper(shown: str | float | None) -> Cell:
         return Cell(text)
 
 
-def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: Column) -> set[tuple[Any, ...]]:
+def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: MetricColumn) -> set[tuple[Any, ...]]:
     """The groups with the best figure among those that share all keys but the last; none where all are alike."""
     if not column.better:
         return set()

@@ -21,8 +21,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuboots.methods.inputs import count, pieces, take, tile
-from neuboots.surgery import call_net, eval_mode, is_head, main_output, uncompiled
+from neuboots._pytree import count_rows, row_slices, take_rows, tile_rows
+from neuboots.head import call_net, eager_mode, eval_mode, extract_output, is_head
 
 _ROWS = 256  # passed through the net at once
 _HELD = 1 << 26  # numbers of explicit rows of J that are held; beyond that they are computed again, tile by tile
@@ -30,14 +30,14 @@ _MANY = 30_000  # backward passes, about which a word is said
 
 
 @dataclass(frozen=True)
-class Factors:
+class LinearFactors:
     """One Linear layer at N inputs: its input a, its slopes d for each output of the net, and whether it has a bias."""
 
     a: Tensor  # (N, D)
     d: Tensor  # (N, C, O)
     biased: bool
 
-    def kernel(self, other: "Factors") -> Tensor:
+    def kernel(self, other: "LinearFactors") -> Tensor:
         """(aᵀa′ + 1) dᵀd′, in double precision: (N, C, N′, C)."""
         inputs = self.a.double() @ other.a.double().T + float(self.biased)
         slopes = self.d.double().flatten(0, 1) @ other.d.double().flatten(0, 1).T
@@ -45,13 +45,13 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Rows:
+class JacobianRows:
     """J at N inputs x: the outputs of the net there, and the factors of its Linear layers for the C leading ones."""
 
     x: Any
     z: Tensor  # (N, all outputs)
     outputs: int  # C
-    factors: tuple[Factors, ...]
+    factors: tuple[LinearFactors, ...]
     held: list[Tensor] = field(default_factory=list)  # the explicit part, once it was asked for and is small: (N, C, P)
 
 
@@ -98,7 +98,7 @@ class Jacobian:
         """Whether one row can pass by itself: a net may squeeze its axis away before a layer that needs it."""
         try:
             with eval_mode(self.net), torch.no_grad():
-                return self._outputs(_own(take(example, slice(1)))).shape[:1] == (1,)
+                return self._outputs(_own(take_rows(example, slice(1)))).shape[:1] == (1,)
         except (RuntimeError, ValueError, IndexError):
             return False
 
@@ -125,19 +125,19 @@ class Jacobian:
                 found.append(name)
         return found
 
-    def rows(self, x: Any, *, at_once: int = _ROWS) -> Rows:
+    def rows(self, x: Any, *, at_once: int = _ROWS) -> JacobianRows:
         """The parts of J at inputs x, so many of which pass through the net at once."""
-        n = count(x)
-        together = tile(x, 2) if n == 1 else x  # a row by itself may lose its axis on the way through the net
-        parts = [self._some(take(together, piece)) for piece in pieces(count(together), at_once)]
+        n = count_rows(x)
+        together = tile_rows(x, 2) if n == 1 else x  # a row by itself may lose its axis on the way through the net
+        parts = [self._some(take_rows(together, piece)) for piece in row_slices(count_rows(together), at_once)]
         z = torch.cat([part[0] for part in parts])[:n]
         factors = tuple(
-            Factors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n], layer[0].biased)
+            LinearFactors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n], layer[0].biased)
             for layer in zip(*(part[1] for part in parts), strict=True)
         )
-        return Rows(x, z, self.outputs or z.shape[1], factors)
+        return JacobianRows(x, z, self.outputs or z.shape[1], factors)
 
-    def along(self, rows: Rows) -> Tensor:
+    def along(self, rows: JacobianRows) -> Tensor:
         """J θ̂, double precision: what the linear model with these slopes gives: (N, C)."""
         total = rows.z.new_zeros(len(rows.z), rows.outputs, dtype=torch.float64)
         for name, factors in zip(self._linear, rows.factors, strict=True):
@@ -148,7 +148,7 @@ class Jacobian:
             total += torch.cat([J.double() @ theta for _, J in self._tiles(rows)])
         return total
 
-    def kernel(self, rows: Rows, others: Rows) -> Tensor:
+    def kernel(self, rows: JacobianRows, others: JacobianRows) -> Tensor:
         """K = J J′ᵀ, the C outputs of a row beside each other, in double precision: (N·C, N′·C).
 
         Whoever divides by a small λ divides the rounding of K as well.
@@ -176,7 +176,7 @@ class Jacobian:
                 stacklevel=3,
             )
 
-    def pull(self, rows: Rows, coefficients: Tensor) -> list[Tensor]:
+    def pull(self, rows: JacobianRows, coefficients: Tensor) -> list[Tensor]:
         """Jᵀ c for K columns of coefficients (N, C, K), a part for each layer: (K, O, D + 1), or (K, *weights).
 
         >>> net, x = nn.Linear(3, 1), torch.tensor([[1.0, 2.0, 3.0]])
@@ -200,7 +200,7 @@ class Jacobian:
             parts += [torch.stack(part) for part in zip(*columns, strict=True)]
         return parts
 
-    def push(self, rows: Rows, directions: Sequence[Tensor]) -> Tensor:
+    def push(self, rows: JacobianRows, directions: Sequence[Tensor]) -> Tensor:
         """J u for K directions of the weights, in parts as `pull` gives them: (N, C, K)."""
         num = len(directions[0])
         total = rows.z.new_zeros(len(rows.z), rows.outputs, num)
@@ -223,7 +223,7 @@ class Jacobian:
             total += torch.stack(columns, -1)
         return total
 
-    def squares(self, rows: Rows) -> Tensor:
+    def squares(self, rows: JacobianRows) -> Tensor:
         """‖d‖² aⱼ²: what the weights of each unit j that enters a Linear layer add to K(x, x): (N, C, Q).
 
         Layer after layer, the bias last; layers that J has row by row are left out.
@@ -231,7 +231,7 @@ class Jacobian:
         parts = [f.d.square().sum(-1, keepdim=True) * _with_bias(f).square()[:, None] for f in rows.factors]
         return torch.cat(parts, -1) if parts else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
 
-    def _along(self, name: str, factors: Factors) -> Tensor:
+    def _along(self, name: str, factors: LinearFactors) -> Tensor:
         """d · (W a + b): what the layer's own weights add to J θ̂: (N, C)."""
         layer = self.net.get_submodule(name)
         assert isinstance(layer, nn.Linear)
@@ -241,9 +241,9 @@ class Jacobian:
 
     def _outputs(self, x: Any, weights: dict[str, Tensor] | None = None) -> Tensor:
         """z with a graph of its own, whatever asks for gradients in the net: (N, C)."""
-        if self._company and count(x) == 1:
-            return self._outputs(tile(x, 2), weights)[:1]
-        z = main_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)), x)
+        if self._company and count_rows(x) == 1:
+            return self._outputs(tile_rows(x, 2), weights)[:1]
+        z = extract_output(functional_call(_Called(self.net), self._weights if weights is None else weights, (x,)), x)
         z = z[:, None] if z.ndim == 1 else z
         if z.ndim != 2:
             raise ValueError(
@@ -264,7 +264,7 @@ class Jacobian:
         numbers = {f"net.{name}": p.clone() if p.is_inference() else p for name, p in self.net.named_parameters()}
         return {**buffers, **{name: p.detach().requires_grad_() for name, p in numbers.items()}}
 
-    def _some(self, x: Any) -> tuple[Tensor, list[Factors]]:
+    def _some(self, x: Any) -> tuple[Tensor, list[LinearFactors]]:
         """Outputs, and the factors of Linear layers: a pass forward, and one backward for each output."""
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -288,17 +288,17 @@ class Jacobian:
                 hook.remove()
         still = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
         d = still | {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(moving)}
-        factors = [Factors(seen[name][0], d[name], layers[name].bias is not None) for name in self._linear]
+        factors = [LinearFactors(seen[name][0], d[name], layers[name].bias is not None) for name in self._linear]
         return z.detach(), factors
 
-    def _tiles(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
+    def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, Tensor]]:
         """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""
         if rows.held:
             yield 0, rows.held[0]
             return
         n, step = len(rows.z), max(1, _HELD // (rows.outputs * self._size))
         for start in range(0, n, step):
-            J = torch.stack([self._row(take(rows.x, slice(i, i + 1))) for i in range(start, min(start + step, n))])
+            J = torch.stack([self._row(take_rows(rows.x, slice(i, i + 1))) for i in range(start, min(start + step, n))])
             if len(J) == n:
                 rows.held.append(J)
             yield start, J
@@ -322,11 +322,11 @@ class _Called(nn.Module):
         self.training = net.training
 
     def forward(self, x: Any) -> Any:
-        with uncompiled(self.net):  # a compiled part does not see hooks
+        with eager_mode(self.net):  # a compiled part does not see hooks
             return call_net(self.net, x)
 
 
-def _with_bias(factors: Factors) -> Tensor:
+def _with_bias(factors: LinearFactors) -> Tensor:
     """(a, 1), or (a, 0) of a layer without a bias: (N, D + 1)."""
     return torch.nn.functional.pad(factors.a, (0, 1), value=float(factors.biased))
 
@@ -352,7 +352,7 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         once = found.pop(name, None) is None
-        matrix = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (count(example),)
+        matrix = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (count_rows(example),)
         found[name] = once and matrix and isinstance(module, nn.Linear) and is_head(module) and _is_plain(module)
 
     hooks = [
@@ -364,7 +364,7 @@ def _called(net: nn.Module, example: Any) -> dict[str, bool]:
         and "parametrizations" not in name.split(".")  # which belong to the layer that holds them
     ]
     try:
-        with eval_mode(net), torch.no_grad(), uncompiled(net):
+        with eval_mode(net), torch.no_grad(), eager_mode(net):
             call_net(net, _own(example))
     finally:
         for hook in hooks:

@@ -8,15 +8,14 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.utils.data import Dataset
 
-from neuboots.batches import check_rows, size_of
-from neuboots.checkpoints import identity_of
-from neuboots.keys import whole
+from neuboots._validation import check_int
+from neuboots.loading import check_length, dataset_length
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
-from neuboots.methods.common import fit_net
-from neuboots.methods.influence.predictor import MOST_ROWS, InfluencePredictor
+from neuboots.methods._base import fit_net
+from neuboots.methods.influence.predictor import MAX_KERNEL_ROWS, InfluencePredictor
 from neuboots.prediction import Predictor
-from neuboots.training import Recipe, make_seeded
-from neuboots.weights import Dirichlet, WeightLaw, check_blocks, check_law
+from neuboots.training import TrainingConfig, describe_method, initialize_model
+from neuboots.weights import Dirichlet, WeightDistribution, check_blocks, check_weight_distribution
 
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
@@ -50,10 +49,10 @@ class InfluenceBootstrap:
     ridge: float | None = None
     residuals: Residuals | None = None
     refit: bool = False
-    law: WeightLaw = field(default_factory=Dirichlet)
+    weight_distribution: WeightDistribution = field(default_factory=Dirichlet)
     num_blocks: int | None = None
-    most_rows: int = MOST_ROWS
-    replicates: int = 0
+    max_kernel_rows: int = MAX_KERNEL_ROWS
+    num_calibration_fits: int = 0
     head: str | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +63,7 @@ class InfluenceBootstrap:
                 "as SquaredError, torch's HuberLoss, or CrossEntropy, which is the same for logarithms of "
                 "probabilities (with layers='all', or 1 if the net ends at its logits)"
             )
-        check_law(self.law)
+        check_weight_distribution(self.weight_distribution)
         layers = isinstance(self.layers, int) and not isinstance(self.layers, bool) and self.layers >= 1
         if not layers and self.layers != "all":
             raise ValueError(f"got layers={self.layers!r}; expected a whole number from 1 (the head), or 'all'")
@@ -74,15 +73,21 @@ class InfluenceBootstrap:
         if self.residuals not in (None, *get_args(Residuals)):
             kinds = ", ".join(map(repr, get_args(Residuals)))
             raise ValueError(f"got residuals={self.residuals!r}; expected {kinds}, or None to choose")
-        whole("replicates", self.replicates, least=0)
+        check_int("replicates", self.num_calibration_fits, minimum=0)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
             if self.num_blocks == 1:
                 raise ValueError(
                     "got num_blocks=1, all rows under one weight, which has no spread; expected two or more"
                 )
-        if isinstance(self.most_rows, bool) or not isinstance(self.most_rows, int) or self.most_rows < 2:
-            raise ValueError(f"got most_rows={self.most_rows!r}; expected a whole number of rows × outputs, from 2")
+        if (
+            isinstance(self.max_kernel_rows, bool)
+            or not isinstance(self.max_kernel_rows, int)
+            or self.max_kernel_rows < 2
+        ):
+            raise ValueError(
+                f"got most_rows={self.max_kernel_rows!r}; expected a whole number of rows × outputs, from 2"
+            )
         if self.head is not None and not isinstance(self.head, str):
             raise ValueError(f"got head={self.head!r}; expected the name of a layer")
         if self.layers != 1 and (self.refit or self.head is not None):
@@ -98,39 +103,41 @@ class InfluenceBootstrap:
 
     def fit(
         self,
-        make_net: Callable[[], nn.Module],
+        model: Callable[[], nn.Module],
         data: Dataset[Any],
-        recipe: Recipe,
+        config: TrainingConfig,
         *,
-        validation: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
     ) -> Predictor:
-        """Train the net that `make_net()` gives, on (x, y) rows, as the recipe says; then go around it."""
-        if self.replicates or self.layers != 1:
-            check_rows(data)  # before the training, not after it
-        net = make_seeded(make_net, recipe.seed)
-        if self.replicates:
-            from neuboots.methods.influence.sized import fit_sized, same_starts
+        """Train the net that `model()` gives, on (x, y) rows, as the recipe says; then go around it."""
+        if self.num_calibration_fits or self.layers != 1:
+            check_length(data)  # before the training, not after it
+        net = initialize_model(model, config.seed)
+        if self.num_calibration_fits:
+            from neuboots.methods.influence.scaled import copy_initial_net, fit_scaled
 
-            starts = same_starts(net, make_net, self.replicates, recipe.seed)
-            self._check(net, data, recipe)
-            return fit_sized(self, starts, data, recipe, validation)
-        self._check(net, data, recipe)
-        fit_net(net, data, self.loss, recipe, validation=validation, identity=identity_of(self))
-        return self.around(net.eval(), data, recipe)
+            starts = copy_initial_net(net, model, self.num_calibration_fits, config.seed)
+            self._check(net, data, config)
+            return fit_scaled(self, starts, data, config, val_data)
+        self._check(net, data, config)
+        fit_net(net, data, self.loss, config, val_data=val_data, identity=describe_method(self))
+        return self.from_trained(net.eval(), data, config)
 
-    def _check(self, net: nn.Module, data: Dataset[Any], recipe: Recipe) -> None:
+    def _check(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> None:
         """Refuse what could not be done with the net once it is trained."""
         _check_size(data)
         if self.layers == 1:
             from neuboots.methods.influence.head import check_head
 
-            check_head(self, net, data, recipe)
+            check_head(self, net, data, config)
         else:
             from neuboots.methods.influence.tangent import check_tangent
 
-            check_tangent(self, net, data, recipe)
+            check_tangent(self, net, data, config)
 
-    def around(self, net: nn.Module, data: Dataset[Any], recipe: Recipe | None = None) -> InfluencePredictor:
+    def from_trained(
+        self, net: nn.Module, data: Dataset[Any], config: TrainingConfig | None = None
+    ) -> InfluencePredictor:
         """The bootstrap of a net that is trained already, from the data it was trained on; the net stays as it is.
 
         Of the recipe only the batch size, the workers, the seed and the bar count.
@@ -138,21 +145,21 @@ class InfluenceBootstrap:
         if not isinstance(net, nn.Module):
             raise TypeError(f"got a net of type {type(net).__name__}; expected a torch.nn.Module, trained already")
         _check_size(data)
-        if self.replicates:
+        if self.num_calibration_fits:
             raise ValueError(
-                f"got replicates={self.replicates} around a net that is trained already; expected 0: replicates are "
+                f"got num_calibration_fits={self.num_calibration_fits} around a net that is trained already; expected 0: replicates are "
                 "trained like the net, which fit does"
             )
-        recipe = recipe or Recipe(epochs=1)
+        config = config or TrainingConfig(epochs=1)
         if self.layers == 1:
-            from neuboots.methods.influence.head import head_predictor
+            from neuboots.methods.influence.head import build_head_predictor
 
-            return head_predictor(self, net, data, recipe)
-        from neuboots.methods.influence.tangent import tangent_predictor
+            return build_head_predictor(self, net, data, config)
+        from neuboots.methods.influence.tangent import build_tangent_predictor
 
-        return tangent_predictor(self, net, data, recipe)
+        return build_tangent_predictor(self, net, data, config)
 
 
 def _check_size(data: Dataset[Any]) -> None:
-    if size_of(data) == 1:
+    if dataset_length(data) == 1:
         raise ValueError("got a single row, which has no spread; expected two at least")

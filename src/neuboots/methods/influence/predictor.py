@@ -1,4 +1,4 @@
-"""What both forms of the influence bootstrap have in common: their name, and how `load` finds the right one."""
+"""What both forms of the influence bootstrap have in common: their name, and how `load_dataset` finds the right one."""
 
 from abc import abstractmethod
 from importlib import import_module
@@ -8,7 +8,7 @@ from torch import nn
 
 from neuboots.prediction import Predictor
 
-MOST_ROWS = 3000  # rows × outputs of a kernel matrix: their square in memory, their cube in time
+MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: their square in memory, their cube in time
 _FORMS = {"head": "HeadPredictor", "tangent": "TangentPredictor"}  # each in the file of its name
 
 
@@ -23,7 +23,7 @@ class InfluencePredictor(Predictor):
         """The net, and by how much the weights of the data move it."""
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
         kind = _FORMS[config["form"]]
         form: type[InfluencePredictor] = getattr(import_module(f"neuboots.methods.influence.{config['form']}"), kind)
-        return form.restore(config, net)
+        return form.from_config(config, net)

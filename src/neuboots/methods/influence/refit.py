@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots.losses import BinaryCrossEntropy, Brier, CrossEntropy, GaussianNLL, Loss, SquaredError
-from neuboots.methods.influence.curvature import Whole
-from neuboots.methods.influence.spectrum import inverse
-from neuboots.methods.influence.survey import Points, Survey, slope_of
-from neuboots.methods.influence.working import working
-from neuboots.methods.last_layer import extended
-from neuboots.prediction import bytes_of
+from neuboots._streaming import num_bytes
+from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, Loss, SquaredError
+from neuboots.methods._curvature import Whole, append_ones, working_residuals
+from neuboots.methods.influence._passes import FeaturePass, HeadPoints, negative_gradient
+from neuboots.methods.influence.leverage import ridge_inverse
 from neuboots.weights import Blocks
 
 _HELD = 1 << 28  # bytes that may be kept
@@ -26,10 +24,10 @@ _MOST = 3000  # numbers in a system that is solved for each replicate
 _STEPS = 100  # of Newton
 _TOLERANCE = 1e-10  # of the gradient, by the size of its terms
 _PIECE = 1 << 22  # numbers held at once
-_LOSSES = {kind.__name__: kind for kind in (BinaryCrossEntropy, Brier, CrossEntropy, GaussianNLL, SquaredError)}
+_LOSSES = {kind.__name__: kind for kind in (BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, SquaredError)}
 
 
-class Grams(nn.Module):
+class BlockGrams(nn.Module):
     """Of a squared error: Σ_{i ∈ block s} wᵢ φ̃ᵢφ̃ᵢᵀ for each block."""
 
     grams: Tensor  # (S, D̃, D̃)
@@ -42,7 +40,7 @@ class Grams(nn.Module):
         return torch.einsum("s,sde->de", alpha, self.grams.to(alpha))
 
 
-class Kept(nn.Module):
+class StoredPoints(nn.Module):
     """All points: features, targets, weights and blocks."""
 
     phi: Tensor  # in the net's precision: (M, D)
@@ -62,7 +60,9 @@ class Refit(nn.Module):
     sums: Tensor  # G̃, the corrected gradients: (S, C, D̃)
     tilts: Tensor  # G̃ − G, what the correction added: (S, C, D̃)
 
-    def __init__(self, data: Grams | Kept, sums: Tensor, tilts: Tensor, penalty: float, loss: Loss | None) -> None:
+    def __init__(
+        self, data: BlockGrams | StoredPoints, sums: Tensor, tilts: Tensor, penalty: float, loss: Loss | None
+    ) -> None:
         super().__init__()
         self.data, self.penalty, self.loss = data, penalty, loss  # no loss: the squared error
         self.register_buffer("sums", sums)
@@ -76,7 +76,7 @@ class Refit(nn.Module):
         return torch.stack([self._newton(theta, alpha, at) for alpha, at in zip(alphas, first, strict=True)])
 
     def _squared(self, theta: Tensor, alpha: Tensor) -> Tensor:
-        if isinstance(self.data, Grams):
+        if isinstance(self.data, BlockGrams):
             gram = self.data.gram(alpha)
         else:
             phi, w = self._features(theta), self.data.weight.to(theta) * alpha[self.data.block]
@@ -85,12 +85,12 @@ class Refit(nn.Module):
         return theta + _solved(gram, self.penalty, slope)
 
     def _features(self, theta: Tensor) -> Tensor:
-        assert isinstance(self.data, Kept)
-        return extended(self.data.phi, theta.shape[1] > self.data.phi.shape[1]).to(theta.device)
+        assert isinstance(self.data, StoredPoints)
+        return append_ones(self.data.phi, theta.shape[1] > self.data.phi.shape[1]).to(theta.device)
 
     def _newton(self, theta: Tensor, alpha: Tensor, at: Tensor) -> Tensor:
         data, loss = self.data, self.loss
-        assert isinstance(data, Kept)
+        assert isinstance(data, StoredPoints)
         assert loss is not None
         phi, w = self._features(theta), data.weight.to(theta) * alpha[data.block]
         offset = self.sums.to(theta).sum(0) - torch.einsum("s,scd->cd", alpha, self.tilts.to(theta))
@@ -100,7 +100,7 @@ class Refit(nn.Module):
             total, size = self.penalty * (at - theta) + offset, offset.abs()
             for some, y, v in self._pieces(theta, phi, w):
                 z = some @ at.T
-                minus = v[:, None] * slope_of(loss, z, y, working(loss, z, y))
+                minus = v[:, None] * negative_gradient(loss, z, y, working_residuals(loss, z, y))
                 total, size = total - minus.T @ some, size + minus.abs().T @ some.abs()
             return total, float(size.max())
 
@@ -110,7 +110,7 @@ class Refit(nn.Module):
                 return at
             curvature = Whole(len(theta), theta.shape[1], theta.device)
             for some, y, v in self._pieces(theta, phi, w):
-                curvature.add(some, working(loss, some @ at.T, y).root, v)
+                curvature.add(some, working_residuals(loss, some @ at.T, y).root, v)
             step = -_solved(curvature.matrix, self.penalty, gradient.view(1, -1)).view_as(theta)
             downhill = -float((gradient * step).sum())
             for halvings in range(60):
@@ -126,7 +126,7 @@ class Refit(nn.Module):
         )
 
     def _pieces(self, theta: Tensor, phi: Tensor, w: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        assert isinstance(self.data, Kept)
+        assert isinstance(self.data, StoredPoints)
         size = max(1, _PIECE // (len(theta) * max(theta.shape)))
         y = self.data.y.to(theta.device)
         return list(zip(torch.split(phi, size), torch.split(y, size), torch.split(w, size), strict=True))
@@ -134,7 +134,7 @@ class Refit(nn.Module):
     def config(self) -> dict[str, Any]:
         """As JSON, for `empty`."""
         data: dict[str, Any] = {"blocks": len(self.sums)}
-        if isinstance(self.data, Kept):
+        if isinstance(self.data, StoredPoints):
             kinds = {"phi": self.data.phi, "y": self.data.y, "weight": self.data.weight, "block": self.data.block}
             data = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in kinds.items()}
         return {"data": data, "blocks": len(self.sums), "penalty": self.penalty, "loss": describe_loss(self.loss)}
@@ -143,9 +143,11 @@ class Refit(nn.Module):
     def empty(cls, config: dict[str, Any], theta: Tensor) -> "Refit":
         """One whose tensors are still to be filled in."""
         options, zeros = config["data"], theta.new_zeros(config["blocks"], *theta.shape)
-        data: Grams | Kept = Grams(theta.new_zeros(config["blocks"], theta.shape[1], theta.shape[1]))
+        data: BlockGrams | StoredPoints = BlockGrams(theta.new_zeros(config["blocks"], theta.shape[1], theta.shape[1]))
         if "phi" in options:
-            data = Kept(**{k: torch.zeros(shape, dtype=getattr(torch, kind)) for k, (kind, *shape) in options.items()})
+            data = StoredPoints(
+                **{k: torch.zeros(shape, dtype=getattr(torch, kind)) for k, (kind, *shape) in options.items()}
+            )
         return cls(data, zeros, zeros.clone(), config["penalty"], build_loss(config["loss"]))
 
 
@@ -157,7 +159,7 @@ def _solved(matrix: Tensor, penalty: float, vectors: Tensor) -> Tensor:
     if not int(failed) and float(pivots.min()) > 1e-6 * float(pivots.max()):
         return torch.cholesky_solve(vectors.T, factor).T
     values, basis = torch.linalg.eigh(matrix)
-    solved: Tensor = ((vectors @ basis) * inverse(values.clamp_min(0.0), penalty)) @ basis.T
+    solved: Tensor = ((vectors @ basis) * ridge_inverse(values.clamp_min(0.0), penalty)) @ basis.T
     return solved
 
 
@@ -180,7 +182,7 @@ def build_loss(description: dict[str, Any] | None) -> Loss | None:
     return made
 
 
-def add_gradients(sums: Tensor, points: Points, residual: Tensor, blocks: Tensor) -> None:
+def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
     """Add wᵢ Jᵢᵀ Lᵢ ũᵢ of these points and residuals ũ (M, C) to the sums of their blocks (S, K)."""
     added = points.root @ (residual - points.residual)[:, :, None]  # what the correction does: (M, C, 1)
     slope = points.weight[:, None] * (points.slope + added[:, :, 0])
@@ -197,7 +199,7 @@ def check_refit(loss: Loss, outputs: int, width: int) -> None:
         )
 
 
-def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
+def build_refit(survey: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
     """One more pass, for what refitting keeps; sums are the corrected gradients of the blocks (S, K)."""
     (outputs, width), squared = survey.theta.shape, survey.likelihood == "squared"
     if survey.upsampled and survey.likelihood == "gaussian":
@@ -218,13 +220,13 @@ def refit_of(survey: Survey, blocks: Blocks, sums: Tensor, penalty: float) -> Re
             continue
         phi = points.phi[:, : survey.generator.split.width].to(survey.generator.split.head.weight.dtype)
         kept.append((phi, points.y, points.weight, block))
-        needed += sum(bytes_of(part) for part in kept[-1])
+        needed += sum(num_bytes(part) for part in kept[-1])
         if needed > _HELD:
             raise ValueError(
                 f"refitting has to keep the features of all rows, which need more than {_HELD >> 20} MB; expected "
                 "less: take refit=False, give a part of the rows, or fewer blocks for the squared error"
             )
-    data = Grams(grams) if small else Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
+    data = BlockGrams(grams) if small else StoredPoints(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
     shape = (-1, outputs, width)
     # targets at the resolution of the head have been smoothed already
     loss = CrossEntropy() if survey.upsampled and survey.likelihood == "softmax" else survey.loss

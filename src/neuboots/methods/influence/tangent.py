@@ -2,7 +2,7 @@
 
     f_w(x) = f̂(x) + k(x, X) L (LᵀKL + λ)⁻¹ ((w − 1) ⊙ ũ),   K = J Jᵀ,   k(x, X) = J(x) Jᵀ
 
-J is the Jacobian of the outputs by the weights at the training inputs X; L and u come from the loss (`working`), and ũ
+J is the Jacobian of the outputs by the weights at the training inputs X; L and u come from the loss (`working_residuals`), and ũ
 are the residuals u corrected for leverage. The replicates are linear in w: their mean and variance over w are exact.
 
 The kernel matrix takes (n·C)² numbers. Of more rows than `most_rows` m are drawn, and the deviations of m rows are
@@ -18,19 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from neuboots.batches import Loader, own_randomness, size_of
-from neuboots.keys import draw_keys
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss, unmasked, weighted_loss
-from neuboots.methods.common import example_of
-from neuboots.methods.influence.jacobian import Jacobian, Rows
+from neuboots._prng import derive_keys
+from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
+from neuboots._streaming import num_bytes
+from neuboots.head import cast_inputs
+from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
+from neuboots.losses import CrossEntropy, GaussianNLL, Loss, valid_mask, weighted_mean
+from neuboots.methods._base import load_example
+from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
+from neuboots.methods.influence.jacobian import Jacobian, JacobianRows
+from neuboots.methods.influence.leverage import (
+    POWERS,
+    NoiseLevel,
+    choose_ridge,
+    leverage_corrected,
+    residual_variance_factor,
+    ridge_inverse,
+)
 from neuboots.methods.influence.predictor import InfluencePredictor
-from neuboots.methods.influence.spectrum import POWERS, NoiseLevel, choose_ridge, inverse, left_out, remainder
-from neuboots.methods.influence.working import Working, losses_of, working
-from neuboots.methods.inputs import count, pieces, some_rows, take
-from neuboots.prediction import Moments, Stream, bytes_of
-from neuboots.surgery import to_net
-from neuboots.training import Recipe
-from neuboots.weights import WeightLaw, assign_blocks, build_law, describe_law
+from neuboots.prediction import Moments, SampleStream
+from neuboots.training import TrainingConfig
+from neuboots.weights import WeightDistribution, assign_blocks, build_distribution, describe_distribution
 
 if TYPE_CHECKING:
     from neuboots.methods.influence.method import InfluenceBootstrap
@@ -53,17 +61,17 @@ class Tangent(nn.Module):
             self.register_buffer(f"input_{name}", tensor)
         self.register_buffer("basis", basis)
         self.register_buffer("influence", influence)
-        self._seen: tuple[bytes, Jacobian, Rows] | None = None
+        self._seen: tuple[bytes, Jacobian, JacobianRows] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": None}
 
-    def slopes(self, layers: int | Literal["all"], outputs: int | None) -> tuple[Jacobian, Rows]:
+    def slopes(self, layers: int | Literal["all"], outputs: int | None) -> tuple[Jacobian, JacobianRows]:
         """J, and its rows at the training inputs; kept until a weight, a precision or the device changes."""
         key = _digest([(layers, outputs), *self.net.state_dict().values(), *map(self.get_buffer, self.stored)])
         if self._seen is None or self._seen[0] != key:
-            inputs = to_net(self.net, self.inputs)
-            jacobian = Jacobian(self.net, layers, some_rows(inputs), outputs=outputs)
+            inputs = cast_inputs(self.net, self.inputs)
+            jacobian = Jacobian(self.net, layers, sample_rows(inputs), outputs=outputs)
             self._seen = key, jacobian, jacobian.rows(inputs)
         return self._seen[1:]
 
@@ -89,7 +97,7 @@ class TangentPredictor(InfluencePredictor):
     tangent: Tangent
     layers: int | Literal["all"]
     outputs: int | None  # that are bootstrapped, from the first; None: all
-    law: WeightLaw
+    weight_distribution: WeightDistribution
     ridge: float  # λ/n
     degrees_of_freedom: float  # tr H
 
@@ -110,18 +118,18 @@ class TangentPredictor(InfluencePredictor):
         """The same, some inputs at a time."""
         tangent = self.tangent
         jacobian, train = tangent.slopes(self.layers, self.outputs)
-        for piece in pieces(count(x), _TILE // (train.outputs**2 * len(train.z))):
-            rows = jacobian.rows(take(x, piece))
+        for piece in row_slices(count_rows(x), _TILE // (train.outputs**2 * len(train.z))):
+            rows = jacobian.rows(take_rows(x, piece))
             kernel = jacobian.kernel(rows, train)
             part = (kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)).to(rows.z)
             yield rows.z, part.view(len(rows.z), rows.outputs, part.shape[-1])
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> Stream:
-        x = to_net(self.net, x)
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        x = cast_inputs(self.net, x)
         blocks = self.tangent.influence.shape[1]
-        numbers = count(x) * blocks * self.tangent.slopes(self.layers, self.outputs)[1].outputs
+        numbers = count_rows(x) * blocks * self.tangent.slopes(self.layers, self.outputs)[1].outputs
         held = [*self._pieces(x)] if numbers <= _HELD else None  # beyond that they are computed again
-        v, c = self.law.covariance(blocks)
+        v, c = self.weight_distribution.covariance(blocks)
 
         def moments() -> Iterator[tuple[Tensor, Tensor]]:
             for output, moved in held or self._pieces(x):
@@ -140,12 +148,12 @@ class TangentPredictor(InfluencePredictor):
             # a pass over all inputs serves as many replicates as may be held
             group = size if held else size * max(1, _HELD // (2 * size * (numbers // blocks)))
             for start in range(0, num_samples, group):
-                keys = draw_keys(torch.arange(start, min(start + group, num_samples)), seed, "replicate")
-                drawn = torch.cat([*samples(self.law.sample(keys, blocks) - 1.0)], 1)  # (group, N, C)
+                keys = derive_keys(torch.arange(start, min(start + group, num_samples)), seed, "replicate")
+                drawn = torch.cat([*samples(self.weight_distribution.sample(keys, blocks) - 1.0)], 1)  # (group, N, C)
                 yield from torch.split(drawn, size)
 
         output, std = (torch.cat(part) for part in zip(*moments(), strict=True))
-        return Stream(num_samples, 2 * bytes_of(output), chunks, Moments(output, std))
+        return SampleStream(num_samples, 2 * num_bytes(output), chunks, Moments(output, std))
 
     def config(self) -> dict[str, Any]:
         tangent = self.tangent
@@ -155,7 +163,7 @@ class TangentPredictor(InfluencePredictor):
             "form": "tangent",
             "layers": self.layers,
             "outputs": self.outputs,
-            "law": describe_law(self.law),
+            "law": describe_distribution(self.weight_distribution),
             "ridge": self.ridge,
             "degrees_of_freedom": self.degrees_of_freedom,
             "kind": tangent.kind,
@@ -165,7 +173,7 @@ class TangentPredictor(InfluencePredictor):
         }
 
     @classmethod
-    def restore(cls, config: dict[str, Any], net: nn.Module) -> "TangentPredictor":
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "TangentPredictor":
         inputs = {
             name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, *shape) in config["inputs"].items()
         }
@@ -175,39 +183,39 @@ class TangentPredictor(InfluencePredictor):
             Tangent(net, inputs, config["kind"], basis, influence).eval(),
             config["layers"],
             config["outputs"],
-            build_law(config["law"]),
+            build_distribution(config["law"]),
             config["ridge"],
             config["degrees_of_freedom"],
         )
 
 
-def tangent_predictor(
-    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool = False
+def build_tangent_predictor(
+    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig, *, weighted: bool = False
 ) -> TangentPredictor:
     """The bootstrap of the last layers of a trained net: one pass over its data, and the eigenvectors of its kernel.
 
     With `weighted` the last column of the targets (N, k + 1) is what the loss of the row was multiplied by.
     """
-    return _Kernel.of(method, net, data, recipe, weighted=weighted).predictor(method, recipe.seed)
+    return _Kernel.of(method, net, data, config, weighted=weighted).predictor(method, config.seed)
 
 
-def tangent_predictors(
-    methods: Iterable["InfluenceBootstrap"], net: nn.Module, data: Dataset[Any], recipe: Recipe
+def build_tangent_predictors(
+    methods: Iterable["InfluenceBootstrap"], net: nn.Module, data: Dataset[Any], config: TrainingConfig
 ) -> list[TangentPredictor]:
     """The same for methods that differ in residuals, law or blocks alone, from one kernel."""
     first, *others = methods
-    kernel = _Kernel.of(first, net, data, recipe, weighted=False)
-    return [kernel.predictor(method, recipe.seed) for method in (first, *others)]
+    kernel = _Kernel.of(first, net, data, config, weighted=False)
+    return [kernel.predictor(method, config.seed) for method in (first, *others)]
 
 
-def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe) -> int:
+def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> int:
     """Refuse what cannot be done with this net, trained or not; else the number of outputs that are moved."""
-    example = example_of(net, data, seed=recipe.seed)
+    example = load_example(net, data, seed=config.seed)
     z = Jacobian(net, method.layers, example).rows(example).z
     outputs = z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else z.shape[1]
-    if method.most_rows < 2 * outputs:
+    if method.max_kernel_rows < 2 * outputs:
         raise ValueError(
-            f"got most_rows={method.most_rows} for a net of {outputs} outputs; expected room for two rows at least, "
+            f"got most_rows={method.max_kernel_rows} for a net of {outputs} outputs; expected room for two rows at least, "
             f"{2 * outputs}: a single row has no spread"
         )
     return outputs
@@ -232,13 +240,13 @@ class _Kernel:
 
     @classmethod
     def of(
-        cls, method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], recipe: Recipe, *, weighted: bool
+        cls, method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig, *, weighted: bool
     ) -> "_Kernel":
-        outputs = check_tangent(method, net, data, recipe)
-        x, y, share = _rows_of(data, method.most_rows // outputs, recipe)
-        jacobian = Jacobian(net, method.layers, some_rows(to_net(net, x)), outputs=outputs)
+        outputs = check_tangent(method, net, data, config)
+        x, y, share = _rows_of(data, method.max_kernel_rows // outputs, config)
+        jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
         jacobian.warn_of_work(len(y), outputs)
-        rows = jacobian.rows(to_net(net, x))
+        rows = jacobian.rows(cast_inputs(net, x))
         n = len(rows.z)
         y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
         (root, residual), counted = _working(method.loss, rows, y)
@@ -269,7 +277,7 @@ class _Kernel:
         kept = values > max(_KEPT * self.ridge, rounding)
         vectors = self.vectors.view(n, outputs, -1)
         influence = torch.einsum("nek,ne->kn", vectors, corrected)  # Vᵀ ũ, row by row: (n·C, n)
-        influence = self.share**0.5 * (inverse(values, self.ridge)[:, None] * influence)[kept]
+        influence = self.share**0.5 * (ridge_inverse(values, self.ridge)[:, None] * influence)[kept]
         basis = (self.root @ vectors).flatten(0, 1)[:, kept]
         if method.num_blocks is not None:
             # not stratified by y: blocks of the same mix have the same sum of residuals, and no spread
@@ -280,9 +288,9 @@ class _Kernel:
             Tangent(self.net, inputs, kind, basis, influence),  # in the net's own mode: prediction has its own
             method.layers,
             outputs if outputs < self.all_outputs else None,
-            method.law,
+            method.weight_distribution,
             self.ridge / self.counted,
-            float((values * inverse(values, self.ridge)).sum()),
+            float((values * ridge_inverse(values, self.ridge)).sum()),
         )
 
 
@@ -295,8 +303,8 @@ def _corrected(
         return residual
     if method.correction in POWERS:
         psi = psi.view(n, outputs, -1)
-        hat = share * (psi * inverse(values, ridge)) @ psi.mT  # a row's block of H: (n, C, C)
-        return left_out(hat, residual, power=POWERS[method.correction])
+        hat = share * (psi * ridge_inverse(values, ridge)) @ psi.mT  # a row's block of H: (n, C, C)
+        return leverage_corrected(hat, residual, power=POWERS[method.correction])
     corrected = torch.empty_like(residual)
     for c in range(outputs):  # each has a noise of its own, and neighbours by its own block of the kernel
         mine = psi[c::outputs]
@@ -306,41 +314,43 @@ def _corrected(
             own_values = own_values.clamp_min(0.0)
             own = vectors * own_values.sqrt()
         noise = NoiseLevel.along(own_values)
-        noise.add(own, residual[:, c], remainder(mine, values, ridge, share=share))
+        noise.add(own, residual[:, c], residual_variance_factor(mine, values, ridge, share=share))
         corrected[:, c] = noise.correct(own, residual[:, c])
     return corrected
 
 
-def _working(loss: Loss, rows: Rows, y: Tensor) -> tuple[Working, int]:
+def _working(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[WorkingModel, int]:
     """L and u of the outputs that are bootstrapped, and how many rows count: those that are ignored have none."""
     y = y.to(rows.z.device)
-    losses = losses_of(loss, rows.z, y)  # says what does not fit
-    weighted_loss(losses, losses.new_ones(len(y)))  # refuses a loss that reduces
-    mask = unmasked(loss, y)
+    losses = pointwise_losses(loss, rows.z, y)  # says what does not fit
+    weighted_mean(losses, losses.new_ones(len(y)))  # refuses a loss that reduces
+    mask = valid_mask(loss, y)
     if mask is not None and not bool(mask.any()):
         raise ValueError("got no row that counts: all targets are ignored; expected at least one")
-    root, residual = working(loss, rows.z, y if mask is None else y.where(mask, 0))
+    root, residual = working_residuals(loss, rows.z, y if mask is None else y.where(mask, 0))
     if mask is not None:
         root, residual = root * mask[:, None, None], residual * mask[:, None]
     if not (bool(torch.isfinite(root).all()) and bool(torch.isfinite(residual).all())):
         raise ValueError("got NaN or infinite losses of the trained net; expected finite outputs and targets")
     counted = len(y) if mask is None else int(mask.sum())
-    return Working(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs]), counted
+    return WorkingModel(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs]), counted
 
 
-def _rows_of(data: Dataset[Any], most: int, recipe: Recipe) -> tuple[Any, Tensor, float]:
+def _rows_of(data: Dataset[Any], most: int, config: TrainingConfig) -> tuple[Any, Tensor, float]:
     """Inputs and targets of all rows in their order, or of `most` drawn by the seed; and which share they are."""
-    n = size_of(data)
+    n = dataset_length(data)
     if n is None:
         raise ValueError(
             "got a stream of unknown length; expected a data set with a length: bootstrap the head (layers=1) of a net "
             "that was trained on a stream"
         )
     if n > most:
-        drawn = draw_keys(torch.arange(n), recipe.seed, "rows").argsort()[:most].sort().values
+        drawn = derive_keys(torch.arange(n), config.seed, "rows").argsort()[:most].sort().values
         data = Subset(data, drawn.tolist())
-    loader = Loader(data, batch_size=recipe.batch_size, seed=recipe.seed, shuffle=False, num_workers=recipe.num_workers)
-    with own_randomness():
+    loader = EpochLoader(
+        data, batch_size=config.batch_size, seed=config.seed, shuffle=False, num_workers=config.num_workers
+    )
+    with preserve_rng_state():
         batches = [batch for _, batch, _ in loader.epoch(0)]
     x, y = _joined([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
     return x, y, min(1.0, most / n)

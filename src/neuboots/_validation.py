@@ -1,0 +1,71 @@
+"""Argument checks: an exception with fields and the checks that most callers need."""
+
+import operator
+from collections.abc import Collection
+from numbers import Real
+from typing import Any
+
+
+class ArgumentError(ValueError):
+    """An argument has a value that is not accepted.
+
+    The message is made from the fields, so that a caller such as the command line can format them differently.
+
+    Args:
+        name: Name of the argument.
+        value: The value that was passed.
+        expected: What is accepted, as a noun phrase.
+        hint: What the caller can do, as an imperative clause.
+
+    Example:
+        >>> raise ArgumentError("level", 1.5, "a number between 0 and 1", hint="use 0.95 for 95 %")
+        Traceback (most recent call last):
+        neuboots._validation.ArgumentError: got level=1.5; expected a number between 0 and 1: use 0.95 for 95 %
+    """
+
+    def __init__(self, name: str, value: Any, expected: str, *, hint: str = "") -> None:
+        self.name = name
+        self.value = value
+        self.expected = expected
+        self.hint = hint
+        super().__init__(f"got {name}={value!r}; expected {expected}" + (f": {hint}" if hint else ""))
+
+
+def check_int(name: str, value: Any, *, minimum: int | None = None) -> int:
+    """Return the value as an `int` (integers of NumPy and torch are accepted); raise ArgumentError otherwise.
+
+    >>> import numpy as np
+    >>> check_int("k", np.int64(3), minimum=1)
+    3
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (minimum is not None and number < minimum):
+        raise ArgumentError(name, value, "an integer" + ("" if minimum is None else f", at least {minimum}"))
+    return number
+
+
+def check_fraction(name: str, value: Any, *, zero: bool = False, one: bool = False) -> float:
+    """Return the value as a `float` between 0 and 1, where `zero` and `one` include the ends; else raise ArgumentError.
+
+    >>> check_fraction("level", 0.95)
+    0.95
+    """
+    valid = isinstance(value, Real) and not isinstance(value, bool)
+    if not valid or not 0 <= value <= 1 or (value == 0 and not zero) or (value == 1 and not one):
+        ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+        raise ArgumentError(name, value, f"a number in {ends}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Return the value if it is one of the choices; raise ArgumentError otherwise.
+
+    >>> check_choice("link", "identity", ("identity", "exp"))
+    'identity'
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ArgumentError(name, value, "one of " + ", ".join(map(repr, choices)))
+    return value

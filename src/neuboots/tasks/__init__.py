@@ -1,4 +1,0 @@
-"""The questions people put to a predictor, one file each; any method will do.
-
-Nothing is imported here: `from neuboots.tasks.ood import Odin`.
-"""

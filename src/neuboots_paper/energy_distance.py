@@ -1,0 +1,140 @@
+"""How near are replicates to those of a true bootstrap, where outputs are logits of classes?
+
+    distance = (2 E|P − Q| − E|P − P′| − E|Q − Q′|) / E|P − P′|,   P, P′ true, Q, Q′ of a method, at one input each
+
+P and Q are vectors of class probabilities, |·| their Euclidean distance, and means over inputs stand above and below
+the line. 0 is the same distribution, and 1 what a true replicate has on average that stands alone, without any spread.
+
+Székely and Rizzo, Testing for equal distributions in high dimension, InterStat 2004 (the energy distance).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots._prng import derive_seed
+from neuboots._streaming import num_bytes
+from neuboots.evaluation.bootstrap_audit import compare_with_bootstrap
+from neuboots.evaluation.calibration import evaluate_calibration
+from neuboots.prediction import Predictor, SampleStream
+from neuboots_paper._common import NUM_BINS
+
+
+@dataclass(frozen=True)
+class StoredPredictor(Predictor):
+    """Replicates that were drawn already, at rows named by their numbers: x is (N,), whole numbers."""
+
+    samples: Tensor  # (B, all rows, C)
+
+    @property
+    def net(self) -> None:
+        return None
+
+    @property
+    def num_distinct(self) -> int:
+        return len(self.samples)
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield self.samples[start : min(start + size, num_samples)][:, x]
+
+        return SampleStream(num_samples, num_bytes(self.samples[0]), chunks)
+
+    def config(self) -> dict[str, Any]:
+        raise ValueError("replicates at given rows cannot be saved; expected the predictor that drew them")
+
+
+def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: int = 0) -> dict[str, Any]:
+    """How far the replicates' logits (B, N, C) are from K true ones (K, N, C), and how good they are together."""
+    numbers = torch.arange(len(labels))
+    found = compare_with_bootstrap(
+        StoredPredictor(samples),
+        StoredPredictor(true),
+        numbers,
+        num_samples=len(samples),
+        seed=seed,
+        logits=True,
+        progress=False,
+    )
+    scores = evaluate_calibration(
+        StoredPredictor(samples),
+        TensorDataset(numbers, labels),
+        num_samples=len(samples),
+        num_bins=NUM_BINS,
+        progress=False,
+    )
+    p, q = (logits.double().softmax(2) for logits in (true, samples))
+    return {
+        "distance": energy_distance(p, q),
+        "ratio": found.ratio,
+        "low": None if found.size is None else found.size.low,
+        "high": None if found.size is None else found.size.high,
+        "off": None if found.size is None else found.place.spread,
+        "correlation": found.correlation,
+        "shift": found.shift,
+        "shape": found.wasserstein,
+        "shape_by_chance": found.wasserstein_chance,
+        "finding": found.finding,
+        "probability_ratio": math.sqrt(float(_variances(q).mean() / _variances(p).mean())),
+        "probability_correlation": variance_correlation(p, q, seed=seed),
+        "error": scores.error,
+        "nll": scores.nll,
+        "ece": scores.ece,
+    }
+
+
+def energy_distance(true: Tensor, samples: Tensor) -> float:
+    """The energy distance of vectors (K, N, C) and (B, N, C), means over inputs, over that of two true ones.
+
+    Means are over pairs of different replicates, so that few of them are no farther on average than many.
+
+    >>> true, others = torch.randn(2, 50, 400, 1, generator=torch.Generator().manual_seed(0))  # K = B = 50
+    >>> [round(energy_distance(true, some), 1) for some in (others, others[:1].expand(2, -1, -1), 0 * others)]
+    [0.0, 1.0, 0.4]
+    """
+    p, q = true.movedim(1, 0), samples.movedim(1, 0)  # (N, K, C), (N, B, C)
+    between = torch.cdist(p, q).mean()
+    among = [torch.cdist(each, each).sum() / (len(each) * each.shape[1] * (each.shape[1] - 1)) for each in (p, q)]
+    return float((2 * between - among[0] - among[1]) / among[0])
+
+
+def variance_correlation(true: Tensor, samples: Tensor, *, seed: int = 0, splits: int = 64) -> float | None:
+    """Over inputs, of the variances of vectors (K, N, C) and (B, N, C), corrected for few replicates.
+
+        cov(v_P, v_Q) / √(var₀ v_P · var₀ v_Q),   var₀ = cov of the variances of two random halves of the replicates
+
+    A variance of few replicates is right on average but noisy; the noise of one half tells nothing of the other's.
+    None where it cannot be told: the variances of two halves do not go together.
+    """
+    both = float(_covariance(_variances(true), _variances(samples)))
+    alone = [_between_halves(each, seed, splits) for each in (true, samples)]
+    if min(alone) <= 0:
+        return None
+    return max(-1.0, min(1.0, both / math.sqrt(alone[0] * alone[1])))
+
+
+def _variances(samples: Tensor) -> Tensor:
+    """Σ_c of the variance over replicates: (N,) of (B, N, C)."""
+    return samples.var(0).sum(-1)
+
+
+def _between_halves(samples: Tensor, seed: int, splits: int) -> float:
+    if len(samples) < 4:
+        return 0.0
+    rng = torch.Generator().manual_seed(derive_seed(seed, "halves of replicates", len(samples)))
+    total = 0.0
+    for _ in range(splits):
+        order = torch.randperm(len(samples), generator=rng)
+        one, other = (_variances(samples[half]) for half in order.chunk(2))
+        total += float(_covariance(one, other))
+    return total / splits
+
+
+def _covariance(a: Tensor, b: Tensor) -> Tensor:
+    return ((a - a.mean()) * (b - b.mean())).sum() / (len(a) - 1)

@@ -1,0 +1,1 @@
+"""Studies: one module per table or figure of the paper."""

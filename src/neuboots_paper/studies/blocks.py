@@ -1,0 +1,329 @@
+"""Theorem A.1 and section 3.1: does sharing a weight inside blocks change the bootstrap, and does it matter which?
+
+    wᵢ = α_{u(i)},  α ~ S × Dirichlet(1, …, 1)   against   w ~ n × Dirichlet(1, …, 1)
+    KS(x) = sup_t | P(f_w(x) − f̂(x) ≤ t) − P(f_{w_α}(x) − f̂(x) ≤ t) |
+
+The theorem says that the distance goes to 0 as S and n grow. It is measured where f_w is known exactly, for ridge
+regression on fixed features, with thousands of replicates, and on a small net that is trained under the weights, always
+from one start. Two independent runs of the unblocked bootstrap have a distance too, below which nothing can be seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from neuboots._prng import derive_keys, derive_seed
+from neuboots.evaluation.bootstrap_audit import ks_and_wasserstein
+from neuboots.losses import SquaredError
+from neuboots.methods import BayesianBootstrap, Deterministic
+from neuboots.nets import MLP
+from neuboots.prediction import Method
+from neuboots.report.checks import Check, compare_groups
+from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.weights import Dirichlet, assign_blocks, compute_strata
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GROUPINGS = ("random", "stratified", "contiguous", "sorted")
+UNBLOCKED = "unblocked again"  # the distance that two runs of one and the same bootstrap have
+_MARGIN = 0.05  # of a probability
+
+
+def group(kind: str, y: Tensor, num_blocks: int, seed: int) -> Tensor:
+    """u: [n] → [S]: at random, by strata of y, in the order of the rows, or in the order of y, the worst there is."""
+    n = len(y)
+    if kind in ("random", "stratified"):
+        return assign_blocks(n, num_blocks, strata=compute_strata(y) if kind == "stratified" else None, seed=seed)
+    place = torch.arange(n) if kind == "contiguous" else y.flatten().argsort().argsort()
+    return place * num_blocks // n
+
+
+def block_weights(blocks: Tensor, num: int, *name: int | str) -> Tensor:
+    """wᵢ = α_{u(i)} for each replicate: (num, n)."""
+    alpha = Dirichlet().sample(derive_keys(torch.arange(num), *name), int(blocks.max()) + 1)
+    return alpha[:, blocks]
+
+
+def ridge(features: Tensor, y: Tensor, weights: Tensor, at: Tensor, penalty: float) -> Tensor:
+    """argmin_θ 1/n Σᵢ wᵢ (yᵢ − θᵀφᵢ)² + penalty |θ|², for each row of weights (B, n), at φ (M, d): (B, M)."""
+    n, d = features.shape
+    products = (features[:, :, None] * features[:, None, :]).flatten(1)  # (n, d²)
+    gram = (weights @ products).view(-1, d, d) / n + penalty * torch.eye(d).to(features)
+    theta: Tensor = torch.linalg.solve(gram, weights @ (features * y[:, None]) / n)  # (B, d)
+    return theta @ at.T
+
+
+def compared(ours: Tensor, true: Tensor) -> dict[str, float]:
+    """How replicates less f̂, (B, M), differ from those of the unblocked bootstrap: means over the M inputs."""
+    scale = true.std(0)
+    ratio = ours.std(0) / scale
+    ks, moved = ks_and_wasserstein(ours, true)
+    figures = {
+        "ks": ks.mean(),
+        "ks_worst": ks.max(),
+        "w1": (moved / scale).mean(),
+        "ratio": ratio.square().mean().sqrt(),
+        "ratio_error": (ratio - 1).square().mean().sqrt(),
+    }
+    return {name: round(float(value), 5) for name, value in figures.items()}
+
+
+@dataclass(frozen=True)
+class BlockBootstrap(BayesianBootstrap):
+    """The random-weight bootstrap with one weight for each block: `blocks` is u."""
+
+    blocks: tuple[int, ...] = ()
+
+    def _weights(self, data: Dataset[Any], seed: int) -> Tensor:
+        return block_weights(torch.tensor(self.blocks), self.num_members, seed, "block weights").float()
+
+
+@dataclass(frozen=True)
+class Blocks(Study):
+    """The blocked against the unblocked random-weight bootstrap, for S from a few blocks to n and four groupings."""
+
+    name = "blocks"
+    source = "theorem A.1, section 3.1"
+    claim = (
+        "As the number of blocks S grows, a bootstrap whose weights are shared inside blocks tends to the same "
+        "distribution as the one with a weight for each point, and it hardly matters how points are grouped."
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "data": ("diabetes",),
+            "sizes": (4, 16),
+            "draws": 100,
+            "features": 8,
+            "net_sizes": (4, 16),
+            "net_draws": 8,
+            "widths": (8,),
+            "steps": 5,
+            "rows": 60,
+            "seeds": (0, 1),
+        },
+        "cpu": {"seeds": (0, 1, 2, 3, 4)},
+        "paper": {
+            "data": ("diabetes", "uci/boston", "uci/concrete", "uci/energy", "uci/wine_red", "uci/yacht"),
+            "draws": 10_000,
+            "features": 100,
+            "net_sizes": (5, 10, 20, 50, 100, 200),
+            "net_draws": 1000,
+            "widths": (500, 500, 500),
+            "steps": 1000,
+            "seeds": tuple(range(10)),
+        },
+    }
+
+    data: tuple[str, ...] = ("diabetes", "uci/concrete")
+    sizes: tuple[int, ...] = (5, 10, 20, 50, 100, 200)  # S; n is added
+    draws: int = 4000  # replicates of the ridge
+    features: int = 30  # random ones, ReLU
+    penalty: float = 1e-3
+    net_data: str = "diabetes"
+    net_sizes: tuple[int, ...] = (5, 20, 100)
+    net_draws: int = 100
+    widths: tuple[int, ...] = (32, 32)
+    steps: int = 150
+    learning_rate: float = 3e-3
+    rows: int | None = None  # of the training set, to be quick; None: all
+    places: int = 50  # inputs at which the distributions are compared
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return tuple(dict.fromkeys((*self.data, self.net_data)))
+
+    def units(self) -> list[Job]:
+        return [
+            {"model": model, "data": data, "seed": seed}
+            for seed in self.seeds
+            for model, data in (*(("ridge", data) for data in self.data), ("net", self.net_data))
+        ]
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        data = bench.data(unit["data"])
+        x, y = _tensors(data.train, self.rows)
+        at = _tensors(data.test, self.places)[0]
+        run = self._ridge if unit["model"] == "ridge" else self._nets
+        return {"distances": run(x, y, at, unit["seed"], bench)}
+
+    def _ridge(self, x: Tensor, y: Tensor, at: Tensor, seed: int, bench: RunContext) -> list[dict[str, Any]]:
+        rng = torch.Generator().manual_seed(derive_seed("features"))  # the same for all seeds
+        first = torch.randn(x.shape[1] + 1, self.features, generator=rng).double() / x.shape[1] ** 0.5
+        phi, phi_at = (_random_features(inputs, first) for inputs in (x, at))
+        target = y.double().flatten()
+        centre = ridge(phi, target, torch.ones(1, len(y)).double(), phi_at, self.penalty)
+
+        def replicates(blocks: Tensor, *name: int | str) -> Tensor:
+            weights = block_weights(blocks, self.draws, seed, *name)
+            return ridge(phi, target, weights, phi_at, self.penalty) - centre
+
+        each = torch.arange(len(y))
+        true = replicates(each, "unblocked")
+        rows = [{"S": len(y), "grouping": UNBLOCKED, **compared(replicates(each, "again"), true)}]
+        for size in (*self.sizes, len(y)):
+            for kind in GROUPINGS:
+                ours = replicates(group(kind, y, size, seed), kind, size)
+                found = compared(ours, true)
+                if kind == "random":
+                    others = replicates(group(kind, y, size, derive_seed(seed, "regrouped")), "regrouped", size)
+                    found["ks_regrouped"] = compared(others, ours)["ks"]
+                rows.append({"S": size, "grouping": kind, **found})
+        return rows
+
+    def _nets(self, x: Tensor, y: Tensor, at: Tensor, seed: int, bench: RunContext) -> list[dict[str, Any]]:
+        data, loss, num = TensorDataset(x, y), SquaredError(), self.net_draws
+
+        def model() -> nn.Module:
+            torch.manual_seed(seed)  # one start for all members: they differ by their weights alone
+            return MLP(x.shape[1], 1, widths=self.widths)
+
+        def outputs(method: Method, part: str, named: int = seed) -> Tensor:
+            config = bench.config(
+                part, epochs=self.steps, batch_size=len(y), seed=named,
+                optimizer=partial(torch.optim.Adam, lr=self.learning_rate),
+            )  # fmt: skip
+            predictor = method.fit(model, data, config)
+            return predictor.predict(at, predictor.num_distinct or 1).samples[..., 0].double()
+
+        centre = outputs(Deterministic(loss), "plain")
+        true = outputs(BayesianBootstrap(loss, num_members=num), "unblocked") - centre
+        again = outputs(BayesianBootstrap(loss, num_members=num), "again", derive_seed(seed, "again")) - centre
+        rows = [{"S": len(y), "grouping": UNBLOCKED, **compared(again, true)}]
+        for size in self.net_sizes:
+            blocks = tuple(group("random", y, size, seed).tolist())
+            method = BlockBootstrap(loss, num_members=num, blocks=blocks)
+            rows.append({"S": size, "grouping": "random", **compared(outputs(method, f"S={size}") - centre, true)})
+        return rows
+
+    def tables(self, rows: Rows) -> list[Table]:
+        columns = (
+            MetricColumn("ks", "KS", digits=3),
+            MetricColumn("ks_worst", "KS at the worst x", digits=3),
+            MetricColumn("w1", "W₁ / std", digits=3),
+            MetricColumn("ratio", "std / unblocked", digits=3),
+            MetricColumn("ratio_error", "its error at one x", digits=3),
+        )
+        found = sorted(rows["distances"], key=lambda row: (row["S"], row["grouping"] == UNBLOCKED))
+        random = [row for model in ("ridge", "net") for row in found if row["model"] == model and _is_fair(row)]
+        regrouped = MetricColumn("ks_regrouped", "KS to another grouping", digits=3)
+        title = f"against the random-weight bootstrap, means over {self.places} inputs, {len(self.seeds)} seeds."
+        return [
+            tabulate(
+                f"Random blocks {title}",
+                [row | {"S": _shown(row)} for data in self.sets for row in random if row["data"] == data],
+                by=("model", "data", "S"),
+                columns=(*columns, regrouped),
+                note="W₁ / std: Wasserstein's distance in units of the unblocked standard deviation.",
+            ),
+            tabulate(
+                f"Groupings {title}",
+                [row for data in self.data for row in found if _is_ridge(row, data) and row["grouping"] in GROUPINGS],
+                by=("data", "S", "grouping"),
+                columns=columns,
+                note="sorted: blocks of points whose targets are neighbours, which no random grouping gives.",
+            ),
+        ]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        found, pair = rows["distances"], ("data", "seed")
+        verdicts = []
+        for model, sizes in (("ridge", self.sizes), ("net", self.net_sizes)):
+            mine = [row for row in found if row["model"] == model]
+            first, last = ({"grouping": "random", "S": size} for size in (min(sizes), max(sizes)))
+            verdicts += [
+                compare_groups(
+                    f"{model}: the distance to the unblocked bootstrap is less with S = {last['S']} than with "
+                    f"{first['S']} blocks",
+                    mine, "ks", last, first, expect="lower", pair=pair, digits=3,
+                ),
+                compare_groups(
+                    f"{model}: with S = {last['S']} blocks it is that of two unblocked runs, within {_MARGIN}",
+                    mine, "ks", last, {"grouping": UNBLOCKED}, expect="equal", margin=_MARGIN, pair=pair, digits=3,
+                ),
+            ]  # fmt: skip
+        size = max(self.sizes)
+        ridges = [row for row in found if row["model"] == "ridge"]
+        again = [row | {"ks_regrouped": row["ks"]} for row in ridges if row["grouping"] == UNBLOCKED]
+        return [
+            *verdicts,
+            compare_groups(
+                f"ridge: two random groupings into {size} blocks are as close as two unblocked runs, within {_MARGIN}",
+                [*again, *(row for row in ridges if row["grouping"] == "random")], "ks_regrouped",
+                {"grouping": "random", "S": size}, {"grouping": UNBLOCKED},
+                expect="equal", margin=_MARGIN, pair=pair, digits=3,
+            ),
+            compare_groups(
+                f"ridge: stratified blocks give the spread of random ones, S = {size}, within {_MARGIN:.0%}",
+                ridges, "ratio", {"grouping": "stratified", "S": size}, {"grouping": "random", "S": size},
+                expect="equal", margin=_MARGIN, pair=pair, digits=3,
+            ),
+        ]  # fmt: skip
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        cases = [*(("ridge", data) for data in self.data), ("net", self.net_data)]
+        figure = Figure(figsize=(4.3 * len(cases), 7.0), layout="constrained")
+        panels = figure.subplots(2, len(cases), squeeze=False, sharey="row")
+        for (model, data), upper, lower in zip(cases, *panels, strict=True):
+            mine = [row for row in rows["distances"] if (row["model"], row["data"]) == (model, data)]
+            _draw(upper, mine, "ks", "KS distance to unblocked", "log")
+            floor = [row["ks"] for row in mine if row["grouping"] == UNBLOCKED]
+            upper.axhline(sum(floor) / len(floor), color="black", lw=1, ls=":", label="two unblocked runs")
+            upper.legend(fontsize=9)
+            upper.set_title(f"{model}, {data}")
+            _draw(lower, mine, "ratio", "standard deviation / unblocked", "linear")
+            lower.axhline(1.0, color="black", lw=1, ls=":")
+        return {"blocks": figure}
+
+    @property
+    def note(self) -> str:
+        return (
+            f"The paper proves the theorem and measures nothing. Ridge regression on {self.features} random features "
+            f"solved for {self.draws:,} weights each; nets of {' × '.join(map(str, self.widths))} trained under "
+            f"{self.net_draws} weights each for {self.steps} steps on {self.net_data}, all from one start."
+        )
+
+
+def _draw(ax: "Axes", rows: Sequence[dict[str, Any]], key: str, label: str, scale: str) -> None:
+    from neuboots.report.plots import plot_scaling
+
+    lines: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        if row["grouping"] != UNBLOCKED:
+            lines.setdefault(row["grouping"], {}).setdefault(row["S"], []).append(row[key])
+    plot_scaling(ax, lines, xlabel="blocks S", ylabel=label, yscale=scale)
+
+
+def _random_features(x: Tensor, first: Tensor) -> Tensor:
+    """(1, ReLU((x, 1) W)): (n, d + 1)."""
+    one = x.new_ones(len(x), 1).double()
+    return torch.cat([one, (torch.cat([x.double(), one], 1) @ first).relu()], 1)
+
+
+def _tensors(part: Any, limit: int | None) -> tuple[Tensor, Tensor]:
+    """The first rows of a part, in their own order: (n, D), (n,)."""
+    rows = [part[k] for k in range(len(part) if limit is None else min(limit, len(part)))]
+    x, y = (torch.stack([torch.as_tensor(row[k]) for row in rows]) for k in (0, 1))
+    return x, y.flatten()
+
+
+def _is_fair(row: dict[str, Any]) -> bool:
+    return row["grouping"] in ("random", UNBLOCKED)
+
+
+def _is_ridge(row: dict[str, Any], data: str) -> bool:
+    return (row["model"], row["data"]) == ("ridge", data)
+
+
+def _shown(row: dict[str, Any]) -> Any:
+    """S, with n named where every point is a block of its own."""
+    return UNBLOCKED if row["grouping"] == UNBLOCKED else row["S"]

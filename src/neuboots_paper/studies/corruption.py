@@ -1,0 +1,211 @@
+"""Figure B.4: accuracy and calibration as test images are corrupted, by severity.
+
+    m(severity) = mean ± sd over corruptions k and seeds of m(p(y | corrupt_k(x, severity))),   m: accuracy or ECE
+
+The corruptions are those of Hendrycks and Dietterich (CIFAR-10-C), made here by their recipe; the figure is drawn as
+Ovadia et al. (NeurIPS 2019) draw theirs. Nets are trained on clean images.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.utils.data import TensorDataset
+
+from neuboots.data import DatasetBundle, Standardizer
+from neuboots.data.corruptions import CORRUPTIONS
+from neuboots.evaluation.corruption import evaluate_corruptions
+from neuboots.report.checks import Check, compare_groups
+from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots_paper._common import PAPER_SGD, image_net, load_rows, make_method, net_title, neuboots_variants
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = ("plain", "mc-dropout", "deep-ensemble", "neuboots")  # the paper's
+BETTER: Mapping[str, Any] = {"accuracy": max, "ece": min}
+
+
+@dataclass(frozen=True)
+class CorruptionStudy(Study):
+    """A training on each set with each method and seed, tested under every corruption at every severity."""
+
+    name = "corruption"
+    source = "figure B.4, appendix B"
+    claim = (
+        "On corrupted images a deep ensemble does best in most cases, and NeuBoots is more accurate than the plain net."
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "data": ("digits",),
+            "net": "mlp-24",
+            "n": 200,
+            "n_test": 60,
+            "epochs": 3,
+            "corruptions": ("gaussian_noise", "contrast"),
+            "seeds": (0, 1),
+        },
+        "cpu": {},
+        "paper": {
+            "data": ("cifar10", "cifar100"),
+            "net": "resnet-110",
+            "n": 50_000,
+            "n_test": 10_000,
+            "epochs": 200,
+            "augment": True,
+            "seeds": (0, 1, 2, 3, 4),
+        },
+    }
+
+    data: tuple[str, ...] = ("cifar10",)
+    net: str = "small-cnn/2"
+    n: int = 5_000
+    n_test: int = 700
+    epochs: int = 12
+    batch_size: int = 128
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    num_samples: int = 5  # B
+    augment: bool = False
+    methods: tuple[str, ...] = (*METHODS, "neuboots-paper")
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return self.data
+
+    def units(self) -> list[Job]:
+        return [
+            {"data": data, "method": method, "seed": seed}
+            for seed in self.seeds
+            for data in self.data
+            for method in self.methods
+        ]
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        data = bench.data(unit["data"], val_fraction=0.0)
+        assert isinstance(data.standardizer, Standardizer), "images are normalised"
+        train = load_rows(data.augmented_train if self.augment else data.train, self.n, unit["seed"])
+        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"], optimizer=PAPER_SGD)
+        found = evaluate_corruptions(
+            make_method(unit["method"]).fit(image_net(self.net, data), train, config),
+            as_pixels(data, self.n_test),
+            {name: CORRUPTIONS[name] for name in self.corruptions},
+            severities=self.severities,
+            prepare=data.standardizer,
+            num_samples=self.num_samples,
+            progress=False,
+        )
+        return {
+            "shift": [{k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in found.rows]
+        }
+
+    def tables(self, rows: Rows) -> list[Table]:
+        columns = (
+            MetricColumn("accuracy", "accuracy, %", 100, better="higher"),
+            MetricColumn("ece", "ECE, %", 100, better="lower"),
+            MetricColumn("nll", "NLL", digits=3, better="lower"),
+            MetricColumn("brier", "Brier", digits=3, better="lower"),
+        )
+        by_severity = tabulate(
+            f"By severity (0: clean), mean ± standard deviation over {len(self.corruptions)} corruptions and "
+            f"{len(self.seeds)} seeds.",
+            sorted(rows["shift"], key=lambda row: (self.data.index(row["data"]), row["severity"])),
+            by=("data", "severity", "method"),
+            columns=columns,
+        )
+        by_corruption = tabulate(
+            f"Accuracy in per cent under each corruption, all severities and {len(self.seeds)} seeds together.",
+            [{**row, row["method"]: row["accuracy"]} for row in rows["shift"]],
+            by=("data", "corruption"),
+            columns=[MetricColumn(method, method, 100) for method in self.methods],
+        )
+        return [by_severity, by_corruption]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        verdicts = []
+        for data in self.data:
+            found = [row for row in rows["shift"] if row["data"] == data]
+            corrupted = [row for row in found if row["severity"] > 0]
+            for key, what in (("accuracy", "the most accurate"), ("ece", "calibrated best (ECE)")):
+                verdicts.append(
+                    compare_groups(
+                        f"on {data}, in more than half of all cases the deep ensemble is {what} of the paper's four, "
+                        "alone or with another",
+                        shares(found, key), "share", {"method": "deep-ensemble"}, {"method": "half"}, expect="higher",
+                    )
+                )  # fmt: skip
+            verdicts += [
+                compare_groups(
+                    f"on corrupted {data}, {title} is more accurate than the plain net",
+                    corrupted, "accuracy", {"method": name}, {"method": "plain"}, expect="higher", scale=100,
+                )
+                for name, title in neuboots_variants(self.methods).items()
+            ]  # fmt: skip
+        return verdicts
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        from neuboots.report.plots import plot_boxes
+
+        figures = {}
+        for data in self.data:
+            figure = Figure(figsize=(7.5, 6.4), layout="constrained")
+            levels = (0, *self.severities)
+            for ax, (key, label) in zip(
+                figure.subplots(2, 1), (("accuracy", "accuracy / %"), ("ece", "ECE / %")), strict=True
+            ):
+                boxes = {
+                    method: [
+                        [
+                            100 * row[key]
+                            for row in rows["shift"]
+                            if (row["data"], row["method"], row["severity"]) == (data, method, level)
+                        ]
+                        for level in levels
+                    ]
+                    for method in self.methods
+                }
+                plot_boxes(ax, [str(level) for level in levels], boxes, label=label)
+                ax.set_xlabel("severity of the corruption (0: clean)")
+            figure.axes[0].set_title(data)
+            figure.axes[1].legend().remove()  # the same
+            figures[f"severity-{data.replace('/', '-')}"] = figure
+        return figures
+
+    @property
+    def note(self) -> str:
+        return (
+            f"{self.epochs} epochs of {net_title(self.net)} on up to {self.n:,} images of {' and '.join(self.data)}, "
+            f"{self.n_test:,} to test at most; corrupted by the recipe of CIFAR-C ({', '.join(self.corruptions)}). "
+            "The paper: ResNet-110 on CIFAR-10 and CIFAR-100, with the published files, and a figure without numbers."
+        )
+
+
+@cache  # the units of one process share them
+def as_pixels(data: DatasetBundle, limit: int) -> TensorDataset:
+    """Test images as they were before they were normalised, in [0, 1], in memory."""
+    assert isinstance(data.standardizer, Standardizer), "images are normalised"
+    x, y = load_rows(data.test, limit).tensors
+    return TensorDataset(data.standardizer.inverse(x).clamp(0.0, 1.0), y)
+
+
+def shares(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """For each seed, of all cases (a corruption at a severity, and the clean images) the share in which the deep
+    ensemble is the best of the paper's methods; and one half, to be set against it."""
+    cases: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        if row["method"] in METHODS:
+            cases.setdefault((row["seed"], row["corruption"], row["severity"]), {})[row["method"]] = row[key]
+    won: dict[int, list[bool]] = {}
+    for (seed, *_), figures in cases.items():
+        best = BETTER[key](figures.values())
+        won.setdefault(seed, []).append(figures.get("deep-ensemble") == best)
+    return [
+        {"seed": seed, "method": method, "share": share}
+        for seed, wins in won.items()
+        for method, share in (("deep-ensemble", fmean(wins)), ("half", 0.5))
+    ]

@@ -1,0 +1,159 @@
+"""Table 3.3: how far do the members of an ensemble, or the replicates of a single net, differ from each other?
+
+    ratio-error = different errors / same errors,   disagreement = P(guess_b ≠ guess_b′),   means over pairs b < b′
+
+and the Q-statistic and the correlation of their errors, of five members or replicates each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from neuboots.evaluation.diversity import evaluate_diversity
+from neuboots.report.checks import Check, compare_groups
+from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots_paper._common import (
+    CLASS_COLUMNS,
+    PAPER_SGD,
+    class_scores,
+    image_net,
+    load_images,
+    load_with_rows,
+    make_method,
+    neuboots_variants,
+    reliability_plots,
+)
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURES: dict[str, tuple[str, Literal["lower", "higher"]]] = {  # and where there is more diversity
+    "ratio_error": ("ratio-error, %", "higher"),
+    "q_statistic": ("Q-statistic, %", "lower"),
+    "correlation": ("correlation, %", "lower"),
+    "disagreement": ("disagreement, %", "higher"),
+}
+PAPER: PaperValues = {
+    "deep-ensemble": {"ratio_error": "98.00", "q_statistic": "61.31", "correlation": "78.56", "disagreement": "23.41"},
+    "mc-dropout": {"ratio_error": "27.38", "q_statistic": "96.33", "correlation": "92.00", "disagreement": "10.40"},
+    "neuboots": {"ratio_error": "93.79", "q_statistic": "63.95", "correlation": "76.11", "disagreement": "32.20"},
+}
+
+
+@dataclass(frozen=True)
+class DiversityStudy(Study):
+    """Four measures of diversity for an ensemble of nets, dropout, and the replicates of NeuBoots."""
+
+    name = "diversity"
+    source = "table 3.3"
+    claim = (
+        "The replicates of NeuBoots differ from each other more than those of MC dropout in every measure, and about "
+        "as much as the members of a deep ensemble."
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "data": "digits",
+            "net": "densenet-10",
+            "shrink": 1,
+            "n": 128,
+            "n_test": 100,
+            "epochs": 1,
+            "num_samples": 2,
+            "seeds": (0, 1),
+        },
+        "cpu": {"seeds": (0, 1, 2, 3)},
+        "paper": {
+            "net": "densenet-100",
+            "shrink": 1,
+            "augment": True,
+            "n": 50_000,
+            "n_test": 10_000,
+            "epochs": 200,
+            "batch_size": 128,
+        },
+    }
+
+    data: str = "cifar100"
+    net: str = "densenet-10"
+    shrink: int = 4  # means over so many pixels on a side
+    augment: bool = False
+    n: int = 4_000
+    n_test: int = 2_000
+    epochs: int = 14
+    batch_size: int = 64
+    num_samples: int = 5  # members of the ensemble, replicates of the others
+    methods: tuple[str, ...] = ("deep-ensemble", "mc-dropout", "neuboots", "neuboots-paper")
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return (self.data,)
+
+    def units(self) -> list[Job]:
+        return [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        data = load_with_rows(bench, self.data, self.n)
+        train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
+        test = load_images(data, "test", self.n_test, shrink=self.shrink)
+        options = {"num_members": self.num_samples} if unit["method"] == "deep-ensemble" else {}
+        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
+        predictor = make_method(unit["method"], **options).fit(image_net(self.net, data), train, config)
+        found = evaluate_diversity(predictor, test, num_samples=self.num_samples, progress=False)
+        return {"diversity": [found.figures], **class_scores(predictor, test, num_samples=self.num_samples)}
+
+    def tables(self, rows: Rows) -> list[Table]:
+        seeds = f"mean ± standard deviation over {len(self.seeds)} seeds"
+        measures = tuple(MetricColumn(key, title, 100, better=better) for key, (title, better) in MEASURES.items())
+        return [
+            tabulate(
+                f"Diversity of {self.num_samples} replicates on {self.data}, {seeds}.",
+                rows["diversity"],
+                by=("method",),
+                columns=(*measures, MetricColumn("pairwise_kl", "pairwise KL, nats", digits=3)),
+                paper=PAPER,
+                note="Higher ratio-error and disagreement, lower Q-statistic and correlation mean more diversity.",
+            ),
+            tabulate(
+                f"The same nets, {self.num_samples} replicates together, {seeds}.",
+                rows["scores"],
+                by=("method",),
+                columns=CLASS_COLUMNS,
+                link="reliability-{method}",
+                note=(
+                    "The paper's nets err on about a quarter of the images (table B.3). Members that err more differ "
+                    "more, too: the four measures are to be read beside the errors."
+                ),
+            ),
+        ]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        names = neuboots_variants(self.methods).items()
+        return [verdict for name, title in names for verdict in self._of(name, title, rows["diversity"])]
+
+    def _of(self, name: str, title: str, rows: list[dict[str, Any]]) -> Iterator[Check]:
+        """More diverse than dropout in each measure; and about as diverse as the ensemble."""
+
+        def against(other: str, key: str, more: Literal["lower", "higher"]) -> Check:
+            claim = f"by {MEASURES[key][0].removesuffix(', %')}, {title} is more diverse than {other}"
+            return compare_groups(claim, rows, key, {"method": name}, {"method": other}, expect=more, scale=100)
+
+        measures = [(key, more) for key, (_, more) in MEASURES.items()]
+        yield from (against("mc-dropout", key, more) for key, more in measures)
+        ensemble = [against("deep-ensemble", key, more) for key, more in measures]
+        behind, open_ = ([verdict.holds for verdict in ensemble].count(word) for word in (False, None))
+        yield Check(  # in the paper each of the two leads in two measures
+            f"{title} is at least about as diverse as the deep ensemble: behind it in two of the four measures at most",
+            False if behind > 2 else True if behind + open_ <= 2 else None,
+            "; ".join(verdict.found for verdict in ensemble),
+        )
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        return reliability_plots(rows["bins"], ("method",))
+
+    @property
+    def note(self) -> str:
+        size = f", images averaged over {self.shrink} × {self.shrink} pixels" if self.shrink > 1 else ""
+        return (
+            f"{self.net}, {self.epochs} epochs on {self.n:,} images of {self.data}{size}; the paper has DenseNet-100."
+        )

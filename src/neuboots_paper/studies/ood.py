@@ -1,0 +1,346 @@
+"""Table 4.1 and figure B.5: which images are of a kind that the net never saw?
+
+    log P(out) / P(in) = w · (max_c p_c, mean_c std_b f_b,c, 1/B Σ_b H(p_b), H(p)) + w₀,   p = 1/B Σ_b p_b
+
+The paper's detector reads these four statistics, and is fitted on a validation part of both test sets; NeuBoots, MC
+dropout and both deep ensembles use it. The plain net has the baseline, ODIN and both forms of Mahalanobis.
+"Calibration" is the paper's word for inputs that are moved a little before they are judged.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots.evaluation.ood import (
+    Detector,
+    Mahalanobis,
+    MahalanobisEnsemble,
+    MaxSoftmax,
+    Odin,
+    ReplicateDetector,
+    holdout_split,
+)
+from neuboots.metrics import DetectionMetrics
+from neuboots.prediction import Predictor
+from neuboots.report.checks import Check, compare_groups
+from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots_paper._common import (
+    CLASS_COLUMNS,
+    PAPER_SGD,
+    class_scores,
+    classifier,
+    load_images,
+    load_with_rows,
+    make_method,
+    neuboots_variants,
+    reliability_plots,
+)
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER: PaperValues = {
+    "plain": {"tnr": 32.47, "auroc": 89.88, "accuracy": 85.06, "aupr_in": 85.4, "aupr_out": 93.96},
+    "mc-dropout": {"tnr": 51.4, "auroc": 92.01, "accuracy": 89.46, "aupr_in": 86.82, "aupr_out": 95.41},
+    "deep-ensemble-original": {"tnr": 56.7, "auroc": 91.85, "accuracy": 88.91, "aupr_in": 81.66, "aupr_out": 95.46},
+    "deep-ensemble": {"tnr": 48.5, "auroc": 92.29, "accuracy": 90.48, "aupr_in": 86.33, "aupr_out": 95.49},
+    "odin": {"tnr": 86.55, "auroc": 96.65, "accuracy": 91.08, "aupr_in": 92.54, "aupr_out": 98.52},
+    "mahalanobis": {"tnr": 54.51, "auroc": 93.92, "accuracy": 89.13, "aupr_in": 91.54, "aupr_out": 98.52},
+    "mahalanobis + calibration": {
+        "tnr": 96.42, "auroc": 99.14, "accuracy": 95.75, "aupr_in": 98.26, "aupr_out": 99.6,
+    },
+    "neuboots": {"tnr": "89.40", "auroc": 97.26, "accuracy": "93.80", "aupr_in": 93.97, "aupr_out": 98.86},
+    "neuboots + calibration": {"tnr": "99.00", "auroc": 99.14, "accuracy": 96.52, "aupr_in": 97.78, "aupr_out": 99.68},
+}  # fmt: skip
+COLUMNS = (
+    MetricColumn("tnr", "TNR at TPR 95 %", 100, better="higher"),
+    MetricColumn("auroc", "AUROC", 100, better="higher"),
+    MetricColumn("accuracy", "detection accuracy", 100, better="higher"),
+    MetricColumn("aupr_in", "AUPR in", 100, better="higher"),
+    MetricColumn("aupr_out", "AUPR out", 100, better="higher"),
+)
+OTHERS = {  # without moved inputs
+    "plain": "the baseline",
+    "mc-dropout": "MC dropout",
+    "deep-ensemble-original": "the original deep ensemble",
+    "deep-ensemble": "the deep ensemble with cross-entropy",
+    "odin": "ODIN",
+}
+FARTHEST = "mahalanobis + calibration"  # its best form, with features of all layers and moved inputs
+ENSEMBLE_SEEDS = 3  # at most: the two ensembles take three quarters of the time of a seed
+KINDS = ("probabilities", "logits")  # whose standard deviation
+
+
+@dataclass(frozen=True)
+class OutOfDistribution(Study):
+    """Nine detectors on the nets of five methods, and how the spread of NeuBoots depends on B."""
+
+    name = "ood"
+    source = "table 4.1, figure B.5"
+    claim = (
+        "The statistics of NeuBoots tell CIFAR-10 from SVHN better than the baseline, both deep ensembles and ODIN do, "
+        "and with moved inputs better than Mahalanobis in most figures; the spread of its replicates parts the sets."
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "inside": "digits",
+            "outside": "shipped/rotated_digits",
+            "shrink": 1,
+            "n": 300,
+            "n_test": 100,
+            "epochs": 2,
+            "num_validation": 30,
+            "num_members": 2,
+            "num_samples": 5,
+            "seeds": (0, 1),
+        },
+        "cpu": {"seeds": (0, 1, 2, 3, 4)},
+        "paper": {
+            "net": "resnet-34",
+            "shrink": 1,
+            "augment": True,
+            "n": 50_000,
+            "n_test": 30_000,
+            "epochs": 200,
+            "num_validation": 1_000,
+        },
+    }
+
+    inside: str = "cifar10"
+    outside: str = "svhn"
+    net: str = "small-cnn"
+    shrink: int = 2  # means over so many pixels on a side
+    augment: bool = False
+    n: int = 9_000
+    n_test: int = 2_500  # of either set, validation part included
+    epochs: int = 6
+    batch_size: int = 128
+    num_validation: int = 500  # of either set, to fit detectors on
+    num_members: int = 5  # of the ensembles
+    num_samples: int = 30  # B of MC dropout and NeuBoots
+    sizes: tuple[int, ...] = (2, 5, 10, 20, 30)  # B of figure B.5
+    bins: int = 24
+    methods: tuple[str, ...] = (
+        "plain",
+        "mc-dropout",
+        "deep-ensemble-original",
+        "deep-ensemble",
+        "neuboots",
+        "neuboots-paper",
+    )
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return (self.inside, self.outside)
+
+    def units(self) -> list[Job]:
+        few = self.seeds[:ENSEMBLE_SEEDS]
+        return [
+            {"method": method, "seed": seed}
+            for seed in self.seeds
+            for method in self.methods
+            if seed in few or not is_ensemble(method)
+        ]
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        data, other = load_with_rows(bench, self.inside, self.n), bench.data(self.outside)
+        train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
+        test = [load_images(each, "test", self.n_test, like=data, shrink=self.shrink).tensors for each in (data, other)]
+        validation, (inside, outside) = zip(*(holdout_split(each, self.num_validation) for each in test), strict=True)
+        options = {"num_members": self.num_members} if is_ensemble(unit["method"]) else {}
+        method = make_method(unit["method"], **options)
+        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
+        predictor = method.fit(classifier(self.net, data), train, config)
+        B = 1 if unit["method"] == "plain" else predictor.num_distinct or self.num_samples
+        plain_train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink)
+        found = []
+        for name, detector in detectors(unit["method"], predictor, B).items():
+            fitted = detector.fit(validation[0][0], validation[1][0], train_data=plain_train, progress=False)
+            tally = fitted.evaluate(inside[0], outside[0], positive="in", progress=False)
+            found.append({"detector": name, "n_in": len(inside[0]), "n_out": len(outside[0]), **figures_of(tally)})
+        rows = {"detection": found, **class_scores(predictor, TensorDataset(*inside), num_samples=B)}
+        return rows | (self._spreads(predictor, inside[0], outside[0]) if unit["method"] == "neuboots" else {})
+
+    def _spreads(self, predictor: Predictor, inside: Tensor, outside: Tensor) -> Rows:
+        """The predictive standard deviation with each B: how well it parts the sets, and the histograms of it."""
+        found = {group: spreads(predictor, x, self.sizes) for group, x in (("in", inside), ("out", outside))}
+        rows: Rows = {"spread": [], "histogram": []}
+        for of in KINDS:
+            for B in self.sizes:
+                ours, theirs = found["in"][of, B], found["out"][of, B]
+                means = {"std_in": float(ours.mean()), "std_out": float(theirs.mean())}
+                auroc = float(DetectionMetrics.of(ours, theirs, positive="in").auroc)
+                rows["spread"].append({"of": of, "B": B, **means, "auroc": auroc})
+        top = max(float(found[group]["probabilities", B].max()) for group in found for B in self.sizes)
+        for group, B in ((group, B) for group in found for B in self.sizes):
+            counts = torch.histc(found[group]["probabilities", B].double(), self.bins, 0.0, top).long().tolist()
+            rows["histogram"] += [
+                {"group": group, "B": B, "low": float(f"{top * k / self.bins:.6g}"), "count": count}
+                for k, count in enumerate(counts)
+            ]
+        return rows
+
+    def tables(self, rows: Rows) -> list[Table]:
+        order = [*PAPER, "neuboots-paper", "neuboots-paper + calibration"]
+        fewer = f", of ensembles {ENSEMBLE_SEEDS}" if len(self.seeds) > ENSEMBLE_SEEDS else ""
+        seeds = f"mean ± standard deviation over {len(self.seeds)} seeds"
+        some = rows["detection"][0]
+        spread = (
+            MetricColumn("std_in", "mean std inside", digits=4),
+            MetricColumn("std_out", "mean std outside", digits=4),
+            MetricColumn("auroc", "AUROC of the std, %", 100, better="higher"),
+        )
+        return [
+            tabulate(
+                f"{some['n_in']:,} images of {self.inside} (positive) against {some['n_out']:,} of {self.outside}, "
+                f"in %, {seeds}{fewer}.",
+                sorted(rows["detection"], key=lambda row: order.index(row["detector"])),
+                by=("detector",),
+                columns=COLUMNS,
+                paper=PAPER,
+            ),
+            tabulate(
+                f"The standard deviation over B replicates of NeuBoots, mean over the classes, {seeds}.",
+                sorted(rows["spread"], key=lambda row: KINDS.index(row["of"])),
+                by=("of", "B"),
+                columns=spread,
+            ),
+            tabulate(
+                f"The nets behind the detectors, on {self.inside}, {seeds}{fewer}.",
+                rows["scores"],
+                by=("method",),
+                columns=CLASS_COLUMNS,
+                link="reliability-{method}",
+            ),
+        ]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        names, last = neuboots_variants(self.methods).items(), max(self.sizes)
+        sides = [
+            {"seed": row["seed"], "group": group, "std": row[f"std_{group}"]}
+            for row in rows["spread"] if row["B"] == last and row["of"] == "probabilities"
+            for group in ("in", "out")
+        ]  # fmt: skip
+        return [
+            *(verdict for name, title in names for verdict in detected(name, title, rows["detection"])),
+            compare_groups(
+                f"with B = {last}, the predictive standard deviation of NeuBoots is larger outside than inside",
+                sides, "std", {"group": "out"}, {"group": "in"}, expect="higher", digits=4,
+            ),
+        ]  # fmt: skip
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        """Figure B.5, of the first seed; and the reliability of each method's nets."""
+        from matplotlib.figure import Figure
+
+        from neuboots.report.plots import BLUE, ORANGE
+
+        seed = rows["histogram"][0]["seed"]
+        bars = [row for row in rows["histogram"] if row["seed"] == seed]
+        width = max(row["low"] for row in bars) / (self.bins - 1)
+        figure = Figure(figsize=(2.1 * len(self.sizes) + 0.6, 4.2), layout="constrained")
+        axes = figure.subplots(2, len(self.sizes), sharex=True, sharey=True, squeeze=False)
+        groups = (("in", self.inside, BLUE), ("out", self.outside, ORANGE))
+        for line, (group, set_name, color) in zip(axes, groups, strict=True):
+            for ax, B in zip(line, self.sizes, strict=True):
+                mine = [row for row in bars if row["group"] == group and row["B"] == B]
+                total = sum(row["count"] for row in mine)
+                share = [100 * row["count"] / total for row in mine]
+                ax.bar([row["low"] for row in mine], share, width, align="edge", color=color)
+                where = {"seed": seed, "of": "probabilities", "B": B}
+                (mean,) = [row[f"std_{group}"] for row in rows["spread"] if where.items() <= row.items()]
+                ax.axvline(mean, color="black", lw=1.2, ls="--")
+                ax.set_title(f"B = {B}" if group == "in" else "", fontsize=10)
+                ax.spines[["top", "right"]].set_visible(False)
+            line[0].set_ylabel(f"{set_name} ({group})\nshare of images, %")
+        figure.supxlabel("standard deviation of the probabilities over B replicates (dashed: its mean)", fontsize=10)
+        return {"spread": figure, **reliability_plots(rows["bins"], ("method",))}
+
+    @property
+    def note(self) -> str:
+        net = f"{self.net}, {self.epochs} epochs of at most {self.n:,} images"
+        small = f", shrunk by {self.shrink}" if self.shrink > 1 else ""
+        instead = "" if self.net == "resnet-34" else ", in place of the paper's ResNet-34 on all of CIFAR-10"
+        return (
+            f"{net}{small}{instead}. {self.num_validation:,} test images of each set fit the detectors, the others "
+            "test them. The paper has more images outside than inside, which raises AUPR out and lowers AUPR in. It "
+            "does not say of what its standard deviation is; the figure takes that of the probabilities."
+        )
+
+
+def spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple[str, int], Tensor]:
+    """The standard deviation over B replicates, mean over the classes, by what it is of and by B: (N,) each.
+
+    Of the replicates themselves, also where a method knows the value for infinitely many.
+    """
+    parts: dict[tuple[str, int], list[Tensor]] = {(of, B): [] for of in KINDS for B in sizes}
+    for some in torch.split(x, 256):
+        logits = predictor.predict(some, max(sizes)).samples  # (B, N, C)
+        for (of, B), found in parts.items():
+            values = logits[:B].softmax(2) if of == "probabilities" else logits[:B]
+            found.append(values.std(0).mean(1))
+    return {key: torch.cat(found) for key, found in parts.items()}
+
+
+# -- detectors -----------------------------------------------------------------------------------------
+
+
+def is_ensemble(method: str) -> bool:
+    return method.startswith("deep-ensemble")
+
+
+def detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, Detector]:
+    """The rows of table 4.1 that the net of a method has, by name."""
+    if method == "plain":
+        return {
+            "plain": MaxSoftmax(predictor, num_samples=num_samples),
+            "odin": Odin(predictor, num_samples=num_samples),
+            "mahalanobis": Mahalanobis(predictor),
+            "mahalanobis + calibration": MahalanobisEnsemble(predictor),
+        }
+    found: dict[str, Detector] = {method: ReplicateDetector(predictor, num_samples=num_samples)}
+    if method.startswith("neuboots"):
+        found[f"{method} + calibration"] = ReplicateDetector(predictor, num_samples=num_samples, preprocess=True)
+    return found
+
+
+def figures_of(tally: DetectionMetrics) -> dict[str, float]:
+    """The five figures of table 4.1, as shares."""
+    return {
+        "tnr": float(tally.tnr_at_95_tpr),
+        "auroc": float(tally.auroc),
+        "accuracy": float(tally.detection_accuracy),
+        "aupr_in": float(tally.aupr_in),
+        "aupr_out": float(tally.aupr_out),
+    }
+
+
+def detected(name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Better than the others as it is, better than Mahalanobis with moved inputs, and better with them than without."""
+    ours, moved, far = ({"detector": which} for which in (name, f"{name} + calibration", FARTHEST))
+    higher = partial(compare_groups, rows=rows, expect="higher", scale=100)
+    for other, words in OTHERS.items():
+        claim = f"{title} has a higher AUROC than {words}, without moving inputs"
+        yield higher(claim, key="auroc", first=ours, second={"detector": other})
+    yield most_of(
+        f"with moved inputs {title} is better than Mahalanobis with both of its aids, in most figures",
+        [higher(column.title, key=column.key, first=moved, second=far) for column in COLUMNS],
+    )
+    yield higher(f"moving inputs raises the AUROC of {title}", key="auroc", first=moved, second=ours)
+
+
+def most_of(claim: str, parts: Sequence[Check]) -> Check:
+    """A claim that more than half of several hold; it fails where half or more of them fail.
+
+    >>> most_of("mostly", [Check("a", True, "1"), Check("b", True, "2"), Check("c", False, "3")]).holds
+    True
+    """
+    yes, no = (sum(part.holds is word for part in parts) for word in (True, False))
+    holds = True if 2 * yes > len(parts) else False if 2 * no >= len(parts) else None
+    return Check(claim, holds, f"{yes} of {len(parts)} are: " + "; ".join(part.found for part in parts))

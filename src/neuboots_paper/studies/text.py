@@ -1,0 +1,154 @@
+"""The future work of the conclusion: NeuBoots on a transformer for texts, here the opinions of SST-2.
+
+    p(y | x) = 1/B Σ_b softmax W (φ(x) ⊙ α_b),   φ: the mean over tokens of what the encoder gives
+
+The net has dropout of its own. The plain net switches it off at prediction, MC dropout leaves it on; both are trained
+alike. NeuBoots trains the same net, dropout and all, and re-weights its last features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.utils.data import TensorDataset
+
+from neuboots.nets import TextTransformer
+from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.tables import Table, tabulate
+from neuboots_paper._common import (
+    CLASS_COLUMNS,
+    class_scores,
+    load_rows,
+    make_method,
+    neuboots_variants,
+    pool_bins,
+    reliability_plots,
+    round_rows,
+)
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOSS = 1.0  # points of error that NeuBoots may lose
+
+
+@dataclass(frozen=True)
+class Text(Study):
+    """A small transformer: plain, with MC dropout, and with NeuBoots."""
+
+    name = "text"
+    source = "section 6, future work"
+    claim = (
+        "The paper only proposes to try NeuBoots on transformers for language. Asked here: are its class probabilities "
+        "better calibrated than those of the plain net and of MC dropout, at no loss of error?"
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "data": "shipped/sentences",
+            "width": 16,
+            "depth": 1,
+            "heads": 2,
+            "length": 8,
+            "epochs": 3,
+            "num_samples": 5,
+            "seeds": (0, 1),
+        },
+        "cpu": {},
+        "paper": {"width": 256, "depth": 4, "heads": 8, "length": 64, "epochs": 20},
+    }
+
+    data: str = "sst2"
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    dropout: float = 0.1
+    length: int = 40  # tokens of a text; the rest is cut
+    epochs: int = 5
+    batch_size: int = 64
+    num_samples: int = 20  # B
+    methods: tuple[str, ...] = ("plain", "mc-dropout", "neuboots", "neuboots-paper")
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return (self.data,)
+
+    def units(self) -> list[Job]:
+        return [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        data = bench.data(self.data)
+        model = partial(
+            TextTransformer,
+            data.channels,
+            data.num_classes,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            max_length=self.length,
+            dropout=self.dropout,
+        )
+        options = {"where": "own"} if unit["method"] == "mc-dropout" else {}
+        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"])
+        predictor = make_method(unit["method"], **options).fit(model, self._cut(data.train), config)
+        return round_rows(class_scores(predictor, self._cut(data.test), num_samples=self.num_samples))
+
+    def _cut(self, part: Any) -> TensorDataset:
+        ids, labels = load_rows(part).tensors
+        return TensorDataset(ids[:, : self.length], labels)
+
+    def tables(self, rows: Rows) -> list[Table]:
+        table = tabulate(
+            f"{self.data}, B = {self.num_samples}, mean ± standard deviation over {len(self.seeds)} seeds.",
+            rows["scores"],
+            by=("method",),
+            columns=CLASS_COLUMNS,
+            link="reliability-{method}",
+        )
+        return [table]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        found = []
+        for ours in neuboots_variants(self.methods):
+            for other, title in (("plain", "the plain net"), ("mc-dropout", "MC dropout")):
+                found += [_calibrated(rows, ours, other, title), _no_loss(rows, ours, other, title)]
+        return found
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        from neuboots.report.plots import plot_reliability
+
+        figure = Figure(figsize=(6, 5), layout="constrained")
+        curves = {name: pool_bins([row for row in rows["bins"] if row["method"] == name]) for name in self.methods}
+        plot_reliability(figure.subplots(), curves)
+        return {"reliability": figure, **reliability_plots(rows["bins"], ("method",))}
+
+    @property
+    def note(self) -> str:
+        return (
+            f"There is nothing of the paper to set beside it. {self.epochs} epochs from scratch on {self.data}, with "
+            f"{self.depth} {'block' if self.depth == 1 else 'blocks'} of width {self.width} and texts of at most "
+            f"{self.length} words; dropout {self.dropout:g} in the net of every method."
+        )
+
+
+def _calibrated(rows: Rows, ours: str, other: str, title: str) -> Check:
+    claim = f"{ours} is better calibrated than {title}: lower ECE, NLL and Brier score"
+    both = {"method": ours}, {"method": other}
+    parts = [
+        compare_groups(claim, rows["scores"], key, *both, expect="lower", scale=scale, digits=digits)
+        for key, scale, digits in (("ece", 100, 2), ("nll", 1, 3), ("brier", 1, 3))
+    ]
+    return combine_checks(claim, parts)
+
+
+def _no_loss(rows: Rows, ours: str, other: str, title: str) -> Check:
+    """Fewer errors than the other would make with LOSS points more: how many fewer plays no role."""
+    claim = f"{ours} makes no more errors than {title}, within {LOSS:g} point"
+    both = {"method": ours}, {"method": other}
+    allowed = [row | {"error": row["error"] + LOSS / 100 * (row["method"] == other)} for row in rows["scores"]]
+    holds = compare_groups(claim, allowed, "error", *both, expect="lower", scale=100).holds
+    return replace(compare_groups(claim, rows["scores"], "error", *both, expect="lower", scale=100), holds=holds)

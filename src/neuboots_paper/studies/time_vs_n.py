@@ -1,0 +1,217 @@
+"""Figure 3: the time from data to a band as n grows, on the curve of figure 2.
+
+    t(n) = seconds to train + seconds to draw the band,   growth = log(t(n') / t(n)) / log(n' / n)
+
+All methods run in turn inside one unit, so that a busy machine slows them alike and their ratios stay.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS
+from neuboots.prediction import Predictor
+from neuboots.report.checks import Check, combine_checks
+from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.training import TrainingConfig
+from neuboots_paper.studies.coverage import PAPER_LAW, bootstrap_size, curve_net, net_title, regressor
+from neuboots_paper.study import Job, Rows, RunContext, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BOOTSTRAP, SPARSE = "standard-bootstrap", "sparse-gp"
+_TITLES = {BOOTSTRAP: "standard bootstrap", SPARSE: "sparse GP"}
+_LITTLE = 8  # rows to warm up with
+
+
+@dataclass(frozen=True)
+class TimeVsN(Study):
+    """NeuBoots, the standard bootstrap and the sparse Gaussian process as n grows."""
+
+    name = "time-vs-n"
+    source = "figure 3"
+    claim = (
+        "On the curves of figure 2 NeuBoots takes less time than the standard bootstrap and than the sparse Gaussian "
+        "process, whatever the number n of training data."
+    )
+    presets: ClassVar = {
+        "smoke": {
+            "arms": ((PAPER_LAW, 8), (PAPER_LAW, 16), (BOOTSTRAP, 8), (SPARSE, 0)),
+            "sizes": (20, 80),
+            "steps": 5,
+            "members": 3,
+            "num_samples": 20,
+            "seeds": (0, 1),
+        },
+        "cpu": {},
+        "paper": {
+            "arms": ((PAPER_LAW, 64), (PAPER_LAW, 500), (BOOTSTRAP, 64), (BOOTSTRAP, 500), (SPARSE, 0)),
+            "sizes": (100, 300, 1_000, 3_000, 10_000, 30_000),
+            "members": 1000,
+            "num_samples": 1000,
+            "seeds": (0, 1, 2, 3, 4),
+        },
+    }
+
+    function: str = "sine"
+    arms: tuple[tuple[str, int], ...] = ((PAPER_LAW, 64), (PAPER_LAW, 500), (BOOTSTRAP, 64), (SPARSE, 0))
+    sizes: tuple[int, ...] = (100, 300, 1_000, 3_000)  # n
+    steps: int = 160  # of Adam on all n rows; the sparse GP takes its own
+    learning_rate: float = 3e-3
+    members: int = 10  # K nets of the standard bootstrap
+    num_samples: int = 200  # B of all others
+
+    @property
+    def sets(self) -> Sequence[str]:
+        return ()
+
+    def units(self) -> list[Job]:
+        return [{"n": n, "seed": seed} for seed in self.seeds for n in self.sizes]
+
+    def timed(self, unit: Job) -> bool:
+        return True
+
+    def measure(self, unit: Job, bench: RunContext) -> Rows:
+        truth, n, seed = SYNTHETIC_REGRESSIONS[self.function], unit["n"], unit["seed"]
+        _warm_up(self)
+        rows = []
+        turn = seed % len(self.arms)  # whoever comes first at one seed does not at the next
+        for method, width in (*self.arms[turn:], *self.arms[:turn]):
+            began = time.perf_counter()
+            predictor = self.fit(method, width, n, seed, steps=self.steps)
+            fitted = time.perf_counter()
+            count = min(self.num_samples, predictor.num_distinct or self.num_samples)
+            predictor.summarize(truth.grid, count, seed=seed).interval()
+            ended = time.perf_counter()
+            rows.append(
+                {
+                    "method": method,
+                    "width": width,
+                    "replicates": count,
+                    "fit_seconds": round(fitted - began, 6),
+                    "predict_seconds": round(ended - fitted, 6),
+                    "seconds": round(ended - began, 6),
+                }
+            )
+        return {"times": rows}
+
+    def fit(self, method: str, width: int, n: int, seed: int, *, steps: int) -> Predictor:
+        """The whole training, without checkpoints: they would be timed too."""
+        data = SYNTHETIC_REGRESSIONS[self.function].draw(n, seed=seed, number=0)
+        optimizer = partial(torch.optim.Adam, lr=self.learning_rate)
+        config = TrainingConfig(epochs=steps, batch_size=n, optimizer=optimizer, seed=seed, progress=False)
+        return regressor(method, self.members).fit(curve_net(method, width), data, config)
+
+    def tables(self, rows: Rows) -> list[Table]:
+        columns = (
+            MetricColumn("fit_seconds", "training, s"),
+            MetricColumn("predict_seconds", "band, s", digits=3),
+            MetricColumn("seconds", "together, s", better="lower"),
+            MetricColumn("ratio", f"× {PAPER_LAW}, same net", digits=1),
+            MetricColumn("each", "for each replicate, s", digits=4),
+        )
+        found = sorted(self._ratios(rows), key=lambda row: row["n"])
+        growth = MetricColumn("growth", f"from n = {min(self.sizes):,} to {max(self.sizes):,}")
+        steps = (growth, MetricColumn("late", "between the two largest n"))
+        return [
+            tabulate(
+                f"Time on one curve ({self.function}), mean ± standard deviation over {len(self.seeds)} seeds.",
+                found,
+                by=("n", "method", "net"),
+                columns=columns,
+                note=(
+                    f"K = {self.members} nets of the standard bootstrap, B = {self.num_samples} replicates of the "
+                    "others. The sparse GP, which has no net, is set against NeuBoots' widest one."
+                ),
+            ),
+            tabulate("Growth of the time, as a power of n.", self._growth(rows), by=("method", "net"), columns=steps),
+        ]
+
+    def _ratios(self, rows: Rows) -> list[dict[str, Any]]:
+        """The rows with their ratio to NeuBoots in the same unit, and the time of one replicate."""
+        widest = self._widest(PAPER_LAW)
+        ours = {(row["n"], row["seed"], row["width"]): row for row in rows["times"] if row["method"] == PAPER_LAW}
+        found = []
+        for row in rows["times"]:
+            beside = ours.get((row["n"], row["seed"], row["width"]), ours[row["n"], row["seed"], widest])
+            ratio, each = row["seconds"] / beside["seconds"], row["seconds"] / row["replicates"]
+            found.append({**row, "net": net_title(row["width"]), "ratio": ratio, "each": each})
+        return found
+
+    def _widest(self, method: str) -> int:
+        return max(width for name, width in self.arms if name == method)
+
+    def _growth(self, rows: Rows) -> list[dict[str, Any]]:
+        """The power of n with which the time grows, over all n and between the last two."""
+        first, before, last = min(self.sizes), sorted(self.sizes)[-2], max(self.sizes)
+        by = {(row["method"], row["width"], row["seed"], row["n"]): row["seconds"] for row in rows["times"]}
+        return [
+            {
+                "method": method,
+                "net": net_title(width),
+                "growth": _power(by[method, width, seed, first], by[method, width, seed, last], last / first),
+                "late": _power(by[method, width, seed, before], by[method, width, seed, last], last / before),
+            }
+            for method, width in self.arms
+            for seed in self.seeds
+        ]
+
+    def verdicts(self, rows: Rows) -> list[Check]:
+        pairs = [(width, BOOTSTRAP, width) for name, width in self.arms if name == BOOTSTRAP]
+        pairs += [(width, SPARSE, 0) for name, width in self.arms if name == PAPER_LAW]
+        return [
+            combine_checks(
+                f"NeuBoots ({net_title(ours)}) takes less time than the {_TITLES[other]} at every n, in every seed",
+                [self._faster(rows, ours, other, theirs, n) for n in self.sizes],
+            )
+            for ours, other, theirs in pairs
+        ]
+
+    def _faster(self, rows: Rows, width: int, other: str, theirs: int, n: int) -> Check:
+        """Whether NeuBoots was faster in each seed (yes), in none (no), or in some (open)."""
+        seconds: dict[tuple[str, int], dict[int, float]] = {}
+        for row in rows["times"]:
+            if row["n"] == n:
+                seconds.setdefault((row["method"], row["width"]), {})[row["seed"]] = row["seconds"]
+        ratios = [seconds[other, theirs][seed] / ours for seed, ours in seconds[PAPER_LAW, width].items()]
+        faster = {ratio > 1 for ratio in ratios}
+        shown = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (min(ratios), max(ratios))))
+        return Check("", faster.pop() if len(faster) == 1 else None, f"n = {n:,}: {shown} times")
+
+    def figures(self, rows: Rows) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        from neuboots.report.plots import plot_scaling
+
+        lines: dict[str, dict[int, list[float]]] = {}
+        for row in rows["times"]:
+            net = f", {net_title(row['width'])}" if row["width"] else ""
+            members = f", K = {self.members}" if row["method"] == BOOTSTRAP else ""
+            lines.setdefault(row["method"] + net + members, {}).setdefault(row["n"], []).append(row["seconds"])
+        figure = Figure(figsize=(6.2, 4.4), layout="constrained")
+        plot_scaling(figure.subplots(), lines, xlabel="training data n", ylabel="training and band / s")
+        return {"time": figure}
+
+    @property
+    def note(self) -> str:
+        return (
+            f"{self.steps} steps of Adam on all n rows for every net, the library's sparse GP with its own steps; "
+            f"{bootstrap_size(self.members)}, whose time grows with their number."
+        )
+
+
+@cache
+def _warm_up(study: TimeVsN) -> None:
+    """What is imported or allocated at the first use, once in a process, is no part of the cost."""
+    for method, width in study.arms:
+        study.fit(method, width, _LITTLE, 0, steps=1)
+
+
+def _power(before: float, after: float, growth: float) -> float:
+    return math.log(after / before) / math.log(growth)

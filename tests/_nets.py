@@ -1,0 +1,258 @@
+"""Nets that the library has never seen, each with an input and the name of its head; and a predictor by table."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.prediction import Predictor, SampleStream
+
+
+class Deep(nn.Module):
+    """The head is an attribute two levels down, registered before the body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.ModuleDict({"inner": nn.ModuleList([nn.Linear(8, 3)])})
+        self.body = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer["inner"][0](self.body(x).tanh())
+
+
+class TwoBranches(nn.Module):
+    """Two branches, joined before one head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.right = nn.Linear(4, 6)
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.cat([self.left(x), self.right(x).sigmoid()], 1))
+
+
+class Upsampling(nn.Module):
+    """A 1×1 convolution, then upsampling to the input's size; `wrap` is what it returns."""
+
+    def __init__(self, dims: int = 2, wrap: str = "tensor") -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.mode = ("linear", "bilinear", "trilinear")[dims - 1]
+        self.stem = conv(2, 7, 3, 2, 1)
+        self.classifier = conv(7, 4, 1)
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Any:
+        low = self.classifier(F.relu(self.stem(x)))
+        out = F.interpolate(low, size=x.shape[2:], mode=self.mode, align_corners=False)
+        if self.wrap == "dict":
+            return {"out": out, "aux": x}
+        return SimpleNamespace(logits=out, loss=None) if self.wrap == "logits" else out
+
+
+class Squeezed(nn.Module):
+    """A regression net that returns (N,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(-1)
+
+
+class Skipped(nn.Module):
+    """What follows the head uses the input again, works in place, and mixes channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu())
+        z += x[:, :3]
+        values, _ = z.max(1, keepdim=True)
+        return (z - values).log_softmax(1)
+
+
+class Written(nn.Module):
+    """Writes into its head's output in place, also through a view, and into a tensor made from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu())
+        z[:, 0] += 10
+        z[z < 0] = 0
+        view = z[:, 1]
+        view *= 3
+        out = torch.zeros_like(z)
+        out[:, [0, 2, 1]] = z
+        F.relu(out, inplace=True)
+        return out
+
+
+class WrittenThroughAView(Written):
+    """The head's own output is returned, after a view of it was written into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu())
+        view = z[:, 1]
+        view *= 3
+        return z
+
+
+class Tokens(nn.Module):
+    """Keyword inputs, one output for each token, an object with .logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.score = nn.Linear(6, 3)
+
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        return SimpleNamespace(logits=self.score(self.embed(input_ids) * scale))
+
+
+class Scaled(Written):
+    """Uses a buffer in the head's own precision, flat views and an operation in place that keeps its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.body(x).relu()) * self.scale.to(x)
+        z = z.view(-1).mul(2).view(len(x), 3) / self.scale.to(z)
+        return torch.sigmoid_(z)
+
+
+class Transposed(Tokens):
+    """Puts its outputs on axis 1 by itself; with as many tokens as classes no shape tells the two apart."""
+
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        logits = self.score(self.embed(input_ids) * scale)
+        return SimpleNamespace(logits=2 * logits.transpose(1, 2))
+
+
+class SoftCapped(Tokens):
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        logits = self.score(self.embed(input_ids) * scale)
+        return SimpleNamespace(logits=30 * torch.tanh(logits / 30))
+
+
+class WeightNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu())
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Any
+    x: Any
+    head: str
+    shape: tuple[int, ...]
+
+
+def _rows(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7))
+
+
+def _sequential() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _nested() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3))))
+
+
+def _compiled_body() -> nn.Module:
+    body = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), backend="eager")
+    return nn.Sequential(body, nn.Linear(8, 3))
+
+
+_IDS = torch.randint(0, 11, (5, 7), generator=torch.Generator().manual_seed(7))
+
+ZOO = [
+    Case("sequential", _sequential, _rows(5, 4), "3", (5, 3)),
+    Case("nested sequential", _nested, _rows(5, 4), "1.1.1", (5, 3)),
+    Case("bare linear", lambda: nn.Linear(4, 3), _rows(5, 4), "0", (5, 3)),
+    Case("deep attribute", Deep, _rows(5, 4), "outer.inner.0", (5, 3)),
+    Case("two branches", TwoBranches, _rows(5, 4), "fc", (5, 3)),
+    Case("data parallel", lambda: nn.DataParallel(_sequential()), _rows(5, 4), "3", (5, 3)),
+    Case("compiled", lambda: torch.compile(_sequential(), backend="eager"), _rows(5, 4), "3", (5, 3)),
+    Case("conv1d", lambda: Upsampling(1), _rows(3, 2, 12), "classifier", (3, 4, 12)),
+    Case("conv2d", lambda: Upsampling(2), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("conv3d", lambda: Upsampling(3), _rows(2, 2, 4, 6, 8), "classifier", (2, 4, 4, 6, 8)),
+    Case("dict", lambda: Upsampling(2, "dict"), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("logits", lambda: Upsampling(2, "logits"), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("squeezed", Squeezed, _rows(5, 4), "net.2", (5,)),
+    Case("skipped", Skipped, _rows(5, 4), "fc", (5, 3)),
+    Case("written", Written, _rows(5, 4), "fc", (5, 3)),
+    Case("written through a view", WrittenThroughAView, _rows(5, 4), "fc", (5, 3)),
+    Case("compiled body", _compiled_body, _rows(5, 4), "1", (5, 3)),
+    Case("scaled", Scaled, _rows(5, 4), "fc", (5, 3)),
+    Case("soft-capped tokens", SoftCapped, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
+    Case("tokens", Tokens, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
+    Case("weight normed", WeightNormed, _rows(5, 4), "head", (5, 3)),
+]
+
+
+def make(case: Case) -> nn.Module:
+    """The case's net with weights governed by a fixed seed, in evaluation mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return case.make().eval()
+
+
+@dataclass(frozen=True)
+class Stored(Predictor):
+    """Row x of the inputs is the number of a column of stored samples (B, M, C, *)."""
+
+    samples: Tensor
+    num_distinct: int | None = None  # type: ignore[assignment]
+
+    @property
+    def net(self) -> None:
+        return None
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
+        found = self.samples[:num_samples, x[:, 0].long()]
+        return SampleStream(num_samples, 1, lambda size: iter(found.split(size)))
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+
+def numbered(y: Tensor) -> TensorDataset:
+    """Inputs that are their own row numbers."""
+    return TensorDataset(torch.arange(float(len(y)))[:, None], y)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def data_root() -> Path | None:
+    """The folder of real data sets: NEUBOOTS_DATA, or one beside the repository; None where there is neither."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("NEUBOOTS_DATA") or beside)
+    return root if root.is_dir() else None

@@ -1,0 +1,370 @@
+"""Nets of MONAI and of Hugging Face's transformers through the same surgery: one table, small, nothing downloaded."""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from neuboots import BootstrapGenerator, DeterministicPredictor, NeuBoots, TrainingConfig, load, save, split_head
+from neuboots.head import call_net, extract_output
+
+Make = Callable[[], nn.Module]
+
+
+def library(name: str) -> Any:
+    """The module, or a skip; what it warns of while it is imported is its own affair."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            pytest.skip(f"{name} is not installed")
+
+
+def monai(kind: str, *args: Any, needs: tuple[str, ...] = (), **options: Any) -> Make:
+    def make() -> nn.Module:
+        for name in needs:
+            library(name)
+        with warnings.catch_warnings(action="ignore"):
+            net: nn.Module = getattr(library("monai.networks.nets"), kind)(*args, **options)
+        return net
+
+    return make
+
+
+def hugging(kind: str, config: str, **options: Any) -> Make:
+    def make() -> nn.Module:
+        transformers = library("transformers")
+        net: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
+        return net
+
+    return make
+
+
+def upernet() -> nn.Module:
+    transformers = library("transformers")
+    stages = [f"stage{i}" for i in range(1, 5)]
+    config = transformers.UperNetConfig(
+        backbone_config=transformers.ConvNextConfig(**STAGES, out_features=stages),
+        hidden_size=16,
+        pool_scales=[1, 2],
+        auxiliary_in_channels=8,
+        auxiliary_channels=8,
+        num_labels=3,
+    )
+    net: nn.Module = transformers.UperNetForSemanticSegmentation(config)
+    return net
+
+
+class Upsampled(nn.Module):
+    """A net whose maps are smaller than its images, brought to the size of the labels."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(self.net(x).logits, size=x.shape[2:], mode="bilinear", align_corners=False)
+
+
+def then(body: Make, head: Callable[[], nn.Module]) -> Make:
+    return lambda: nn.Sequential(body(), head())
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+IMAGE, COLOUR, VOLUME = noise(2, 1, 32, 32), noise(2, 3, 32, 32), noise(2, 1, 16, 16, 16)
+TEXT = {
+    "input_ids": torch.tensor([[5, 9, 3, 7, 0, 0], [4, 8, 8, 6, 3, 9]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]),
+}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 3}
+WORDS = {**SMALL, "vocab_size": 20}
+PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
+SEGFORMER = {
+    "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
+    "num_attention_heads": [1, 2], "strides": [2, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, "num_labels": 3,
+}  # fmt: skip
+STAGES = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
+GPT2 = {
+    "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 1,
+}  # fmt: skip
+DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20, "num_labels": 3}
+
+# The net, an input, the head that is found with that input as an example, its width D and the shape of the output.
+# All have 3 outputs.
+NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
+    "BasicUNet": (monai("BasicUNet", 2, 1, 3, features=(4, 4, 8, 8, 8, 4)), IMAGE, "final_conv", 4, (2, 3, 32, 32)),
+    "SegResNet, 3D": (
+        monai("SegResNet", 3, 8, 1, 3, blocks_down=(1, 1), blocks_up=(1,)),
+        VOLUME,
+        "conv_final.2.conv",
+        8,
+        (2, 3, 16, 16, 16),
+    ),
+    "DynUNet": (
+        monai("DynUNet", 2, 1, 3, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8)),
+        IMAGE,
+        "output_block.conv.conv",
+        4,
+        (2, 3, 32, 32),
+    ),
+    "AttentionUnet": (
+        monai("AttentionUnet", 2, 1, 3, channels=(4, 8), strides=(2,)),
+        IMAGE,
+        "model.2.conv",
+        4,
+        (2, 3, 32, 32),
+    ),
+    "UNETR, 3D": (
+        monai("UNETR", 1, 3, (16,) * 3, feature_size=4, hidden_size=24, mlp_dim=24, num_heads=3, needs=("einops",)),
+        VOLUME,
+        "out.conv.conv",
+        4,
+        (2, 3, 16, 16, 16),
+    ),
+    "SwinUNETR": (
+        monai(
+            "SwinUNETR", 1, 3, spatial_dims=2, feature_size=12, depths=(1,) * 4, num_heads=(1,) * 4, needs=("einops",)
+        ),
+        noise(2, 1, 64, 64),
+        "out.conv.conv",
+        12,
+        (2, 3, 64, 64),
+    ),
+    "VNet, 3D": (monai("VNet", 3, 1, 3), VOLUME, "out_tr.conv2", 3, (2, 3, 16, 16, 16)),
+    "DenseNet121": (monai("DenseNet121", 2, 3, 3), COLOUR, "class_layers.out", 1024, (2, 3)),
+    "MONAI's ResNet, 3D": (
+        monai("ResNet", "basic", [1] * 4, [8] * 4, n_input_channels=1, num_classes=3),
+        VOLUME,
+        "fc",
+        8,
+        (2, 3),
+    ),
+    # MONAI's UNet ends in a 3×3 (transposed) convolution: a 1×1 one is put after it
+    "UNet and a head": (
+        then(monai("UNet", 2, 1, 8, channels=(8, 16), strides=(2,)), lambda: nn.Conv2d(8, 3, 1)),
+        IMAGE,
+        "1",
+        8,
+        (2, 3, 32, 32),
+    ),
+    "residual UNet and a head, 3D": (
+        then(monai("UNet", 3, 1, 8, channels=(8, 16), strides=(2,), num_res_units=2), lambda: nn.Conv3d(8, 3, 1)),
+        VOLUME,
+        "1",
+        8,
+        (2, 3, 16, 16, 16),
+    ),
+    "BERT": (hugging("BertForSequenceClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3)),
+    "BERT, tokens": (hugging("BertForTokenClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3, 6)),
+    "DistilBERT": (
+        hugging("DistilBertForSequenceClassification", "DistilBertConfig", **DISTILBERT),
+        TEXT,
+        "classifier",
+        16,
+        (2, 3),
+    ),
+    "RoBERTa": (
+        hugging("RobertaForSequenceClassification", "RobertaConfig", **WORDS),
+        TEXT,
+        "classifier.out_proj",
+        16,
+        (2, 3),
+    ),
+    "GPT-2": (hugging("GPT2ForSequenceClassification", "GPT2Config", **GPT2), TEXT, "score", 16, (2, 3)),
+    "Llama": (
+        hugging("LlamaForSequenceClassification", "LlamaConfig", **WORDS, num_key_value_heads=2, pad_token_id=0),
+        TEXT,
+        "score",
+        16,
+        (2, 3),
+    ),
+    "ViT": (
+        hugging("ViTForImageClassification", "ViTConfig", **PATCHES),
+        {"pixel_values": COLOUR},
+        "classifier",
+        16,
+        (2, 3),
+    ),
+    "ViT, positions": (hugging("ViTForImageClassification", "ViTConfig", **PATCHES), COLOUR, "classifier", 16, (2, 3)),
+    "ResNet": (
+        hugging(
+            "ResNetForImageClassification",
+            "ResNetConfig",
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[1, 1],
+            layer_type="basic",
+            num_labels=3,
+        ),
+        COLOUR,
+        "classifier.1",
+        16,
+        (2, 3),
+    ),
+    "ConvNeXt": (
+        hugging("ConvNextForImageClassification", "ConvNextConfig", **STAGES, num_labels=3),
+        COLOUR,
+        "classifier",
+        8,
+        (2, 3),
+    ),
+    "SegFormer": (
+        hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER),
+        {"pixel_values": COLOUR},
+        "decode_head.classifier",
+        16,
+        (2, 3, 16, 16),
+    ),
+    "SegFormer, upsampled": (
+        lambda: Upsampled(hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER)()),
+        COLOUR,
+        "net.decode_head.classifier",
+        16,
+        (2, 3, 32, 32),
+    ),
+    # the last layer registered is the auxiliary head: it needs the example, or its name
+    "BEiT": (
+        hugging(
+            "BeitForSemanticSegmentation",
+            "BeitConfig",
+            **{**PATCHES, "num_hidden_layers": 4},
+            out_indices=[1, 2, 3, 4],
+            pool_scales=[1, 2],
+        ),
+        COLOUR,
+        "decode_head.classifier",
+        16,
+        (2, 3, 16, 16),
+    ),
+    "UPerNet": (upernet, COLOUR, "decode_head.classifier", 16, (2, 3, 32, 32)),
+}
+GUESSED_WRONGLY = {"BEiT", "UPerNet"}
+every_net = pytest.mark.parametrize("name", NETS)
+
+
+def as_rows(x: Any) -> list[Any]:
+    rows = [{key: value[i] for key, value in x.items()} for i in range(2)] if isinstance(x, dict) else list(x)
+    return rows * 2
+
+
+@every_net
+@torch.no_grad()
+def test_replicates_of_a_foreign_net(name: str) -> None:
+    """g(x, 1) is the net bit for bit; replicates from one pass are those of a pass each, within rounding."""
+    make, x, head, width, shape = NETS[name]
+    net = make().eval()
+    split = split_head(net, example=x)
+    assert (split.name, split.width) == (head, width)
+    if name in GUESSED_WRONGLY:
+        with pytest.raises(ValueError, match=f"does not reach the net's output.*'{head}'.*name another one"):
+            split_head(net).trace(x)
+    else:
+        assert split_head(net).name == head
+    g = BootstrapGenerator(net, head=head)
+    output = extract_output(call_net(net, x))
+    one = g(x, torch.ones(width))
+    assert one.shape == shape
+    assert torch.equal(one, output.movedim(-1, 1) if name == "BERT, tokens" else output)
+    alphas = torch.rand(3, width, generator=torch.Generator().manual_seed(2)) * 2
+    found = g.replicates(x, alphas)
+    wanted = torch.stack([g(x, alpha) for alpha in alphas])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    assert found.std(0).max() > 0
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, x: Any, shape: tuple[int, ...]) -> None:
+        self.x = as_rows(x)
+        self.shape = (len(self.x), *shape[2:])
+        self.y = torch.randint(0, 3, self.shape, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Any, Tensor]:
+        return self.x[i], self.y[i]
+
+
+@every_net
+def test_it_trains_a_step_predicts_and_is_saved(name: str, tmp_path: Path) -> None:
+    make, x, head, _, shape = NETS[name]
+    predictor = NeuBoots().fit(make, Rows(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
+    assert predictor.generator.split.name == head
+    summary = predictor.summarize(x, 4)
+    assert summary.mean.shape == shape
+    assert summary.mean.isfinite().all()
+    save(predictor, tmp_path / "model")
+    with pytest.raises(ValueError, match="holds a net that is not one of neuboots.nets.*give a fresh net"):
+        load(tmp_path / "model")
+    again = load(tmp_path / "model", model=make())
+    assert torch.equal(again.predict(x, 3).samples, predictor.predict(x, 3).samples)
+
+
+# -- what is said where a net has no head that can be weighted -----------------------------------------
+
+
+def test_a_unet_without_a_1x1_head_is_told_to_add_one() -> None:
+    net = monai("UNet", 2, 1, 3, channels=(4, 8), strides=(2,))()
+    said = (
+        r"no Linear or 1×1 convolution that could be its head.*'model.2.conv'.*expected a net that ends in one: add a"
+    )
+    for example in (None, IMAGE):
+        with pytest.raises(ValueError, match=said):
+            split_head(net, example=example)
+
+
+def test_a_residual_unet_is_told_to_add_a_head() -> None:
+    net = monai("UNet", 2, 1, 3, channels=(4, 8), strides=(2,), num_res_units=2)()
+    with pytest.raises(
+        ValueError, match=r"the last layer with parameters is 'model.2.1.conv.unit0.conv'.*add a last layer"
+    ):
+        split_head(net)
+    with pytest.raises(ValueError, match=r"\(learned layers follow\).*or add a last layer that is a Linear or 1×1"):
+        split_head(net, example=IMAGE)
+
+
+# -- MONAI's tensors -----------------------------------------------------------------------------------
+
+
+class Upsampling(nn.Module):
+    """Something follows the head, and uses the input again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(1, 6, 3, 2, 1), nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(self.head(self.body(x).relu()), size=x.shape[2:], mode="bilinear") + x.mean()
+
+
+class MetaRows(Rows):
+    """Rows as MONAI's transforms give them."""
+
+    def __getitem__(self, i: int) -> tuple[Any, Tensor]:
+        kind = library("monai.data").MetaTensor
+        return kind(self.x[i]), kind(self.y[i])
+
+
+def test_monais_tensors_are_taken() -> None:
+    meta = library("monai.data").MetaTensor(IMAGE)
+    shape = (2, 3, 32, 32)
+    config = TrainingConfig(epochs=1, batch_size=4, progress=False)
+    predictor = NeuBoots().fit(Upsampling, MetaRows(IMAGE, shape), config)
+    wanted = NeuBoots().fit(Upsampling, Rows(IMAGE, shape), config).predict(IMAGE, 3).samples
+    found = predictor.predict(meta, 3).samples
+    assert type(found) is Tensor
+    assert torch.equal(found, wanted)
+    assert torch.equal(predictor.summarize(meta, 3).mean, predictor.summarize(IMAGE, 3).mean)
+    plain = DeterministicPredictor(predictor.net).predict(meta, 2).samples
+    assert type(plain) is Tensor

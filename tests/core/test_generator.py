@@ -1,0 +1,258 @@
+"""g(x, 1) is the net; B replicates in one product are B separate heads; moments are the limit of samples."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from _nets import ZOO, Case, Scaled, Skipped, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
+from torch import Tensor, nn
+
+from neuboots import BootstrapGenerator, Constant, Dirichlet, Exponential, Multinomial, WeightDistribution
+from neuboots._prng import derive_keys
+from neuboots.head import call_net, extract_output, unwrap_model
+from neuboots.weights import Link, apply_link
+
+by_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+LAWS = [Dirichlet(), Dirichlet(4.0), Exponential(), Exponential(0.5), Multinomial(), Constant()]
+
+
+def draw(num: int, size: int, weight_distribution: WeightDistribution | None = None, seed: int = 0) -> Tensor:
+    return (weight_distribution or Dirichlet()).sample(derive_keys(torch.arange(num), seed), size)
+
+
+def plain_output(net: nn.Module, x: object) -> Tensor:
+    """The net's own output, outputs on axis 1."""
+    out = extract_output(call_net(net, x))
+    return out.movedim(-1, 1) if isinstance(unwrap_model(net), Tokens) else out
+
+
+@by_case
+@torch.no_grad()
+def test_weights_of_one_are_the_plain_net_bit_for_bit(case: Case) -> None:
+    net = make(case)
+    g = BootstrapGenerator(net, example=case.x)
+    expected = plain_output(net, case.x)
+    assert expected.shape == case.shape
+    assert torch.equal(g(case.x), expected)
+    assert torch.equal(g(case.x, torch.ones(g.num_blocks)), expected)
+    assert torch.equal(g.at(case.x).output, expected)
+
+
+@by_case
+@pytest.mark.parametrize("link", ["identity", "exp"])
+@pytest.mark.parametrize("num_blocks", [None, 3, 40])
+@torch.no_grad()
+def test_replicates_are_the_generator_at_each_alpha(case: Case, link: Link, num_blocks: int | None) -> None:
+    g = BootstrapGenerator(make(case), link=link, num_blocks=num_blocks, example=case.x)
+    alphas = draw(6, g.num_blocks)
+    replicates = g.replicates(case.x, alphas)
+    assert replicates.shape == (6, *case.shape)
+    # Two orders of summation over D ≤ 12 features in single precision: a few units in the last place.
+    torch.testing.assert_close(replicates, torch.stack([g(case.x, alpha) for alpha in alphas]), rtol=1e-5, atol=1e-5)
+
+
+@by_case
+@torch.no_grad()
+def test_an_exported_replicate_is_a_plain_net(case: Case) -> None:
+    net = make(case)
+    g = BootstrapGenerator(net, example=case.x)
+    before = copy.deepcopy(g.state_dict())
+    alpha = draw(1, g.num_blocks)[0]
+    exported = g.export(alpha)
+    torch.testing.assert_close(plain_output(exported, case.x), g(case.x, alpha), rtol=1e-5, atol=1e-5)
+    assert torch.equal(plain_output(g.export(), case.x), g(case.x))
+    assert all(torch.equal(value, before[name]) for name, value in g.state_dict().items())
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+@pytest.mark.parametrize("kind", [Tokens, SoftCapped, Transposed])
+@torch.no_grad()
+def test_outputs_and_tokens_are_told_apart(kind: type[Tokens], tokens: int) -> None:
+    """Three classes, and two, three or five tokens: outputs come to axis 1, also where the shapes are equal."""
+    net = kind()
+    x = {"input_ids": torch.arange(4 * tokens).view(4, tokens) % 11, "scale": torch.tensor(2.0)}
+    phi = net.embed(x["input_ids"]) * 2.0
+    logits = net.score(phi).movedim(-1, 1)  # (N, C, T)
+    expected = {Tokens: logits, SoftCapped: 30 * torch.tanh(logits / 30), Transposed: 2 * logits}[kind]
+    g = BootstrapGenerator(net, example=x)
+    torch.testing.assert_close(g.at(x).output, expected)
+    torch.testing.assert_close(g(x), expected)
+    torch.testing.assert_close(g.replicates(x, torch.ones(2, 6))[1], expected)
+
+
+def test_gradients_flow_past_operations_in_place() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    BootstrapGenerator(Scaled()).replicates(x, draw(4, 8)).sum().backward()
+    assert x.grad is not None
+
+
+@torch.no_grad()
+def test_each_input_may_have_its_own_alpha() -> None:
+    for case in ZOO:
+        g = BootstrapGenerator(make(case), num_blocks=5, example=case.x)
+        rows = case.shape[0]
+        alphas = draw(rows, 5)
+        together = g(case.x, alphas)
+        for i in range(rows):
+            torch.testing.assert_close(together[i], g(case.x, alphas[i])[i], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight_distribution", LAWS, ids=str)
+@pytest.mark.parametrize("link", ["identity", "exp"])
+@pytest.mark.parametrize("num_blocks", [None, 3, 20])
+@torch.no_grad()
+def test_moments_are_the_limit_of_samples(
+    weight_distribution: WeightDistribution, link: Link, num_blocks: int | None
+) -> None:
+    case = ZOO[0]
+    g = BootstrapGenerator(make(case).double(), link=link, num_blocks=num_blocks)
+    x = case.x.double()
+    count = 5_000
+    samples = g.replicates(x, draw(count, g.num_blocks, weight_distribution))
+    moments = g.moments(x, weight_distribution)
+    # 36 combinations of 15 outputs, two figures each: 5 standard errors are passed by chance in 1 of 10³ runs.
+    error_of_mean = moments.std / count**0.5
+    assert bool(((samples.mean(0) - moments.mean).abs() <= 5 * error_of_mean + 1e-9).all())
+    deviations = samples - samples.mean(0)
+    variance = deviations.square().mean(0)
+    error_of_variance = (deviations.pow(4).mean(0) - variance.square()).clamp_min(0).sqrt() / count**0.5
+    assert bool(((variance - moments.std.square()).abs() <= 5 * error_of_variance + 1e-9).all())
+
+
+@torch.no_grad()
+def test_moments_against_the_covariance_written_out() -> None:
+    """The oracle builds Cov α as a matrix and takes a Cov aᵀ with a = W diag φ."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    phi, head = net[1](net[0](x)), net[2]
+    for weight_distribution in LAWS:
+        v, c = weight_distribution.covariance(6)
+        covariance = torch.full((6, 6), c, dtype=torch.float64).fill_diagonal_(v)
+        contributions = head.weight * phi[:, None]  # (N, C, D)
+        variance = torch.einsum("nci,ij,ncj->nc", contributions, covariance, contributions)
+        moments = BootstrapGenerator(net).moments(x, weight_distribution)
+        torch.testing.assert_close(moments.std, variance.clamp_min(0).sqrt(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(moments.mean, net(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@torch.no_grad()
+def test_moments_after_upsampling(dims: int) -> None:
+    g = BootstrapGenerator(Upsampling(dims).double().eval())
+    x = torch.randn(2, 2, *[4] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    samples = g.replicates(x, draw(4000, g.num_blocks))
+    moments = g.moments(x, Dirichlet())
+    # The standard deviation of 4,000 draws has a relative standard error of about 1.5 %; 6 of them over all pixels.
+    torch.testing.assert_close(samples.std(0), moments.std, rtol=0.09, atol=1e-9)
+    torch.testing.assert_close(g(x), moments.mean, rtol=1e-9, atol=1e-9)
+
+
+def test_moments_after_a_nonlinear_finish_are_refused() -> None:
+    with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
+        BootstrapGenerator(Skipped()).moments(torch.randn(4, 4), Dirichlet())
+
+
+@pytest.mark.parametrize("finish", [torch.relu, torch.abs, torch.square])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_moments_are_refused_at_every_scale(finish: Callable[[Tensor], Tensor], scale: float) -> None:
+    class Finished(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return torch.cat([1e3 * z, finish(scale * z)], 1)  # one output large and affine, one not
+
+    net = Finished(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
+        BootstrapGenerator(net).moments(x, Dirichlet())
+
+
+def test_moments_after_a_saturating_finish_are_refused() -> None:
+    """Affine where α = 1 and not elsewhere: the check must look at other weights too."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Hardtanh(-1.0, 1.0))
+    with torch.no_grad():
+        net[2].weight.copy_(torch.tensor([[1.0, -1.0] * 4]))
+        net[2].bias.zero_()
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="exact moments need what follows the head to be affine"):
+        BootstrapGenerator(net).moments(x, Dirichlet())
+
+
+def test_gradients_reach_every_parameter_through_alpha() -> None:
+    for case in ZOO:
+        g = BootstrapGenerator(make(case), example=case.x)
+        g(case.x, draw(1, g.num_blocks)[0]).square().sum().backward()
+        assert all(p.grad is not None for p in g.parameters())
+
+
+@torch.no_grad()
+def test_the_head_sees_the_linked_weights() -> None:
+    """Written out by hand: M(F(x) ⊙ h(α)), features dealt to the blocks in turn."""
+    net = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 2))
+    x, alpha = torch.randn(5, 4), torch.rand(3)
+    phi = net[1](net[0](x))
+    for link in ("identity", "exp"):
+        factor = apply_link(alpha, link)[torch.tensor([0, 1, 2, 0, 1, 2, 0])]
+        expected = net[2](phi * factor)
+        torch.testing.assert_close(BootstrapGenerator(net, num_blocks=3, link=link)(x, alpha), expected)
+
+
+def test_freezing_features_trains_the_head_alone() -> None:
+    net = TwoBranches()
+    g = BootstrapGenerator(net)
+    g.freeze_features()
+    g.train()
+    assert not net.left[1].training
+    assert net.fc.training
+    statistics = net.left[1].running_mean.clone()
+    g(torch.randn(6, 4), torch.ones(12)).sum().backward()
+    assert torch.equal(net.left[1].running_mean, statistics)
+    assert {name for name, p in net.named_parameters() if p.grad is not None} == {"fc.weight", "fc.bias"}
+
+
+def test_freezing_below_a_tied_head_is_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 8)
+            self.head = nn.Linear(8, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.embed(ids).mean(1))
+
+    with pytest.raises(ValueError, match="the head 'head' shares its weights with a layer below"):
+        BootstrapGenerator(Tied()).freeze_features()
+
+
+def test_a_copy_is_independent() -> None:
+    g = BootstrapGenerator(TwoBranches())
+    twin = copy.deepcopy(g)
+    with torch.no_grad():
+        twin.split.head.weight.zero_()
+    assert twin.net.fc is twin.split.head
+    assert bool((g.split.head.weight != 0).any())
+
+
+def test_the_generator_adds_no_parameters_or_state() -> None:
+    net = TwoBranches()
+    g = BootstrapGenerator(net)
+    assert [id(p) for p in g.parameters()] == [id(p) for p in net.parameters()]
+    assert [name.removeprefix("net.") for name in g.state_dict()] == list(net.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda g: BootstrapGenerator(g.net, num_blocks=0), "got S = 0 blocks; expected at least 1"),
+        (lambda g: BootstrapGenerator(g.net, link="log"), "got link='log'; expected 'identity' or 'exp'"),
+        (lambda g: g(torch.zeros(2, 4), torch.ones(5)), r"got α of shape \(5,\); expected \(12,\)"),
+        (lambda g: g(torch.zeros(2, 4), torch.ones(3, 12)), "got 3 rows of α for features of 2 inputs"),
+        (lambda g: g.replicates(torch.zeros(2, 4), torch.ones(12)), r"expected \(B, 12\), B ≥ 1"),
+        (lambda g: g.replicates(torch.zeros(2, 4), torch.ones(0, 12)), r"expected \(B, 12\), B ≥ 1"),
+    ],
+)
+def test_bad_calls_get_one_sentence(call: object, sentence: str) -> None:
+    g = BootstrapGenerator(TwoBranches().eval())
+    with pytest.raises(ValueError, match=sentence):
+        call(g)  # type: ignore[operator]

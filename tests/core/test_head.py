@@ -1,0 +1,334 @@
+"""split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
+
+import threading
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _nets import ZOO, Case, TwoBranches, Upsampling, make
+from torch import Tensor, nn
+
+from neuboots.head import (
+    call_net,
+    cast_inputs,
+    eval_mode,
+    extract_output,
+    find_head,
+    find_head_candidates,
+    split_head,
+    unwrap_model,
+)
+
+by_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+
+
+@by_case
+@torch.no_grad()
+def test_head_is_found_by_running_the_net(case: Case) -> None:
+    assert split_head(make(case), example=case.x).name == case.head
+
+
+@by_case
+@torch.no_grad()
+def test_the_pass_sees_features_and_repeats_what_follows(case: Case) -> None:
+    net = make(case)
+    split = split_head(net, example=case.x)
+    plain = extract_output(call_net(net, case.x))
+    passed = split.trace(case.x)
+    assert torch.equal(passed.output, plain)
+    assert torch.equal(passed.finish(split.head(passed.phi)), plain)
+    assert torch.equal(split.features(case.x), passed.phi)
+    # with another head output, the rest of the net is what the net itself would have done with it
+    other = split.head(passed.phi * 0.5)
+    again = extract_output(split.run(case.x, lambda head, phi: head(phi * 0.5)))
+    assert torch.equal(passed.finish(other), again)
+
+
+@by_case
+@torch.no_grad()
+def test_the_net_is_left_as_it_was(case: Case) -> None:
+    net = make(case)
+    inner = unwrap_model(net)
+    before = {name: id(module) for name, module in inner.named_modules()}
+    state = {name: tensor.clone() for name, tensor in inner.state_dict().items()}
+    split = split_head(net, example=case.x)
+    split.trace(case.x)
+    split.features(case.x)
+    assert {name: id(module) for name, module in inner.named_modules()} == before
+    assert all(torch.equal(tensor, state[name]) for name, tensor in inner.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in inner.modules())
+
+
+def test_the_net_is_left_as_it_was_after_an_error() -> None:
+    net = TwoBranches()
+    split = split_head(net)
+    with pytest.raises(RuntimeError, match="boom"):
+        split.run(torch.zeros(2, 4), lambda head, phi: (_ for _ in ()).throw(RuntimeError("boom")))
+    assert net.fc is split.head
+
+
+def test_features_skip_what_follows_the_head() -> None:
+    class Costly(Upsampling):
+        finished = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.classifier(F.relu(self.stem(x)))
+            self.finished += 1
+            return z
+
+    net = Costly()
+    split_head(net).features(torch.zeros(1, 2, 8, 8))
+    assert net.finished == 0
+
+
+def test_the_user_may_name_the_layer() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert split_head(net, "0").width == 4
+    with pytest.raises(ValueError, match=r"got head='1'; expected the name of a Linear.*'0', '2'"):
+        split_head(net, "1")
+
+
+def test_torchvision_style_auxiliary_head_does_not_mislead() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Conv2d(2, 6, 3, padding=1)
+            self.classifier = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 1))
+            self.aux_classifier = nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            features = self.backbone(x)
+            out = F.interpolate(self.classifier(features), size=x.shape[2:], mode="bilinear")
+            return {"out": out, "aux": self.aux_classifier(features)}
+
+    net, x = Auxiliary(), torch.zeros(1, 2, 6, 6)
+    assert split_head(net, example=x).name == "classifier.2"
+    # without an example the last one registered is taken, and the first pass says that it was wrong
+    with pytest.raises(ValueError, match=r"'aux_classifier' does not reach the net's output.*'classifier.2'"):
+        split_head(net).trace(x)
+
+
+def test_a_wrong_guess_by_registration_is_noticed_at_the_first_pass() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu())
+
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match="taken to be 'body'.*but learned layers follow it.*'head', 'body'"):
+        split_head(HeadFirst()).trace(x)
+    assert split_head(HeadFirst(), example=x).name == "head"
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)) + self.head(self.body(-x))
+
+
+@pytest.mark.parametrize("name", [None, "head"])
+def test_a_head_used_twice_is_refused(name: str | None) -> None:
+    x = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match=r"the head 'head' is used twice in one pass; expected exactly once"):
+        split_head(Shared(), name, example=x).trace(x)
+
+
+def test_a_head_never_used_is_refused() -> None:
+    class Functional(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.body(x), self.head.weight)
+
+    with pytest.raises(ValueError, match="the head 'head' is used never in one pass"):
+        split_head(Functional()).features(torch.zeros(2, 4))
+
+
+def test_parallel_heads_are_listed() -> None:
+    class Parallel(TwoBranches):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.left(x) + self.right(x)
+
+    with pytest.raises(ValueError, match=r"cannot tell which layer is the head.*'left.0', 'right'.*name one"):
+        split_head(Parallel(), example=torch.zeros(2, 4))
+
+
+def test_a_net_without_a_linear_head_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the net has no Linear or 1×1 convolution.*expected a net that ends in one"):
+        split_head(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()))
+
+
+def test_learned_layers_after_the_last_candidate_are_not_guessed_over() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 3, padding=1))
+    with pytest.raises(ValueError, match=r"the last layer with parameters is '2', and the candidates are '0'"):
+        split_head(net)
+    with pytest.raises(ValueError, match=r"cannot tell which layer is the head \(learned layers follow\)"):
+        split_head(net, example=torch.zeros(1, 2, 4, 4))
+    x = torch.randn(1, 2, 4, 4)
+    assert torch.equal(split_head(net, "0").trace(x).output, net(x))  # named, it is taken at its word
+
+
+def test_only_plain_layers_are_candidates() -> None:
+    class Cosine(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.normalize(x), F.normalize(self.weight))
+
+    attention = nn.MultiheadAttention(4, 2)
+    net = nn.ModuleList([attention, Cosine(4, 4), nn.Conv2d(4, 4, 1, stride=2), nn.Conv2d(4, 4, 1, groups=2)])
+    assert find_head_candidates(net) == []
+    assert find_head_candidates(nn.ModuleList([nn.LazyLinear(3), nn.Conv1d(4, 4, 1, padding="same")])) == ["1"]
+
+
+def test_a_head_with_hooks_or_a_forward_of_its_own_is_refused() -> None:
+    hooked, patched = TwoBranches(), TwoBranches()
+    hooked.fc.register_forward_hook(lambda module, inputs, output: 3 * output)
+    patched.fc.forward = lambda phi: phi[:, :3]
+    for net in (hooked, patched):
+        with pytest.raises(ValueError, match="the head 'fc' has hooks or a forward of its own"):
+            split_head(net)
+
+
+def test_branching_on_values_after_the_head_is_refused() -> None:
+    class Branching(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.head(self.body(x))
+            return z if z.sum() > 0 else -z
+
+    with pytest.raises(ValueError, match="after its head the net reads values"):
+        split_head(Branching()).trace(torch.ones(2, 4))
+
+
+def test_writing_into_another_tensor_is_refused() -> None:
+    class Writing(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            out = torch.zeros(len(x), 3)
+            out[:] = self.head(self.body(x))
+            return out
+
+    with pytest.raises(ValueError, match="writes its head's output into another tensor"):
+        split_head(Writing()).trace(torch.ones(2, 4))
+
+
+def test_changes_that_cannot_be_repeated_are_refused() -> None:
+    class Replaced(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.head(self.body(x))
+            z.data = 2 * z.data
+            return z
+
+    class ChangedLater(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            factor = torch.ones(3)
+            z = self.head(self.body(x)) * factor
+            factor += 1
+            return z * factor
+
+    with pytest.raises(ValueError, match="replaces the data of a tensor"):
+        split_head(Replaced()).trace(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="changes a tensor in place that it has used before"):
+        split_head(ChangedLater()).trace(torch.ones(2, 4))
+
+
+def test_outputs_that_cannot_be_told_apart_are_listed() -> None:
+    class Pair(Shared):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.head(self.body(x)), x
+
+    with pytest.raises(ValueError, match=r"returned a tuple with tensors \['0', '1'\]; expected one tensor"):
+        split_head(Pair()).trace(torch.ones(2, 4))
+
+
+def test_eval_mode_restores_every_module() -> None:
+    net = TwoBranches()
+    net.left.eval()
+    before = [module.training for module in net.modules()]
+    with eval_mode(net):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == before
+
+
+def test_inputs_follow_the_net() -> None:
+    net = TwoBranches().double()
+    x = {"a": torch.zeros(2, dtype=torch.float32), "b": (torch.zeros(2, dtype=torch.int64),)}
+    moved = cast_inputs(net, x)
+    assert moved["a"].dtype == torch.float64
+    assert moved["b"][0].dtype == torch.int64
+
+
+class Parts(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def test_a_named_tuple_stays_one() -> None:
+    """torch's loader collates rows that are named tuples to one of batches."""
+    moved = cast_inputs(TwoBranches().double(), Parts(torch.ones(2), torch.ones(2, dtype=torch.int64)))
+    assert isinstance(moved, Parts)
+    assert (moved.left.dtype, moved.right.dtype) == (torch.float64, torch.int64)
+
+
+class Dressed(Tensor):
+    """A tensor with functions of its own, as MONAI's and torchvision's: whatever is made of it is one too."""
+
+    def new_empty(self, *size: int) -> Tensor:
+        raise TypeError("only for tensors of one kind")
+
+
+class Laid(Tensor):
+    """A tensor with another layout, as torch's DTensor: its data are nobody else's business."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Tensor:
+        raise AssertionError("its data were touched")
+
+
+def test_tensors_with_functions_of_their_own_become_plain() -> None:
+    net, x = TwoBranches(), torch.randn(2, 4)
+    dressed = x.as_subclass(Dressed)
+    moved = cast_inputs(net, {"a": dressed, "b": [dressed, 3], "c": None})
+    assert [type(part) for part in (moved["a"], moved["b"][0])] == [Tensor, Tensor]
+    assert (moved["b"][1], moved["c"]) == (3, None)
+    assert torch.equal(moved["a"], x)
+    x.requires_grad_()
+    cast_inputs(net, x.as_subclass(Dressed)).sum().backward()
+    assert x.grad is not None
+    laid = torch.zeros(2).as_subclass(Laid)
+    assert cast_inputs(net, laid) is laid  # it is where it should be, and its data were not touched
+
+
+def test_two_threads_may_use_one_net() -> None:
+    net = TwoBranches().eval()
+    split = split_head(net)
+    inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(20)]
+    wanted = [net(x) for x in inputs]
+    got: dict[int, Tensor] = {}
+
+    def work(start: int) -> None:
+        for i in range(start, 20, 2):
+            got[i] = split.trace(inputs[i]).output
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(got[i], wanted[i]) for i in range(20))
+
+
+def test_a_hugging_face_model_goes_through() -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20, num_labels=3
+    )
+    net = transformers.BertForSequenceClassification(config).eval()
+    x = {"input_ids": torch.arange(8).view(2, 4), "attention_mask": torch.ones(2, 4, dtype=torch.int64)}
+    assert find_head(net) == find_head(net, example=x) == "classifier"
+    assert torch.equal(split_head(net).trace(x).output, net(**x).logits)

@@ -1,0 +1,440 @@
+"""The laws of α against their exact moments, the blocks u: [n] → [S], and the schedule of draws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from _reference import kummer, multinomial_mean, p_value, standard_errors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neuboots._prng import derive_keys
+from neuboots.weights import (
+    WEIGHT_DISTRIBUTIONS,
+    BlockTable,
+    Constant,
+    Dirichlet,
+    Exponential,
+    HashedBlocks,
+    Multinomial,
+    WeightDistribution,
+    WeightSchedule,
+    apply_link,
+    assign_blocks,
+    compute_strata,
+    link_moments,
+)
+
+EVERY_LAW = [
+    Dirichlet(),
+    Dirichlet(0.3),
+    Dirichlet(5.0),
+    Exponential(),
+    Exponential(0.5),
+    Exponential(4.0),
+    Multinomial(),
+    Constant(),
+]
+SIZES = [1, 2, 7, 64]
+NUM = 20_000
+many = settings(deadline=None, max_examples=60, derandomize=True)
+law_and_size = [
+    pytest.param(weight_distribution, size, id=f"{weight_distribution}-{size}")
+    for weight_distribution in EVERY_LAW
+    for size in SIZES
+]
+
+
+def sample(weight_distribution: WeightDistribution, num: int, size: int, *name: int | str) -> Tensor:
+    return weight_distribution.sample(derive_keys(torch.arange(num), *name), size)
+
+
+def near(estimate: np.ndarray, exact: np.ndarray | float, error: np.ndarray, comparisons: int) -> bool:
+    """Within k standard errors, k by Bonferroni; a standard error of 0 leaves 10⁻¹² for rounding."""
+    return bool((np.abs(estimate - exact) <= standard_errors(comparisons) * error + 1e-12).all())
+
+
+# -- laws ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("weight_distribution", "size"), law_and_size)
+def test_mean_variance_and_covariance_are_exact(weight_distribution: WeightDistribution, size: int) -> None:
+    """Every mean and every entry of the covariance matrix, with the standard errors of these very samples."""
+    deviation = sample(weight_distribution, NUM, size, 1, "moments").numpy() - 1.0  # the exact mean is 1
+    comparisons = len(law_and_size) * (size + size * size)
+    assert near(deviation.mean(0), 0.0, deviation.std(0) / math.sqrt(NUM), comparisons)
+
+    v, c = weight_distribution.covariance(size)
+    exact = (v - c) * np.eye(size) + c
+    products = deviation.T @ deviation / NUM
+    squares = (deviation**2).T @ (deviation**2) / NUM
+    error = np.sqrt(np.maximum(squares - products**2, 0.0) / NUM)
+    assert near(products, exact, error, comparisons)
+
+
+def test_covariances_are_the_papers() -> None:
+    for S in (2, 7, 64):
+        assert Dirichlet().covariance(S) == ((S - 1) / (S + 1), -1 / (S + 1))
+        assert Multinomial().covariance(S) == (1 - 1 / S, -1 / S)
+        assert Exponential().covariance(S) == (1, 0)
+        assert Constant().covariance(S) == (0, 0)
+
+
+@pytest.mark.parametrize("weight_distribution", EVERY_LAW, ids=str)
+def test_one_block_has_no_partner(weight_distribution: WeightDistribution) -> None:
+    assert weight_distribution.covariance(1)[1] == 0
+    if not isinstance(weight_distribution, Exponential):
+        assert weight_distribution.covariance(1)[0] == 0
+        assert sample(weight_distribution, 5, 1, 0).tolist() == [[1.0]] * 5
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("concentration", [0.3, 1.0, 5.0])
+def test_dirichlet_rows_are_positive_and_sum_to_S(concentration: float, size: int) -> None:
+    alpha = sample(Dirichlet(concentration), 1000, size, 0)
+    assert alpha.shape == (1000, size)
+    assert alpha.dtype == torch.float64
+    assert (alpha > 0).all()
+    # a sum of S rounded terms, each off by a few units in the last place
+    assert ((alpha.sum(1) - size).abs() <= 4 * size * torch.finfo(torch.float64).eps).all()
+
+
+@pytest.mark.parametrize("size", [*SIZES, 1000])
+def test_multinomial_rows_are_counts_that_sum_to_S_exactly(size: int) -> None:
+    alpha = sample(Multinomial(), 1000, size, 0)
+    assert alpha.shape == (1000, size)
+    assert torch.equal(alpha.sum(1), torch.full((1000,), float(size), dtype=torch.float64))
+    assert torch.equal(alpha, alpha.round().clamp_min(0))
+
+
+def test_each_law_has_its_marginal_distribution() -> None:
+    """S × Beta, Gamma and Binomial; Kolmogorov–Smirnov and χ² over 7 marginals."""
+    for c in (0.3, 1.0, 5.0):
+        alpha = sample(Dirichlet(c), NUM, 7, 2)[:, 3].numpy() / 7
+        assert scipy.stats.kstest(alpha, scipy.stats.beta(c, 6 * c).cdf).pvalue > p_value(7)
+    for c in (0.5, 1.0, 4.0):
+        alpha = sample(Exponential(c), NUM, 7, 2)[:, 3].numpy()
+        assert scipy.stats.kstest(alpha, scipy.stats.gamma(c, scale=1 / c).cdf).pvalue > p_value(7)
+    counts = torch.bincount(sample(Multinomial(), NUM, 7, 2)[:, 3].long(), minlength=8).numpy()
+    expected = scipy.stats.binom(7, 1 / 7).pmf(np.arange(8)) * NUM
+    observed, expected = ([*x[:4], x[4:].sum()] for x in (counts, expected))  # five cells that are well filled
+    assert scipy.stats.chisquare(observed, expected).pvalue > p_value(7)
+
+
+@pytest.mark.parametrize("weight_distribution", EVERY_LAW, ids=str)
+def test_a_row_is_a_function_of_its_key(weight_distribution: WeightDistribution) -> None:
+    rows = torch.tensor([5, 0, 5, 3])
+    assert torch.equal(weight_distribution.sample(derive_keys(rows, 9), 6), sample(weight_distribution, 8, 6, 9)[rows])
+
+
+def test_the_laws_are_found_by_name() -> None:
+    assert {name: weight_distribution().name for name, weight_distribution in WEIGHT_DISTRIBUTIONS.items()} == {
+        name: name for name in WEIGHT_DISTRIBUTIONS
+    }
+    assert sorted(WEIGHT_DISTRIBUTIONS) == ["constant", "dirichlet", "exponential", "multinomial"]
+
+
+# -- links ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("c", "size"), [*itertools.product([0.3, 1.0, 5.0], [2, 7, 64]), (1.0, 2048)])
+@pytest.mark.parametrize("t", [1.0, 2.0])
+def test_the_laplace_transform_of_dirichlet_is_kummers_function(c: float, size: int, t: float) -> None:
+    """The alternating series with e^z extra digits; logarithms of about S c cost some digits of the double."""
+    for parts in (1, 2, size - 1):
+        exact = kummer(parts * c, size * c, t * size)
+        rounding = 10 * (1 + math.lgamma(size * c + t * size)) * torch.finfo(torch.float64).eps
+        assert Dirichlet(c).laplace(t, parts, size) == pytest.approx(exact, rel=rounding)
+    assert Dirichlet(c).laplace(t, size, size) == math.exp(-t * size)
+
+
+@pytest.mark.parametrize("c", [0.3, 1.0, 5.0])
+def test_the_laplace_transform_of_dirichlet_is_scipys(c: float) -> None:
+    for size in (2, 7, 20):
+        theirs = scipy.special.hyp1f1(c, size * c, -float(size))
+        assert Dirichlet(c).laplace(1.0, 1, size) == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_link_moments_of_multinomial_by_enumeration(size: int) -> None:
+    mean, variance, covariance = link_moments(Multinomial(), "exp", size)
+    exact = multinomial_mean(size, lambda a: math.exp(-a[0]))
+    assert mean == pytest.approx(exact)
+    assert variance == pytest.approx(multinomial_mean(size, lambda a: math.exp(-2 * a[0])) - exact**2, abs=1e-15)
+    together = multinomial_mean(size, lambda a: math.exp(-a[0] - a[-1])) - exact**2 if size > 1 else 0.0
+    assert covariance == pytest.approx(together, abs=1e-15)
+
+
+def test_link_moments_of_exponential_and_constant_in_closed_form() -> None:
+    """E exp(−t Gamma(c, 1/c)) = (1 + t/c)^−c."""
+    for c in (0.5, 1.0, 4.0):
+        mean, second = (1 + 1 / c) ** -c, (1 + 2 / c) ** -c
+        exact = (mean, second - mean**2, 0.0)
+        assert link_moments(Exponential(c), "exp", 10) == pytest.approx(exact, abs=1e-15)
+    assert link_moments(Constant(), "exp", 10) == pytest.approx((math.exp(-1), 0.0, 0.0), abs=1e-15)
+
+
+@pytest.mark.parametrize(("weight_distribution", "size"), law_and_size)
+@pytest.mark.parametrize("link", ["identity", "exp"])
+def test_link_moments_are_the_limit_of_samples(weight_distribution: WeightDistribution, size: int, link: str) -> None:
+    """Averages over the exchangeable entries of each row, which are independent between rows."""
+    mean, variance, covariance = link_moments(weight_distribution, link, size)
+    factor = apply_link(sample(weight_distribution, NUM, size, 3, "link"), link).numpy()
+    deviation = factor - mean
+    rows = [factor.mean(1) - mean, (deviation**2).mean(1) - variance]
+    if size > 1:
+        pairs = (deviation.sum(1) ** 2 - (deviation**2).sum(1)) / (size * (size - 1))
+        rows.append(pairs - covariance)
+    for row in rows:
+        assert near(row.mean(), 0.0, row.std() / math.sqrt(NUM), comparisons=6 * len(law_and_size))
+
+
+def test_large_S_neither_overflows_nor_leaves_the_limit() -> None:
+    """As S grows the Dirichlet weights become independent Gamma(c, 1/c), at the rate 1/S."""
+    for c in (0.5, 1.0, 5.0):
+        limit = np.array(link_moments(Exponential(c), "exp", 1))
+        for size in (2048, 20_000):
+            moments = np.array(link_moments(Dirichlet(c), "exp", size))
+            assert np.abs(moments - limit).max() < 1 / size
+            assert moments[2] < 0  # what one block has the others lack
+
+
+def test_links() -> None:
+    alpha = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    assert apply_link(alpha, "identity") is alpha
+    assert torch.equal(apply_link(alpha, "exp"), torch.exp(-alpha))
+
+
+# -- blocks --------------------------------------------------------------------------------------------
+
+
+def spread(blocks: Tensor, size: int) -> int:
+    counts = torch.bincount(blocks, minlength=size)
+    assert len(counts) == size  # no block beyond S − 1
+    return int(counts.max() - counts.min())
+
+
+@many
+@given(
+    st.lists(st.integers(-3, 4), min_size=1, max_size=120),
+    st.integers(1, 150),
+    st.integers(0, 2**63),
+    st.booleans(),
+)
+def test_block_sizes_differ_by_at_most_one(labels: list[int], size: int, seed: int, stratify: bool) -> None:
+    n, strata = len(labels), torch.tensor(labels)
+    u = assign_blocks(n, size, strata=strata if stratify else None, seed=seed)
+    assert u.shape == (n,)
+    assert u.dtype == torch.int64
+    assert spread(u, size) <= 1
+    if stratify:
+        assert all(spread(u[strata == label], size) <= 1 for label in set(labels))
+    if size >= n:
+        assert len(u.unique()) == n  # every point has its own block, and S = n is a permutation
+    assert torch.equal(u, assign_blocks(n, size, strata=strata if stratify else None, seed=seed))
+
+
+def test_blocks_are_random_and_named_by_the_seed() -> None:
+    first, second = assign_blocks(1000, 10, seed=0), assign_blocks(1000, 10, seed=1)
+    assert not torch.equal(first, second)
+    # two independent balanced tables agree on n/S points, give or take √(n/S) as in a Poisson count
+    assert abs(int((first == second).sum()) - 100) < standard_errors(1) * math.sqrt(100)
+
+
+def test_every_point_falls_in_every_block_and_meets_every_other() -> None:
+    """χ² over 2,000 seeds: u(0) is uniform, so is the block that holds one point more than the others, and
+    points 0 and 1 share a block as often as in a deal of 13 cards to 4 players: 3 · 3 · 2 + 4 · 3 pairs of 13 · 12."""
+    tables = torch.stack([assign_blocks(13, 4, seed=seed) for seed in range(2000)])
+    largest = torch.nn.functional.one_hot(tables, 4).sum(1).argmax(1)
+    for places in (tables[:, 0], largest):
+        assert scipy.stats.chisquare(torch.bincount(places, minlength=4).numpy()).pvalue > p_value(3)
+    together = int((tables[:, 0] == tables[:, 1]).sum())
+    assert scipy.stats.binomtest(together, 2000, 30 / 156).pvalue > p_value(3)
+
+
+def test_one_block_takes_all_points() -> None:
+    assert assign_blocks(7, 1, strata=torch.arange(7) % 2).tolist() == [0] * 7
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "strata", "sentence"),
+    [
+        (5, 0, None, "got S = 0 blocks; expected at least 1: choose num_blocks ≥ 1"),
+        (5, -2, None, "got S = -2 blocks; expected at least 1: choose num_blocks ≥ 1"),
+        (0, 3, None, "got n = 0 training points; expected at least 1: the data set is empty"),
+        (5, 3, torch.zeros(4), r"got strata of shape \(4,\); expected \(5,\): one label for each point"),
+        (5, 3, torch.zeros(5, 1), r"got strata of shape \(5, 1\); expected \(5,\): one label for each point"),
+    ],
+)
+def test_blocks_that_cannot_be_dealt(n: int, size: int, strata: Tensor | None, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        assign_blocks(n, size, strata=strata)
+
+
+@pytest.mark.parametrize("weight_distribution", EVERY_LAW, ids=str)
+def test_no_law_has_zero_blocks(weight_distribution: WeightDistribution) -> None:
+    with pytest.raises(ValueError, match=r"^got S = 0 blocks; expected at least 1: choose num_blocks ≥ 1$"):
+        weight_distribution.sample(derive_keys(torch.arange(1), 0), 0)
+
+
+@pytest.mark.parametrize("concentration", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("weight_distribution", [Dirichlet, Exponential])
+def test_a_concentration_is_positive(weight_distribution: type, concentration: float) -> None:
+    with pytest.raises(ValueError, match=rf"^got concentration {concentration}; expected a positive number"):
+        weight_distribution(concentration)
+
+
+# -- strata --------------------------------------------------------------------------------------------
+
+
+def test_the_stratum_of_a_label_is_its_class() -> None:
+    assert compute_strata(torch.tensor([2, 0, 2, -100])).tolist() == [2, 0, 2, -100]
+    assert compute_strata(torch.tensor([[2], [0]], dtype=torch.uint8)).tolist() == [2, 0]
+    assert compute_strata(torch.tensor([True, False])).tolist() == [1, 0]
+
+
+@many
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=80), st.integers(1, 12))
+def test_continuous_targets_are_cut_into_bins_of_near_equal_size(values: list[int], num_bins: int) -> None:
+    """Whole numbers make many ties: the bins are in the order of the targets all the same."""
+    y = torch.tensor(values, dtype=torch.float32)
+    bins = compute_strata(y, num_bins=num_bins)
+    used = min(num_bins, len(values))
+    assert spread(bins, used) <= 1
+    for low in range(used - 1):
+        assert y[bins == low].max() <= y[bins == low + 1].min()
+
+
+def test_a_constant_target_is_cut_anyhow_but_evenly() -> None:
+    assert torch.bincount(compute_strata(torch.full((40,), 0.1))).tolist() == [4] * 10
+    assert torch.bincount(compute_strata(torch.full((40, 3), 0.1))).tolist() == [4] * 10
+
+
+def test_several_columns_are_cut_by_the_sum_of_their_standard_scores() -> None:
+    """A column on a scale 10⁶ times larger counts no more than the other; a constant one counts nothing."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(60, 2)) * [1.0, 1e6] + [5.0, -3e6]
+    score = scipy.stats.zscore(y).sum(1)
+    order = scipy.stats.rankdata(score).astype(int) - 1
+    columns = torch.from_numpy(np.column_stack([y, np.full(60, 7.0)]))
+    assert compute_strata(columns, num_bins=6).tolist() == (order // 10).tolist()
+
+
+def test_pixels_count_by_their_commonest_class() -> None:
+    masks = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [3, 0]], [[255, 255], [255, 4]], [[255, 255], [255, 255]]])
+    assert compute_strata(masks, ignore_index=255).tolist() == [1, 3, 4, -1]
+    assert compute_strata(masks.to(torch.uint8), ignore_index=255).tolist() == [1, 3, 4, -1]
+
+
+def test_a_class_of_bytes_is_not_taken_for_minus_100() -> None:
+    """156 = −100 modulo 256."""
+    assert compute_strata(torch.full((1, 2, 2), 156, dtype=torch.uint8)).tolist() == [156]
+
+
+def test_no_targets_have_no_strata() -> None:
+    with pytest.raises(ValueError, match=r"^got no targets; expected at least 1: the data set is empty$"):
+        compute_strata(torch.zeros(0))
+
+
+# -- streams -------------------------------------------------------------------------------------------
+
+
+def test_hashed_blocks_have_no_state_and_are_nearly_balanced() -> None:
+    u = HashedBlocks(num_blocks=16, seed=3)
+    whole = u(torch.arange(20_000))
+    rows = torch.tensor([19_999, 0, 7, 7])
+    assert torch.equal(u(rows), whole[rows])
+    assert torch.equal(HashedBlocks(16, 3)(rows), u(rows))
+    assert scipy.stats.chisquare(torch.bincount(whole, minlength=16).numpy()).pvalue > p_value(2)
+    # another seed agrees on one point in 16, as chance has it
+    same = int((HashedBlocks(16, 4)(torch.arange(20_000)) == whole).sum())
+    assert scipy.stats.binomtest(same, 20_000, 1 / 16).pvalue > p_value(2)
+
+
+def test_hashed_blocks_need_a_block() -> None:
+    with pytest.raises(ValueError, match=r"^got S = 0 blocks; expected at least 1: choose num_blocks ≥ 1$"):
+        HashedBlocks(0)
+
+
+# -- the schedule --------------------------------------------------------------------------------------
+
+PLAN_BLOCKS = [BlockTable(assign_blocks(30, 5), 5), HashedBlocks(5)]
+both_kinds = pytest.mark.parametrize("blocks", PLAN_BLOCKS, ids=["table", "hash"])
+INDEX = torch.tensor([7, 29, 0, 7])
+
+
+@both_kinds
+def test_one_alpha_is_held_through_the_epoch(blocks: BlockTable | HashedBlocks) -> None:
+    plan = WeightSchedule(Dirichlet(), blocks, seed=0)
+    first, second = plan.at_epoch(0), plan.at_epoch(1)
+    for epoch in range(50):
+        alpha, w = plan.at_epoch(epoch)(INDEX)
+        assert torch.equal(w, alpha[blocks(INDEX)])
+    alpha, _ = first(INDEX, step=0)
+    again, others = first(torch.arange(30), step=11)
+    assert torch.equal(again, alpha)
+    assert torch.equal(others, alpha[blocks(torch.arange(30))])
+    assert not torch.equal(second(INDEX)[0], alpha)
+    assert torch.equal(WeightSchedule(Dirichlet(), blocks, seed=0).at_epoch(1)(INDEX)[0], second(INDEX)[0])
+    assert not torch.equal(WeightSchedule(Dirichlet(), blocks, seed=1).at_epoch(0)(INDEX)[0], alpha)
+
+
+@both_kinds
+def test_alpha_is_drawn_at_each_step(blocks: BlockTable | HashedBlocks) -> None:
+    weights = WeightSchedule(Dirichlet(), blocks, resample="step").at_epoch(0)
+    alpha, w = weights(INDEX, step=3)
+    assert alpha.shape == (5,)
+    assert torch.equal(w, alpha[blocks(INDEX)])
+    assert torch.equal(weights(torch.tensor([1]), step=3)[0], alpha)
+    assert not torch.equal(weights(INDEX, step=4)[0], alpha)
+
+
+@both_kinds
+def test_every_sample_has_its_own_alpha(blocks: BlockTable | HashedBlocks) -> None:
+    """α_i is a function of (seed, epoch, i) alone: order, batch and step do not matter."""
+    plan = WeightSchedule(Dirichlet(), blocks, seed=0, resample="sample")
+    weights = plan.at_epoch(2)
+    alphas, w = weights(torch.arange(30))
+    assert alphas.shape == (30, 5)
+    assert len(alphas.unique(dim=0)) == 30
+    assert w.tolist() == [alphas[i, blocks(torch.tensor([i]))[0]].item() for i in range(30)]
+    some, some_w = weights(INDEX, step=99)
+    assert torch.equal(some, alphas[INDEX])
+    assert torch.equal(some_w, w[INDEX])
+    for other in (plan.at_epoch(3), WeightSchedule(Dirichlet(), blocks, seed=1, resample="sample").at_epoch(2)):
+        assert not (other(torch.arange(30))[0] == alphas).any()
+
+
+@pytest.mark.parametrize("resample", ["epoch", "step", "sample"])
+def test_warming_up_all_weights_are_one(resample: str) -> None:
+    plan = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], resample=resample, warmup=2)
+    for epoch in (0, 1):
+        alpha, w = plan.at_epoch(epoch)(INDEX, step=0)
+        assert alpha.tolist() == [1.0] * 5
+        assert w.tolist() == [1.0] * 4
+    alpha, w = plan.at_epoch(2)(INDEX, step=0)
+    unwarmed = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], resample=resample).at_epoch(2)(INDEX, step=0)
+    assert not (w == 1).any()
+    assert torch.equal(alpha, unwarmed[0])
+    assert torch.equal(w, unwarmed[1])
+
+
+@pytest.mark.parametrize("resample", ["epoch", "step", "sample"])
+def test_the_weights_of_a_point_follow_the_law(resample: str) -> None:
+    """Over 1,500 epochs or steps, wᵢ/S is Beta(1, S − 1), for each of the three schedules."""
+    plan = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], seed=5, resample=resample)
+    point = torch.tensor([17])
+    drawn = [float(plan.at_epoch(t)(point, step=t)[1][0]) / 5 for t in range(1500)]
+    assert scipy.stats.kstest(drawn, scipy.stats.beta(1, 4).cdf).pvalue > p_value(3)
+
+
+def test_a_step_needs_its_number() -> None:
+    weights = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], resample="step").at_epoch(0)
+    sentence = r'^redraw="step" draws α anew at each step: call weights\(index, step=…\)$'
+    with pytest.raises(ValueError, match=sentence):
+        weights(INDEX)

@@ -1,0 +1,351 @@
+"""Corruptions against other people's image libraries, and against what noise must be on average."""
+
+import colorsys
+import io
+import pickle
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from _reference import standard_errors
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from neuboots.data.corruptions import CORRUPTIONS, ROTATION, CorruptedDataset, Corruption, rotate
+
+LEVELS = [1, 2, 3, 4, 5]
+NOISES = ["gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"]
+ALL = list((CORRUPTIONS | ROTATION).values())
+
+
+def pictures(channels: int = 3, size: int = 32, num: int = 60) -> Tensor:
+    """Handwritten digits, enlarged, with a texture of single pixels: (num, channels, size, size) in [0, 1]."""
+    small = torch.from_numpy(load_digits().images[: num * channels] / 16).float().view(num, channels, 8, 8)
+    smooth = torch.nn.functional.interpolate(small, size=(size, size), mode="bilinear")
+    texture = torch.rand(smooth.shape, generator=torch.Generator().manual_seed(0))
+    return 0.7 * smooth.clamp(0, 1) + 0.2 * texture
+
+
+# -- the recipe ----------------------------------------------------------------------------------------
+
+
+def test_the_ten_of_the_recipe() -> None:
+    assert {name: corruption.levels for name, corruption in CORRUPTIONS.items()} == {
+        "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+        "shot_noise": (500, 250, 100, 75, 50),
+        "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
+        "speckle_noise": (0.06, 0.1, 0.12, 0.16, 0.2),
+        "gaussian_blur": (0.4, 0.6, 0.7, 0.8, 1.0),
+        "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+        "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
+        "jpeg": (80, 65, 58, 50, 40),
+        "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
+        "saturate": ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
+    }
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_has_the_moments_of_the_recipe(name: str, severity: int) -> None:
+    """At x = ½, where next to nothing is clipped; 5 σ of the strongest noise are ½."""
+    x = torch.full((40, 3, 32, 32), 0.5, dtype=torch.float64)
+    level = CORRUPTIONS[name].levels[severity - 1]
+    noise = (CORRUPTIONS[name](x, severity) - x).flatten().numpy()
+    variance = {
+        "gaussian_noise": level**2,
+        "shot_noise": 0.5 / level,
+        "impulse_noise": level / 4,  # ± ½ with probability `level`
+        "speckle_noise": (0.5 * level) ** 2,
+    }[name]
+    comparisons = 2 * len(NOISES) * len(LEVELS)
+    k = standard_errors(comparisons)
+    assert abs(noise.mean()) < k * np.sqrt(variance / len(noise))
+    error = np.sqrt(np.var((noise - noise.mean()) ** 2) / len(noise))  # of the sample variance
+    assert abs(noise.var() - variance) < k * error
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+def test_impulses_are_black_or_white_and_the_rest_is_untouched(severity: int) -> None:
+    x = 0.25 + 0.5 * pictures()
+    out = CORRUPTIONS["impulse_noise"](x, severity)
+    changed = out != x
+    assert set(out[changed].tolist()) == {0.0, 1.0}
+    share, amount = float(changed.double().mean()), CORRUPTIONS["impulse_noise"].levels[severity - 1]
+    assert abs(share - amount) < standard_errors(5) * np.sqrt(amount * (1 - amount) / x.numel())
+    assert not (changed == changed[:, :1]).all(), "each channel is struck by itself"
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_blur_is_scipys(channels: int, severity: int) -> None:
+    """As scikit-image blurs: cut off at 4 σ, the border's value beyond it."""
+    x = pictures(channels, 28, num=5).double()
+    sigma = CORRUPTIONS["gaussian_blur"].levels[severity - 1]
+    theirs = scipy.ndimage.gaussian_filter(x.numpy(), (0, 0, sigma, sigma), mode="nearest", truncate=4.0)
+    np.testing.assert_allclose(CORRUPTIONS["gaussian_blur"](x, severity), theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+def test_contrast_keeps_the_mean_of_each_channel(severity: int) -> None:
+    x = pictures().double()
+    out = CORRUPTIONS["contrast"](x, severity)
+    factor = CORRUPTIONS["contrast"].levels[severity - 1]
+    torch.testing.assert_close(out.mean((2, 3)), x.mean((2, 3)))
+    torch.testing.assert_close(out.std((2, 3)), factor * x.std((2, 3)))
+
+
+def by_colorsys(x: Tensor, severity: int, name: str) -> np.ndarray:
+    """Pixel by pixel, by Python's own conversion."""
+    level = CORRUPTIONS[name].levels[severity - 1]
+    out = x.double().numpy().copy()
+    for i, _, r, c in np.ndindex(len(x), 1, *x.shape[2:]):
+        h, s, v = colorsys.rgb_to_hsv(*out[i, :, r, c])
+        if name == "brightness":
+            v = min(max(v + level, 0), 1)
+        else:
+            s = min(max(s * level[0] + level[1], 0), 1)
+        out[i, :, r, c] = colorsys.hsv_to_rgb(h, s, v)
+    return out
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+@pytest.mark.parametrize("name", ["brightness", "saturate"])
+def test_colours_change_in_hsv(name: str, severity: int) -> None:
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    x[0, :, :2] = 0  # black
+    x[0, :, 2:4] = 0.6  # grey
+    x[1, 1, :4] = 0  # pure colours
+    x[1, :, 5] = 1  # white
+    np.testing.assert_allclose(CORRUPTIONS[name](x, severity), by_colorsys(x, severity, name), atol=1e-12)
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+def test_grey_images_get_brighter_and_have_no_colour(severity: int) -> None:
+    x = pictures(1, 28)
+    raised = (x + CORRUPTIONS["brightness"].levels[severity - 1]).clamp_max(1)
+    torch.testing.assert_close(CORRUPTIONS["brightness"](x, severity), raised)
+    assert torch.equal(CORRUPTIONS["saturate"](x, severity), x)
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpeg_is_pillows(channels: int, severity: int) -> None:
+    x = pictures(channels, num=3)
+    quality = CORRUPTIONS["jpeg"].levels[severity - 1]
+    for image, out in zip(x, CORRUPTIONS["jpeg"](x, severity), strict=True):
+        pixels = np.uint8(np.round(255 * image.numpy().transpose(1, 2, 0)))
+        file = io.BytesIO()
+        Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(file, "JPEG", quality=quality)
+        theirs = np.asarray(Image.open(file)).reshape(32, 32, channels).transpose(2, 0, 1) / 255
+        np.testing.assert_allclose(out, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("severity", LEVELS)
+@pytest.mark.parametrize("shape", [(28, 28), (32, 32), (80, 80), (20, 33), (5, 1)])
+def test_pixelate_is_pillows(shape: tuple[int, int], severity: int) -> None:
+    x = torch.rand(2, 1, *shape, generator=torch.Generator().manual_seed(0))
+    height, width = shape
+    factor = CORRUPTIONS["pixelate"].levels[severity - 1]
+    small = max(1, int(width * factor)), max(1, int(height * factor))
+    for image, out in zip(x, CORRUPTIONS["pixelate"](x, severity), strict=True):
+        whole = Image.fromarray(image[0].numpy())
+        theirs = whole.resize(small, Image.Resampling.BOX).resize((width, height), Image.Resampling.BOX)
+        np.testing.assert_allclose(out[0], np.asarray(theirs), atol=1e-6)
+
+
+# -- rotation ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degrees", [0, 15, -37.5, 90, 180, 300])
+@pytest.mark.parametrize("shape", [(28, 28), (20, 33)])
+def test_rotation_is_scipys(shape: tuple[int, int], degrees: float) -> None:
+    x = torch.rand(2, 3, *shape, generator=torch.Generator().manual_seed(0)).double()
+    options = {"axes": (3, 2), "reshape": False, "order": 1, "mode": "grid-constant"}
+    theirs = scipy.ndimage.rotate(x.numpy(), degrees, **options)
+    np.testing.assert_allclose(rotate(x, degrees), theirs, atol=1e-9)
+
+
+def test_each_image_may_have_its_own_angle() -> None:
+    images = pictures(3, 20, 5)
+    degrees = torch.tensor([0.0, 17.5, 90.0, -200.0, 359.0])
+    together = rotate(images, degrees)
+    alone = [rotate(image[None], float(angle))[0] for image, angle in zip(images, degrees, strict=True)]
+    assert torch.equal(together, torch.stack(alone))
+    assert rotate(images[:0], degrees[:0]).shape == (0, 3, 20, 20)
+    for wrong in (degrees[:3], torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan])):
+        with pytest.raises(ValueError, match=r"got \d angles for 5 images; expected one finite number for each"):
+            rotate(images, wrong)
+
+
+def test_severity_k_of_rotation_turns_by_15_k_degrees() -> None:
+    x = pictures(1, 28, num=3)
+    for k in (1, 6, 12):
+        assert torch.equal(ROTATION["rotation"](x, k), rotate(x, 15 * k))
+    torch.testing.assert_close(ROTATION["rotation"](x, 12), x.flip(2, 3))
+    with pytest.raises(ValueError, match="got severity=13; expected a whole number from 1 to 12"):
+        ROTATION["rotation"](x, 13)
+
+
+# -- what all of them promise --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_images_in_images_out(corruption: Corruption, shape: tuple[int, ...]) -> None:
+    x = pictures(shape[0], shape[1], num=4)
+    x[0], x[1] = 0.0, 1.0
+    before, random_state = x.clone(), torch.get_rng_state()
+    for severity in LEVELS:
+        out = corruption(x, severity, seed=3)
+        assert out.shape == x.shape
+        assert out.dtype == x.dtype
+        assert bool(((out >= 0) & (out <= 1)).all()), "NaN would fail too"
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert corruption(x[:0], 1).shape == (0, *shape)
+
+
+@pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
+def test_an_image_is_corrupted_by_its_name_alone(corruption: Corruption) -> None:
+    """Whatever the batch around it, and the order."""
+    x = pictures(num=6)
+    out = corruption(x, 4, seed=7)
+    order = torch.tensor([4, 0, 5])
+    torch.testing.assert_close(corruption(x[order], 4, seed=7, index=order), out[order], rtol=0, atol=1e-6)
+    assert torch.equal(corruption(x, 4, seed=7), out)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_other_rows_and_seeds_have_other_noise(name: str) -> None:
+    x = pictures(num=1).repeat(2, 1, 1, 1)
+    out = CORRUPTIONS[name](x, 5)
+    assert not torch.equal(out[0], out[1])
+    assert not torch.equal(CORRUPTIONS[name](x, 5, seed=1), out)
+
+
+def test_noise_is_the_same_in_either_precision() -> None:
+    x = pictures(num=3)
+    for name in NOISES:
+        single, double = CORRUPTIONS[name](x, 3), CORRUPTIONS[name](x.double(), 3)
+        torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(set(CORRUPTIONS) - {"saturate"}))  # whose severities 1, 2 take colour, 3 adds
+@pytest.mark.parametrize("channels", [1, 3])
+def test_severity_takes_images_further_away(name: str, channels: int) -> None:
+    """The mean distance grows, by standard errors of the differences over the images."""
+    x = pictures(channels, 28 if channels == 1 else 32, num=250)
+    distance = torch.stack([(CORRUPTIONS[name](x, s) - x).square().mean((1, 2, 3)) for s in LEVELS]).double()
+    steps = distance.diff(dim=0)  # (4, N)
+    assert bool((distance[0] > 0).any())
+    k = standard_errors(4 * 2 * 9)
+    assert bool((steps.mean(1) > k * steps.std(1) / len(x) ** 0.5).all())
+
+
+def test_saturate_takes_colour_and_adds_it() -> None:
+    x = pictures(3)
+
+    def colour(images: Tensor) -> float:
+        return float((images.amax(1) - images.amin(1)).mean())
+
+    kept = [colour(CORRUPTIONS["saturate"](x, s)) for s in LEVELS]
+    assert kept[1] < kept[0] < colour(x) < kept[2] < kept[3] < kept[4]
+
+
+# -- a data set ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shot_noise", "jpeg"])
+def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
+    x, y = pictures(num=7), torch.arange(7)
+    data = CorruptedDataset(TensorDataset(x, y), CORRUPTIONS[name], 2, seed=5, transform=lambda image: 2 * image - 1)
+    batches = list(DataLoader(data, batch_size=3))
+    torch.testing.assert_close(torch.cat([part for part, _ in batches]), 2 * CORRUPTIONS[name](x, 2, seed=5) - 1)
+    assert torch.cat([labels for _, labels in batches]).tolist() == y.tolist()
+    assert len(data) == len(list(iter(data))) == 7
+    with pytest.raises(IndexError, match="got row -1"):
+        data[-1]
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (torch.rand(3, 32, 32), r"got images of shape \(3, 32, 32\); expected \(N, C, H, W\)"),
+        (torch.rand(2, 4, 8, 8), r"got images of shape \(2, 4, 8, 8\)"),
+        (np.zeros((1, 1, 8, 8)), "got images of shape ndarray"),
+        (torch.rand(2, 3, 0, 8), r"got images of shape \(2, 3, 0, 8\), without pixels; expected at least one"),
+        (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "got images of torch.uint8"),
+        (2 * torch.ones(1, 1, 8, 8), r"values from 2 to 2; expected numbers in \[0, 1\]: corrupt images first"),
+        (torch.full((1, 1, 8, 8), float("nan")), r"expected numbers in \[0, 1\]"),
+    ],
+)
+def test_bad_images_get_a_sentence(images: Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        CORRUPTIONS["jpeg"](images, 1)
+    with pytest.raises(ValueError, match=sentence):
+        rotate(images, 10)
+
+
+@pytest.mark.parametrize("severity", [0, 6, 1.5, True, "1"])
+def test_bad_severities_get_a_sentence(severity: object) -> None:
+    with pytest.raises(ValueError, match="expected a whole number from 1 to 5"):
+        CORRUPTIONS["contrast"](pictures(num=1), severity)  # type: ignore[arg-type]
+
+
+def test_bad_indices_and_angles_get_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"got index of shape \(2,\) for 3 images"):
+        CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(2))
+    with pytest.raises(ValueError, match="got index of torch.float32; expected whole numbers"):
+        CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(3.0))
+    with pytest.raises(ValueError, match=r"got index=\['a'\]; expected a row number for each of 1 images"):
+        CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, index=["a"])
+    for seed in (0.5, "0", True, None):
+        with pytest.raises(ValueError, match="got seed=.*; expected a whole number"):
+            CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, seed=seed)
+    for degrees in (float("nan"), "a", None):
+        with pytest.raises(ValueError, match="got degrees=.*; expected a finite number"):
+            rotate(pictures(num=1), degrees)
+
+
+def test_a_bad_data_set_gets_a_sentence() -> None:
+    data = TensorDataset(pictures(num=2), torch.arange(2))
+    for arguments, sentence in (
+        ((CORRUPTIONS["jpeg"], 6), "got severity=6; expected a whole number from 1 to 5"),
+        ((CORRUPTIONS["jpeg"], "high"), "got severity='high'; expected a whole number from 1 to 5"),
+        (("jpeg", 1), r'got a corruption of type str; expected one such as CORRUPTIONS\["jpeg"\]'),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            CorruptedDataset(data, *arguments)
+    with pytest.raises(ValueError, match="got seed=0.5; expected a whole number"):
+        CorruptedDataset(data, CORRUPTIONS["jpeg"], 1, seed=0.5)
+    rows = [(Image.fromarray(np.zeros((8, 8), np.uint8)), 0)]
+    with pytest.raises(ValueError, match=r"whose image is of type Image; expected a tensor \(C, H, W\) in \[0, 1\]"):
+        CorruptedDataset(rows, CORRUPTIONS["jpeg"], 1)[0]
+
+
+def test_the_kind_of_a_number_names_no_other_noise() -> None:
+    x = pictures(num=3)
+    for name in NOISES:
+        out = CORRUPTIONS[name](x, 2, seed=4, index=torch.tensor([5, 0, 7]))
+        for seed, severity, index in (
+            (np.int64(4), np.int32(2), np.array([5, 0, 7])),
+            (4, 2, [5, 0, 7]),
+            (4, 2, torch.tensor([5, 0, 7], dtype=torch.int32)),
+        ):
+            assert torch.equal(CORRUPTIONS[name](x, severity, seed=seed, index=index), out)
+        first = CorruptedDataset(TensorDataset(x, torch.arange(3)), CORRUPTIONS[name], 2, seed=np.int64(4))[0][0]
+        assert torch.equal(first, CORRUPTIONS[name](x[:1], 2, seed=4)[0])
+
+
+@pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
+def test_a_corrupted_data_set_goes_to_other_processes(corruption: Corruption) -> None:
+    """Where they are not forked, it must pickle."""
+    data = CorruptedDataset(TensorDataset(pictures(num=2), torch.arange(2)), corruption, 2, seed=3)
+    again = pickle.loads(pickle.dumps(data))
+    assert torch.equal(again[1][0], data[1][0])

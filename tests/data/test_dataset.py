@@ -1,0 +1,307 @@
+"""Parts of rows that are read many at once, streams of them, and what a data set does with its parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, random_split
+
+from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
+from neuboots.data.corruptions import CORRUPTIONS
+from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, TensorSource, to_unit_range
+from neuboots.loading import EpochLoader, load_class_labels, load_targets
+
+
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def noisy(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x + torch.rand(len(x), *[1] * (x.ndim - 1)), y
+
+
+class Counted(TensorSource):
+    """Says how it was read."""
+
+    def read(self, rows: Any) -> Any:
+        calls.append(list(rows))
+        return super().read(rows)
+
+
+calls: list[list[int]] = []
+
+
+def rows(n: int = 6) -> TensorSource:
+    return TensorSource(torch.arange(n * 4, dtype=torch.float64).view(n, 1, 2, 2), torch.arange(n))
+
+
+# -- parts ---------------------------------------------------------------------------------------------
+
+
+def test_a_part_reads_normalises_and_ends() -> None:
+    part = LazyDataset(rows(), halved)
+    x, y = part[4]
+    assert x.dtype == torch.float32
+    assert (x * 2 == torch.arange(16.0, 20.0).view(1, 2, 2)).all()
+    assert int(y) == 4
+    assert int(part[-1][1]) == 5
+    assert [int(y) for _, y in part] == list(range(6))
+    for beyond in (6, -7):
+        with pytest.raises(IndexError, match=f"got row {beyond}; expected 0 … 5"):
+            part[beyond]
+
+
+def test_rows_of_rows() -> None:
+    part = LazyDataset(rows()).take([5, 3, 1]).take([2, 0, -1])
+    assert part.rows == (1, 5, 1)
+    assert len(part) == 3
+    assert part.targets is not None
+    assert part.targets.tolist() == [1, 5, 1] == [int(part.target(i)) for i in range(3)]
+    assert len(part.take([])) == 0
+    assert part.take([]).targets is None
+    with pytest.raises(IndexError):
+        part.take([3])
+
+
+def test_rows_are_asked_for_by_whole_numbers() -> None:
+    part = LazyDataset(rows())
+    for numbers in (torch.tensor([4, 1]), np.array([4, 1]), (np.int64(4), torch.tensor(1))):
+        assert part.take(numbers).rows == (4, 1)
+    assert int(part[np.int64(4)][1]) == int(part[torch.tensor(4)][1]) == 4
+    chosen = [True, False, True, False, False, False]  # which are no numbers 1 and 0
+    for wrong in (chosen, torch.tensor(chosen), np.array(chosen), [0.5], ["1"]):
+        with pytest.raises(ValueError, match="got row=.*; expected a whole number"):
+            part.take(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got row=slice\(0, 2, None\); expected a whole number"):
+        part[0:2]  # type: ignore[index]
+
+
+def test_many_rows_are_read_and_augmented_at_once() -> None:
+    calls.clear()
+    part = LazyDataset(Counted(*vars(rows()).values()), halved, noisy)
+    torch.manual_seed(1)
+    together = part.__getitems__([4, 0, 2])
+    assert calls == [[4, 0, 2]]
+    torch.manual_seed(1)
+    shifts = torch.rand(3, 1, 1, 1)
+    for (x, y), row, shift in zip(together, [4, 0, 2], shifts, strict=True):
+        assert torch.allclose(x, (rows().x[row].float() + shift) / 2)
+        assert int(y) == row
+    assert part.__getitems__([]) == []
+
+
+def test_images_of_several_sizes_are_augmented_one_by_one() -> None:
+    class Sizes(TensorSource):
+        def read(self, rows: Any) -> Any:
+            xs, ys = super().read(rows)
+            return [x[:, : 1 + row % 2] for x, row in zip(xs, rows, strict=True)], ys
+
+    part = LazyDataset(Sizes(*vars(rows()).values()), halved, noisy)
+    assert [tuple(x.shape) for x, _ in part.__getitems__([0, 1, 3])] == [(1, 1, 2), (1, 2, 2), (1, 2, 2)]
+
+
+def test_bytes_become_numbers_from_0_to_1() -> None:
+    x = to_unit_range(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    assert x.dtype == torch.float32
+    assert x.tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert to_unit_range(torch.tensor([7])).tolist() == [7]
+    assert to_unit_range(torch.tensor([0.3], dtype=torch.float64)).dtype == torch.float32
+
+
+def test_a_part_in_the_loop_that_trains() -> None:
+    """Named draws: the same in other processes, another at each epoch; targets without reading a row."""
+    calls.clear()
+    part = LazyDataset(Counted(*vars(rows(9)).values()), halved, noisy)
+    assert load_targets(part).tolist() == load_class_labels(part).tolist() == list(range(9))
+    assert calls == []
+
+    def epoch(number: int, num_workers: int = 0) -> list[Tensor]:
+        return [
+            batch.x for _, batch, _ in EpochLoader(part, batch_size=4, seed=0, num_workers=num_workers).epoch(number)
+        ]
+
+    first = epoch(0)
+    assert [len(call) for call in calls] == [4, 5]  # one reading for each batch
+    assert all(map(torch.equal, first, epoch(0, num_workers=2)))
+    assert not torch.equal(first[0], epoch(1)[0])
+
+
+def test_masks_are_not_held_all_at_once() -> None:
+    part = LazyDataset(TensorSource(torch.zeros(3, 1, 2, 2), torch.zeros(3, 2, 2, dtype=torch.int64)))
+    assert part.targets is None
+    assert part.target(1).shape == (2, 2)
+
+
+# -- streams -------------------------------------------------------------------------------------------
+
+
+def numbers() -> Iterator[int]:
+    return iter(range(11))
+
+
+decoded: list[int] = []
+
+
+def decode(number: int) -> tuple[Tensor, Tensor]:
+    decoded.append(number)
+    return torch.full((1, 2), number, dtype=torch.uint8), torch.tensor(number)
+
+
+def test_a_stream_begins_anew_and_prepares_its_rows() -> None:
+    stream = StreamingDataset(numbers, halved, decode=decode)
+    for _ in range(2):
+        assert [int(y) for _, y in stream] == list(range(11))
+    assert [float(x[0, 0]) * 2 * 255 for x, _ in stream] == pytest.approx(list(range(11)))
+    assert not hasattr(stream, "__len__")
+
+
+def test_small_rows_of_a_stream_are_prepared_at_once() -> None:
+    sizes: list[int] = []
+
+    def noted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(x))
+        return noisy(x, y)
+
+    def some(large: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(70):
+            yield torch.full((1, LARGE_EXAMPLE + 1 if large else 2), float(number)), torch.tensor(number)
+
+    torch.manual_seed(0)
+    found = list(StreamingDataset(lambda: some(False), augment=noted))
+    assert sizes == [STREAM_BATCH_SIZE, STREAM_BATCH_SIZE, 70 - 2 * STREAM_BATCH_SIZE]
+    assert [int(y) for _, y in found] == [int(x[0, 0]) for x, _ in found] == list(range(70))
+    assert len({float(x[0, 0]) % 1 for x, _ in found}) == 70  # each with a draw of its own
+    sizes.clear()
+    large = iter(StreamingDataset(lambda: some(True), augment=noted))
+    assert [int(next(large)[1]) for _ in range(3)] == [0, 1, 2]
+    assert sizes == [1, 1, 1]  # and none is read ahead
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_take_turns(num_workers: int) -> None:
+    loader = DataLoader(StreamingDataset(numbers, decode=decode), batch_size=1, num_workers=num_workers)
+    assert [int(y) for _, y in loader] == list(range(11))
+
+
+def test_each_lane_decodes_its_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded.clear()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    assert [int(y) for _, y in StreamingDataset(numbers, decode=decode)] == [1, 4, 7, 10] == decoded
+
+
+# -- normalisation -------------------------------------------------------------------------------------
+
+
+def test_normalisation_of_channels_and_its_inverse() -> None:
+    x = torch.rand(5, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    normalise = Standardizer.of(x, axes=2)
+    y = normalise(x)
+    assert y.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-6)
+    assert y.std((0, 2, 3), correction=0).tolist() == pytest.approx([1] * 3, rel=1e-5)
+    assert torch.allclose(normalise.inverse(y), x, atol=1e-6)
+    assert torch.allclose(normalise(x[2]), y[2])  # one row too
+    constant = Standardizer.of(torch.full((4, 1), 7.0))
+    assert constant(torch.tensor([[7.0], [8.0]])).tolist() == [[0.0], [1.0]]
+    for wrong in (x[:, :2], x[0, 0]):
+        with pytest.raises(ValueError, match="expected 3 channels before its last 2 axes"):
+            normalise(wrong)
+    for mean, std in [((0.0,), (1.0, 1.0)), ((), ()), ((0.0,), (0.0,)), ((float("nan"),), (1.0,))]:
+        with pytest.raises(ValueError, match="expected"):
+            Standardizer(mean, std)
+
+
+# -- data sets -----------------------------------------------------------------------------------------
+
+
+def data_set(**changes: Any) -> DatasetBundle:
+    x = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    normalisation = Standardizer((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    part = LazyDataset(TensorSource(x, torch.arange(40) % 4), normalisation)
+    options: dict[str, Any] = {
+        "name": "toys",
+        "task": "classification",
+        "train": part.take(range(30)),
+        "validation": None,
+        "test": part.take(range(30, 40)),
+        "channels": 3,
+        "classes": ("a", "b", "c", "d"),
+        "normalisation": normalisation,
+        "augmentation": noisy,
+    }
+    return DatasetBundle(**options | changes)
+
+
+def test_a_set_shows_its_sizes() -> None:
+    data = data_set(test=StreamingDataset(numbers, decode=decode))
+    assert data.num_classes == 4
+    assert repr(data) == (
+        "DataSet('toys', classification, 4 classes, 3 channels; train 30, validation none, test streamed)"
+    )
+
+
+def test_augmented_is_train_with_its_augmentation() -> None:
+    data = data_set()
+    assert isinstance(data.augmented_train, LazyDataset)
+    assert data.augmented_train.augment is noisy
+    assert isinstance(data.train, LazyDataset)
+    assert data.train.augment is None
+    assert data_set(augmentation=None).augmented_train is not None
+    half, _ = random_split(data.train, [0.5, 0.5])
+    kept = data_set(train=half).augmented_train
+    assert isinstance(kept, Subset)
+    assert isinstance(kept.dataset, LazyDataset)
+    assert kept.dataset.augment is noisy
+    assert kept.indices == half.indices
+    with pytest.raises(ValueError, match="got training rows of type TensorDataset, which take no augmentation"):
+        _ = data_set(train=TensorDataset(torch.zeros(2, 3), torch.zeros(2))).augmented_train
+    stream = data_set(train=StreamingDataset(numbers, decode=decode)).augmented_train
+    assert isinstance(stream, StreamingDataset)
+    assert stream.augment is noisy
+
+
+def test_an_imbalanced_set_has_the_counts_and_is_still_augmented() -> None:
+    data = data_set()
+    few = data.with_class_counts([1, 2, 3, 4], seed=1)
+    assert isinstance(few.train, LazyDataset)
+    assert torch.bincount(load_class_labels(few.train)).tolist() == [1, 2, 3, 4]
+    assert isinstance(few.augmented_train, LazyDataset)
+    assert few.augmented_train.augment is noisy
+    assert few.test is data.test
+    assert few.train.rows == data.with_class_counts([1, 2, 3, 4], seed=1).train.rows  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="which is a stream; expected classification with rows to count"):
+        data_set(train=StreamingDataset(numbers)).with_class_counts([1])
+    with pytest.raises(ValueError, match="which is segmentation"):
+        data_set(task="segmentation").with_class_counts([1])
+
+
+def test_a_corrupted_set_is_corrupted_before_it_is_normalised() -> None:
+    data = data_set()
+    assert isinstance(data.test, LazyDataset)
+    raw = data.test.source.read(range(30, 40))[0]
+    expected = data.test.transform(CORRUPTIONS["contrast"](torch.stack(raw), 5))
+    found = data.with_corruption("contrast", 5).test
+    assert found is not None
+    assert torch.allclose(torch.stack([x for x, _ in found]), expected, atol=1e-5)  # type: ignore[attr-defined]
+    assert [int(y) for _, y in found] == [row % 4 for row in range(30, 40)]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="got corruption='fog'; expected one of gaussian_noise"):
+        data.with_corruption("fog", 1)
+    with pytest.raises(ValueError, match="without test rows that can be read by number"):
+        data_set(test=StreamingDataset(numbers)).with_corruption("jpeg", 1)
+    masks = LazyDataset(
+        TensorSource(torch.rand(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.int64)), data.test.transform
+    )
+    segmented = data_set(task="segmentation", test=masks)
+    assert segmented.with_corruption("contrast", 5).test is not None
+    with pytest.raises(ValueError, match="got rotation of toys, whose masks would not turn with their images"):
+        segmented.with_corruption("rotation", 1)
+    with pytest.raises(ValueError, match="whose inputs are no images"):
+        data_set(normalisation=Standardizer((0.0,), (1.0,), axes=0)).with_corruption("jpeg", 1)
+
+
+def test_streams_are_streams_to_torch() -> None:
+    assert isinstance(StreamingDataset(numbers), IterableDataset)

@@ -1,0 +1,618 @@
+"""Folders of images made in each layout: what is read is what was written, and what is wrong is named."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data.augment import CropFlip, CropFlipCutout
+from neuboots.data.dataset import Standardizer
+from neuboots.data.image_folder import (
+    IMAGENET_STANDARDIZERS,
+    VOC_CLASSES,
+    list_files,
+    load_image_folder,
+    load_mask_folder,
+    load_voc_folder,
+)
+from neuboots.data.images import decode_image, decode_mask
+from neuboots.loading import load_targets
+
+PLAIN = Standardizer((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def image_from(file: Path, channels: int) -> Tensor:
+    return decode_image(file, channels, file)
+
+
+def mask_from(file: Path, size: tuple[int, int] | None = None) -> Tensor:
+    return decode_mask(file, file, size=size)
+
+
+RNG = np.random.default_rng(0)
+
+
+def picture(height: int = 6, width: int = 8, channels: int = 3) -> np.ndarray:
+    shape = (height, width, 3) if channels == 3 else (height, width)
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(pixels: np.ndarray, file: Path, **options: Any) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file, **options)
+    return file
+
+
+def by_class(folder: Path, counts: dict[str, int]) -> dict[str, np.ndarray]:
+    return {
+        f"{name}/{i:03d}.png": (pixels := picture(), save(pixels, folder / name / f"{i:03d}.png"))[0]
+        for name, count in counts.items()
+        for i in range(count)
+    }
+
+
+def paired(folder: Path, names: list[str], *, masks: str = "masks", classes: int = 3) -> dict[str, Any]:
+    made = {}
+    for name in names:
+        image, mask = picture(), RNG.integers(0, classes, (6, 8), dtype=np.uint8)
+        mask[0, :classes] = range(classes)
+        save(image, folder / "images" / f"{name}.png")
+        save(mask, folder / masks / f"{name}.png")
+        made[name] = (image, mask)
+    return made
+
+
+# -- images by class -----------------------------------------------------------------------------------
+
+
+def test_every_row_is_its_file_and_its_folder(tmp_path: Path) -> None:
+    made = by_class(tmp_path, {"dog": 12, "cat": 20, "Ünï code": 8})
+    data = load_image_folder(tmp_path, standardizer=PLAIN)
+    assert data.classes == ("cat", "dog", "Ünï code")
+    assert (data.task, data.channels, data.num_classes, data.name) == ("classification", 3, 3, tmp_path.name)
+    assert data.augmentation is None
+    seen = []
+    for part in (data.train, data.validation, data.test):
+        for i in range(len(part)):
+            x, y = part[i]
+            file = Path(part.source.files[part.rows[i]])
+            name = file.relative_to(tmp_path).as_posix()
+            assert torch.equal((255 * x).round(), torch.from_numpy(made[name]).movedim(-1, 0))
+            assert data.classes[int(y)] == file.parent.name
+            assert int(part.target(i)) == int(y)
+            seen.append(name)
+    assert sorted(seen) == sorted(made)
+    counts = [part.targets.bincount().tolist() for part in (data.train, data.validation, data.test)]
+    assert counts == [[16, 10, 6], [2, 1, 1], [2, 1, 1]]  # of each class the same share
+
+
+def test_the_seed_draws_the_shares(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 30, "b": 30})
+    first, again, other = (load_image_folder(tmp_path, seed=seed) for seed in (0, 0, 1))
+    assert first.test.rows == again.test.rows
+    assert first.test.rows != other.test.rows
+    none = load_image_folder(tmp_path, val_fraction=0, test_fraction=0)
+    assert (len(none.train), none.validation, none.test) == (60, None, None)
+    most = load_image_folder(tmp_path, val_fraction=0.3, test_fraction=0.5)
+    assert [len(part) for part in (most.train, most.validation, most.test)] == [12, 18, 30]
+
+
+def test_splits_that_have_folders(tmp_path: Path) -> None:
+    for split, count in {"train": 10, "valid": 4, "test": 3}.items():
+        by_class(tmp_path / split, {"a": count, "b": count})
+    data = load_image_folder(tmp_path)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [20, 8, 6]
+    assert all("/test/" in file for file in data.test.source.files)
+    (tmp_path / "valid").rename(tmp_path / "elsewhere")
+    assert len(load_image_folder(tmp_path, val_fraction=0.2).validation) == 4
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    by_class(tmp_path, {"bus": 5, "train": 5})
+    assert load_image_folder(tmp_path).classes == ("bus", "train")
+
+
+def test_targets_are_read_without_images(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 4, "b": 4})
+    data = load_image_folder(tmp_path, val_fraction=0, test_fraction=0)
+    for file in tmp_path.rglob("*.png"):
+        file.write_bytes(b"")
+    assert load_targets(data.train).tolist() == [0] * 4 + [1] * 4
+
+
+def test_files_of_other_kinds_are_passed_over_and_listed(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "README.txt").write_text("hello")
+    (tmp_path / "a" / "notes.txt").write_text("hello")
+    (tmp_path / "a" / ".DS_Store").write_bytes(b"\0")
+    (tmp_path / "a" / "._000.png").write_bytes(b"\0")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "__MACOSX").mkdir()
+    data = load_image_folder(tmp_path)
+    names = sorted(Path(file).name for file in data.train.source.skipped)
+    assert (data.classes, names, len(data.train.source)) == (("a", "b"), ["README.txt", "notes.txt"], 6)
+
+
+def test_folders_within_classes_odd_names_and_links(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 2, "b": 2})
+    save(picture(), tmp_path / "a" / "deep" / "er" / "IMAGE.JPEG")
+    save(picture(), tmp_path / "a" / "folder.png" / "1.png")  # a folder that is called like an image
+    (tmp_path / "a" / "circle").symlink_to(tmp_path / "a", target_is_directory=True)
+    found = list_files(tmp_path / "a", [".png", ".jpeg"]).files
+    assert [file.relative_to(tmp_path / "a").as_posix() for file in found] == [
+        "000.png",
+        "001.png",
+        "deep/er/IMAGE.JPEG",
+        "folder.png/1.png",
+    ]
+
+
+def test_a_size_covers_and_crops_at_the_centre(tmp_path: Path) -> None:
+    """A wide image with a marked middle: the sides go, the middle stays, at half its size."""
+    pixels = np.zeros((8, 24, 3), dtype=np.uint8)
+    pixels[:, 8:16] = 200
+    save(pixels, tmp_path / "a" / "wide.png")
+    by_class(tmp_path, {"a": 4, "b": 4})
+    data = load_image_folder(tmp_path, size=(4, 4), val_fraction=0, test_fraction=0, standardizer=PLAIN)
+    whole = next(data.train[i][0] for i, file in enumerate(data.train.source.files) if "wide" in file)
+    middle = (255 * whole).round()[:, :, 1:3]
+    assert middle.unique().tolist() == [200]
+    assert {tuple(x.shape) for x, _ in data.train} == {(3, 4, 4)}
+    assert data.augmentation == CropFlipCutout((4, 4), padding=1, fill=(0.0, 0.0, 0.0))
+    x, y = next(iter(DataLoader(data.augmented_train, batch_size=5)))
+    assert x.shape == (5, 3, 4, 4)
+    assert y.shape == (5,)
+
+
+def test_without_a_size_rows_have_their_own(tmp_path: Path) -> None:
+    for i in range(3):
+        save(picture(4 + i, 5), tmp_path / "a" / f"{i}.png")
+        save(picture(9, 5 + i), tmp_path / "b" / f"{i}.png")
+    data = load_image_folder(tmp_path, val_fraction=0, test_fraction=0)
+    shapes = [tuple(x.shape) for x, _ in data.train.__getitems__(range(6))]
+    assert shapes == [(3, 4, 5), (3, 5, 5), (3, 6, 5), (3, 9, 5), (3, 9, 6), (3, 9, 7)]
+
+
+def test_normalised_by_imagenet_unless_told(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 2, "b": 2})
+    colour, grey = (load_image_folder(tmp_path, channels=c, val_fraction=0, test_fraction=0) for c in (3, 1))
+    raw = load_image_folder(tmp_path, val_fraction=0, test_fraction=0, standardizer=PLAIN).train[0][0]
+    assert torch.equal(colour.train[0][0], IMAGENET_STANDARDIZERS[3](raw))
+    assert grey.train[0][0].shape == (1, 6, 8)
+    assert grey.standardizer == IMAGENET_STANDARDIZERS[1]
+
+
+def test_parts_pickle_for_workers(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 4, "b": 4})
+    data = load_image_folder(tmp_path, size=(4, 4))
+    again = pickle.loads(pickle.dumps(data.augmented_train))
+    torch.manual_seed(1)
+    first = again[0][0]
+    torch.manual_seed(1)
+    assert torch.equal(first, data.augmented_train[0][0])
+    assert len(repr(data.train)) < 500  # not the name of every file
+
+
+# -- what is wrong with a folder by class --------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_there_or_a_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetNotFoundError, match="nowhere.*is not there; expected a folder with one folder of images"
+    ):
+        load_image_folder(tmp_path / "nowhere")
+    (tmp_path / "file.zip").write_bytes(b"")
+    with pytest.raises(DatasetNotFoundError, match="is a file"):
+        load_image_folder(tmp_path / "file.zip")
+
+
+def test_a_folder_without_classes(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="with no folder in it; expected at least two"):
+        load_image_folder(tmp_path)
+    save(picture(), tmp_path / "1.png")
+    with pytest.raises(DatasetNotFoundError, match="no folder"):
+        load_image_folder(tmp_path)
+    by_class(tmp_path, {"only": 3})
+    with pytest.raises(DatasetNotFoundError, match="one folder, only"):
+        load_image_folder(tmp_path)
+
+
+def test_an_empty_class(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="empty, the folder of a class, without an image; .*or remove"):
+        load_image_folder(tmp_path)
+    (tmp_path / "empty" / "video.mp4").write_bytes(b"")
+    with pytest.raises(DatasetNotFoundError, match="1 files of other kinds"):
+        load_image_folder(tmp_path)
+
+
+def test_splits_of_unlike_classes(tmp_path: Path) -> None:
+    by_class(tmp_path / "train", {"a": 3, "b": 3})
+    by_class(tmp_path / "test", {"a": 3})
+    with pytest.raises(DatasetNotFoundError, match="test without the class 'b'; expected those of train: a, b"):
+        load_image_folder(tmp_path)
+    by_class(tmp_path / "test", {"b": 3, "c": 3})
+    with pytest.raises(DatasetNotFoundError, match="test with the class 'c'"):
+        load_image_folder(tmp_path)
+
+
+def test_two_folders_for_one_split(tmp_path: Path) -> None:
+    for split in ("train", "val", "valid"):
+        by_class(tmp_path / split, {"a": 2, "b": 2})
+    with pytest.raises(ValueError, match="val and .*valid; expected one folder for validation"):
+        load_image_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["cut", "empty", "text", "gone", "folder"])
+def test_a_broken_image_is_named_when_it_is_read(tmp_path: Path, content: str) -> None:
+    by_class(tmp_path, {"a": 3, "b": 3})
+    bad = save(picture(40, 40), tmp_path / "a" / "bad.jpg")
+    data_of = {"cut": bad.read_bytes()[:-300], "empty": b"", "text": b"no image at all"}
+    if content in data_of:
+        bad.write_bytes(data_of[content])
+    data = load_image_folder(tmp_path, val_fraction=0, test_fraction=0)
+    row = data.train.source.files.index(str(bad))
+    if content in ("gone", "folder"):
+        bad.unlink()
+    if content == "folder":
+        bad.mkdir()
+    expected = {"empty": "it is empty", "gone": "it is not there any more"}.get(content, "it holds no whole image")
+    with pytest.raises(CorruptFileError, match=f"bad.jpg: {expected}.*fetch it again, or remove it"):
+        data.train[row]
+    data.train[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"validation": 1.0}, "got validation=1.0; expected a share"),
+        ({"test": -0.1}, "got test=-0.1"),
+        ({"test": float("nan")}, "got test=nan"),
+        ({"test": True}, "got test=True"),
+        ({"test": "0.1"}, "got test='0.1'"),
+        ({"validation": 0.5, "test": 0.5}, "shares that leave rows"),
+        ({"seed": 0.5}, "got seed=0.5"),
+        ({"channels": 2}, "got channels=2; expected 1"),
+        ({"channels": 1, "normalisation": PLAIN}, "for 1 channels"),
+        ({"size": 32}, "got size=32; expected 2 whole numbers"),
+        ({"size": (0, 32)}, "got size="),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    by_class(tmp_path, {"a": 3, "b": 3})
+    with pytest.raises(ValueError, match=sentence):
+        load_image_folder(tmp_path, **options)
+
+
+def test_too_few_rows_to_share_out(tmp_path: Path) -> None:
+    by_class(tmp_path, {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="got 2 rows to share out; expected at least 3: add some, or take .*test=0"):
+        load_image_folder(tmp_path)
+    assert len(load_image_folder(tmp_path, test_fraction=0).train) == 1
+
+
+# -- one picture ---------------------------------------------------------------------------------------
+
+
+def test_an_image_is_turned_as_its_tag_says(tmp_path: Path) -> None:
+    pixels = picture(4, 6)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned a quarter to the right
+    turned = image_from(save(pixels, tmp_path / "1.png", exif=exif.tobytes()), 3)
+    assert torch.equal(turned, torch.from_numpy(np.rot90(pixels, -1).copy()).movedim(-1, 0))
+
+
+def test_images_of_every_kind(tmp_path: Path) -> None:
+    """Against PIL's own conversion where that is right; 16 bits by hand, where it is not."""
+    grey, colour = picture(5, 4, channels=1), picture(5, 4)
+    file = save(grey, tmp_path / "grey.png")
+    assert torch.equal(image_from(file, 1)[0], torch.from_numpy(grey))
+    assert torch.equal(image_from(file, 3), torch.from_numpy(grey).expand(3, -1, -1))
+    file = save(colour, tmp_path / "colour.png")
+    luma = np.array(Image.fromarray(colour).convert("L"))
+    assert torch.equal(image_from(file, 1)[0], torch.from_numpy(luma))
+    alpha = np.concatenate([colour, np.zeros((5, 4, 1), np.uint8)], 2)
+    assert torch.equal(image_from(save(alpha, tmp_path / "alpha.png"), 3), torch.from_numpy(colour).movedim(-1, 0))
+    palette = Image.fromarray(colour).quantize(8)
+    palette.info["transparency"] = bytes(8)  # which PIL would warn of
+    palette.save(tmp_path / "palette.png", transparency=bytes(8))
+    expected = torch.from_numpy(np.array(palette.convert("RGBA"))[..., :3].copy()).movedim(-1, 0)
+    assert torch.equal(image_from(tmp_path / "palette.png", 3), expected)
+    Image.fromarray(colour).convert("CMYK").save(tmp_path / "cmyk.jpg")
+    assert image_from(tmp_path / "cmyk.jpg", 3).shape == (3, 5, 4)
+    Image.fromarray(grey > 127).save(tmp_path / "bits.png")
+    assert image_from(tmp_path / "bits.png", 1).unique().tolist() == [0, 255]
+
+
+def test_sixteen_bits_are_rounded_to_eight(tmp_path: Path) -> None:
+    deep = RNG.integers(0, 65536, (5, 4)).astype(np.uint16)
+    rounded = torch.from_numpy(np.rint(deep / 257))
+    for name in ("deep.png", "deep.tif"):
+        Image.fromarray(deep).save(tmp_path / name)
+        assert torch.equal(image_from(tmp_path / name, 1)[0].double(), rounded)
+        assert torch.equal(image_from(tmp_path / name, 3).double(), rounded.expand(3, -1, -1))
+    Image.fromarray(np.ones((3, 3), np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(CorruptFileError, match="float.tif, whose pixels are neither bytes nor of 16 bits"):
+        image_from(tmp_path / "float.tif", 3)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "row of bytes", "row of a path"])
+def test_a_picture_may_come_in_any_form(tmp_path: Path, kind: str) -> None:
+    """Both ways of fitting, a mask as its image, and turned before that: what is wide on file is tall to the eye."""
+    numbers = np.kron(np.array([[1, 2, 2, 3]], np.uint8), np.ones((8, 8), np.uint8))  # 8 × 32
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = save(numbers, tmp_path / "1.png", exif=exif.tobytes())
+    data: Any = {
+        "bytes": file.read_bytes(),
+        "path": str(file),
+        "row of bytes": {"bytes": file.read_bytes(), "path": "elsewhere.png"},
+        "row of a path": {"bytes": None, "path": str(file)},
+    }[kind]
+    turned = torch.from_numpy(numbers.T.copy())
+    assert torch.equal(decode_image(data, 1, "here")[0], turned)
+    assert torch.equal(decode_mask(data, "here"), turned.long())
+    for stretched, rows in ((False, [2, 2, 2, 2]), (True, [1, 2, 2, 3])):
+        mask = decode_mask(data, "here", size=(4, 4), stretch=stretched)
+        assert mask.tolist() == [[row] * 4 for row in rows]
+    covering, stretched_out = (decode_image(data, 1, "here", size=(4, 4), stretch=s)[0] for s in (False, True))
+    assert covering.unique().tolist() == [2]
+    assert stretched_out[:, 0].tolist() == [1, 2, 2, 3]
+
+
+# -- images and masks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", ["masks", "labels"])
+def test_every_pair_is_its_two_files(tmp_path: Path, masks: str) -> None:
+    made = paired(tmp_path, [f"s{i}/{i}.x" for i in range(10)], masks=masks)
+    data = load_mask_folder(tmp_path, standardizer=PLAIN)
+    assert (data.task, data.classes, data.ignore_index, data.channels) == ("segmentation", ("0", "1", "2"), 255, 3)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [8, 1, 1]
+    for part in (data.train, data.validation, data.test):
+        for i in range(len(part)):
+            x, y = part[i]
+            name = Path(part.source.images[part.rows[i]]).relative_to(tmp_path / "images").as_posix()
+            image, mask = made[name.removesuffix(".png")]
+            assert torch.equal((255 * x).round(), torch.from_numpy(image).movedim(-1, 0))
+            assert y.dtype == torch.int64
+            assert torch.equal(y, torch.from_numpy(mask).long())
+            assert torch.equal(part.target(i), y)
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_masks_in_splits(tmp_path: Path, above: bool) -> None:
+    for split, count in {"train": 5, "val": 2, "test": 3}.items():
+        paired(tmp_path / split, [f"{split}{i}" for i in range(count)])
+        if not above:
+            for kind in ("images", "masks"):
+                (tmp_path / kind).mkdir(exist_ok=True)
+                (tmp_path / split / kind).rename(tmp_path / kind / split)
+            (tmp_path / split).rmdir()
+    data = load_mask_folder(tmp_path)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [5, 2, 3]
+    assert "val0" in data.validation.source.masks[0]
+
+
+def test_masks_with_a_palette_are_its_numbers_and_void_is_left(tmp_path: Path) -> None:
+    paired(tmp_path, ["a", "b", "c"])
+    mask = np.zeros((6, 8), np.uint8)
+    mask[0, :3], mask[1] = [0, 1, 2], 255
+    coloured = Image.fromarray(mask, mode="L")
+    coloured.putpalette([7, 0, 9] * 256)
+    assert coloured.mode == "P"
+    coloured.save(tmp_path / "masks" / "a.png")
+    data = load_mask_folder(tmp_path, val_fraction=0, test_fraction=0)
+    assert data.classes == ("0", "1", "2")
+    assert torch.equal(data.train.target(0), torch.from_numpy(mask).long())
+    Image.fromarray(mask.astype(np.uint16)).save(tmp_path / "masks" / "a.png")
+    assert torch.equal(data.train.target(0), torch.from_numpy(mask).long())
+
+
+def test_a_size_cuts_images_and_masks_alike(tmp_path: Path) -> None:
+    """Masks that were drawn from their images, without a gradient to smooth, still fit after both are resized."""
+    for i in range(4):
+        mask = np.kron(RNG.integers(0, 2, (4, 6)), np.ones((6, 6), np.int64)).astype(np.uint8)  # 24 × 36
+        save(np.repeat(200 * mask[..., None], 3, 2).astype(np.uint8), tmp_path / "images" / f"{i}.png")
+        save(mask, tmp_path / "masks" / f"{i}.png")
+    data = load_mask_folder(
+        tmp_path, classes=["out", "in"], size=(12, 12), val_fraction=0, test_fraction=0, standardizer=PLAIN
+    )
+    for x, y in data.train:
+        assert y.shape == (12, 12)
+        assert torch.equal(x[0] > 0.4, y == 1)
+    assert data.augmentation == CropFlip((12, 12), scale=(0.5, 2.0), fill=(0.0, 0.0, 0.0), ignore_index=255)
+    x, y = next(iter(DataLoader(data.augmented_train, batch_size=4)))
+    assert x.shape == (4, 3, 12, 12)
+    assert set(y.unique().tolist()) <= {0, 1, 255}
+
+
+def test_a_mask_that_is_resized_has_no_new_numbers(tmp_path: Path) -> None:
+    file = save(RNG.choice([0, 3, 200], (17, 23)).astype(np.uint8), tmp_path / "mask.png")
+    for size in [(10, 10), (30, 40), (17, 11)]:
+        mask = mask_from(file, size)
+        assert mask.shape == size
+        assert set(mask.unique().tolist()) == {0, 3, 200}
+
+
+def test_masks_are_read_without_images(tmp_path: Path) -> None:
+    paired(tmp_path, ["a", "b", "c"])
+    data = load_mask_folder(tmp_path, classes=["x", "y", "z"], val_fraction=0, test_fraction=0)
+    for file in (tmp_path / "images").iterdir():
+        file.write_bytes(b"")
+    assert load_targets(data.train).shape == (3, 6, 8)
+
+
+def test_an_image_without_a_mask_and_the_other_way_round(tmp_path: Path) -> None:
+    paired(tmp_path, ["a", "b"])
+    lonely = save(picture(), tmp_path / "images" / "lonely.jpg")
+    with pytest.raises(
+        DatasetNotFoundError, match="lonely.jpg without its masks; expected a file such as .*masks/lonely.png"
+    ):
+        load_mask_folder(tmp_path)
+    lonely.rename(tmp_path / "masks" / "lonely.png")
+    with pytest.raises(DatasetNotFoundError, match="masks/lonely.png without its file in .*images"):
+        load_mask_folder(tmp_path)
+
+
+def test_two_images_of_one_name(tmp_path: Path) -> None:
+    paired(tmp_path, ["a", "b"])
+    save(picture(), tmp_path / "images" / "a.jpg")
+    with pytest.raises(ValueError, match="a.jpg and .*a.png; expected one file of a name"):
+        load_mask_folder(tmp_path)
+
+
+def test_folders_that_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetNotFoundError, match="with no folders; expected the folders images and masks or labels, or train"
+    ):
+        load_mask_folder(tmp_path)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="with the folders images; expected"):
+        load_mask_folder(tmp_path)
+    (tmp_path / "masks").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="images without any file; expected names that end in"):
+        load_mask_folder(tmp_path)
+    paired(tmp_path / "s" / "train", ["a", "b"])
+    (tmp_path / "s" / "test" / "images").mkdir(parents=True)
+    with pytest.raises(DatasetNotFoundError, match="test without images, or without masks or labels"):
+        load_mask_folder(tmp_path / "s")
+    save(picture(), tmp_path / "t" / "images" / "train" / "a.png")
+    (tmp_path / "t" / "masks").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="images/train, but no folder for train in"):
+        load_mask_folder(tmp_path / "t")
+
+
+def test_masks_that_do_not_fit(tmp_path: Path) -> None:
+    paired(tmp_path, ["a", "b", "c", "d"])
+    masks = tmp_path / "masks"
+    data = load_mask_folder(tmp_path, classes=["x", "y", "z"], val_fraction=0, test_fraction=0)
+    save(np.zeros((6, 9), np.uint8), masks / "a.png")
+    save(picture(), masks / "b.png")
+    save(np.full((6, 8), 3, np.uint8), masks / "c.png")
+    (masks / "d.png").write_bytes((masks / "c.png").read_bytes()[:45])
+    for row, sentence in enumerate(
+        [
+            "masks/a.png of 6 × 9 for .*images/a.png of 6 × 8; expected one size",
+            "b.png, a mask in colours .*save it as a grey picture",
+            "c.png with the number 3; expected classes from 0 to 2, or 255 for void",
+            "d.png: it holds no whole image",
+        ]
+    ):
+        with pytest.raises(CorruptFileError, match=sentence):
+            data.train[row]
+    with pytest.raises(CorruptFileError, match="b.png, a mask in colours"):
+        load_mask_folder(tmp_path)  # which reads all of them to count the classes
+
+
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_a_mask_of_another_size_is_refused_before_it_is_fitted(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    """One that lies on its side, as when a tool does not turn images by their tags, could be fitted too."""
+    paired(tmp_path, ["a", "b"])
+    save(np.zeros((8, 6), np.uint8), tmp_path / "masks" / "b.png")
+    data = load_mask_folder(tmp_path, classes=["x", "y", "z"], size=size, val_fraction=0, test_fraction=0)
+    data.train[0]
+    with pytest.raises(CorruptFileError, match="masks/b.png of 8 × 6 for .*images/b.png of 6 × 8; expected one size"):
+        data.train[1]
+
+
+def test_masks_of_black_and_white(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        save(picture(), tmp_path / "images" / f"{name}.png")
+        save(np.array([[0, 255]], np.uint8), tmp_path / "masks" / f"{name}.png")
+    with pytest.raises(ValueError, match=r"the numbers \[0, 255\], where 255 is void; expected classes 0, 1"):
+        load_mask_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"\[0, 255\], where 255 is void; .*renumber them, such as 255 to 1"):
+        load_mask_folder(tmp_path, classes=["background", "cell"])  # else all cells would be void
+    save(np.array([[1, 255]], np.uint8), tmp_path / "masks" / "c.png")
+    assert load_mask_folder(tmp_path, classes=["background", "cell"]).num_classes == 2
+    save(np.array([[0, 128]], np.uint8), tmp_path / "masks" / "c.png")
+    with pytest.raises(ValueError, match=r"the numbers \[0, 128, 255\].*or name the classes"):
+        load_mask_folder(tmp_path)  # no 129 classes
+    with pytest.raises(ValueError, match="got classes='cell'; expected at least two names"):
+        load_mask_folder(tmp_path, classes="cell")
+    with pytest.raises(ValueError, match="got classes="):
+        load_mask_folder(tmp_path, classes=["a", "a"])
+    with pytest.raises(ValueError, match="got void=None"):
+        load_mask_folder(tmp_path, ignore_index=None)  # type: ignore[arg-type]
+
+
+# -- PASCAL VOC ----------------------------------------------------------------------------------------
+
+
+def voc(root: Path, lists: dict[str, list[str]], *, masks: str = "SegmentationClass") -> dict[str, np.ndarray]:
+    made = {}
+    for listed, names in lists.items():
+        for name in names:
+            save(picture(20, 30), root / "JPEGImages" / f"{name}.jpg")
+            mask = RNG.integers(0, 21, (20, 30), dtype=np.uint8)
+            mask[0] = 255
+            coloured = Image.fromarray(mask, mode="L")
+            coloured.putpalette(list(range(256)) * 3)
+            (root / masks).mkdir(parents=True, exist_ok=True)
+            coloured.save(root / masks / f"{name}.png")
+            made[name] = mask
+        (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
+        (root / "ImageSets" / "Segmentation" / f"{listed}.txt").write_text("\n".join(names) + "\n\n")
+    return made
+
+
+NAMES = {"train": [f"2007_{i:06d}" for i in range(10)], "val": [f"2008_{i:06d}" for i in range(4)]}
+
+
+@pytest.mark.parametrize("above", ["", "VOC2012", "VOCdevkit/VOC2012", "x/VOCdevkit/VOC2012"])
+def test_voc_in_its_layout(tmp_path: Path, above: str) -> None:
+    made = voc(tmp_path / above, NAMES)
+    data = load_voc_folder(tmp_path)
+    assert (data.classes, data.num_classes, data.ignore_index, data.name) == (VOC_CLASSES, 21, 255, "voc2012")
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [9, 1, 4]
+    x, y = data.test[2]
+    assert x.shape == (3, 20, 30)
+    assert torch.equal(y, torch.from_numpy(made["2008_000002"]).long())
+    x, y = next(iter(DataLoader(data.augmented_train, batch_size=3)))
+    assert x.shape == (3, 3, 513, 513)
+    assert y.shape == (3, 513, 513)
+
+
+def test_voc_with_the_masks_of_more_images(tmp_path: Path) -> None:
+    voc(tmp_path, NAMES)
+    names = [f"2009_{i:06d}" for i in range(6)]
+    voc(tmp_path, {"trainaug": names}, masks="SegmentationClassAug")
+    lines = [f"/JPEGImages/{name}.jpg /SegmentationClassAug/{name}.png" for name in names]  # as some lists have them
+    for text in ("\n".join(names), "\n".join(lines)):
+        (tmp_path / "ImageSets" / "Segmentation" / "trainaug.txt").write_text(text)
+        data = load_voc_folder(tmp_path, val_fraction=0)
+        assert [len(data.train), len(data.test)] == [6, 4]
+        assert "SegmentationClassAug" in data.train.source.masks[0]
+
+
+def test_voc_that_is_not_whole(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="JPEGImages, SegmentationClass and .*unpack VOCtrainval"):
+        load_voc_folder(tmp_path)
+    voc(tmp_path, {"train": NAMES["train"]})
+    with pytest.raises(DatasetNotFoundError, match=r"cannot read .*val.txt \(FileNotFoundError\)"):
+        load_voc_folder(tmp_path)
+    voc(tmp_path, {"val": []})
+    with pytest.raises(DatasetNotFoundError, match="val.txt without a name"):
+        load_voc_folder(tmp_path)
+    voc(tmp_path, {"val": NAMES["train"][:1]})
+    with pytest.raises(ValueError, match="2007_000000.jpg in .*train.txt and in .*val.txt"):
+        load_voc_folder(tmp_path)
+    voc(tmp_path, {"val": NAMES["val"]})
+    (tmp_path / "SegmentationClass" / "2008_000001.png").unlink()
+    with pytest.raises(DatasetNotFoundError, match="2008_000001 in .*val.txt, but no file .*2008_000001.png"):
+        load_voc_folder(tmp_path)
+
+
+def test_masks_from_files_keep_large_numbers(tmp_path: Path) -> None:
+    numbers = np.array([[0, 300, 65535]], np.uint16)
+    Image.fromarray(numbers).save(tmp_path / "deep.png")
+    assert mask_from(tmp_path / "deep.png").tolist() == [[0, 300, 65535]]

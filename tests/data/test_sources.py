@@ -1,0 +1,483 @@
+"""Where sets lie, what is said of those that are missing or broken, and rows of tables in the hub's layout."""
+
+import logging
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from _hub import encoded, own_cache, pixels_of, write_images, write_split
+from torch.utils.data import DataLoader
+
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, import_optional, resolve_data_root
+from neuboots.data.dataset import LazyDataset, StreamingDataset, TensorSource
+from neuboots.data.huggingface import (
+    ArrowSource,
+    ArrowStream,
+    DatasetLocation,
+    RowDecoder,
+    open_tables,
+    read_class_names,
+    split_stream,
+)
+from neuboots.data.images import decode_image
+from neuboots.data.splits import hold_out
+
+__all__ = ["own_cache"]
+
+PLACE = DatasetLocation("toys", "someone/toys", "plain_text")
+COLUMNS = [("image", "img"), ("label", "fine_label")]
+
+
+def colour(value: Any, where: str) -> torch.Tensor:
+    return decode_image(value, 3, where)
+
+
+def number(value: Any, where: str) -> torch.Tensor:
+    return torch.tensor(value)
+
+
+def opened(root: Path | None, *, streaming: bool = False, place: DatasetLocation = PLACE) -> Any:
+    return open_tables(place, root, COLUMNS, streaming=streaming)
+
+
+def source_of(root: Path, split: str = "train") -> ArrowSource:
+    return ArrowSource(opened(root)[split], f"toys, split {split}", "image", "label", colour)
+
+
+# -- the data root -------------------------------------------------------------------------------------
+
+
+def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_data_root(None) is None
+    monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path))
+    assert resolve_data_root(None) == tmp_path
+    (tmp_path / "other").mkdir()
+    assert resolve_data_root(str(tmp_path / "other")) == tmp_path / "other"
+    monkeypatch.setenv("NEUBOOTS_DATA", "")
+    assert resolve_data_root(None) is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_data_root("~/other") == tmp_path / "other"
+
+
+def test_a_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        DatasetNotFoundError, match="got root='.*nowhere', which is no folder; expected the folder that holds"
+    ):
+        resolve_data_root(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        DatasetNotFoundError, match="got root='', which is no folder"
+    ):  # and not the folder where one stands
+        resolve_data_root("")
+    with pytest.raises(ValueError, match="got root=7; expected the folder that holds the data sets, as a path"):
+        resolve_data_root(7)  # type: ignore[arg-type]
+    monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path / "gone"))
+    with pytest.raises(DatasetNotFoundError, match="got NEUBOOTS_DATA='.*gone'"):
+        resolve_data_root(None)
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra() -> None:
+    with pytest.raises(ImportError, match=r"needs nolibrary, .* pip install 'neuboots\[volumes\]'"):
+        import_optional("nolibrary.part", "volumes")
+
+
+# -- validation ----------------------------------------------------------------------------------------
+
+
+def labelled(counts: list[int]) -> LazyDataset:
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
+    return LazyDataset(TensorSource(torch.arange(len(labels))[:, None], labels))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
+def test_every_class_gives_its_share(share: float) -> None:
+    part = labelled([100, 57, 31, 4])
+    rest, some = hold_out(part, share, seed=3, strata=part.targets)
+    assert some is not None
+    assert len(some) == round(share * len(part))
+    for label, count in enumerate([100, 57, 31, 4]):
+        assert abs(int((some.targets == label).sum()) - share * count) <= 1
+    rows = [int(x) for part in (rest, some) for x, _ in part]
+    assert sorted(rows) == list(range(len(part)))
+    assert rows != sorted(rows)
+
+
+def test_the_rows_for_validation_are_drawn_by_the_seed() -> None:
+    part = labelled([40, 40])
+    drawn = [hold_out(part, 0.25, seed=seed, strata=part.targets)[1] for seed in (0, 0, 1)]
+    rows = [some.rows for some in drawn if some is not None]
+    assert rows[0] == rows[1] != rows[2]
+    # without classes too, and every row has its chance
+    often = torch.zeros(80)
+    for seed in range(200):
+        some = hold_out(part, 0.25, seed=seed)[1]
+        assert some is not None
+        assert some.rows is not None
+        often[list(some.rows)] += 1
+    assert bool(((often - 50).abs() < 6 * (200 * 0.25 * 0.75) ** 0.5).all())
+
+
+def test_no_share_and_bad_shares() -> None:
+    part = labelled([5, 5])
+    assert hold_out(part, 0, seed=0) == (part, None)
+    for share in (-0.1, 1, 1.5, float("nan"), True, "0.1", None):
+        with pytest.raises(
+            ValueError, match="got validation=.*; expected a share of the training rows from 0 to below"
+        ):
+            hold_out(part, share, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of 1 rows; expected at least two rows, or validation=0"):
+        hold_out(part.take([0]), 0.5, seed=0)
+    with pytest.raises(ValueError, match="got strata of shape"):
+        hold_out(part, 0.5, seed=0, strata=torch.zeros(3))
+    rest, some = hold_out(part, 0.001, seed=0)  # a share that was asked for is never none
+    assert (len(rest), len(some or [])) == (9, 1)
+
+
+# -- tables in the hub's layout ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
+@pytest.mark.parametrize("folder", ["toys/data", "toys/plain_text", "toys", "someone/toys/data"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_both_namings_in_every_layout(tmp_path: Path, image: str, label: str, folder: str, streaming: bool) -> None:
+    write_images(tmp_path / folder, counts={"train": 5, "test": 3}, image=image, label=label, labels="abcdefghij")
+    tables = opened(tmp_path, streaming=streaming)
+    assert list(tables) == ["train", "test"]
+    assert sorted(tables["train"].column_names) == ["image", "label"]
+    assert read_class_names(tables["train"], "label") == tuple("abcdefghij")
+    if not streaming:
+        x, y = ArrowSource(tables["test"], "toys", "image", "label", colour).read([2, 0])
+        assert (x[0].permute(1, 2, 0).numpy() == pixels_of(1002, (32, 32, 3))).all()
+        assert [int(label) for label in y] == [2, 0]
+
+
+def test_rows_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 50}, classes=50, shards=3)
+    source = source_of(tmp_path)
+    assert len(source) == 50
+    rows = [41, 3, 3, 49, 0]
+    xs, ys = source.read(rows)
+    for x, y, target, row in zip(xs, ys, source.read_targets(rows), rows, strict=True):
+        assert (x.permute(1, 2, 0).numpy() == pixels_of(row, (32, 32, 3))).all()
+        assert int(y) == int(target) == row
+        assert y.dtype == target.dtype == torch.int64
+        assert y.shape == ()
+    assert source.read([]) == ([], [])
+
+
+def test_other_columns_stay_where_they_are(tmp_path: Path) -> None:
+    images, big = ([encoded(pixels_of(row, (size, size, 3))) for row in range(4)] for size in (8, 128))
+    write_split(tmp_path / "toys/data", "train", {"big": big, "image": images, "label": [0, 1, 2, 3]})
+    table = opened(tmp_path)["train"]
+    assert table.data.column_names == ["image", "label"]
+    (file,) = table.cache_files  # a file that is mapped, not memory
+    assert Path(file["filename"]).stat().st_size < len(big[0])
+
+
+def test_files_without_the_librarys_own_notes(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 3}, features=False)
+    xs, ys = source_of(tmp_path).read([1])
+    assert (xs[0].permute(1, 2, 0).numpy() == pixels_of(1, (32, 32, 3))).all()
+    assert int(ys[0]) == 1
+
+
+def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
+    for count in (3, 4):
+        write_images(tmp_path / "toys/data", counts={"train": count})
+        assert len(source_of(tmp_path)) == count
+
+
+def test_val_is_validation(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 3, "val": 2})
+    assert {split: len(table) for split, table in opened(tmp_path).items()} == {"train": 3, "validation": 2}
+
+
+def test_nothing_is_printed_and_bars_are_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 3})
+    assert not datasets.are_progress_bars_disabled()
+    opened(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
+
+
+def test_bars_that_the_user_forces_make_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would warn, which is an error here, that it cannot hide them."""
+    write_images(tmp_path / "toys/data", counts={"train": 3})
+    for module in (datasets.config, sys.modules["datasets.utils.tqdm"]):
+        monkeypatch.setattr(module, "HF_DATASETS_DISABLE_PROGRESS_BARS", False)
+    assert len(source_of(tmp_path)) == 3
+
+
+# -- what is missing -----------------------------------------------------------------------------------
+
+
+def test_a_set_that_is_not_in_the_root(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError) as error:
+        opened(tmp_path)
+    assert str(error.value) == (
+        f"the data set 'toys' is not there: looked in {tmp_path}/toys; to get it, run `hf download someone/toys "
+        f"--repo-type dataset --local-dir {tmp_path}/toys`, or, with internet, load it from the Hugging Face hub as "
+        "someone/toys: without root and NEUBOOTS_DATA"
+    )
+    (tmp_path / "toys").mkdir()
+    with pytest.raises(DatasetNotFoundError, match=r"looked in .*toys/data/<split>-\*.parquet; to get it, run"):
+        opened(tmp_path)
+
+
+def test_a_set_on_no_hub_says_how_to_make_it(tmp_path: Path) -> None:
+    place = DatasetLocation("cells", how="photograph some cells")
+    with pytest.raises(
+        DatasetNotFoundError, match="looked in no data root, since neither root=… nor the variable NEUBOOTS_DATA was"
+    ):
+        opened(None, place=place)
+    with pytest.raises(
+        DatasetNotFoundError, match="looked in .*/cells; to get it, photograph some cells, and give its folder's par"
+    ):
+        opened(tmp_path, place=place)
+
+
+def test_splits_columns_and_files_that_are_missing(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"test": 3, "extra": 3})
+    with pytest.raises(DatasetNotFoundError, match="got toys with the splits extra, test; expected train among them"):
+        opened(tmp_path)
+    write_images(tmp_path / "toys/data", counts={"train": 3}, image="picture")
+    with pytest.raises(
+        DatasetNotFoundError, match="split train, with the columns picture, label; expected one called image or img"
+    ):
+        opened(tmp_path)
+    paths = write_split(tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))] * 4}, shards=2)
+    paths[0].unlink()
+    (tmp_path / "toys/data/train-00000-of-00001.parquet").unlink()
+    with pytest.raises(
+        DatasetNotFoundError,
+        match="got 1 files such as .*train-00001-of-00002.parquet; expected 2, as its name says: fetch those",
+    ):
+        opened(tmp_path)
+
+
+class Unreachable:
+    def dataset_info(self, name: str, timeout: float) -> None:
+        raise OSError("no route to host")
+
+
+def test_a_hub_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tries again and again: the library is told that it is offline, and looks into its cache alone."""
+    states = []
+
+    def load_dataset(name: str, config: str, streaming: bool) -> None:
+        states.append((name, config, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("not cached")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DatasetNotFoundError) as error:
+        opened(None)
+    assert error.value.__suppress_context__
+    assert str(error.value) == (
+        "the data set 'toys' is not there: looked in the Hugging Face hub as someone/toys (which cannot be reached "
+        "from here); to get it, run `hf download someone/toys --repo-type dataset --local-dir <data root>/toys`, and "
+        "give <data root> as root=… or in the variable NEUBOOTS_DATA"
+    )
+    assert states == [("someone/toys", "plain_text", True)]
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_offline_the_librarys_own_way_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself, offline: it never gets as far as a second try."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
+    with pytest.raises(DatasetNotFoundError, match="which cannot be reached from here"):
+        opened(None)
+
+
+def test_the_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(
+        tmp_path, counts={"train": 4, "test": 2, "extra": 3}, image="img", label="fine_label", labels="abcdefghij"
+    )
+    real, asked = datasets.load_dataset, []
+
+    def load_dataset(name: str, config: str, streaming: bool) -> Any:
+        asked.append((name, config, datasets.config.HF_HUB_OFFLINE))
+        files = {split: str(tmp_path / f"{split}-*.parquet") for split in ("train", "test", "extra")}
+        return real("parquet", data_files=files, streaming=streaming)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=lambda name, timeout: None))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for streaming in (False, True):
+        tables = opened(None, streaming=streaming)
+        assert list(tables) == ["train", "test"]
+        assert list(tables["train"].column_names) == ["image", "label"]
+        assert read_class_names(tables["train"], "label") == tuple("abcdefghij")
+    xs, _ = ArrowSource(opened(None)["test"], "toys", "image", "label", colour).read([1])
+    assert (xs[0].permute(1, 2, 0).numpy() == pixels_of(1001, (32, 32, 3))).all()
+    assert asked[0] == ("someone/toys", "plain_text", False)
+    flow = ArrowStream(opened(None, streaming=True)["test"], "toys", "image", "label")
+    assert [(number, label) for number, _, label in flow()] == [(0, 0), (1, 1)]
+
+
+# -- what is broken ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("broken", ["cut off", "empty", "text"])
+def test_a_parquet_file_that_is_no_whole_one_is_named(tmp_path: Path, broken: str, streaming: bool) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 30}, shards=2)
+    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
+    whole = file.read_bytes()
+    file.write_bytes({"cut off": whole[: len(whole) // 2], "empty": b"", "text": b"<html>not found</html>"}[broken])
+    with pytest.raises(
+        CorruptFileError, match="cannot read .*train-00001-of-00002.parquet: it is no whole Parquet file"
+    ):
+        opened(tmp_path, streaming=streaming)
+
+
+def test_a_parquet_file_with_rotten_pages_is_named(tmp_path: Path) -> None:
+    """Its end, where the schema lies, is whole."""
+    write_images(tmp_path / "toys/data", counts={"train": 60}, shards=2)
+    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
+    whole = bytearray(file.read_bytes())
+    whole[4:2000] = bytes(1996)
+    file.write_bytes(whole)
+    with pytest.raises(
+        CorruptFileError, match="cannot read .*train-00001-of-00002.parquet: it is no whole Parquet file"
+    ):
+        opened(tmp_path)
+    table = opened(tmp_path, streaming=True)["train"]
+    with pytest.raises(
+        CorruptFileError, match=r"cannot read toys, split train, row \d+ or after: the stream broke off"
+    ):
+        list(ArrowStream(table, "toys, split train", "image", "label")())
+
+
+def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The library itself would write its own words on the file that does not fit."""
+    _, file = write_split(
+        tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))] * 4, "label": [0, 1, 2, 3]}, shards=2
+    )
+    pq.write_table(pq.read_table(file).set_column(1, "label", [["a", "b"]]), file)
+    logger = logging.getLogger("datasets")
+    logger.addHandler(caplog.handler)
+    with pytest.raises(CorruptFileError, match="toys, split train, row .* or after: the stream broke off"):
+        list(ArrowStream(opened(tmp_path, streaming=True)["train"], "toys, split train", "image", "label")())
+    logger.removeHandler(caplog.handler)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_without_rows_is_named(tmp_path: Path, streaming: bool) -> None:
+    (path,) = write_split(tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))], "label": [1]})
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(CorruptFileError, match="cannot read .*train-00000-of-00001.parquet: it has no row"):
+        opened(tmp_path, streaming=streaming)
+
+
+def test_files_of_a_split_that_do_not_fit_each_other(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 6}, shards=2)
+    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(1, "label", [["a", "b", "c"]]), file)
+    with pytest.raises(ValueError, match="could not prepare .*; expected files of a split whose columns are"):
+        opened(tmp_path)
+    pq.write_table(table.rename_columns(["img", "label"]), file)
+    with pytest.raises(
+        DatasetNotFoundError, match="split train, with the columns label; expected one called image or img"
+    ):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
+def test_a_null_is_one_row_alone(tmp_path: Path, image: str, label: str, streaming: bool) -> None:
+    """Under the names that we give to columns, as under their own: no type is guessed from the rows that pass by."""
+    (path,) = write_split(
+        tmp_path / "toys/data",
+        "train",
+        {image: [encoded(pixels_of(row, (4, 4, 3))) for row in range(150)], label: list(range(150))},
+    )
+    table = pq.read_table(path)
+    labels = [None if row in (0, 70) else row for row in range(150)]
+    pq.write_table(table.set_column(1, label, pa.array(labels, pa.int64())), path)
+    table = opened(tmp_path, streaming=streaming)["train"]
+    if streaming:
+        found = [value for _, _, value in ArrowStream(table, "toys", "image", "label")()]
+    else:
+        found = table[:].column("label").to_pylist()
+    assert found == labels
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 3})
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file" / "cache")
+    with pytest.raises(ValueError, match="could not prepare .*toys/data .*: set HF_HOME to a folder with room"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_image_that_is_no_image_is_named(tmp_path: Path, streaming: bool) -> None:
+    images = [encoded(pixels_of(row, (8, 8, 3))) for row in range(4)]
+    images[2] = images[2][:60]
+    write_split(tmp_path / "toys/data", "train", {"image": images, "label": [0, 1, 2, 3]})
+    table = opened(tmp_path, streaming=streaming)["train"]
+    where = "toys, split train"
+    part: Any
+    if streaming:
+        part = StreamingDataset(ArrowStream(table, where, "image", "label"), decode=RowDecoder(where, colour, number))
+    else:
+        part = LazyDataset(ArrowSource(table, where, "image", "label", colour))
+        assert len(part.__getitems__([0, 1, 3])) == 3
+    with pytest.raises(CorruptFileError, match="cannot read toys, split train, row 2: it holds no whole image"):
+        list(part)
+
+
+# -- streams, and other processes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
+def test_a_stream_is_shared_out_row_by_row(tmp_path: Path, share: float) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 200}, classes=200, size=2, shards=2)
+    whole = ArrowStream(opened(tmp_path, streaming=True)["train"], "toys", "image", "label")
+    assert [number for number, _, _ in whole()] == list(range(200))
+    rest, some = split_stream(whole, share, seed=0)
+    assert some is not None
+    apart = {number for number, _, _ in some()}
+    assert {label for _, _, label in rest()} == set(range(200)) - apart
+    assert abs(len(apart) - 200 * share) <= 1
+    assert max(abs(sum(number < k for number in apart) - k * share) for k in range(200)) <= 1  # at even distances
+    assert {number for number, _, _ in some()} == apart
+    assert split_stream(whole, 0, seed=0) == (whole, None)
+    phases = [split_stream(whole, share, seed=seed)[1] for seed in range(9)]
+    assert len({tuple(number for number, _, _ in flow()) for flow in phases if flow is not None}) > 1
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_other_processes_read_each_row_once(tmp_path: Path, context: str) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 41}, classes=41, size=4, shards=2)
+    part = LazyDataset(source_of(tmp_path))
+    where = "toys, split train"
+    flow = ArrowStream(opened(tmp_path, streaming=True)["train"], where, "image", "label")
+    stream = StreamingDataset(flow, decode=RowDecoder(where, colour, number))
+    for data in (part, stream):
+        loader = DataLoader(data, batch_size=7, num_workers=2, multiprocessing_context=context)
+        labels = torch.cat([y for _, y in loader])
+        assert sorted(labels.tolist()) == list(range(41))
+
+
+def test_rows_pickle_by_the_names_of_their_files(tmp_path: Path) -> None:
+    write_images(tmp_path / "toys/data", counts={"train": 300})
+    source = source_of(tmp_path)
+    flow = ArrowStream(opened(tmp_path, streaming=True)["train"], "toys", "image", "label")
+    packed = pickle.dumps(source), pickle.dumps(flow)
+    assert max(map(len, packed)) < 10_000
+    assert torch.equal(pickle.loads(packed[0]).read([7])[0][0], source.read([7])[0][0])
+    assert list(pickle.loads(packed[1])()) == list(flow())

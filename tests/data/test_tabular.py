@@ -1,0 +1,822 @@
+"""Tables: scikit-learn's, UCI's and the user's own; each column compared with scikit-learn's encoders."""
+
+import json
+import pickle
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from _nets import data_root
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import datasets
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from neuboots.data import table_files
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data.dataset import DatasetBundle
+from neuboots.data.splits import train_val_test_split
+from neuboots.data.tabular import (
+    UCI_DATASETS,
+    CategoricalColumn,
+    NumericColumn,
+    TableSchema,
+    TargetColumn,
+    encode_file,
+    load_breast_cancer,
+    load_diabetes,
+    load_table,
+    load_uci,
+    load_wine,
+)
+
+OPTIONS: dict[str, Any] = {"validation": 0.1, "seed": 0, "streaming": False}
+PARTS = ("train", "validation", "test")
+
+
+@pytest.fixture(autouse=True)
+def _no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEUBOOTS_DATA", raising=False)
+
+
+def tensors(part: Any) -> tuple[Tensor, Tensor]:
+    """x and y of a part, whatever it is."""
+    if isinstance(part, TensorDataset):
+        return part.tensors  # type: ignore[return-value]
+    x, y = zip(*part, strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+def all_rows(data: DatasetBundle) -> np.ndarray:
+    """The rows of all parts in the units of the file, in an order of their own."""
+    rows = []
+    for x, y in (tensors(getattr(data, part)) for part in PARTS if getattr(data, part) is not None):
+        raw = data.standardizer.inverse(x.double())  # type: ignore[union-attr]
+        targets = y[:, None].double() if data.target is None else data.target.inverse(y.double())
+        rows.append(torch.cat([raw, targets], 1))
+    whole = torch.cat(rows).numpy()
+    return whole[np.lexsort(whole.T)]
+
+
+# -- parts ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    classes=st.lists(st.integers(0, 4), min_size=30, max_size=120),
+    validation=st.floats(0, 0.4),
+    test=st.floats(0, 0.4),
+    seed=st.integers(0, 99),
+)
+def test_rows_are_dealt_by_class(classes: list[int], validation: float, test: float, seed: int) -> None:
+    """Each class has its share in each part, up to rounding: at most one row for each of its two borders, and one more
+    for the row that must stay."""
+    strata = torch.tensor(classes)
+    part = train_val_test_split(len(classes), validation, test, seed=seed, strata=strata)
+    assert torch.equal(part, train_val_test_split(len(classes), validation, test, seed=seed, strata=strata))
+    expected = {2: test, 1: (1 - test) * validation}
+    for c in strata.unique():
+        mine = part[strata == c]
+        assert (mine == 0).any()
+        for k, share in expected.items():
+            assert abs(int((mine == k).sum()) - share * len(mine)) <= 4
+    size = round(test * len(classes)) if test * len(classes) >= 1 else int(test > 0)
+    assert int((part == 2).sum()) == size
+
+
+def test_a_class_of_one_row_stays_among_the_training_rows() -> None:
+    strata = torch.tensor([0] * 50 + [1, 2, 3] + [4] * 47)
+    for seed in range(20):
+        assert train_val_test_split(100, 0.4, 0.4, seed=seed, strata=strata)[50:53].tolist() == [0, 0, 0]
+
+
+def test_another_seed_deals_other_rows() -> None:
+    first, second, same = (train_val_test_split(200, 0.2, 0.2, seed=seed) for seed in (0, 1, np.int64(0)))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, same)
+    assert first.bincount().tolist() == [128, 32, 40]
+
+
+def test_every_row_is_as_likely_to_be_drawn() -> None:
+    """Over 2,000 seeds each of 20 rows is for the test 2,000 · 0.2 times: within 4 standard errors (Bonferroni: 20)."""
+    counts = sum((train_val_test_split(20, 0.0, 0.2, seed=seed) == 2).double() for seed in range(2000))
+    assert isinstance(counts, Tensor)
+    assert float((counts - 400).abs().max()) < 4 * (2000 * 0.2 * 0.8) ** 0.5
+
+
+# -- scikit-learn's ------------------------------------------------------------------------------------
+
+
+def test_diabetes_is_that_of_scikit_learn_standardised_by_its_training_rows() -> None:
+    data = load_diabetes(None, **OPTIONS)
+    x, y = tensors(data.train)
+    assert (data.task, data.channels, data.num_classes) == ("regression", 10, 0)
+    assert [len(getattr(data, part)) for part in PARTS] == [319, 35, 88]  # type: ignore[arg-type]
+    assert y.shape == (319, 1)
+    assert x.dtype == y.dtype == torch.float32
+    for values in (x, y):
+        assert float(values.mean(0).abs().max()) < 1e-6
+        assert float((values.std(0, correction=0) - 1).abs().max()) < 1e-5
+    raw, target = datasets.load_diabetes(return_X_y=True, scaled=False)
+    expected = np.column_stack([raw, target])
+    np.testing.assert_allclose(all_rows(data), expected[np.lexsort(expected.T)], rtol=1e-5, atol=1e-4)
+
+
+def test_classes_of_scikit_learn_keep_their_names_and_shares() -> None:
+    data = load_breast_cancer(None, **OPTIONS)
+    assert (data.task, data.classes, data.target) == ("classification", ("malignant", "benign"), None)
+    counts = np.bincount(datasets.load_breast_cancer().target)
+    for part in PARTS:
+        _, y = tensors(getattr(data, part))
+        assert y.dtype == torch.int64
+        assert abs(int(y.sum()) - len(y) * counts[1] / counts.sum()) <= 2
+    assert load_wine(None, **OPTIONS).num_classes == 3
+
+
+def test_streams_of_sets_in_memory_give_the_same_rows() -> None:
+    data, streamed = (load_diabetes(None, **{**OPTIONS, "streaming": streaming}) for streaming in (False, True))
+    for part in PARTS:
+        for held, read in zip(tensors(getattr(data, part)), tensors(getattr(streamed, part)), strict=True):
+            assert torch.equal(held, read)
+    pickle.loads(pickle.dumps(streamed.train))  # workers take it along
+
+
+def test_no_validation_and_bad_shares() -> None:
+    assert load_diabetes(None, **{**OPTIONS, "validation": 0}).validation is None
+    for share in (1.0, -0.1, float("nan"), True, "0.1"):
+        with pytest.raises(ValueError, match=r"got validation=.*; expected a share"):
+            load_diabetes(None, **{**OPTIONS, "validation": share})
+    with pytest.raises(ValueError, match="got seed=0.5; expected a whole number"):
+        load_diabetes(None, **{**OPTIONS, "seed": 0.5})
+
+
+# -- UCI -----------------------------------------------------------------------------------------------
+
+
+def write_uci(root: Path, *, name: str = "yacht", splits: Any = None) -> np.ndarray:
+    """40 rows of two features, one of them constant, in the layout of the data root."""
+    values = np.column_stack([np.arange(40.0) ** 2, np.full(40, 123456.789), np.arange(40.0) / 7])
+    folder = root / "uci"
+    folder.mkdir(exist_ok=True)
+    pd.DataFrame(values, columns=["x0", "x1", "y"]).to_csv(folder / f"{name}.csv", index=False)
+    splits = {str(k): list(range(k, 40, 10)) for k in range(20)} if splits is None else splits
+    (folder / f"{name}.test_splits.json").write_text(splits if isinstance(splits, str) else json.dumps(splits))
+    return values
+
+
+def test_uci_reads_its_split(tmp_path: Path) -> None:
+    values = write_uci(tmp_path)
+    data = load_uci("yacht", tmp_path, split=3, **OPTIONS)
+    x, y = tensors(data.test)
+    np.testing.assert_allclose(data.target.inverse(y)[:, 0], values[3::10, 2], rtol=1e-5)  # type: ignore[union-attr]
+    assert torch.equal(x[:, 1], torch.zeros(4))  # a constant is 0, whatever rounding says of its spread
+    expected = values[np.lexsort(values.T)]
+    np.testing.assert_allclose(all_rows(data), expected, rtol=1e-5, atol=1e-4)
+    train = tensors(data.train)[0]
+    assert len(train) == 32
+    assert abs(float(train[:, 0].std(correction=0)) - 1) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"name": "cats"}, "got the UCI set 'cats'; expected one of boston, "),
+        ({"split": 20}, "got split=20; expected one of 0 … 19"),
+        ({"split": -1}, "got split=-1; expected one of 0 … 19"),
+        ({"split": 0.5}, "got split=0.5; expected a whole number"),
+        ({"root": None}, "'yacht' is not there: looked in no data root, .*put yacht.csv"),
+        (
+            {"name": "power"},
+            "'power' is not there: looked in .*uci/power.csv and in .*power.test_splits.json; to get it",
+        ),
+    ],
+)
+def test_uci_refuses(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    write_uci(tmp_path)
+    with pytest.raises(ValueError, match=sentence):
+        load_uci(**{"name": "yacht", "root": tmp_path, **OPTIONS, **change})
+
+
+@pytest.mark.parametrize("splits", ["[", "[[1], [2]]", '{"0": "all"}', '{"a": [1]}'])
+def test_splits_that_are_none_name_their_file(splits: str, tmp_path: Path) -> None:
+    write_uci(tmp_path, splits=splits)
+    with pytest.raises(CorruptFileError, match=r"yacht.test_splits.json: it is not"):
+        load_uci("yacht", tmp_path, **OPTIONS)
+
+
+@pytest.mark.parametrize("rows", [[], [1, 1], [40], [-1], [0.5], [[1]], list(range(40))])
+def test_rows_of_a_split_must_be_rows(rows: list[Any], tmp_path: Path) -> None:
+    write_uci(tmp_path, splits={"0": rows})
+    with pytest.raises(CorruptFileError, match="split 0 is no list of different rows among 0 … 39"):
+        load_uci("yacht", tmp_path, **OPTIONS)
+
+
+@pytest.mark.parametrize("text", ["x0,x1\n1,2\n", "y\n1\n", "x0,y\n1,2\n,3\n", "x0,y\na,2\n", "x0,y\n1,inf\n"])
+def test_a_uci_file_that_is_no_table_of_numbers_is_named(text: str, tmp_path: Path) -> None:
+    write_uci(tmp_path)
+    (tmp_path / "uci" / "yacht.csv").write_text(text)
+    with pytest.raises(CorruptFileError, match=r"cannot read .*yacht.csv"):
+        load_uci("yacht", tmp_path, **OPTIONS)
+
+
+ROWS = {"boston": 506, "concrete": 1030, "energy": 768, "power": 9568, "wine_red": 1599, "yacht": 308}
+FEATURES = {"boston": 13, "concrete": 8, "energy": 8, "power": 4, "wine_red": 11, "yacht": 6}
+
+
+@pytest.mark.skipif(data_root() is None, reason="no data root: set NEUBOOTS_DATA")
+@pytest.mark.parametrize("name", UCI_DATASETS)
+def test_the_real_sets_have_twenty_splits(name: str) -> None:
+    root = data_root()
+    tests = set()
+    for split in range(20) if name == "yacht" else (0, 19):
+        data = load_uci(name, root, split=split, **OPTIONS)
+        sizes = [len(getattr(data, part)) for part in PARTS]
+        assert sum(sizes) == ROWS[name]
+        assert abs(sizes[2] - 0.1 * ROWS[name]) <= 1
+        assert data.channels == FEATURES[name]
+        whole = pd.read_csv(f"{root}/uci/{name}.csv").to_numpy(dtype=float)
+        np.testing.assert_allclose(
+            all_rows(data), whole[np.lexsort(whole.T)], rtol=1e-4, atol=2e-4 * np.abs(whole).max()
+        )
+        tests.add(tuple(tensors(data.test)[1][:, 0].tolist()))
+    assert len(tests) == (20 if name == "yacht" else 2)
+
+
+@pytest.mark.skipif(data_root() is None, reason="no data root: set NEUBOOTS_DATA")
+@pytest.mark.parametrize(("name", "at_most"), [("yacht", 0.75), ("energy", 0.4)])
+def test_ridge_regression_beats_the_constant_on_real_splits(name: str, at_most: float) -> None:
+    """RMSE over that of the mean, as a mean over the splits: far below one wherever x and y belong together."""
+    ratios = []
+    for split in range(20):
+        data = load_uci(name, data_root(), split=split, **OPTIONS)
+        (x, y), (x_test, y_test) = tensors(data.train), tensors(data.test)
+        weights = torch.linalg.solve(x.T @ x + torch.eye(x.shape[1]), x.T @ y)
+        ratios.append(float((y_test - x_test @ weights).square().mean().sqrt() / y_test.square().mean().sqrt()))
+    assert 0 < np.mean(ratios) < at_most
+
+
+# -- the user's own ------------------------------------------------------------------------------------
+
+
+def pets(n: int = 120, *, seed: int = 0) -> pd.DataFrame:
+    """Numbers with and without gaps, booleans, dates and categories, and a class and a number to predict."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(1e6, 20.0, n)  # an offset that single precision would drown
+    age = np.where(rng.random(n) < 0.2, np.nan, rng.integers(0, 20, n))
+    return pd.DataFrame(
+        {
+            "weight": weight,
+            "age": age,
+            "vaccinated": rng.random(n) < 0.6,
+            "born": (pd.Timestamp("2020-02-28") + pd.to_timedelta(rng.integers(0, 900, n), "D")).strftime("%Y-%m-%d"),
+            "colour": rng.choice(["red", "green", None, "blue, dark"], n),
+            "kind": rng.choice(["cat", "dog"], n),
+            "price": rng.normal(size=n).round(3),
+        }
+    )
+
+
+def written(frame: pd.DataFrame, folder: Path, kind: str) -> Path:
+    path = folder / f"pets.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    return path
+
+
+def expected_rows(frame: pd.DataFrame, train: np.ndarray) -> np.ndarray:
+    """By scikit-learn, on the rows where `train` is true."""
+    days = (pd.to_datetime(frame.born) - pd.Timestamp("1970-01-01")).dt.total_seconds() / 86400
+    numbers = np.column_stack([frame.weight, frame.age, frame.vaccinated.astype(float), days])
+    filled = SimpleImputer(strategy="mean").fit(numbers[train]).transform(numbers)
+    scaler = StandardScaler().fit(SimpleImputer(strategy="mean").fit_transform(numbers[train]))
+    present = numbers[train][~np.isnan(numbers[train][:, 1]), 1]  # the spread is that of the ages that are known
+    scaled = scaler.transform(filled)
+    scaled[:, 1] = (filled[:, 1] - present.mean()) / present.std()
+    encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    colours = frame[["colour"]].fillna("zz missing")
+    one_hot = encoder.fit(colours[train].to_numpy(dtype=object)).transform(colours.to_numpy(dtype=object))
+    return np.column_stack([scaled, np.isnan(numbers[:, 1]), one_hot])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("cells", [1 << 22, 30])
+def test_a_table_is_encoded_as_scikit_learn_does(
+    kind: str, streaming: bool, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory and streamed, in one chunk and in chunks of a few rows, from CSV and from Parquet."""
+    monkeypatch.setattr(table_files, "CELLS", cells)
+    frame = pets().drop(columns="kind")
+    data = load_table(written(frame, tmp_path, kind), target="price", streaming=streaming)
+    part = train_val_test_split(len(frame), 0.1, 0.1, seed=0).numpy()
+    expected = expected_rows(frame, part == 0)
+    mean, std = frame.price[part == 0].mean(), frame.price[part == 0].std(ddof=0)
+    for k, name in enumerate(PARTS):
+        x, y = tensors(getattr(data, name))
+        assert x.dtype == y.dtype == torch.float32
+        np.testing.assert_allclose(x, expected[part == k], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(y[:, 0], (frame.price[part == k] - mean) / std, rtol=1e-4, atol=1e-5)
+    assert data.channels == expected.shape[1] == len(data.schema.features)
+    assert data.schema.features[:5] == ("weight", "age", "vaccinated", "born", "age is missing")
+
+
+def test_classes_are_found_and_named(tmp_path: Path) -> None:
+    frame = pets()
+    data = load_table(written(frame, tmp_path, "csv"), target="kind")
+    assert (data.task, data.classes, data.target, data.name) == ("classification", ("cat", "dog"), None, "pets")
+    part = train_val_test_split(
+        len(frame), 0.1, 0.1, seed=0, strata=torch.tensor((frame.kind == "dog").to_numpy()).long()
+    ).numpy()
+    assert tensors(data.test)[1].tolist() == (frame.kind == "dog")[part == 2].astype(int).tolist()
+    assert "'kind' is the target: classification ('cat', 'dog')" in str(data.schema)
+
+
+def target_table(folder: Path, values: list[Any]) -> Path:
+    path = folder / "t.csv"
+    path.write_text("\n".join(["x,y", *(f"{i},{value}" for i, value in enumerate(values))]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([1, 2, 3] * 10, ("1", "2", "3")),
+        ([10, 9, 10, 9] * 10, ("9", "10")),  # by value, not by text
+        ([0.0, 1.0] * 20, ("0", "1")),
+        (["TRUE", "false"] * 20, ("False", "True")),
+        (["01", "b"] * 20, ("01", "b")),
+        (["no", "yes", "not sure"] * 10, ("no", "not sure", "yes")),
+        ([1, 0, 0], ("0", "1")),  # two whole numbers always
+        (list(range(20)) * 5, tuple(map(str, range(20)))),
+        (list(range(21)) * 5, ()),
+        (list(range(10)) * 4, ()),  # four times each: rather numbers
+        ([0.5, 1.5] * 20, ()),
+        ([f"{i}e3" for i in range(40)], ()),
+    ],
+)
+def test_what_a_target_is(values: list[Any], classes: tuple[str, ...], tmp_path: Path) -> None:
+    data = load_table(target_table(tmp_path, values), target="y", val_fraction=0, test_fraction=0)
+    assert data.classes == classes
+    assert data.task == ("classification" if classes else "regression")
+    if classes:
+        names = [str(v).removesuffix(".0").replace("TRUE", "True").replace("false", "False") for v in values]
+        assert tensors(data.train)[1].tolist() == [classes.index(name) for name in names]
+
+
+def test_the_task_can_be_told(tmp_path: Path) -> None:
+    path = target_table(tmp_path, [1, 2, 3] * 10)
+    assert load_table(path, target="y", task="regression").task == "regression"
+    path = target_table(tmp_path, [0.5, 1.5] * 20)
+    assert load_table(path, target="y", task="classification").classes == ("0.5", "1.5")
+    with pytest.raises(ValueError, match="got task='rank'; expected 'classification', 'regression', or None"):
+        load_table(path, target="y", task="rank")  # type: ignore[arg-type]
+
+
+def test_a_column_that_is_text_in_a_later_chunk_is_text_throughout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of ten rows: the first and the last hold what looks like numbers there, in a feature and in the target."""
+    monkeypatch.setattr(table_files, "CELLS", 20)
+    path = tmp_path / "t.csv"
+    path.write_text("code,y\n" + "01,07\n02,08\n" * 20 + "A,x\n" * 3 + "01,07\n" * 20)
+    data = load_table(path, target="y")
+    assert data.schema.categories[0].values == ("01", "02", "A")
+    assert data.classes == ("07", "08", "x")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_of_a_later_chunk_is_named_by_its_number(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "CELLS", 30)
+    frame = pets()
+    frame.loc[100, "weight"] = np.inf
+    with pytest.raises(ValueError, match="column 'weight' holds inf in row 101; expected finite numbers"):
+        load_table(written(frame, tmp_path, kind), target="price")
+
+
+SMALL = "".join(f"{i},{i % 7 * 1.5},{'ab'[i % 2]}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("\ufeffy,a,b\n" + SMALL, ("a", "b=a", "b=b")),
+        ("y;a;b\n" + SMALL.replace(",", ";"), ("a", "b=a", "b=b")),
+        ("y;a;b\n" + SMALL.replace(",", ";").replace(".", ","), ("a", "b=a", "b=b")),
+        ("y\ta\tb\n" + SMALL.replace(",", "\t"), ("a", "b=a", "b=b")),
+        ("y|a|b\r\n" + SMALL.replace(",", "|").replace("\n", "\r\n"), ("a", "b=a", "b=b")),
+        ("\n y , a , b \n" + SMALL.replace(",", " , "), ("a", "b=a", "b=b")),
+        ("y,a,b\n" + SMALL.replace("\n", "\n\n"), ("a", "b=a", "b=b")),
+        ('y,"a\n, and",b\n' + SMALL.replace(",a\n", ',"a\nz"\n'), ("a\n, and", "b=a\nz", "b=b")),
+        (",y,a,b\n" + "".join(f"7,{line}\n" for line in SMALL.splitlines()), ("a", "b=a", "b=b")),
+        ("y,a,b,\n" + SMALL.replace("\n", ",\n"), ("a", "b=a", "b=b")),
+        ("y,a,b\n" + SMALL.replace("1.5,", "?,"), ("a", "a is missing", "b=a", "b=b")),
+    ],
+    ids=["bom", "semicolons", "decimal commas", "tabs", "bars", "spaces", "blank", "quotes", "index", "trailing", "?"],
+)
+def test_csv_files_of_all_kinds(text: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    path, plain = tmp_path / "t.csv", tmp_path / "plain.csv"
+    path.write_bytes(text.encode())
+    plain.write_text("y,a,b\n" + SMALL)
+    data, expected = (load_table(file, target="y") for file in (path, plain))
+    assert data.schema.features == names
+    if "?" not in text:
+        assert torch.equal(tensors(data.train)[0], tensors(expected.train)[0])
+
+
+MANY = "\n".join(f"{i % 2},name {i}" for i in range(600))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty; expected a first line of names"),
+        ("\n\n", "is empty; expected a first line of names"),
+        ("y,a\n", "without rows; expected some below the names"),
+        ("y,a\n1,2\n", "with a single row; expected more"),
+        ("y,a\n1,2\n2,3\n", "got test=0.1 of 2 rows in 2 class.*; expected enough rows to leave one of each"),
+        ("x,yy,a\n1,2,3\n", "got 'y', which is no column of .*; expected one of 'yy', .*: its first line must hold"),
+        ("y\n1\n2\n", "with no column but the target 'y'"),
+        ("y,a\n" + "1,\n2,\n" * 5, "with no column but the target that has values"),
+        ("y,a\n" + "1.5,3\n" * 9, "got target 'y' that is 1.5 in every row; expected it to vary"),
+        ("y,a\n" + "cat,3\n" * 9, "got target 'y' with the one class 'cat'; expected at least two"),
+        ("y,a\n" + ",3\n" * 9, "got target 'y' with no value"),
+        ("y,a\n" + "2020-01-01,3\n2020-01-02,4\n" * 9, "got target 'y' with dates"),
+        ("y,a\n" + "1,3\n2,4\n,5\n" * 9, r"missing in 9 of 27 rows of .*, first in row 3; expected it in every row"),
+        ("y,a\n" + "x,3\nz,4\n,5\n" * 9, r"missing in 9 of 27 rows of .*, first in row 3; expected it in every row"),
+        ("y,a,a\n1,2,3\n", "with several columns named 'a'; expected one of each"),
+        (b"y,a\n1,M\xfcller\n", "byte 0xfc is no UTF-8; expected a CSV in UTF-8: save it again"),
+        (b"y,a\n" + b"1,x\n" * 30_000 + b"1,M\xfcller\n", "byte 0xfc is no UTF-8"),
+        ("y,a\n1,2\n".encode("utf-16"), "neither text in UTF-8 nor Parquet"),
+        (b"PK\x03\x04spreadsheet", "neither text in UTF-8 nor Parquet; .* save a spreadsheet as CSV"),
+        ("y,a\n1,5,2,5\n2,5,3,5\n", "rows have more fields than the 2 names"),
+        ("y,a\n1,2\n3,4\n1,2,3\n", "Expected 2 fields in line 4, saw 3"),
+        ('y,a\n1,"2\n3,4\n', "EOF inside string"),
+        ("y,a\n" + "1.5,3\n2,inf\n" * 9, "column 'a' holds inf in row 2; expected finite numbers"),
+        ("y,a\n" + "inf,3\n2,1\n" * 9, "column 'y' holds inf in row 1; expected finite numbers"),
+        ("y,a\n" + "1.5,3e300\n2,1\n" * 9, "column 'a' holds numbers too large to square"),
+        ("y,a\n" + MANY, "column 'a' of .* more than 256 different texts, such as 'name 0', .*ignore=..a.., raise max"),
+        ("a,y\n" + MANY, "got target 'y' with 600 different values in 600 rows"),
+        ("y,a\n" + MANY.replace("name ", "") + "\n1,many\n", "most of it are numbers, but not 'many'"),
+    ],
+)
+def test_a_bad_table_gets_a_sentence(text: str | bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load_table(path, target="y")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"target": "prise"}, "got 'prise', which is no column of .*; expected one of 'price', "),
+        ({"target": ""}, "got '', which is no column"),
+        ({"ignore": "age"}, r"got ignore='age'; expected a list of names: give \['age'\]"),
+        ({"ignore": ["ages"]}, "got 'ages', which is no column of .*; expected one of 'age', "),
+        ({"ignore": ["price"]}, "got 'price' both to predict and to ignore"),
+        ({"target": "kind", "task": "regression"}, "got target 'kind' of texts in .* for a regression"),
+        ({"test": 1.0}, "got test=1.0; expected a share of the rows"),
+        ({"validation": None}, "got validation=None; expected a share of the rows"),
+        ({"max_categories": 2}, "column 'colour' of .* has more than 2 different texts"),
+        ({"max_categories": 0}, "got max_categories=0; expected a whole number, at least 2"),
+        ({"seed": "1"}, "got seed='1'; expected a whole number"),
+    ],
+)
+def test_bad_options_get_a_sentence(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    path = written(pets(), tmp_path, "csv")
+    with pytest.raises(ValueError, match=sentence):
+        load_table(path, **{"target": "price", **options})
+
+
+def test_missing_and_corrupt_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetNotFoundError, match=r"the table .*none.csv is not there; expected a CSV or Parquet file"
+    ):
+        load_table(tmp_path / "none.csv", target="y")
+    with pytest.raises(DatasetNotFoundError, match="is a folder; expected a CSV or Parquet file"):
+        load_table(tmp_path, target="y")
+    whole = written(pets(), tmp_path, "parquet").read_bytes()
+    for name, content in {"cut": whole[:-100], "empty": b"", "text": b"y,a\n1,2\n", "bent": _bent(whole)}.items():
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(content)
+        with pytest.raises(CorruptFileError, match=rf"cannot read .*{name}.parquet: .*; expected a whole file"):
+            load_table(path, target="price")
+
+
+def _bent(whole: bytes) -> bytes:
+    return whole[:100] + bytes(byte ^ 0xFF for byte in whole[100:1500]) + whole[1500:]
+
+
+def test_columns_of_parquet(tmp_path: Path) -> None:
+    """Types that CSV does not have: categories, time zones, decimals, gaps in whole numbers; lists are refused."""
+    from decimal import Decimal
+
+    n = 60
+    frame = pd.DataFrame(
+        {
+            "group": pd.Categorical(["a", "b", "c"] * 20),
+            "when": pd.date_range("2024-01-01", periods=n, freq="12h", tz="Asia/Tokyo"),
+            "day": pd.date_range("2024-01-01", periods=n).date,
+            "amount": [Decimal(k) / 4 for k in range(n)],
+            "count": pd.array([None if k % 5 == 0 else k for k in range(n)], dtype="Int64"),
+            "flag": pd.array([True, False, None] * 20, dtype="boolean"),
+            "a.b": np.arange(n, dtype=np.int8),
+            "half": np.arange(n, dtype=np.float16),
+            "y": np.arange(n) / 3,
+            "tags": [["x"]] * n,
+        },
+        index=np.arange(n) + 7,
+    )
+    path = tmp_path / "t.parquet"
+    frame.to_parquet(path)
+    with pytest.raises(ValueError, match=r"got column 'tags' of list.*; expected numbers.*ignore=\['tags'\]"):
+        load_table(path, target="y")
+    data = load_table(path, target="y", ignore=["tags"], val_fraction=0, test_fraction=0)
+    kinds = {number.name: number.kind for number in data.schema.numbers}
+    assert kinds == {
+        **{"when": "date", "day": "date", "amount": "number", "count": "number", "flag": "boolean"},
+        **{"a.b": "number", "half": "number"},
+    }
+    assert data.schema.excluded == ("tags", "(no name)")
+    x = dict(zip(data.schema.features, data.standardizer.inverse(tensors(data.train)[0]).T, strict=True))  # type: ignore
+    start = (pd.Timestamp("2024-01-01") - pd.Timestamp("1970-01-01")).days
+    torch.testing.assert_close(x["when"], start - 9 / 24 + torch.arange(n) / 2, atol=0.01, rtol=0)
+    torch.testing.assert_close(x["day"], start + torch.arange(n).float(), atol=0.01, rtol=0)
+    torch.testing.assert_close(x["amount"], torch.arange(n) / 4, atol=1e-5, rtol=0)
+    assert x["flag is missing"].tolist() == [0.0, 0.0, 1.0] * 20
+    assert x["group=b"].tolist() == [0.0, 1.0, 0.0] * 20
+
+
+def test_new_rows_are_read_by_the_schema(tmp_path: Path) -> None:
+    """A file without the target, with its columns in another order, other categories, and numbers as texts."""
+    frame = pets()
+    data = load_table(written(frame, tmp_path, "csv"), target="price", ignore=["kind"], val_fraction=0, test_fraction=0)
+    schema = TableSchema.from_json(data.schema.to_json())
+    assert schema == data.schema
+    new = tmp_path / "new.csv"
+    frame[["colour", "vaccinated", "born", "age", "weight"]].assign(more=1).to_csv(new, index=False)
+    assert torch.equal(torch.cat(list(encode_file(new, schema))), tensors(data.train)[0])
+    assert torch.equal(schema.encode(frame), tensors(data.train)[0])
+    assert torch.equal(schema.encode(frame.astype(object)), tensors(data.train)[0])
+    assert torch.equal(schema.encode_target(frame), tensors(data.train)[1])
+    twice = pd.concat([frame, frame])  # row labels come twice
+    assert torch.equal(schema.encode(twice)[: len(frame)], tensors(data.train)[0])
+    odd = frame.assign(colour=["violet", *frame.colour[1:]], weight=[np.nan, *frame.weight[1:]])
+    assert schema.unknown(odd) == {"colour": ("violet",)}
+    assert schema.unknown(frame) == {}
+    row = dict(zip(schema.features, schema.encode(odd)[0].tolist(), strict=True))
+    assert row["weight"] == 0.0  # no indicator: no training row lacks it
+    assert [value for name, value in row.items() if name.startswith("colour")] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weight": None}, "the table lacks 'weight'; expected the columns that the schema was learned from"),
+        ({"weight": "heavy"}, "column 'weight' holds 'heavy' in row 1; expected a number"),
+        (
+            {"weight": pd.Timestamp("2020-01-01")},
+            "column 'weight' holds '2020-01-01 00:00:00' in row 1; expected a num",
+        ),
+        ({"weight": float("inf")}, "column 'weight' holds inf in row 1; expected finite numbers"),
+        ({"weight": 1e300}, "column 'weight' holds 1e.300 in row 1, too far from the training rows, of mean 1e"),
+        ({"vaccinated": "perhaps"}, "column 'vaccinated' holds 'perhaps' in row 1; expected a boolean"),
+        ({"vaccinated": 2}, "column 'vaccinated' holds '2' in row 1; expected a boolean"),
+        ({"born": "28.2.2020"}, "column 'born' holds '28.2.2020' in row 1; expected a date such as"),
+        ({"born": 20200228}, "column 'born' holds '20200228' in row 1; expected a date such as"),
+        ({"born": True}, "column 'born' holds 'True' in row 1; expected a date such as"),
+    ],
+)
+def test_new_rows_that_do_not_fit_get_a_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    frame = pets()
+    schema = load_table(written(frame, tmp_path, "csv"), target="price").schema
+    name, value = next(iter(change.items()))
+    changed = frame.drop(columns=name) if value is None else frame.assign(**{name: value})
+    with pytest.raises(ValueError, match=sentence):
+        schema.encode(changed)
+    if isinstance(value, str):  # the same from a file, and in a frame with labels of its own
+        changed.to_csv(tmp_path / "new.csv", index=False)
+        with pytest.raises(ValueError, match=sentence):
+            list(encode_file(tmp_path / "new.csv", schema))
+        with pytest.raises(ValueError, match=sentence.replace("row 1", "row 'r0'")):
+            schema.encode(changed.set_index(pd.Index([f"r{k}" for k in range(len(changed))])))
+
+
+def test_only_a_frame_with_one_column_of_a_name_is_encoded(tmp_path: Path) -> None:
+    frame = pets()
+    schema = load_table(written(frame, tmp_path, "csv"), target="price").schema
+    for name in ("weight", "colour"):
+        with pytest.raises(ValueError, match=f"the table has several columns named '{name}'; expected one of each"):
+            schema.encode(pd.concat([frame, frame[[name]]], axis=1))
+    assert len(schema.encode(frame.assign(z=1, w=2).rename(columns={"w": "z"}))) == len(frame)  # of no interest
+    for other in (frame.to_numpy(), dict(frame), frame.iloc[0]):
+        with pytest.raises(ValueError, match=f"got {type(other).__name__}; expected a pandas frame with the columns"):
+            schema.encode(other)
+    with pytest.raises(ValueError, match="several columns named 'price'"):
+        schema.encode_target(pd.concat([frame, frame[["price"]]], axis=1))
+
+
+def test_targets_that_are_new_or_missing_get_a_sentence(tmp_path: Path) -> None:
+    frame = pets()
+    path = written(frame, tmp_path, "csv")
+    by_class, by_number = (load_table(path, target=target).schema for target in ("kind", "price"))
+    with pytest.raises(ValueError, match="'kind' is missing or unknown in 120 of 120 rows; expected 'cat', 'dog'"):
+        by_class.encode_target(frame.assign(kind="fish"))
+    with pytest.raises(ValueError, match="'price' is missing or unknown in 120 of 120 rows; expected a number"):
+        by_number.encode_target(frame.assign(price=np.nan))
+    with pytest.raises(ValueError, match="the table lacks 'kind'; expected a column of the target"):
+        by_class.encode_target(frame.drop(columns="kind"))
+
+
+NAMES = st.text(min_size=1, max_size=8)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    numbers=st.lists(
+        st.builds(NumericColumn, NAMES, st.sampled_from(["number", "boolean", "date"]), NUMBERS, NUMBERS, st.booleans())
+    ),
+    categories=st.lists(st.builds(CategoricalColumn, NAMES, st.lists(NAMES).map(tuple), st.booleans())),
+    target=st.builds(
+        TargetColumn, NAMES, st.just("text"), st.just("classification"), st.lists(NAMES).map(tuple), NUMBERS, NUMBERS
+    ),
+    left_out=st.lists(NAMES).map(tuple),
+)
+def test_a_schema_comes_back_from_json(numbers: Any, categories: Any, target: Any, left_out: Any) -> None:
+    schema = TableSchema(tuple(numbers), tuple(categories), target, left_out)
+    assert TableSchema.from_json(schema.to_json()) == schema
+    assert TableSchema.from_json(schema.to_json().encode().decode("utf-8")) == schema
+
+
+NO_SCHEMAS = [
+    {"numbers": [{"name": "a", "kind": "number", "mean": "x", "std": 1, "missing": False}]},
+    {"numbers": [{"name": "a", "kind": "mood", "mean": 0, "std": 1, "missing": False}]},
+    {"numbers": [{"name": 7, "kind": "number", "mean": 0, "std": 1, "missing": False}]},
+    {"categories": [{"name": "a", "values": [1], "missing": False}]},
+    {"target": {"name": "y", "kind": "text", "task": "magic", "classes": []}},
+]
+WHOLE = {"numbers": [], "categories": [], "left_out": []}
+WHOLE["target"] = {"name": "y", "kind": "text", "task": "classification", "classes": ["u"]}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"numbers": [{"name": "a"}]}', *(json.dumps({**WHOLE, **wrong}) for wrong in NO_SCHEMAS)],
+)
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    assert TableSchema.from_json(json.dumps(WHOLE)).target.classes == ("u",)
+    with pytest.raises(ValueError, match="got a text that is no schema .*; expected what to_json gave"):
+        TableSchema.from_json(text)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_dates_of_any_year(tmp_path: Path, kind: str) -> None:
+    """Far beyond what nanoseconds can count: 9999-12-31 stands for "for ever" in many tables."""
+    days = [date(1583, 1, 1), date(9999, 12, 31), *[date(2024, 1, 1 + k % 28) for k in range(38)]]
+    path = written(pd.DataFrame({"until": days, "y": np.arange(40) / 3}), tmp_path, kind)
+    data = load_table(path, target="y", val_fraction=0, test_fraction=0)
+    (column,) = data.schema.numbers
+    counted = np.array([(day - date(1970, 1, 1)).days for day in days])
+    assert (column.kind, column.missing) == ("date", False)
+    assert column.mean == pytest.approx(counted.mean())
+    assert column.std == pytest.approx(counted.std())
+
+
+def test_a_decimal_comma_may_come_late(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("y;a\n" + "".join(f"{k};{k}\n" for k in range(500)) + "1,5;2,25\n", encoding="utf-8")
+    data = load_table(path, target="y", val_fraction=0, test_fraction=0)
+    assert (data.task, data.schema.features) == ("regression", ("a",))
+    assert float(data.standardizer.inverse(data.train[500][0])) == pytest.approx(2.25, abs=1e-4)
+
+
+def test_texts_of_parquet_as_views(tmp_path: Path) -> None:
+    words = pa.array(["a", None, "b"] * 20, type=pa.string_view())
+    pq.write_table(pa.table({"word": words, "y": np.arange(60) / 3}), tmp_path / "t.parquet")
+    data = load_table(tmp_path / "t.parquet", target="y")
+    assert data.schema.features == ("word=a", "word=b", "word is missing")
+
+
+def test_a_stream_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "CELLS", 30)
+    data = load_table(written(pets(), tmp_path, "csv"), target="price", streaming=True)
+    read = []
+    encode = TableSchema.encode
+    monkeypatch.setattr(TableSchema, "encode", lambda self, frame: (read.append(len(frame)), encode(self, frame))[1])
+    rows = iter(data.train)
+    next(rows), next(rows)
+    assert sum(read) <= 60 < 120  # a stream prepares some rows together
+
+
+def test_a_stream_goes_to_workers(tmp_path: Path) -> None:
+    data = load_table(written(pets(), tmp_path, "parquet"), target="kind", streaming=True)
+    loader = DataLoader(data.train, batch_size=None, num_workers=2)
+    found = sorted(tuple(x.tolist()) for x, _ in loader)
+    assert found == sorted(tuple(x.tolist()) for x, _ in data.train)
+
+
+def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
+    path = written(pets(), tmp_path, "csv")
+    data = load_table(path, target="price", streaming=True)
+    for n in (100, 130):
+        pets(n).to_csv(path, index=False)
+        with pytest.raises(CorruptFileError, match="has no longer the 120 rows that it had"):
+            list(data.train)
+
+
+def test_a_wide_table_is_read(tmp_path: Path) -> None:
+    """3,000 columns: what takes a while for each would show."""
+    values = np.random.default_rng(0).normal(size=(50, 3000)).astype(np.float32)
+    frame = pd.DataFrame(values, columns=[f"c{k}" for k in range(3000)])
+    data = load_table(written(frame, tmp_path, "csv"), target="c7")
+    assert data.channels == 2999
+    part = train_val_test_split(50, 0.1, 0.1, seed=0).numpy()
+    raw = data.standardizer.inverse(tensors(data.test)[0])  # type: ignore[union-attr]
+    np.testing.assert_allclose(raw, np.delete(values, 7, 1)[part == 2], atol=1e-5)
+
+
+def test_a_column_without_values_among_the_training_rows_is_left_out(tmp_path: Path) -> None:
+    part = train_val_test_split(40, 0.1, 0.1, seed=0)
+    path = tmp_path / "t.csv"
+    rows = [f"{i}.5,{i},{'' if k == 0 else 'z'},{'' if k == 0 else 3},," for i, k in enumerate(part.tolist())]
+    path.write_text("\n".join(["y,a,b,c,d,", *rows]))
+    data = load_table(path, target="y")
+    assert data.schema.features == ("a",)
+    assert data.schema.excluded == ("b", "c", "d", "(no name)")
+    assert re.search("'d': left out", str(data.schema))
+
+
+# -- texts that are no categories, and JSON Lines ------------------------------------------------------
+
+
+def test_columns_of_many_texts_are_left_out_if_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("y,name,a\n" + "".join(f"{k}.5,somebody {k} x,{k % 3}\n" for k in range(600)))
+    data = load_table(path, target="y", drop_high_cardinality=True)
+    assert (data.schema.features, data.schema.excluded) == (("a",), ("name",))
+    assert load_table(path, target="y", drop_high_cardinality=True, max_categories=700).channels > 400
+    with pytest.raises(ValueError, match="column 'name' of .* more than 256 different texts"):
+        load_table(path, target="y")
+    with pytest.raises(ValueError, match="column 'name' of .* more than 256 different texts"):
+        load_table(path, target="y", drop_high_cardinality=True, ignore=["a"])  # nothing would be left
+
+
+@pytest.mark.parametrize("written", ['"{k},5"', "{k}.2.2024", "{k}%", "2024/{k}", "12:{k}", "1'{k}"])
+def test_what_seems_to_be_numbers_or_dates_is_never_left_out(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("y,a,b\n" + "".join(f"{k}.5,{written.format(k=k)},{k % 3}\n" for k in range(600)))
+    with pytest.raises(ValueError, match="column 'a' of .*write numbers as 1.5 and dates as 2024-02-29"):
+        load_table(path, target="y", drop_high_cardinality=True)
+
+
+@pytest.mark.parametrize("cells", [1 << 22, 30])
+def test_json_lines_are_a_table(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "CELLS", cells)
+    frame, path = pets(), tmp_path / "pets.jsonl"
+    frame.to_json(path, orient="records", lines=True, double_precision=15)
+    path.write_text("\ufeff" + path.read_text().replace("\n", "\n\n"))  # a mark at the beginning, and blank lines
+    data, expected = (load_table(file, target="price") for file in (path, written(frame, tmp_path, "csv")))
+    assert data.schema.features == expected.schema.features
+    for part in PARTS:
+        for mine, theirs in zip(tensors(getattr(data, part)), tensors(getattr(expected, part)), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_json_lines_may_lack_keys_and_mix_types(tmp_path: Path) -> None:
+    """1, true and "1" are three categories to JSON, and two to us: a number is called as it is written."""
+    values = ["1", "true", '"1"', "null", "2.0"]
+    lines = [f'{{"y": {k}.5, "a": {values[k % 5]}}}' if k % 7 else f'{{"y": {k}.5}}' for k in range(70)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    data = load_table(tmp_path / "t.jsonl", target="y", val_fraction=0, test_fraction=0)
+    assert data.schema.features == ("a=1", "a=2", "a=True", "a is missing")
+    found = dict(zip(data.schema.features, tensors(data.train)[0].sum(0).tolist(), strict=True))
+    assert found == {"a=1": 24.0, "a=2": 12.0, "a=True": 12.0, "a is missing": 22.0}
+
+
+def test_targets_are_read_with_their_gaps(tmp_path: Path) -> None:
+    frame = pets()
+    path = written(frame, tmp_path, "csv")
+    by_class, by_number = (load_table(path, target=target).schema for target in ("kind", "price"))
+    new = frame[:4].assign(kind=["dog", None, "fish", "cat"], price=[1.5, None, -2.0, 0.0])
+    assert by_class.read_target(new).tolist() == [1, -1, -1, 0]
+    found = by_number.read_target(new)
+    assert (found.shape, found[0, 0].item(), bool(found[1, 0].isnan())) == ((4, 1), 1.5, True)
+
+
+def test_classes_that_are_too_large_to_be_told_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"whole numbers beyond 2\^53, which cannot be told apart"):
+        load_table(target_table(tmp_path, [2**53, 2**53 + 2] * 20), target="y")
+    assert load_table(target_table(tmp_path, [2**53 - 1, 2**53] * 20), target="y").num_classes == 2

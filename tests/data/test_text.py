@@ -1,0 +1,254 @@
+"""Texts: a vocabulary, and SST-2 in the layouts of the data root and of the hub."""
+
+import pickle
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _hub import own_cache, write_split
+from _nets import data_root
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import CountVectorizer
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data.dataset import DatasetBundle
+from neuboots.data.text import PADDING, UNKNOWN, Vocabulary, load_sst2, tokenize
+
+__all__ = ["own_cache"]
+
+OPTIONS: dict[str, Any] = {"validation": 0.2, "seed": 0, "streaming": False}
+PARTS = ("train", "validation", "test")
+
+# -- words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", []),
+        (" \n\t ", []),
+        ("Don't STOP, o'clock's 9:30!", ["don't", "stop", ",", "o'clock's", "9", ":", "30", "!"]),
+        ("wo n't 've 'tis -lrb-", ["wo", "n't", "'ve", "'tis", "-", "lrb", "-"]),
+        ("naïve Ünder_score 中文 🙂", ["naïve", "ünder_score", "中文", "🙂"]),
+        ("'", ["'"]),
+        ("Cafe\u0301 ", ["caf\u00e9"]),  # as a Mac spells it
+    ],
+)
+def test_a_text_is_cut_into_words_and_signs(text: str, words: list[str]) -> None:
+    assert tokenize(text) == words
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(max_size=40))
+def test_cutting_loses_nothing_but_spaces_and_capitals(text: str) -> None:
+    words = tokenize(text)
+    assert "".join(words) == "".join(unicodedata.normalize("NFC", text.lower()).split())
+    assert tokenize(" ".join(words)) == words
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.text(max_size=30), max_size=6), st.text(max_size=30), st.integers(1, 12))
+def test_what_is_encoded_can_be_decoded(texts: list[str], text: str, length: int) -> None:
+    vocabulary = Vocabulary.of(texts, min_count=1, length=length)
+    known = {word for other in texts for word in tokenize(other)}
+    x = vocabulary.encode(text)
+    assert x.shape == (length,)
+    assert x.dtype == torch.int64
+    expected = [word if word in known else "<unknown>" for word in tokenize(text)[:length]] or ["<unknown>"]
+    assert vocabulary.decode(x) == " ".join(expected)
+    assert bool((x != PADDING).any())  # a net refuses a row of padding alone
+    real = int((x != PADDING).sum())
+    assert bool((x[:real] != PADDING).all())
+    assert torch.equal(vocabulary.encode(text, length + 3)[:length][:real], x[:real])
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+
+
+def test_words_are_numbered_by_frequency_as_scikit_learn_counts_them() -> None:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice([f"w{k}" for k in range(30)], 12, p=np.arange(1, 31) / 465)) for _ in range(40)]
+    counter = CountVectorizer(token_pattern=r"\S+")
+    counts = np.asarray(counter.fit_transform(texts).sum(0))[0]
+    frequent = sorted(
+        (-count, word) for word, count in zip(counter.get_feature_names_out(), counts, strict=True) if count >= 5
+    )
+    vocabulary = Vocabulary.of(iter(texts), min_count=5)
+    assert vocabulary.words == tuple(word for _, word in frequent)
+    assert vocabulary.size == len(frequent) + 2
+    assert vocabulary.encode(frequent[0][1]).tolist() == [2] + [0] * 63
+    assert Vocabulary.of([]).encode("anything").tolist()[:2] == [UNKNOWN, PADDING]
+
+
+def test_a_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
+    vocabulary = Vocabulary(("a", "b"), 4)
+    vocabulary.encode("a")
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
+    with pytest.raises(ValueError, match="got a text of type NoneType; expected a string"):
+        vocabulary.encode(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got one string; expected several texts"):
+        Vocabulary.of("a text")
+    with pytest.raises(ValueError, match="got length=0; expected a whole number, at least 1"):
+        vocabulary.encode("a", 0)
+    with pytest.raises(ValueError, match="got length=-1; expected a whole number, at least 1"):
+        Vocabulary(("a",), -1)
+    with pytest.raises(ValueError, match="got min_count=0; expected a whole number, at least 1"):
+        Vocabulary.of(["a"], min_count=0)
+    with pytest.raises(ValueError, match="got a vocabulary with a word twice"):
+        Vocabulary(("a", "a"))
+    for ids in (torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor([[1]])):
+        with pytest.raises(ValueError, match="expected .T,. whole numbers from 0 to 3"):
+            vocabulary.decode(ids)
+    with pytest.raises(ValueError, match="got list; expected a tensor"):
+        vocabulary.decode([2])  # type: ignore[arg-type]
+    for text in ("{", "[]", "{}", '{"words": 3, "length": 4}'):
+        with pytest.raises(ValueError, match="got a text that is no vocabulary .*; expected what to_json gave"):
+            Vocabulary.from_json(text)
+
+
+# -- SST-2 ---------------------------------------------------------------------------------------------
+
+WORDS = ["film", "plot", "dull", "bright", "funny", "slow", "cast", "scene", "warm", "thin"]
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, 6)) + f" only{seed}x{k}" for k in range(count)]
+
+
+def write(
+    root: Path,
+    *,
+    column: str = "text",
+    train: list[Any] | None = None,
+    labels: list[int] | None = None,
+    test_label: int | None = None,
+) -> dict[str, list[Any]]:
+    """Three splits, their labels 0 and 1 in turn; `test_label` stands for labels that are not public."""
+    written = {"train": train or sentences(50, 0), "validation": sentences(10, 1), "test": sentences(20, 2)}
+    for split, texts in written.items():
+        rows = [k % 2 for k in range(len(texts))]
+        if split == "test" and test_label is not None:
+            rows = [test_label] * len(texts)
+        if split == "train" and labels is not None:
+            rows = labels
+        write_split(root / "sst2" / "data", split, {column: texts, "label": rows}, features=False)
+    return written
+
+
+def tensors(part: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(part, TensorDataset):
+        return part.tensors  # type: ignore[return-value]
+    x, y = zip(*part, strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+def decoded(data: DatasetBundle, part: str) -> list[str]:
+    return [data.vocabulary.decode(x) for x in tensors(getattr(data, part))[0]]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_splits_of_a_data_root(streaming: bool, tmp_path: Path) -> None:
+    written = write(tmp_path)
+    data = load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming})
+    assert (data.task, data.classes) == ("classification", ("negative", "positive"))
+    assert sorted(data.vocabulary.words) == sorted(WORDS)  # what comes once is not known
+    assert data.channels == data.vocabulary.size == 12
+    for part, texts in written.items():
+        x, y = tensors(getattr(data, part))
+        assert x.shape == (len(texts), 64)
+        assert x.dtype == y.dtype == torch.int64
+        assert y.tolist() == [k % 2 for k in range(len(texts))]
+        assert decoded(data, part) == [" ".join([*text.split()[:6], "<unknown>"]) for text in texts]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_that_are_not_public(streaming: bool, tmp_path: Path) -> None:
+    """As on the hub: the test part is its validation rows, and a share of the training rows is for validation."""
+    written = write(tmp_path, column="sentence", test_label=-1)
+    data = load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming})
+    assert tensors(data.test)[1].tolist() == [k % 2 for k in range(10)]
+    assert [text.removesuffix(" <unknown>") for text in decoded(data, "test")] == [
+        " ".join(text.split()[:6]) for text in written["validation"]
+    ]
+    train, validation = (tensors(part)[0] for part in (data.train, data.validation))
+    assert (len(train), len(validation)) == (40, 10)
+    both = Counter(text.removesuffix(" <unknown>") for part in PARTS[:2] for text in decoded(data, part))
+    assert both == Counter(" ".join(text.split()[:6]) for text in written["train"])
+    assert load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming, "validation": 0}).validation is None
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_vocabulary_is_that_of_the_training_rows_alone(streaming: bool, tmp_path: Path) -> None:
+    """A word in four rows is known if at least two of them are for training; over seeds, both happen."""
+    texts = sentences(50, 0)
+    texts[:4] = [f"{text} rareword" for text in texts[:4]]
+    write(tmp_path, test_label=-1, train=texts)
+    seen = set()
+    for seed in range(12):
+        data = load_sst2(tmp_path, val_fraction=0.6, seed=seed, streaming=streaming)
+        counts = Counter(word for text in _texts_of(data, texts) for word in tokenize(text))
+        assert {*data.vocabulary.words} == {word for word, count in counts.items() if count >= 2}
+        seen.add("rareword" in data.vocabulary.words)
+    assert seen == {True, False}
+
+
+def _texts_of(data: DatasetBundle, texts: list[str]) -> list[str]:
+    """The sentences of the training part, found by their first six words."""
+    rows = Counter(" ".join(words.split()[:6]) for words in decoded(data, "train"))
+    return [text for text in texts if " ".join(text.split()[:6]) in rows]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_sentences_without_a_word_and_sentences_that_are_none(streaming: bool, tmp_path: Path) -> None:
+    texts: list[Any] = sentences(50, 0)
+    texts[7] = "   "
+    write(tmp_path / "empty", train=texts)
+    data = load_sst2(tmp_path / "empty", **{**OPTIONS, "streaming": streaming})
+    assert tensors(data.train)[0][7].tolist() == [UNKNOWN] + [PADDING] * 63
+    texts[8] = None
+    write(tmp_path / "none", train=texts, column="sentence")
+    with pytest.raises(CorruptFileError, match="sst2, split train, row 8: it holds NoneType and no sentence"):
+        load_sst2(tmp_path / "none", **{**OPTIONS, "streaming": streaming})
+
+
+def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
+    write(tmp_path, labels=[7 if k == 9 else k % 2 for k in range(50)])
+    with pytest.raises(CorruptFileError, match="sst2, split train, row 9: its label is 7, and neither 0 nor 1"):
+        load_sst2(tmp_path, **OPTIONS)
+
+
+def test_a_set_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetNotFoundError, match="'sst2' is not there: looked in .*sst2.*to get it, .*stanfordnlp/sst2"
+    ):
+        load_sst2(tmp_path, **OPTIONS)
+
+
+@pytest.mark.skipif(data_root() is None, reason="no data root: set NEUBOOTS_DATA")
+def test_the_real_set() -> None:
+    """6,920 / 872 / 1,821 sentences; few words of the test part are not known, and counts of words tell the classes
+    apart: naive Bayes is right at least three times in four."""
+    data = load_sst2(data_root(), **OPTIONS)
+    parts = {part: tensors(getattr(data, part)) for part in PARTS}
+    assert [len(y) for _, y in parts.values()] == [6920, 872, 1821]
+    x, y = parts["test"]
+    real = x != PADDING
+    assert int(real.sum(1).min()) >= 1
+    assert int(real.sum(1).max()) < 64  # none is cut
+    assert float((x[real] == UNKNOWN).double().mean()) < 0.12
+    assert data.channels == data.vocabulary.size < 10_000
+    assert all((ids.min() >= 0) & (ids.max() < data.channels) for ids, _ in parts.values())
+
+    def counts(ids: Tensor) -> Tensor:
+        return torch.zeros(len(ids), data.channels).scatter_add_(1, ids, torch.ones(ids.shape))[:, 2:]
+
+    bags, labels = counts(parts["train"][0]), parts["train"][1]
+    log_odds = [(bags[labels == c].sum(0) + 1).log() - (bags[labels == c].sum() + bags.shape[1]).log() for c in (0, 1)]
+    right = (counts(x) @ (log_odds[1] - log_odds[0]) > 0).long() == y
+    assert float(right.double().mean()) > 0.75

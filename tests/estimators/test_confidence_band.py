@@ -1,0 +1,587 @@
+"""The confidence band of the regressor: it follows the data, costs nothing of what was there, and is kept small."""
+
+import json
+import pickle
+import warnings
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
+from neuboots.losses import GaussianNLL, SquaredError
+from neuboots.methods import Deterministic, InfluenceBootstrap
+from neuboots.methods.influence.jacobian import Jacobian
+from neuboots.methods.influence.tangent import build_tangent_predictor
+from neuboots.nets import MLP
+from neuboots.training import TrainingConfig
+
+QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0, "widths": (30, 30)}
+RECIPE = TrainingConfig(epochs=1, batch_size=1024, progress=False)
+
+
+def waves(n: int, seed: int = 0, features: int = 2) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, features))
+    return X, np.sin(2 * X[:, 0]) + X[:, -1] + (0.1 + 0.3 * np.abs(X[:, 0])) * rng.normal(size=n)
+
+
+def width(low_and_high: Any) -> Any:
+    return low_and_high[1] - low_and_high[0]
+
+
+def same(one: Any, other: Any, X: Any) -> bool:
+    """Have two regressors one confidence band?"""
+    return np.array_equal(one.predict_interval(X, 0.9, "confidence"), other.predict_interval(X, 0.9, "confidence"))
+
+
+def trained(x: Tensor, y: Tensor, widths: tuple[int, ...] = (20, 20), steps: int = 300) -> nn.Module:
+    torch.manual_seed(0)
+    net = MLP(x.shape[1], y.shape[1], widths=widths).double()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    return net.eval()
+
+
+def exact_std(net: nn.Module, x: Tensor, y: Tensor, new: Tensor) -> Tensor:
+    """√(s² + δ²) by the influence bootstrap itself; δ is what all weights together move where residuals stay raw."""
+    made = [
+        InfluenceBootstrap(loss=SquaredError(), layers="all", residuals=residuals).from_trained(
+            net, TensorDataset(x, y), RECIPE
+        )
+        for residuals in ("smooth", "raw")
+    ]
+    std: Tensor = made[0].summarize(new, 1).std
+    step: Tensor = made[1].deviations(new)[1].sum(-1)  # type: ignore[attr-defined]
+    return (std.square() + step.square()).sqrt()
+
+
+# -- what it is ----------------------------------------------------------------------------------------
+
+
+def line(n: int) -> tuple[Tensor, Tensor, nn.Linear, Any]:
+    """Rows of a plane with noise, the net of least squares, and the classical standard deviation of its mean."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 2))
+    design = np.column_stack([X, np.ones(n)])
+    y = X @ [1.0, -2.0] + 0.5 * rng.normal(size=n)
+    theta = np.linalg.lstsq(design, y, rcond=None)[0]
+    net = nn.Linear(2, 1).double()
+    net.weight.data, net.bias.data = torch.tensor(theta[None, :2]), torch.tensor(theta[2:])
+    covariance = np.linalg.inv(design.T @ design) * ((y - design @ theta) ** 2).sum() / (n - 3)
+    return (
+        torch.from_numpy(X),
+        torch.from_numpy(y[:, None]),
+        net,
+        np.sqrt(np.einsum("ni,ij,nj->n", design, covariance, design)),
+    )
+
+
+def test_a_linear_model_has_the_classical_band() -> None:
+    """σ √(xᵀ(XᵀX)⁻¹x), where the noise is the same everywhere; three directions are all there are."""
+    x, y, net, classical = line(400)
+    band = fit_confidence_band(net, SquaredError(), x, y, x)
+    assert band.error < 1e-3
+    assert np.allclose(band.std(x)[:, 0].numpy(), classical, rtol=0.15)
+
+
+def test_what_training_has_left_undone_is_part_of_it() -> None:
+    """A plane that lies 0.3 too high everywhere: the band reaches the right one."""
+    x, y, net, classical = line(400)
+    net.bias.data += 0.3
+    found = fit_confidence_band(net, SquaredError(), x, y, x).std(x)[:, 0].numpy()
+    assert np.allclose(found, np.sqrt(classical**2 + 0.3**2), rtol=0.2)  # the ridge holds the step back a little
+
+
+def test_of_many_rows_some_are_drawn_for_the_band_but_all_for_what_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minimum over all rows is none over some of them."""
+    monkeypatch.setattr("neuboots.estimators._confidence_band.MAX_EXACT_ROWS", 200)
+    x, y, net, classical = line(4000)
+    found = fit_confidence_band(net, SquaredError(), x, y, x).std(x)[:, 0].numpy()
+    assert np.allclose(found, classical, rtol=0.3)
+    assert abs(np.mean(found / classical) - 1) < 0.15
+
+
+def test_it_is_the_influence_bootstrap_within_its_stated_error() -> None:
+    X, y = waves(500)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, target)
+    band = fit_confidence_band(net, SquaredError(), x, target, x + 0.01)
+    new = torch.from_numpy(waves(300, seed=5)[0])
+    ratio = (band.std(new) / exact_std(net, x, target, new))[:, 0]
+    found = float((ratio - 1).square().mean().sqrt())
+    assert found < 1.5 * band.error + 1e-4
+    assert band.error < 0.05
+    far = (band.std(3 * new) / exact_std(net, x, target, 3 * new))[:, 0]
+    assert 0.7 < float(far.min()) <= float(far.max()) < 1.4
+
+
+def test_few_rows_need_no_approximation() -> None:
+    X, y = waves(12)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, target, steps=50)
+    band = fit_confidence_band(net, SquaredError(), x, target, x)
+    ratio = band.std(x) / exact_std(net, x, target, x)
+    assert float((ratio - 1).square().mean().sqrt()) < 0.02
+
+
+def test_replicates_have_the_bands_standard_deviation() -> None:
+    X, y = waves(300)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    low, high = regressor.predict_interval(X[:50], 0.95, "confidence")
+    drawn = regressor.sample(X[:50], 500)
+    assert np.allclose(drawn.std(0, ddof=1), (high - low) / (2 * 1.959964), rtol=5 / np.sqrt(2 * 500))
+    assert np.allclose(drawn.mean(0), regressor.predict(X[:50]), atol=float(5 * np.max(high - low) / 4 / np.sqrt(500)))
+    assert np.allclose(drawn[:7], regressor.sample(X[:50], 7))  # a replicate is the same whatever their number
+    assert np.allclose(drawn[:, :3], regressor.sample(X[:3], 500), rtol=1e-9)  # and whatever the rows
+    for n in (0, 2.5):
+        with pytest.raises(ValueError, match=f"got n={n}; expected a whole number, at least 1"):
+            regressor.sample(X, n)  # type: ignore[arg-type]
+    for kind in ("confidence", "prediction"):
+        assert regressor.sample(X[:3], np.int64(2), kind=kind).shape == (2, 3)  # type: ignore[arg-type]
+
+
+# -- what it does --------------------------------------------------------------------------------------
+
+
+def test_all_but_the_confidence_band_is_as_with_the_methods_own() -> None:
+    X, y = waves(300)
+    ours, own = (NeuBootsRegressor(**QUICK, band=band).fit(X, y) for band in ("influence", "method"))
+    one, other = ours.forecast(X, level=0.8), own.forecast(X, level=0.8)
+    for name in ("mean", "std", "low", "high"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert np.array_equal(ours.sample(X, 3, kind="prediction"), own.sample(X, 3, kind="prediction"))
+    assert own.band_ is None
+    assert not np.allclose(one.confidence_low, other.confidence_low)
+    assert np.allclose((one.confidence_low + one.confidence_high) / 2, one.mean)
+    assert np.array_equal(one.confidence_high, ours.predict_interval(X, 0.8, "confidence")[1])
+    summary = own.predictor_.summarize(own.inputs(X), 1)
+    half = 1.2815515655 * summary.std[:, 0].numpy() * own.y_scale_[0]
+    assert np.allclose(other.confidence_high - other.mean, half)
+
+
+def test_it_narrows_with_more_rows_and_widens_where_there_are_none() -> None:
+    """As 1/√n, where the fits are alike."""
+    rng = np.random.default_rng(0)
+
+    def fitted(n: int) -> NeuBootsRegressor:
+        X = np.where(rng.random((n, 1)) < 0.5, rng.uniform(-3, -1, (n, 1)), rng.uniform(1, 3, (n, 1)))
+        y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=n)
+        return NeuBootsRegressor("plain", epochs=60, random_state=0, widths=(50, 50)).fit(X, y)
+
+    inside, outside = np.linspace(1.3, 2.7, 15)[:, None], np.array([[0.0], [9.0]])
+    few, many = fitted(200), fitted(1800)
+    narrow, wide = (float(np.mean(width(each.predict_interval(inside, 0.95, "confidence")))) for each in (many, few))
+    assert 0.2 < narrow / wide < 0.6
+    gap, far = width(many.predict_interval(outside, 0.95, "confidence"))
+    assert gap > 1.1 * narrow
+    assert far > 3 * narrow
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_several_targets_and_a_plain_net(targets: int) -> None:
+    X, y = waves(200)
+    Y = np.stack([y, 100 * X[:, 1] + X[:, 0], y**2], 1)[:, :targets]
+    regressor = NeuBootsRegressor("plain", **QUICK).fit(X, Y)
+    found = regressor.forecast(X)
+    assert found.confidence_low.shape == (200, targets)
+    assert (found.confidence_low < found.mean).all()
+    assert regressor.sample(X, 4).shape == (4, 200, targets)
+    assert (np.mean(width((found.confidence_low, found.confidence_high)), 0) < np.std(Y, 0)).all()
+
+
+def test_targets_by_themselves_have_nearly_the_band_they_have_together() -> None:
+    """Two targets of one net: the exact band of each comes from the same kernel, output by output."""
+    X, y = waves(150)
+    x, target = torch.from_numpy(X), torch.from_numpy(np.stack([y, X[:, 0] ** 2], 1))
+    net = trained(x, target)
+    band = fit_confidence_band(net, SquaredError(), x, target, x + 0.01)
+    ratio = band.std(x) / exact_std(net, x, target, x)
+    assert float((ratio - 1).square().mean().sqrt()) < 0.05
+
+
+# -- weights and parts ---------------------------------------------------------------------------------
+
+
+def test_whole_weights_are_frequencies_in_the_band_as_well() -> None:
+    X, y = waves(80)
+    weights = np.random.default_rng(0).integers(0, 4, 80)
+    weighted = NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=weights)
+    repeated = NeuBootsRegressor(**QUICK).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
+    assert same(weighted, repeated, X)
+
+
+def test_weights_that_multiply_the_loss_by_hand() -> None:
+    """Var θ = (Σ wx²)⁻² Σ w²x²σ² for a line through the origin: not that of frequencies, Σ wx²σ² in the middle."""
+    rng = np.random.default_rng(0)
+    X, w = rng.normal(size=(1500, 1)), rng.choice([0.1, 1.9], 1500)
+    y = 2 * X[:, 0] + rng.normal(size=1500)
+    net = nn.Linear(1, 1, bias=False).double()
+    slope = float((w * X[:, 0] * y).sum() / (w * X[:, 0] ** 2).sum())
+    nn.init.constant_(net.weight, slope)
+    targets = torch.from_numpy(np.column_stack([y, w]))
+    x = torch.from_numpy(X)
+    method = InfluenceBootstrap(loss=SquaredError(), layers="all", ridge=0.0)
+    exact = build_tangent_predictor(method, net, TensorDataset(x, targets), RECIPE, weighted=True)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found = float(exact.summarize(one, 1).std)
+    expected = np.sqrt((w**2 * X[:, 0] ** 2).sum()) / (w * X[:, 0] ** 2).sum()  # σ = 1
+    assert found == pytest.approx(expected, rel=0.06)
+    assert float(fit_confidence_band(net, SquaredError(), x, targets, x, weighted=True).std(one)) == pytest.approx(
+        found, 0.02
+    )
+
+
+def test_weights_of_one_change_nothing() -> None:
+    X, y = waves(60)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net, ones = trained(x, target, steps=30), torch.ones(60, 1, dtype=torch.float64)
+    method = InfluenceBootstrap(loss=SquaredError(), layers="all")
+    plain = build_tangent_predictor(method, net, TensorDataset(x, target), RECIPE)
+    weighted = build_tangent_predictor(
+        method, net, TensorDataset(x, torch.cat([target, ones], 1)), RECIPE, weighted=True
+    )
+    torch.testing.assert_close(plain.summarize(x, 1).std, weighted.summarize(x, 1).std)
+
+
+@pytest.mark.parametrize("method", ["neuboots", "plain"])
+def test_an_estimator_with_weights_of_any_size(method: str) -> None:
+    X, y = waves(200)
+    weights = np.where(X[:, 0] > 0, 1.9, 0.1)
+    regressor = NeuBootsRegressor(method, **QUICK).fit(X, y, sample_weight=weights)
+    low, high = regressor.predict_interval(X, 0.95, "confidence")
+    assert regressor.band_ is not None
+    assert (low < high).all()
+
+
+def test_targets_of_held_out_rows_do_not_move_the_band() -> None:
+    X, y = waves(200)
+    one = NeuBootsRegressor(**QUICK).fit(X, y)
+    other = NeuBootsRegressor(**QUICK).fit(X, y + 3 * one.held_out_)
+    assert one.held_out_.sum() == 20
+    assert same(one, other, X)
+
+
+# -- methods, nets, losses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "ours"),
+    [("laplace", True), ("plain", True), ("deep-ensemble", False), ("mc-dropout", False), ("batch-ensemble", False)],
+)
+def test_methods_of_one_net_have_it_and_others_their_own(method: str, ours: bool) -> None:
+    X, y = waves(80)
+    regressor = NeuBootsRegressor(method, **QUICK).fit(X, y)
+    assert (regressor.band_ is not None) == ours
+    own = NeuBootsRegressor(method, **QUICK, band="method").fit(X, y)
+    assert same(regressor, own, X) == (not ours)
+
+
+def test_a_loss_of_ones_own_keeps_the_methods_band() -> None:
+    X, y = waves(80)
+    assert (
+        NeuBootsRegressor(Deterministic(loss=nn.MSELoss(reduction="none")), **QUICK).fit(X, y[:, None]).band_
+        is not None
+    )
+    assert NeuBootsRegressor(Deterministic(loss=nn.L1Loss(reduction="none")), **QUICK).fit(X, y[:, None]).band_ is None
+
+
+class WithNorm(nn.Module):
+    """Layers of which J has no short form: a norm, a layer used twice, and a scale of its own."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.twice = nn.Linear(inputs, 8), nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+        self.scale, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).tanh()
+        out: Tensor = self.head(self.scale * (h + self.twice(self.twice(h).tanh())))
+        return out
+
+
+def test_products_with_the_jacobian_of_any_net() -> None:
+    """J u and Jᵀ c against rows of J that torch differentiates one by one."""
+    torch.manual_seed(0)
+    net, x = WithNorm(3, 4).double(), torch.randn(7, 3, dtype=torch.float64)
+    jacobian = Jacobian(net, "all", x, outputs=2)
+    rows, weights = jacobian.rows(x), list(net.parameters())
+    J = torch.stack([
+        torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(z, weights, retain_graph=True)]) for z in row])
+        for row in (net(one[None])[0, :2] for one in x)
+    ])  # fmt: skip
+    c = torch.randn(7, 2, 5, dtype=torch.float64)
+    pulled = jacobian.pull(rows, c)
+    direct = torch.einsum("ncp,nck->kp", J, c)
+    pushed = torch.einsum("ncp,kp->nck", J, direct)
+    torch.testing.assert_close(jacobian.push(rows, pulled), pushed)
+    assert sum(part[0].numel() for part in pulled) == sum(p.numel() for p in weights)
+    scale, first, head = 8, 3 * 8 + 8, 8 * 4 + 4  # the places of the Linear layers that are used once
+    own = [J[..., scale : scale + first], J[..., -head:]]
+    squares = jacobian.squares(rows)  # by units that enter: three and a bias, eight and a bias
+    assert squares.shape == (7, 2, 4 + 9)
+    for part, size in zip(own, (squares[..., :4], squares[..., 4:]), strict=True):
+        torch.testing.assert_close(size.sum(-1), part.square().sum(-1))
+    bias, second = own[0][..., -8:], own[0][..., 1:24:3]
+    torch.testing.assert_close(squares[..., 3], bias.square().sum(-1))
+    torch.testing.assert_close(squares[..., 1], second.square().sum(-1))
+
+
+class WithAttention(nn.Module):
+    """Columns that look at each other: torch's fast attention has no second derivative."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.keys, self.head = nn.Linear(1, 4), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.keys(x[:, :, None])
+        out: Tensor = self.head(nn.functional.scaled_dot_product_attention(h, h, h).mean(1))
+        return out
+
+
+def test_a_net_with_attention() -> None:
+    X, y = waves(30)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the net has no influence bootstrap")
+        regressor = NeuBootsRegressor(net=WithAttention, epochs=2, random_state=0).fit(X, y)
+    assert regressor.band_ is not None
+    assert (width(regressor.predict_interval(X, 0.9, "confidence")) > 0).all()
+
+
+@pytest.mark.parametrize("make", [WithNorm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))])
+def test_nets_of_ones_own(make: Any, tmp_path: Path) -> None:
+    X, y = waves(100)
+    regressor = NeuBootsRegressor(net=make, epochs=20, random_state=0).fit(X, y)
+    low, high = regressor.predict_interval(X, 0.9, "confidence")
+    assert regressor.band_ is not None
+    assert (low < high).all()
+    regressor.save(tmp_path / "model")
+    again = NeuBootsRegressor.load(tmp_path / "model", net=make).predict_interval(X, 0.9, "confidence")
+    assert np.array_equal(again, (low, high))
+
+
+class Unforgiving(nn.Module):
+    """A net whose slopes torch cannot give: its own function stops the gradient with a sentence."""
+
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor) -> Tensor:
+            if slope.dtype == torch.float64:
+                raise RuntimeError("no slopes in double precision")
+            return slope
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(inputs, 5), nn.Linear(5, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(Unforgiving.Stop.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_a_net_that_cannot_be_differentiated_is_told_so() -> None:
+    X, y = waves(60)
+    with pytest.warns(UserWarning, match="has no influence bootstrap .no slopes in double precision.: the confidence"):
+        regressor = NeuBootsRegressor(net=Unforgiving, epochs=2, random_state=0).fit(X, y)
+    assert regressor.band_ is None
+    assert np.isfinite(regressor.predict_interval(X, 0.5, "confidence")).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NeuBootsRegressor(net=Unforgiving, epochs=2, random_state=0, band="method").fit(X, y)
+
+
+# -- odd inputs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 25])
+def test_few_rows(n: int) -> None:
+    X, y = waves(n)
+    low, high = NeuBootsRegressor(epochs=3, random_state=0).fit(X, y).predict_interval(X, 0.9, "confidence")
+    assert np.isfinite([low, high]).all()
+    assert (low <= high).all()
+
+
+def test_a_constant_target_and_inputs_far_off() -> None:
+    X, y = waves(60)
+    still = NeuBootsRegressor(epochs=3, random_state=0).fit(X, np.full(60, 7.0))
+    assert np.allclose(still.predict_interval(X, 0.9, "confidence"), 7.0)
+    regressor = NeuBootsRegressor(epochs=3, random_state=0).fit(X, y)
+    near, far = (float(width(regressor.predict_interval(s * X[:1], 0.9, "confidence"))[0]) for s in (1.0, 1e30))
+    assert np.isfinite(far)
+    assert far > 1e20 * near
+    assert np.isfinite(regressor.sample(1e30 * X[:1], 2)).all()
+
+
+def test_levels_next_to_none_and_all() -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=2, random_state=0, widths=(8,)).fit(X, y)
+    half = [float(width(regressor.predict_interval(X[:1], p, "confidence"))[0]) for p in (1e-9, 0.5, 1 - 2**-53)]
+    assert np.allclose(half, half[1] / 0.6744897502 * np.array([1.2533141e-9, 0.6744897502, 8.2923611]), rtol=1e-4)
+    assert width(regressor.predict_interval(X, 1e-300, "confidence")).max() == 0.0
+    with pytest.warns(UserWarning, match=r"level 0\.9 needs 9"):
+        assert np.array_equal(regressor.predict_interval(X, Fraction(9, 10)), regressor.predict_interval(X, 0.9))  # type: ignore[arg-type]
+
+
+class Still(nn.Module):
+    """A net that starts at zero, and has a scale besides that no Linear layer holds."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(inputs, outputs), nn.Parameter(torch.tensor(1.0))
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.scale * x)
+        return out
+
+
+def test_a_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
+    """Nothing moves it; it was a crash."""
+    X, _ = waves(40)
+    regressor = NeuBootsRegressor(net=Still, epochs=2, random_state=0).fit(X, np.full(40, 3.0))
+    assert regressor.band_ is not None
+    assert (np.array(regressor.predict_interval(X, 0.9, "confidence")) == 3.0).all()
+    assert (regressor.sample(X, 3) == 3.0).all()
+    regressor.save(tmp_path / "model")
+    assert same(NeuBootsRegressor.load(tmp_path / "model", net=Still), regressor, X)
+
+
+def test_weights_of_no_number_are_told_so() -> None:
+    X, y = waves(40)
+    weights = np.where(np.arange(40) < 20, 1e-300, 1e30)  # a mean of 1 leaves nothing of the first
+    with pytest.warns(UserWarning, match="no influence bootstrap .got slopes or weights"):
+        regressor = NeuBootsRegressor(epochs=2, random_state=0).fit(X, y, sample_weight=weights)
+    assert regressor.band_ is None
+
+
+def test_replicates_do_not_depend_on_torchs_default_precision() -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=2, random_state=0, widths=(8,)).fit(X, y)
+    expected = regressor.sample(X, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert np.array_equal(regressor.sample(X, 3), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_very_wide_layers_are_answered_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = waves(60)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, target, steps=30)
+    whole = fit_confidence_band(net, SquaredError(), x, target, x)
+    expected = whole.std(x), whole.sample(x, 3, seed=0)
+    monkeypatch.setattr("neuboots.estimators._confidence_band._HELD", 20 * 60 * 2)  # two directions of the 60 rows
+    some = fit_confidence_band(net, SquaredError(), x, target, x)
+    torch.testing.assert_close(some.std(x), expected[0])
+    torch.testing.assert_close(some.sample(x, 3, seed=0), expected[1])
+
+
+def test_options() -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(band="method")
+    assert clone(regressor).get_params()["band"] == "method"
+    assert NeuBootsRegressor().get_params()["band"] == "influence"
+    assert "band" not in NeuBootsClassifier().get_params()
+    with pytest.raises(ValueError, match="got band='both'; expected 'influence' or 'method'"):
+        NeuBootsRegressor(band="both").fit(X, y)  # type: ignore[arg-type]
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_saved_small_and_without_the_training_rows(tmp_path: Path) -> None:
+    X, y = waves(300, features=4)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    regressor.save(tmp_path / "model")
+    names = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert names == ["arrays.safetensors", "band.safetensors", "estimator.json", "predictor"]
+    weights = sum(p.numel() for p in regressor.predictor_.module.parameters())
+    assert (tmp_path / "model" / "band.safetensors").stat().st_size < 4 * 128 * weights + 2000
+    band = regressor.band_
+    assert isinstance(band, ConfidenceBand)
+    assert all(len(X) * 0.8 not in part.shape for part in band.directions)
+    expected = regressor.forecast(X[:20])
+    for other in (NeuBootsRegressor.load(tmp_path / "model"), pickle.loads(pickle.dumps(regressor))):
+        assert np.array_equal(other.forecast(X[:20]).confidence_low, expected.confidence_low)
+        assert np.array_equal(other.sample(X[:20], 3), regressor.sample(X[:20], 3))
+        assert other.band_ is not None
+        assert other.band_.error == band.error
+
+
+def test_a_folder_of_an_earlier_release_answers_with_the_methods_band(tmp_path: Path) -> None:
+    X, y = waves(80)
+    regressor = NeuBootsRegressor(**QUICK, band="method").fit(X, y)
+    regressor.save(tmp_path / "model")
+    assert not (tmp_path / "model" / "band.safetensors").exists()
+    file = tmp_path / "model" / "estimator.json"
+    config = json.loads(file.read_text())
+    del config["options"]["band"]
+    file.write_text(json.dumps(config))
+    loaded = NeuBootsRegressor.load(tmp_path / "model")
+    assert loaded.band_ is None
+    assert same(loaded, regressor, X)
+
+
+def test_a_band_that_is_lost_or_does_not_fit_gets_a_sentence(tmp_path: Path) -> None:
+    X, y = waves(80)
+    for name, widths in (("one", (8, 8)), ("two", (9, 9))):
+        NeuBootsRegressor(epochs=2, random_state=0, widths=widths).fit(X, y).save(tmp_path / name)
+    (tmp_path / "one" / "band.safetensors").write_bytes((tmp_path / "two" / "band.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="is damaged .*expected what save wrote"):
+        NeuBootsRegressor.load(tmp_path / "one")
+    (tmp_path / "one" / "band.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"is damaged .*band.safetensors does not exist"):
+        NeuBootsRegressor.load(tmp_path / "one")
+
+
+# -- the exact form, called again and again ------------------------------------------------------------
+
+
+def test_slopes_of_the_training_rows_are_kept_until_the_net_changes() -> None:
+    X, y = waves(60)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, target, steps=30)
+    predictor = InfluenceBootstrap(loss=SquaredError(), layers="all").from_trained(
+        net, TensorDataset(x, target), RECIPE
+    )
+    fresh = pickle.loads(pickle.dumps(predictor))
+    first = predictor.predict(x, 3).samples
+    kept = predictor.module._seen
+    assert torch.equal(predictor.predict(x, 3).samples, first)
+    assert predictor.module._seen is kept
+    assert "_seen" not in "".join(predictor.state_dict())
+    assert pickle.loads(pickle.dumps(predictor)).module._seen is None
+    assert torch.equal(fresh.predict(x, 3).samples, first)
+    net.head.weight.data *= 2.0  # type: ignore[operator,union-attr]  # not counted by torch
+    moved = predictor.predict(x, 3).samples
+    net_again = pickle.loads(pickle.dumps(predictor))
+    assert torch.equal(net_again.predict(x, 3).samples, moved)
+    assert not torch.equal(moved, first)
+    predictor.module.float()
+    assert predictor.predict(x, 3).samples.dtype == torch.float32
+
+
+def test_a_gaussian_head_has_the_band_of_its_means_alone() -> None:
+    X, y = waves(200)
+    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
+    net = trained(x, torch.cat([target, torch.full_like(target, -2.0)], 1))
+    band = fit_confidence_band(net, GaussianNLL(beta=0.5), x, target, x + 0.01)
+    assert band.outputs == 1
+    assert band.std(x).shape == (200, 1)

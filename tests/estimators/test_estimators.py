@@ -1,0 +1,598 @@
+"""The estimators to scikit-learn's conventions, and what they promise of their intervals."""
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
+from torch import nn
+
+from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+from neuboots.estimators._base import WeightedLoss, append_weights, canonical_order, duplicate_groups, to_frequencies
+from neuboots.estimators.regressor import SCALE_EXPONENT, NoiseScale
+from neuboots.losses import CrossEntropy, GaussianNLL, SquaredError
+from neuboots.methods import METHODS, Deterministic, MCDropout
+
+QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0}
+
+
+def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
+    """y = sin 2x₁ + x₂ + (0.1 + 0.4 |x₁|) ε."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, features))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] + (0.1 + 0.4 * np.abs(X[:, 0])) * rng.normal(size=n)
+
+
+# -- scikit-learn's own checks -------------------------------------------------------------------------
+
+
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [NeuBootsRegressor(epochs=20), NeuBootsClassifier(epochs=20), NeuBootsRegressor("mc-dropout", epochs=20)]
+)
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [NeuBootsRegressor(), NeuBootsClassifier()], ids=lambda e: type(e).__name__)
+def test_scikit_learns_checks_with_all_defaults(estimator: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_estimator(estimator)
+
+
+def test_the_constructor_stores_what_it_is_given() -> None:
+    widths: Any = [7, 7]
+    regressor: Any = NeuBootsRegressor("plain", widths=widths, epochs="many")  # type: ignore[arg-type]
+    assert regressor.widths is widths
+    assert regressor.epochs == "many"
+    assert clone(regressor).get_params() == regressor.get_params()
+    assert regressor.set_params(epochs=3).epochs == 3
+
+
+# -- regression ----------------------------------------------------------------------------------------
+
+
+def test_the_prediction_interval_keeps_its_level() -> None:
+    """Coverage given the calibration rows is Beta(k, m + 1 − k): its mean over fits must not fall below the level."""
+    found = []
+    X_new, y_new = waves(4000, seed=99)
+    for seed in range(12):
+        X, y = waves(400, seed)
+        low, high = NeuBootsRegressor(epochs=15, random_state=seed).fit(X, y).predict_interval(X_new, 0.9)
+        found.append(float(np.mean((low <= y_new) & (y_new <= high))))
+    m, level = 40, 0.9
+    error = np.sqrt(level * (1 - level) / (m + 2) / len(found) + 0.25 / len(y_new) / len(found))
+    assert level - 3 * error < np.mean(found) < level + 1 / (m + 1) + 3 * error
+
+
+def test_the_standard_deviation_follows_the_noise() -> None:
+    X, y = waves(3000)
+    regressor = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
+    calm, wild = np.zeros((1, 3)), np.array([[1.9, 0.0, 0.0]])
+    std = [float(regressor.predict(x, return_std=True)[1][0]) for x in (calm, wild)]
+    assert std[1] > 1.5 * std[0]
+    low, high = regressor.predict_interval(np.concatenate([calm, wild]))
+    assert (high - low)[1] > 1.5 * (high - low)[0]
+
+
+def test_a_constant_is_beaten_in_likelihood_where_noise_varies() -> None:
+    X, y = waves(2000)
+    X_new, y_new = waves(2000, seed=1)
+    regressor = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
+    mean, std = regressor.predict(X_new, return_std=True)
+    error = y_new - mean
+
+    def likelihood(s: Any) -> Any:
+        return -np.log(s) - 0.5 * (error / s) ** 2
+
+    gain = likelihood(std) - likelihood(error.std())  # even the best constant, known by the test rows
+    assert gain.mean() > 3 * gain.std() / np.sqrt(len(gain))
+
+
+def test_units_are_the_users_own() -> None:
+    X, y = waves(400)
+    one = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
+    other = NeuBootsRegressor(epochs=60, random_state=0).fit(1000 * X + 5, 1e-3 * y - 7)
+    low, high = other.predict_interval(1000 * X + 5)
+    assert np.corrcoef(one.predict(X), other.predict(1000 * X + 5))[0, 1] > 0.95
+    assert abs(np.mean(other.predict(1000 * X + 5)) + 7) < 1e-3
+    assert 0.5 < 1e3 * np.mean(high - low) / np.mean(np.subtract(*one.predict_interval(X)[::-1])) < 2
+
+
+def test_confidence_is_narrower_than_prediction_and_samples_agree() -> None:
+    X, y = waves(500)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    low, high = regressor.predict_interval(X, interval="confidence")
+    assert ((high - low) > 0).all()
+    p_low, p_high = regressor.predict_interval(X)
+    assert np.mean(high - low) < np.mean(p_high - p_low)
+    drawn = regressor.sample(X, 400)
+    assert drawn.shape == (400, 500)
+    half = (high - low) / (2 * 1.959964)
+    assert np.allclose(drawn.std(0, ddof=1), half, rtol=6 / np.sqrt(2 * 400))
+    new = regressor.sample(X, 400, kind="prediction")
+    _, std = regressor.predict(X, return_std=True)
+    assert abs(np.mean(new.std(0) / std) - 1) < 0.05
+    forecast = regressor.forecast(X)
+    assert np.array_equal(forecast.low, p_low)
+    assert np.allclose(forecast.confidence_high, high)
+    assert np.array_equal(forecast.std, std)
+
+
+def test_several_targets() -> None:
+    X, y = waves(300)
+    Y = np.stack([y, 100 * X[:, 1]], 1)
+    regressor = NeuBootsRegressor(epochs=40, random_state=0).fit(X, Y)
+    mean, std = regressor.predict(X, return_std=True)
+    low, high = regressor.predict_interval(X)
+    assert mean.shape == std.shape == low.shape == (300, 2)
+    assert regressor.sample(X, 3).shape == (3, 300, 2)
+    assert regressor.score(X, Y) > 0.8
+    assert (np.mean((low <= Y) & (high >= Y), 0) > 0.85).all()
+    one = NeuBootsRegressor(**QUICK).fit(X, y[:, None])
+    assert one.predict(X).shape == (300, 1)
+
+
+def test_few_rows_give_a_normal_interval_and_a_warning() -> None:
+    X, y = waves(60)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    with pytest.warns(UserWarning, match="6 rows were held out for calibration, and level 0.95 needs 19"):
+        low, high = regressor.predict_interval(X)
+    assert np.isfinite(low).all()
+    assert (low < high).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor.predict_interval(X, level=0.8)
+
+
+def test_intervals_widen_with_the_level() -> None:
+    """Also where the conformal quantile gives way to the normal one."""
+    X, y = waves(150)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        widths = [np.subtract(*regressor.predict_interval(X, level)[::-1]) for level in (0.5, 0.8, 0.93, 0.95, 0.99)]
+    assert (np.diff(widths, axis=0) >= 0).all()
+
+
+def test_a_flag_that_is_rarely_set_is_not_blown_up() -> None:
+    X = np.zeros((100, 3))
+    X[0, 0], X[:, 1], X[:, 2] = 1, np.arange(100), 7
+    regressor = NeuBootsRegressor(epochs=1, validation_fraction=0).fit(X, X[:, 1])
+    assert regressor.x_scale_[0] == 1
+    assert np.isclose(regressor.x_scale_[1], np.arange(100).std())
+    assert regressor.x_scale_[2] == 1
+
+
+def test_rows_without_any_left_out() -> None:
+    X, y = waves(12)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    assert not regressor.held_out_.any()
+    with pytest.warns(UserWarning, match="0 rows were held out"):
+        low, _ = regressor.predict_interval(X, level=0.5)
+    assert np.isfinite(low).all()
+
+
+def test_noise_by_hand() -> None:
+    error, raw = np.array([[1.0], [-2.0], [4.0]]), np.array([[1.0], [4.0], [4.0]])
+    noise = NoiseScale.learn(error, raw, np.array([True, False, True]), varies=True)
+    shape = raw**SCALE_EXPONENT  # 1, 2, 2
+    scale = np.sqrt(np.mean((error / shape) ** 2))
+    assert np.allclose(noise.std(raw), scale * shape)
+    assert np.allclose(noise.scores[:, 0], [1 / scale, 2 / scale])
+    flat = NoiseScale.learn(error, raw, np.array([True, True, True]), varies=False)
+    assert np.allclose(flat.std(raw), np.sqrt(7.0))
+
+
+def test_held_out_rows_were_never_trained_on() -> None:
+    """Their targets move the calibration, never the mean."""
+    X, y = waves(200)
+    regressor = NeuBootsRegressor(epochs=5, early_stopping=False, random_state=0).fit(X, y)
+    held_out = regressor.held_out_
+    assert held_out.sum() == 40
+    assert regressor.scores_.shape == (40, 1)
+    errors = np.abs(y - regressor.predict(X))[held_out] / regressor.predict(X, return_std=True)[1][held_out]
+    assert np.allclose(np.sort(errors), regressor.scores_[:, 0], rtol=1e-6)
+
+
+def test_targets_of_held_out_rows_do_not_move_the_mean() -> None:
+    X, y = waves(200)
+    one = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y)
+    other = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y + 3 * one.held_out_)
+    assert one.held_out_.sum() == 20
+    assert np.array_equal(one.held_out_, other.held_out_)
+    assert np.array_equal(one.predict(X), other.predict(X))
+    assert not np.array_equal(one.predict_interval(X, 0.8), other.predict_interval(X, 0.8))
+
+
+def test_a_constant_is_answered_by_itself() -> None:
+    X, _ = waves(60)
+    for constant in (0.0, 0.1, 1e-9, -1e12):
+        regressor = NeuBootsRegressor(epochs=2, random_state=0).fit(X, np.full(60, constant))
+        low, high = regressor.predict_interval(X, 0.8)
+        assert np.allclose(regressor.predict(X), constant, rtol=1e-7, atol=1e-7 * (constant == 0))
+        assert np.allclose(high, low, rtol=1e-7, atol=1e-7 * (constant == 0))
+
+
+@pytest.mark.parametrize("scale", [2.0**-900, 2.0**900])  # squares of these are no numbers
+def test_targets_of_any_size(scale: float) -> None:
+    X, y = waves(60)
+    one, other = (NeuBootsRegressor(epochs=3, random_state=0).fit(X, s * y).predict(X) for s in (1.0, scale))
+    assert np.array_equal(one * scale, other)
+
+
+# -- classification ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [["no", "yes", "perhaps"], [-5, 0, 70], [True, False, None]])
+def test_labels_of_any_kind(labels: list[Any]) -> None:
+    X, y = load_iris(return_X_y=True)
+    kinds = labels[:2] if labels[2] is None else labels
+    X, y = X[y < len(kinds)], np.array(kinds)[y[y < len(kinds)]]
+    classifier = NeuBootsClassifier(**QUICK).fit(X, y)
+    assert set(classifier.predict(X).tolist()) <= set(kinds)
+    assert list(classifier.classes_) == sorted(kinds)
+    probs = classifier.predict_proba(X)
+    assert probs.shape == (len(X), len(kinds))
+    assert np.allclose(probs.sum(1), 1)
+    assert classifier.score(X, y) > 0.85
+    assert np.allclose(classifier.sample(X, 400).mean(0), probs, atol=0.02)
+
+
+def test_one_class_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="got one class, 'a', in every row; expected at least 2 classes"):
+        NeuBootsClassifier().fit(np.zeros((30, 1)), ["a"] * 30)
+
+
+def test_a_class_of_one_row_is_trained_on() -> None:
+    X, y = load_iris(return_X_y=True)
+    y = y.astype("<U4")
+    y[0] = "rare"
+    classifier = NeuBootsClassifier(**QUICK).fit(X, y)
+    assert "rare" in classifier.classes_
+    assert not classifier.held_out_[0]
+
+
+# -- rows, weights, seeds ------------------------------------------------------------------------------
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    X, y = waves(100)
+    order = np.random.default_rng(1).permutation(100)
+    one, other = NeuBootsRegressor(**QUICK).fit(X, y), NeuBootsRegressor(**QUICK).fit(X[order], y[order])
+    assert np.array_equal(one.predict(X), other.predict(X))
+    assert np.array_equal(one.held_out_[order], other.held_out_)
+
+
+def test_whole_weights_are_frequencies_and_ones_are_none() -> None:
+    X, y = waves(80)
+    weights = np.random.default_rng(0).integers(0, 4, 80)
+    weighted = NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=weights)
+    repeated = NeuBootsRegressor(**QUICK).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
+    assert np.array_equal(weighted.predict(X), repeated.predict(X))
+    assert np.array_equal(weighted.predict_interval(X, 0.5), repeated.predict_interval(X, 0.5))
+    plain, ones = NeuBootsRegressor(**QUICK).fit(X, y), NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=np.ones(80))
+    assert np.array_equal(plain.predict(X), ones.predict(X))
+
+
+def test_copies_of_a_row_are_held_out_together() -> None:
+    """A net that was trained on one copy knows the other."""
+    X, y = waves(100)
+    order = np.random.default_rng(0).permutation(300) % 100
+    regressor = NeuBootsRegressor(epochs=1, random_state=0).fit(X[order], y[order])
+    held_out = [set(order[regressor.held_out_ == side].tolist()) for side in (True, False)]
+    assert len(held_out[0]) == regressor.n_calibration_ == 10
+    assert not held_out[0] & held_out[1]
+    assert regressor.held_out_.sum() == len(regressor.scores_) == 30
+    with pytest.warns(UserWarning, match="10 rows were held out for calibration, and level 0.95 needs 19"):
+        regressor.predict_interval(X)
+    classifier = NeuBootsClassifier(epochs=1, random_state=0).fit(X, y > 0, sample_weight=np.full(100, 3))
+    assert classifier.held_out_.sum() == 10
+
+
+def test_rows_that_only_look_like_copies_are_dealt_one_by_one() -> None:
+    X = np.array([[0.0]] * 4 + [[1.0]] * 3 + [[2.0]] * 2 + [[3.0]])
+    y = np.array([5.0] * 4 + [5.0, 5.0, 6.0] + [7.0] * 2 + [8.0])[:, None]
+    assert duplicate_groups(X, y, max_copies=3).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
+    X, y = np.arange(400)[:, None] % 4 // 2, np.arange(400) % 2  # four kinds of rows: each in every part
+    classifier = NeuBootsClassifier(epochs=1, random_state=0).fit(X, y)
+    assert classifier.held_out_.sum() == 40
+
+
+def test_the_quantile_counts_rows_and_not_their_copies() -> None:
+    scores = np.arange(1.0, 61.0)[:, None]
+    assert NoiseScale(np.zeros(1), 0.0, scores).reach(0.8) == 49  # ⌈0.8 · 61⌉
+    assert NoiseScale(np.zeros(1), 0.0, scores, rows=20).reach(0.8) == 51  # ⌈0.8 · 21 · 3⌉
+
+
+@pytest.mark.parametrize("method", ["neuboots", "plain", "deep-ensemble", "mc-dropout"])
+def test_other_weights_multiply_the_loss(method: str) -> None:
+    """Two kinds of rows contradict each other: the heavy ones win."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2))
+    y = np.where(np.arange(200) % 2 == 0, 1.0, -1.0)
+    weights = np.where(y > 0, 1.95, 0.05)
+    regressor = NeuBootsRegressor(method, epochs=30, random_state=0).fit(X, y, sample_weight=weights)
+    assert np.mean(regressor.predict(X)) > 0.5
+    classifier = NeuBootsClassifier(method, epochs=30, random_state=0).fit(X, y, sample_weight=weights)
+    assert np.mean(classifier.predict(X)) > 0.5
+
+
+def test_weights_that_cannot_be_used() -> None:
+    X, y = waves(50)
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=np.zeros(50))
+    with pytest.raises(ValueError, match="which takes no weighted loss; expected whole weights"):
+        NeuBootsRegressor("laplace", **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
+    with pytest.raises(ValueError, match="not whole numbers for Plain, a method with a loss of its own"):
+        NeuBootsRegressor(Deterministic(SquaredError()), **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
+
+
+def test_row_weighted_is_the_weight_times_the_loss() -> None:
+    outputs, y = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    w = np.array([1.0, 2.0, 0.5, 0.0, 1.5])
+    expected = CrossEntropy()(outputs, y) * torch.from_numpy(w / w.mean())
+    assert torch.allclose(WeightedLoss(CrossEntropy())(outputs, append_weights(y, w)), expected.float())
+    targets = torch.randn(5, 2)
+    expected = SquaredError()(outputs, targets) * torch.from_numpy(w / w.mean()).float()[:, None]
+    assert torch.allclose(WeightedLoss(SquaredError())(outputs, append_weights(targets, w)), expected)
+    assert to_frequencies(np.full(3, 1e6)) is None
+
+
+def test_rows_that_are_equal_stand_together_and_minus_zero_is_zero() -> None:
+    x = np.array([[0.0, 1.0], [-0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])
+    order = canonical_order(x).tolist()
+    places = [order.index(i) for i in (0, 1, 3)]
+    assert max(places) - min(places) == 2
+
+
+def test_seeds() -> None:
+    X, y = waves(60)
+    same = [NeuBootsRegressor(epochs=3, random_state=3).fit(X, y).predict(X) for _ in range(2)]
+    other = NeuBootsRegressor(epochs=3, random_state=4).fit(X, y).predict(X)
+    assert np.array_equal(*same)
+    assert not np.array_equal(same[0], other)
+    drawn = NeuBootsRegressor(epochs=1, random_state=np.random.RandomState(0)).fit(X, y)
+    assert drawn.seed_ == np.random.RandomState(0).randint(2**31 - 1)
+
+
+def test_the_callers_random_state_is_left_alone() -> None:
+    X, y = waves(40)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = torch.rand(1), np.random.rand()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    NeuBootsRegressor(epochs=2, random_state=0).fit(X, y).predict(X)
+    assert (torch.rand(1), np.random.rand()) == before
+
+
+# -- nets and methods ----------------------------------------------------------------------------------
+
+
+def model(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def make_net_of_one(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def test_a_net_of_ones_own() -> None:
+    X, y = waves(200)
+    regressor = NeuBootsRegressor(net=model, **QUICK).fit(X, y)
+    assert isinstance(regressor.predictor_.net, nn.Sequential)
+    assert isinstance(regressor.predictor_.net[1], nn.Tanh)
+    assert regressor.gaussian_
+    alone = NeuBootsRegressor(net=make_net_of_one, **QUICK).fit(X, y)
+    assert not alone.gaussian_
+    assert np.isfinite(alone.predict_interval(X, level=0.5)[0]).all()
+    classifier = NeuBootsClassifier(net=model, **QUICK).fit(X, y > 0)
+    assert classifier.predict_proba(X).shape == (200, 2)
+    with pytest.raises(ValueError, match="the net gives 1 outputs for 2 classes"):
+        NeuBootsClassifier(net=make_net_of_one, epochs=1).fit(X, y > 0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_by_name(name: str, tmp_path: Path) -> None:
+    """Fits, gives intervals or probabilities, pickles, and loads from a folder, bit for bit."""
+    X, y = load_diabetes(return_X_y=True)
+    few: dict[str, Any] = {"epochs": 4, "random_state": 0, "widths": (16,), "num_samples": 10}
+    X, y = X[:120], y[:120]
+    for task, make, target in (
+        ("regression", NeuBootsRegressor, y),
+        ("classification", NeuBootsClassifier, np.where(y > 140, "high", "low")),
+    ):
+        estimator: Any = make(name, **few)
+        if task not in METHODS[name].tasks:
+            with pytest.raises(ValueError, match=f"which is not for {task}"):
+                estimator.fit(X, target)
+            continue
+        estimator.fit(X, target)
+        answer = estimator.predict(X) if task == "regression" else estimator.predict_proba(X)
+        assert np.isfinite(answer).all()
+        estimator.save(tmp_path / task)
+        for other in (pickle.loads(pickle.dumps(estimator)), make.load(tmp_path / task)):
+            again = other.predict(X) if task == "regression" else other.predict_proba(X)
+            assert np.array_equal(again, answer)
+        if task == "regression":
+            low, high = estimator.predict_interval(X, level=0.8)
+            assert (low <= high).all()
+
+
+def test_a_method_with_options() -> None:
+    X, y = waves(100)
+    method = MCDropout(loss=GaussianNLL(), rate=0.3)
+    regressor = clone(NeuBootsRegressor(method, **QUICK)).fit(X, y)
+    assert regressor.gaussian_
+    assert regressor.predictor_.config()["rate"] == 0.3
+    with pytest.raises(ValueError, match="expected a name, or a method such as MCDropout"):
+        NeuBootsRegressor(MCDropout, **QUICK).fit(X, y)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "magic"}, "got the method 'magic'; expected one of plain, neuboots"),
+        ({"epochs": 0}, "got epochs=0; expected a whole number of at least 1"),
+        ({"epochs": 2.5}, "got epochs=2.5; expected a whole number"),
+        ({"learning_rate": -1}, "got learning_rate=-1; expected a number that is not negative"),
+        ({"validation_fraction": 1.0}, "got validation_fraction=1.0; expected a share"),
+        ({"batch_size": float("inf")}, "got batch_size=inf; expected 'auto' or a whole number"),
+        ({"widths": 8}, "got widths=8; expected whole numbers of at least 1"),
+        ({"batch_size": "big"}, "got batch_size='big'; expected 'auto' or a whole number"),
+        ({"net": nn.Linear(3, 2)}, "expected a function of the numbers of inputs and outputs"),
+        ({"net": lambda inputs, outputs: 3}, "gave a int; expected an nn.Module"),
+    ],
+)
+def test_bad_options_get_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    X, y = waves(40)
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        NeuBootsRegressor(**options).fit(X, y)
+
+
+def test_questions_before_fit_and_bad_levels() -> None:
+    X, y = waves(40)
+    for ask in ("predict", "predict_interval", "forecast", "sample", "inputs"):
+        with pytest.raises(NotFittedError):
+            getattr(NeuBootsRegressor(), ask)(X)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    for kind in ("prediction", "confidence"):
+        with pytest.raises(ValueError, match="got level=95; expected a number between 0 and 1"):
+            regressor.predict_interval(X, 95, kind)
+    with pytest.raises(ValueError, match="got kind='both'"):
+        regressor.predict_interval(X, interval="both")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="too far from the training rows"):
+        regressor.predict(np.full((1, 3), 1e300))
+
+
+# -- in scikit-learn's company -------------------------------------------------------------------------
+
+
+def test_a_pipeline_with_categories_and_missing_values_in_a_grid_search() -> None:
+    rng = np.random.default_rng(0)
+    town = rng.choice(["Bonn", "Rome"], 150)
+    age = rng.uniform(20, 60, 150)
+    frame = pandas.DataFrame({"age": age, "town": town})
+    y = age / 10 + 3 * (town == "Rome") + 0.1 * rng.normal(size=150)
+    frame.loc[::10, "age"] = np.nan
+    columns = make_column_transformer(
+        (SimpleImputer(add_indicator=True), ["age"]), (OneHotEncoder(handle_unknown="ignore"), ["town"])
+    )
+    pipeline = make_pipeline(columns, NeuBootsRegressor(**QUICK))
+    search = GridSearchCV(pipeline, {"neubootsregressor__epochs": [1, 30]}, cv=2).fit(frame, y)
+    assert search.best_params_ == {"neubootsregressor__epochs": 30}
+    assert search.best_score_ > 0.5
+    assert cross_val_score(pipeline, frame, y, cv=2).shape == (2,)
+
+
+def test_names_of_features() -> None:
+    X, y = waves(40)
+    frame = pandas.DataFrame(X, columns=["a", "b", "c"])
+    regressor = NeuBootsRegressor(**QUICK).fit(frame, y)
+    assert list(regressor.feature_names_in_) == ["a", "b", "c"]
+    assert regressor.n_features_in_ == 3
+    with pytest.raises(ValueError, match="feature names should match"):
+        regressor.predict(frame[["b", "a", "c"]])
+
+
+def test_a_net_of_ones_own_is_given_again_to_load(tmp_path: Path) -> None:
+    X, y = waves(60)
+    for name, make in (("two", model), ("one", make_net_of_one)):
+        regressor = NeuBootsRegressor(net=make, **QUICK).fit(X, y)
+        regressor.save(tmp_path / name)
+        loaded = NeuBootsRegressor.load(tmp_path / name, net=make)
+        assert np.array_equal(loaded.predict(X), regressor.predict(X))
+        assert np.array_equal(loaded.fit(X, y).predict(X), regressor.predict(X))
+    with pytest.raises(ValueError, match="give a fresh net"):
+        NeuBootsRegressor.load(tmp_path / "two")
+    loaded = NeuBootsRegressor.load(tmp_path / "two", net=model(3, 2))
+    with pytest.raises(ValueError, match="expected a function of the numbers of inputs and outputs"):
+        loaded.fit(X, y)  # not with another net in silence
+
+
+def test_options_of_numpys_types_and_methods_with_options_are_saved(tmp_path: Path) -> None:
+    X, y = waves(400)
+    options: dict[str, Any] = {"epochs": np.int64(2), "num_samples": np.int32(5), "learning_rate": np.float32(0.01)}
+    options |= {"widths": (np.int64(8),), "batch_size": np.int64(50), "early_stopping": np.bool_(True)}
+    classifier = NeuBootsClassifier(MCDropout(rate=0.3), random_state=0, **options).fit(X, y > 0)
+    classifier.save(tmp_path / "model")
+    loaded = NeuBootsClassifier.load(tmp_path / "model")
+    assert np.array_equal(loaded.predict_proba(X), classifier.predict_proba(X))
+    assert (loaded.method, loaded.widths, loaded.num_samples) == ("mc-dropout", (8,), 5)
+    assert NeuBootsRegressor(random_state=0, **options).fit(X, y).predict(X).shape == (400,)
+
+
+def test_a_saved_estimator_loads_in_another_process_without_a_pickle(tmp_path: Path) -> None:
+    X, y = waves(60)
+    frame = pandas.DataFrame(X, columns=["a", "b", "c"])
+    classifier = NeuBootsClassifier(**QUICK).fit(frame, np.where(y > 0, "up", "down"))
+    classifier.save(tmp_path / "model")
+    found = sorted(str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").rglob("*"))
+    assert found == [
+        "arrays.safetensors", "estimator.json", "predictor", "predictor/config.json", "predictor/model.safetensors",
+    ]  # fmt: skip
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    code = (
+        "import sys, pickle, pandas, torch\n"
+        "from neuboots.estimators import NeuBootsClassifier\n"
+        "pickle.load = pickle.loads = torch.load = None\n"
+        "model = NeuBootsClassifier.load(sys.argv[1])\n"
+        "print(model.predict_proba(pandas.read_csv(sys.argv[2])).tolist(), list(model.classes_))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "model"), str(tmp_path / "x.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{classifier.predict_proba(frame).tolist()} {list(classifier.classes_)}"
+
+
+def test_a_folder_that_is_no_estimator_gets_a_sentence(tmp_path: Path) -> None:
+    X, y = waves(40)
+    with pytest.raises(FileNotFoundError, match="is no saved estimator; expected a folder written by save"):
+        NeuBootsRegressor.load(tmp_path)
+    NeuBootsRegressor(**QUICK).fit(X, y).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="cannot be read as a saved NeuBootsClassifier"):
+        NeuBootsClassifier.load(tmp_path / "model")
+    (tmp_path / "model" / "arrays.safetensors").write_bytes(b"broken")
+    with pytest.raises(ValueError, match="cannot be read as a saved NeuBootsRegressor"):
+        NeuBootsRegressor.load(tmp_path / "model")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="exists and is not a saved estimator"):
+        NeuBootsRegressor(**QUICK).fit(X, y).save(tmp_path / "other")
+    assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
+
+
+def test_a_save_that_is_cut_short_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = waves(40)
+    regressor = NeuBootsRegressor(epochs=1, random_state=0).fit(X, y)
+    regressor.save(tmp_path / "model")
+    rename, calls = os.rename, []
+
+    def cut(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == 3:  # the predictor's folder, the old one aside, the new one in its place
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", cut)
+    with pytest.raises(KeyboardInterrupt):
+        NeuBootsRegressor(epochs=2, random_state=0).fit(X, y).save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert np.array_equal(NeuBootsRegressor.load(tmp_path / "model").predict(X), regressor.predict(X))

@@ -1,0 +1,1021 @@
+"""Conformal sets and intervals: the exact law of their coverage, slow oracles, and what they refuse."""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from _reference import p_value, standard_errors
+from sklearn.datasets import load_diabetes, load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from neuboots import DeterministicPredictor, NeuBoots, SquaredError, TrainingConfig
+from neuboots._prng import derive_keys, draw_normal, draw_uniform
+from neuboots._streaming import num_bytes
+from neuboots.evaluation.conformal import (
+    ConformalClassifier,
+    ConformalRegressor,
+    conformal_quantile,
+    fit_conformal_classifier,
+    fit_conformal_regressor,
+)
+from neuboots.metrics import interval_coverage, interval_score, mean_width
+from neuboots.nets import MLP
+from neuboots.prediction import Predictor, SampleStream
+
+LOGITS = DeterministicPredictor(nn.Identity())  # the input is the output
+SETS = ("threshold", "adaptive", "regularised")
+INTERVALS = ("absolute", "normalised", "quantile")
+quiet: dict[str, Any] = {"progress": False}
+one: dict[str, Any] = {"progress": False, "num_samples": 1}
+
+
+@dataclass(frozen=True)
+class Spread(Predictor):
+    """f_b(x) = x₀ + x₁ z_b for each output, with z_b standard normal: a mean and a spread that the input names.
+
+    Inputs are (N, 2, C, *); with `gaussian_noise` the input's third part joins as log σ².
+    """
+
+    gaussian: bool = False
+
+    @property
+    def net(self) -> None:
+        return None
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
+        def sample(numbers: Tensor) -> Tensor:
+            z = draw_normal(derive_keys(numbers, seed, "z"), 1).to(x).view(-1, *[1] * (x.ndim - 1))
+            out = x[:, 0] + x[:, 1] * z
+            return torch.cat([out, x[:, 2].expand_as(out)], 2) if self.gaussian else out
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield sample(torch.arange(start, min(start + size, num_samples)))
+
+        return SampleStream(num_samples, num_bytes(x[:, 0]), chunks)
+
+
+def drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def class_rows(seed: int, num: int, classes: int = 6, *, digits: int | None = None) -> TensorDataset:
+    """Logits and labels of other probabilities than theirs: an overconfident net. Rounded logits have ties."""
+    rng = drawn(seed)
+    logits = 2 * torch.randn(num, classes, generator=rng, dtype=torch.float64)
+    labels = torch.multinomial((0.5 * logits).softmax(1), 1, generator=rng)[:, 0]
+    return TensorDataset(logits if digits is None else logits.round(decimals=digits), labels)
+
+
+def number_rows(seed: int, num: int, outputs: int = 1) -> TensorDataset:
+    """Mean and spread of the replicates, and a y whose noise is neither: (N, 2, C) and (N, C)."""
+    rng = drawn(seed)
+    mean = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
+    spread = 0.2 + torch.rand(num, outputs, generator=rng, dtype=torch.float64)
+    noise = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
+    return TensorDataset(torch.stack([mean, spread], 1), mean + (0.3 + spread) * noise)
+
+
+def rank(level: float, n: int, pixels: int = 1) -> int:
+    """In whole numbers: ⌈level (n + 1) P⌉."""
+    return math.ceil(Fraction(str(level)) * (n + 1) * pixels)
+
+
+# -- the law of the coverage ---------------------------------------------------------------------------
+
+DRAWS, FRESH = 80, 100  # enough to tell k from k ± 1
+
+
+def covered(calibrate: Any, make_rows: Any, n: int) -> np.ndarray:
+    """Coverage on fresh rows, for each of many calibration sets."""
+    found = []
+    for k in range(DRAWS):
+        data = make_rows(k, n + FRESH)
+        rule = calibrate(TensorDataset(*(part[:n] for part in data.tensors)))
+        report = rule.evaluate(TensorDataset(*(part[n:] for part in data.tensors)), **quiet)
+        found.append(float(report.coverage))
+    return np.array(found)
+
+
+def error_of_mean(p: float, n: int) -> float:
+    """Of the mean of DRAWS coverages, each of FRESH rows whose chance is Beta(k, n + 1 − k): a beta-binomial law."""
+    return math.sqrt(p * (1 - p) * (1 / FRESH + (1 - 1 / FRESH) / (n + 2)) / DRAWS)
+
+
+@pytest.mark.parametrize(("n", "level"), [(10, 0.5), (20, 0.9)])
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_cover_k_of_n_plus_1(kind: Any, n: int, level: float) -> None:
+    """Scores have no ties, so the mean coverage is k/(n + 1): no less, and no more."""
+    calibrate = partial(fit_conformal_classifier, LOGITS, level=level, kind=kind, penalty=0.05, k_reg=2, **one)
+    p = rank(level, n) / (n + 1)
+    miss = covered(calibrate, class_rows, n).mean() - p
+    assert abs(miss) < standard_errors(12) * error_of_mean(p, n)
+
+
+@pytest.mark.parametrize(("n", "level"), [(10, 0.5), (20, 0.9)])
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_intervals_cover_k_of_n_plus_1(kind: Any, n: int, level: float) -> None:
+    calibrate = partial(fit_conformal_regressor, Spread(), level=level, kind=kind, num_samples=5, **quiet)
+    p = rank(level, n) / (n + 1)
+    miss = covered(calibrate, number_rows, n).mean() - p
+    assert abs(miss) < standard_errors(12) * error_of_mean(p, n)
+
+
+def test_the_coverage_of_a_calibration_set_is_beta() -> None:
+    """|y − m| is uniform on (0, 1), so the coverage at the quantile q is q itself: a draw from Beta(k, n + 1 − k)."""
+    n, level = 30, 0.7
+    quantiles = []
+    for seed in range(300):
+        y = 2 * torch.rand(n, generator=drawn(seed), dtype=torch.float64) - 1
+        rule = fit_conformal_regressor(
+            LOGITS, TensorDataset(torch.zeros(n, 1), y), level=level, score="absolute", **one
+        )
+        quantiles.append(rule.quantiles[0])
+    k = rank(level, n)
+    assert scipy.stats.kstest(quantiles, scipy.stats.beta(k, n + 1 - k).cdf).pvalue > p_value(1)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_ties_only_add_coverage(kind: Any) -> None:
+    n, level = 40, 0.8
+    calibrate = partial(fit_conformal_classifier, LOGITS, level=level, kind=kind, **one)
+    found = covered(calibrate, partial(class_rows, digits=0), n).mean()
+    assert found > level - standard_errors(3) * error_of_mean(level, n)
+
+
+def test_targets_at_the_ends_of_an_interval_are_inside() -> None:
+    """Tenths in doubles: m ± |y − m| misses y by rounding, unless the ends are rounded outwards."""
+    for tenths in range(1, 60):
+        x = torch.full((20, 1), tenths / 10, dtype=torch.float64)
+        for y in (0.3, -0.7, 12.1):
+            rows = TensorDataset(x, torch.full((20,), y, dtype=torch.float64))
+            rule = fit_conformal_regressor(LOGITS, rows, score="absolute", **one)
+            low, high = rule.predict(x[:1], **quiet)
+            assert low.item() <= y <= high.item()
+            assert high - low == pytest.approx(2 * abs(y - tenths / 10), abs=1e-12)
+
+
+def wide_net(seed: int, outputs: int) -> MLP:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MLP(20, outputs, widths=(200, 200))
+
+
+@pytest.mark.parametrize("kind", [*SETS, *INTERVALS])
+def test_ties_stay_covered_in_batches_of_any_size(kind: Any) -> None:
+    """A float32 net rounds a row otherwise in another batch: all rows whose score is q must not drop out with that.
+
+    Of 300 rows only 6 differ, and targets are a few whole numbers: few scores, each of many rows.
+    """
+    needed = rank(0.9, 300)
+    for seed in range(6):
+        rng = drawn(seed)
+        some, which = torch.randn(6, 20, generator=rng), torch.randint(6, (300,), generator=rng)
+        y = torch.randint(5 if kind in SETS else 3, (300,), generator=rng)
+        rows = TensorDataset(some[which], y)
+        if kind in SETS:
+            options: dict[str, Any] = {"kind": kind, "penalty": 0.05, "k_reg": 1}
+            rule: Any = fit_conformal_classifier(DeterministicPredictor(wide_net(seed, 5)), rows, **options, **one)
+        else:
+            rule = fit_conformal_regressor(Wobbling(wide_net(seed, 1)), rows, score=kind, num_samples=3, **quiet)
+        assert float(rule.evaluate(rows, batch_size=75, **quiet).coverage) >= needed / 300
+        for size in (1, 2, 6):
+            answers = rule.predict(some, batch_size=size, **quiet)
+            if kind in SETS:
+                inside = answers.mask[which, y]
+            else:
+                low, high = (ends[which, 0] for ends in answers)
+                inside = (low <= y) & (y <= high)
+            assert inside.sum() >= needed, (seed, size)
+
+
+@dataclass(frozen=True)
+class Wobbling(Predictor):
+    """Replicates around a float32 net: f_b(x) = (1 + z_b / 4) f(x)."""
+
+    net_itself: nn.Module
+
+    @property
+    def net(self) -> nn.Module:
+        return self.net_itself
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
+        out = self.net_itself(x)
+        z = draw_normal(derive_keys(torch.arange(num_samples), seed, "z"), 1).to(out).view(-1, 1, 1)
+        return SampleStream(num_samples, num_bytes(out), lambda size: iter(((1 + z / 4) * out).split(size)))
+
+
+class Restless(nn.Module):
+    """Passes float32 outputs on, but in batches of odd length moves each by up to 16 roundings, up or down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs = torch.where(torch.arange(x.shape[1]) % 2 == 0, -1.0, 1.0)
+        return x * (1 + len(x) % 2 * 16 * torch.finfo(x.dtype).eps * signs)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_classes_that_differ_by_rounding_keep_their_order(kind: Any) -> None:
+    """Two classes are equally likely, the first is always true: in odd batches rounding puts the second before it."""
+    x = torch.tensor([[-3.0, 2.0, 2.0, 1.0, -30.0], [9.0, -1.0, 0.5, 0.5, -1e9]]).repeat(60, 1)
+    x = x + 1e-3 * torch.arange(120)[:, None]  # rows of their own, with uniforms of their own
+    x[::2, 2], x[1::2, 3] = x[::2, 1], x[1::2, 2]
+    y = torch.tensor([1, 2]).repeat(60)
+    predictor, rows = DeterministicPredictor(Restless()), TensorDataset(x, y)
+    rule = fit_conformal_classifier(predictor, rows, score=kind, level=0.5, penalty=0.1, k_reg=1, batch_size=120, **one)
+    even, odd = (rule.evaluate(rows, batch_size=size, **quiet).coverage for size in (120, 1))
+    assert min(even, odd) >= rank(0.5, 120) / 120
+    assert even == odd
+    assert kind == "threshold" or odd < 1
+    masks = [rule.predict(x, batch_size=size, **quiet).mask for size in (120, 1)]
+    assert (masks[0] != masks[1]).double().mean() < 0.001
+
+
+@pytest.mark.parametrize("kind", ["absolute", "quantile"])
+def test_small_outputs_are_rounded_as_large_ones_are(kind: Any) -> None:
+    """f(x) near 0 is the difference of numbers near 1: it moves by their rounding, far more than by its own."""
+
+    class Cancelling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - len(x) % 2 * torch.finfo(x.dtype).eps * 4
+
+    x = torch.tensor([1.0, 1e-6, -1.0]).repeat(100)[:, None]
+    y = torch.tensor([1.0, 0.01, -1.0]).repeat(100)
+    rule = fit_conformal_regressor(
+        DeterministicPredictor(Cancelling()), TensorDataset(x, y), score=kind, batch_size=300, **one
+    )
+    for size in (300, 1):
+        assert rule.evaluate(TensorDataset(x, y), batch_size=size, **quiet).coverage == 1
+    assert rule.quantiles[0] == pytest.approx(0.01, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_hardly_widens_anything(dtype: torch.dtype) -> None:
+    x, y = class_rows(0, 400).tensors
+    z, noise = number_rows(0, 400).tensors[0][:, 0], torch.randn(400, 1, generator=drawn(1), dtype=torch.float64)
+    exact = fit_conformal_classifier(
+        LOGITS, TensorDataset(x.to(dtype).double(), y), score="threshold", **one
+    ).quantiles[0]
+    rounded = fit_conformal_classifier(LOGITS, TensorDataset(x.to(dtype), y), score="threshold", **one).quantiles[0]
+    assert exact - 2 * torch.finfo(dtype).eps < rounded < exact + min(200 * torch.finfo(dtype).eps, 0.03)
+    exact = fit_conformal_regressor(LOGITS, TensorDataset(z.to(dtype).double(), z + noise), **one).quantiles[0]
+    rounded = fit_conformal_regressor(LOGITS, TensorDataset(z.to(dtype), z + noise), **one).quantiles[0]
+    assert exact <= rounded < exact + min(400 * torch.finfo(dtype).eps, 0.05)
+
+
+def test_each_class_is_covered_by_itself() -> None:
+    """Class 0 is rare and hard: one quantile for all classes leaves it out, its own does not."""
+    level, n = 0.8, 300
+
+    def make_rows(seed: int, num: int) -> TensorDataset:
+        rng = drawn(seed)
+        labels = (torch.rand(num, generator=rng) > 0.15).long()
+        logits = torch.stack([torch.zeros(num), 1 + 0.5 * labels + torch.randn(num, generator=rng)], 1)
+        return TensorDataset(logits, labels)
+
+    rates: dict[bool, list[Tensor]] = {True: [], False: []}
+    for seed in range(60):
+        data = make_rows(seed, 2 * n).tensors
+        for by_class, found in rates.items():
+            rows = TensorDataset(*(part[:n] for part in data))
+            rule = fit_conformal_classifier(
+                LOGITS, rows, level=level, score="threshold", class_conditional=by_class, **one
+            )
+            found.append(rule.evaluate(TensorDataset(*(part[n:] for part in data)), **quiet).class_coverage)
+    alone, together = torch.stack(rates[True]), torch.stack(rates[False])  # (60, 2)
+    error = alone.std(0) / math.sqrt(60)
+    assert (alone.mean(0) > level - standard_errors(3) * error).all()
+    assert together.mean(0)[0] < level - standard_errors(3) * error[0]
+
+
+def test_images_are_covered_although_their_pixels_agree() -> None:
+    """14 images of 10 equal pixels: the 14th of 14 covers 14/15 of new images, the 13th only 13/15 < 0.9.
+
+    The rank ⌈0.9 (140 + 1)⌉ = 127 of pixels taken for independent would be the 13th image.
+    """
+    found = []
+    for seed in range(200):
+        y = torch.randn(114, 1, 1, 10, generator=drawn(seed))[..., :1].expand(-1, -1, -1, 10)
+        x = torch.zeros(114, 1, 1, 10)
+        rule = fit_conformal_regressor(LOGITS, TensorDataset(x[:14], y[:14]), level=0.9, score="absolute", **one)
+        found.append(rule.evaluate(TensorDataset(x[14:], y[14:]), **quiet).coverage.item())
+    error = math.sqrt(14 / 15 / 15 * (1 / 100 + 1 / 16) / 200)
+    assert abs(np.mean(found) - 14 / 15) < standard_errors(1) * error
+
+
+VOID = 255
+
+
+def sparse_images(seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Half of the images are hard and have one pixel with a label, half are easy and have all ten.
+
+    Logits (N, 2, 10), labels (N, 10) with void, and targets (N, 1, 10), NaN where there is none.
+    """
+    rng = drawn(seed)
+    hard = torch.rand(num, 1, generator=rng) < 0.5
+    noise = torch.where(hard, 3.0, 0.5) * torch.randn(num, 1, generator=rng)  # one for all pixels of an image
+    logits = torch.stack([torch.zeros(num, 10), noise.expand(-1, 10)], 1)
+    labels = (torch.rand(num, 1, generator=rng) < 0.5).long().expand(-1, 10)
+    missing = hard & (torch.arange(10) > 0)
+    return logits, labels.masked_fill(missing, VOID), noise.expand(-1, 10).masked_fill(missing, math.nan)[:, None]
+
+
+def test_images_count_the_same_however_many_pixels_are_void() -> None:
+    """The mean over images of the share covered is promised; among all pixels together the hard ones hardly count."""
+    n, level, found, pooled = 20, 0.8, {"sets": [], "intervals": []}, []
+    for seed in range(150):
+        x, labels, y = sparse_images(seed, n + 60)
+        sets = fit_conformal_classifier(LOGITS, TensorDataset(x[:n], labels[:n]), level=level, ignore_index=VOID, **one)
+        report = sets.evaluate(TensorDataset(x[n:], labels[n:]), ignore_index=VOID, **quiet)
+        assert report.count == (labels[n:] != VOID).sum()
+        found["sets"].append(report.coverage)
+        zeros = torch.zeros_like(y)
+        rule = fit_conformal_regressor(
+            LOGITS, TensorDataset(zeros[:n], y[:n]), level=level, ignore_index=math.nan, **one
+        )
+        found["intervals"].append(
+            rule.evaluate(TensorDataset(zeros[n:], y[n:]), ignore_index=math.nan, **quiet).coverage.item()
+        )
+        together = y[:n][~y[:n].isnan()].abs().sort().values
+        q = together[rank(level, len(together)) - 1]
+        shares = ((y[n:].abs() <= q).sum((1, 2)) / (~y[n:].isnan()).sum((1, 2))).mean()
+        pooled.append(shares.item())
+    for shares in found.values():
+        assert np.mean(shares) > level - standard_errors(3) * np.std(shares) / math.sqrt(150)
+        assert np.mean(shares) < level + 0.1
+    assert np.mean(pooled) < level - standard_errors(3) * np.std(pooled) / math.sqrt(150)
+
+
+@pytest.mark.parametrize("pixels", [2, 4, 150])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_quantile_of_images_is_the_least_that_reaches_the_level(seed: int, pixels: int) -> None:
+    """By trying every score, in fractions; 12 numbers below 150 have no common multiple in 64 bits."""
+    rng = drawn(seed)
+    n, level = 12, (0.3, 0.5, 0.75, 0.9)[seed]
+    counts = torch.randint(pixels // 3, pixels, (n,), generator=rng)
+    scores = torch.rand(int(counts.sum()), generator=rng, dtype=torch.float64).round(decimals=1)
+    parts = [part.tolist() for part in scores.split(counts.tolist()) if len(part)]
+    expected = math.inf
+    for q in sorted(scores.tolist(), reverse=True):
+        reached = sum(Fraction(sum(s <= q for s in part), len(part)) for part in parts)
+        if reached >= Fraction(str(level)) * (len(parts) + 1):
+            expected = q
+    assert conformal_quantile(scores, counts, level) == expected
+
+
+def test_void_pixels_are_as_good_as_absent() -> None:
+    rng = drawn(0)
+    x, labels = 2 * torch.randn(80, 3, 4, generator=rng), torch.randint(3, (80, 4), generator=rng)
+    labels[:, 3] = VOID
+    labels[7] = VOID  # an image without any label
+    kept = torch.arange(80) != 7
+    for kind in SETS:
+        rule = fit_conformal_classifier(LOGITS, TensorDataset(x, labels), score=kind, ignore_index=VOID, **one)
+        assert rule.count == 79
+        if kind == "threshold":  # the other kinds' uniforms are named by all numbers of the image
+            cut = fit_conformal_classifier(
+                LOGITS, TensorDataset(x[kept][..., :3], labels[kept][:, :3]), score=kind, **one
+            )
+            assert cut.quantiles == rule.quantiles
+        report = rule.evaluate(TensorDataset(x, labels), ignore_index=VOID, **quiet)
+        mask = rule.predict(x, **quiet).mask
+        inside = [label in mask[i, :, j].nonzero() for i in range(80) for j, label in enumerate(labels[i]) if label < 3]
+        assert report.coverage == pytest.approx(np.mean(inside))
+        assert (report.count, int(report.class_count.sum()), int(report.size_count.sum())) == (237, 237, 237)
+    y = x[:, :1] + 0.1 * torch.randn(80, 1, 4, generator=rng)
+    y[:, :, 3], y[7] = -1.0, -1.0
+    rule = fit_conformal_regressor(LOGITS, TensorDataset(x[:, :1], y), ignore_index=-1, **one)
+    cut = fit_conformal_regressor(LOGITS, TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **one)
+    assert (rule.count, rule.quantiles) == (79, pytest.approx(cut.quantiles))
+    report, other = (
+        rule.evaluate(TensorDataset(x[:, :1], y), ignore_index=-1.0, batch_size=7, **quiet),
+        rule.evaluate(TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **quiet),
+    )
+    for name, value in vars(report).items():
+        torch.testing.assert_close(value, getattr(other, name), equal_nan=True)
+
+
+def test_outputs_may_lack_different_targets() -> None:
+    x, y = number_rows(0, 200, 2).tensors
+    y[:60, 0], y[150:, 1] = math.nan, math.nan
+    rule = fit_conformal_regressor(Spread(), TensorDataset(x, y), ignore_index=math.nan, num_samples=5, **quiet)
+    for c, rows in enumerate((slice(60, None), slice(150))):
+        alone = TensorDataset(x[rows][:, :, c : c + 1], y[rows][:, c])
+        single = fit_conformal_regressor(Spread(), alone, num_samples=5, **quiet)
+        assert single.quantiles[0] == pytest.approx(rule.quantiles[c])
+        found = rule.evaluate(TensorDataset(x, y), ignore_index=math.nan, **quiet)
+        assert found.coverage[c] == single.evaluate(alone, **quiet).coverage[0]
+    assert found.count == rule.count == 200
+    assert found.bin_count.sum(1).tolist() == [140, 150]
+
+
+def test_images_may_have_several_sizes() -> None:
+    """Each counts the same: q is that of the shares, whatever the number of pixels."""
+    parts = [(torch.zeros(9, 1, k), torch.arange(1.0, 10)[:, None, None].expand(-1, -1, k)) for k in (1, 4)]
+    rule = fit_conformal_regressor(LOGITS, parts, level=0.5, **one)
+    assert rule.quantiles[0] == pytest.approx(5.0, rel=1e-4)  # 10 of 18 images reach 0.5 · 19
+    sets = fit_conformal_classifier(LOGITS, [(torch.rand(9, 2, k), torch.zeros(9, k).long()) for k in (1, 2)], **one)
+    assert sets.count == 18
+
+
+# -- slow oracles --------------------------------------------------------------------------------------
+
+
+def uniform_of(row: Tensor, seed: int) -> float:
+    """From the bytes of the row's numbers."""
+    words = b"".join(struct.pack("<d", value) for value in row.flatten().tolist())
+    name = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little", signed=True)
+    return draw_uniform(derive_keys(torch.tensor([name]), seed, "conformal"), torch.tensor([0])).item()
+
+
+def slow_scores(logits: Tensor, kind: str, penalty: float, k_reg: int, seed: int) -> np.ndarray:
+    """s(x, c), one class of one row after another: (N, C)."""
+    found = np.zeros(logits.shape)
+    for i, row in enumerate(logits):
+        weights = [math.exp(z) for z in row.tolist()]
+        p = [w / sum(weights) for w in weights]
+        u = uniform_of(row, seed)
+        for c in range(len(p)):
+            if kind == "threshold":
+                found[i, c] = 1 - p[c]
+                continue
+            larger = [d for d in range(len(p)) if p[d] > p[c] or (p[d] == p[c] and d < c)]
+            found[i, c] = sum(p[d] for d in larger) + u * p[c]
+            if kind == "regularised":
+                found[i, c] += penalty * max(0, len(larger) + 1 - k_reg)
+    return found
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("by_class", [False, True])
+def test_sets_are_those_of_the_definition(kind: Any, by_class: bool) -> None:
+    n, level, penalty, k_reg, seed = 90, 0.8, 0.07, 2, 5
+    (x, y), (fresh, _) = class_rows(0, n, 4).tensors, class_rows(1, 50, 4).tensors
+    rows = TensorDataset(x, y)
+    options: dict[str, Any] = {"kind": kind, "by_class": by_class, "penalty": penalty, "k_reg": k_reg, "seed": seed}
+    rule = fit_conformal_classifier(LOGITS, rows, level=level, **options, **one)
+    scores = slow_scores(x, kind, penalty, k_reg, seed)
+    limits = []
+    for c in range(4):
+        mine = sorted(scores[i, y[i]] for i in range(n) if not by_class or y[i] == c)
+        limits.append(mine[rank(level, len(mine)) - 1])
+    expected = [[c for c in range(4) if row[c] <= limits[c]] for row in slow_scores(fresh, kind, penalty, k_reg, seed)]
+    assert rule.predict(fresh, **quiet).labels == expected
+
+
+def test_the_penalty_counts_ranks_beyond_k_reg() -> None:
+    x = class_rows(0, 400, 8).tensors[0]
+    rows = class_rows(1, 400, 8)
+    sizes = [
+        fit_conformal_classifier(LOGITS, rows, score="regularised", penalty=penalty, k_reg=2, **one)
+        .predict(x, **quiet)
+        .size
+        for penalty in (0.0, 0.02, 5.0)
+    ]
+    adaptive = fit_conformal_classifier(LOGITS, rows, score="adaptive", **one).predict(x, **quiet).size
+    assert torch.equal(sizes[0], adaptive)
+    assert sizes[1].double().std() < sizes[0].double().std()
+    assert sizes[2].max() <= sizes[2].min() + 1  # every set has the classes up to one rank
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_intervals_are_those_of_the_definition(kind: Any) -> None:
+    n, level, B, sigma = 70, 0.8, 9, (0.4, 0.1)
+    x, y = number_rows(0, n, 2).tensors
+    fresh = number_rows(1, 20, 2).tensors[0]
+    rows = TensorDataset(x, y)
+    rule = fit_conformal_regressor(Spread(), rows, level=level, score=kind, noise_std=torch.tensor(sigma), num_samples=B,
+                               seed=3, **quiet)  # fmt: skip
+    low, high = rule.predict(fresh, **quiet)
+    samples, targets = (Spread().predict(part, B, seed=3).samples.numpy() for part in (x, fresh))
+    for c in range(2):
+
+        def ends(of: np.ndarray, i: int, c: int = c) -> tuple[float, float, float]:
+            values = of[:, i, c]
+            if kind == "quantile":
+                return np.quantile(values, (1 - level) / 2), np.quantile(values, (1 + level) / 2), 1.0
+            scale = math.hypot(np.std(values, ddof=1), sigma[c]) if kind == "normalised" else 1.0
+            return values.mean(), values.mean(), scale
+
+        scores = []
+        for i in range(n):
+            lower, upper, scale = ends(samples, i)
+            scores.append(max(lower - y[i, c].item(), y[i, c].item() - upper) / scale)
+        q = sorted(scores)[rank(level, n) - 1]
+        for i in range(20):
+            lower, upper, scale = ends(targets, i)
+            assert low[i, c].item() == pytest.approx(lower - q * scale)
+            assert high[i, c].item() == pytest.approx(upper + q * scale)
+
+
+def test_a_gaussian_head_gives_its_noise() -> None:
+    """y's standard deviation is σ(x), which the head knows: the factor is then the normal quantile, everywhere."""
+    rng = drawn(0)
+    sigma = torch.where(torch.rand(8000, 1, generator=rng) < 0.5, 0.1, 3.0)
+    x = torch.stack([torch.zeros(8000, 1), torch.zeros(8000, 1), 2 * sigma.log()], 1)
+    y = sigma * torch.randn(8000, 1, generator=rng)
+    rows, fresh = TensorDataset(x[:4000], y[:4000, 0]), TensorDataset(x[4000:], y[4000:, 0])
+    rule = fit_conformal_regressor(Spread(gaussian=True), rows, level=0.9, score="normalised", num_samples=3, **quiet)
+    assert rule.gaussian
+    z = scipy.stats.norm.ppf(0.95)
+    error = math.sqrt(0.9 * 0.1 / 4000) / (2 * scipy.stats.norm.pdf(z))
+    assert rule.quantiles[0] == pytest.approx(z, abs=standard_errors(3) * error)
+    report = rule.evaluate(fresh, **quiet)
+    filled = report.bin_count[0] > 0
+    assert report.bin_std[0, filled].tolist() == pytest.approx([0.1, 3.0])
+    spread = (0.09 * (1 / report.bin_count[0, filled] + 1 / 4000)).sqrt()
+    assert ((report.bin_coverage[0, filled] - 0.9).abs() < standard_errors(3) * spread).all()
+    # one width for both would cover all of the narrow half
+    same = fit_conformal_regressor(Spread(gaussian=True), rows, level=0.9, score="absolute", num_samples=3, **quiet)
+    assert same.evaluate(fresh, **quiet).bin_coverage[0, filled][0] == 1
+
+
+# -- known facts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_predictor_that_knows_has_sets_of_one_class(kind: Any) -> None:
+    labels = torch.arange(200) % 5
+    rows = TensorDataset(200 * nn.functional.one_hot(labels).float() + torch.rand(200, 5), labels)
+    rule = fit_conformal_classifier(LOGITS, rows, score=kind, allow_empty=False, **one)
+    report = rule.evaluate(rows, **quiet)
+    assert (report.coverage, report.mean_size, report.singleton, report.empty) == (1, 1, 1, 0)
+    assert rule.predict(rows.tensors[0], **quiet).labels == [[label] for label in labels.tolist()]
+
+
+def test_the_likeliest_class_fills_an_empty_set_and_no_other() -> None:
+    rows, x = class_rows(0, 100, 4), class_rows(1, 300, 4).tensors[0]
+    rules = [fit_conformal_classifier(LOGITS, rows, level=0.3, allow_empty=allow, **one) for allow in (True, False)]
+    with_empty, without = (rule.predict(x, **quiet) for rule in rules)
+    empty = with_empty.size == 0
+    assert 0 < empty.sum() < 300
+    assert torch.equal(without.mask[~empty], with_empty.mask[~empty])
+    assert (without.size[empty] == 1).all()
+    assert torch.equal(without.mask[empty].long().argmax(1), x[empty].argmax(1))
+
+
+def test_a_predictor_that_knows_nothing() -> None:
+    """Equal probabilities: the threshold keeps all classes or none, adaptive sets hold level · C of them on average."""
+    classes, n, level = 10, 2000, 0.7
+    rng = drawn(0)
+    x = torch.rand(2 * n, 3, generator=rng)
+    labels = torch.randint(classes, (2 * n,), generator=rng)
+    net = nn.Linear(3, classes)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    rows, fresh = TensorDataset(x[:n], labels[:n]), TensorDataset(x[n:], labels[n:])
+    all_or_none = fit_conformal_classifier(DeterministicPredictor(net), rows, level=level, score="threshold", **one)
+    assert all_or_none.evaluate(fresh, **quiet).mean_size == classes
+    adaptive = fit_conformal_classifier(DeterministicPredictor(net), rows, level=level, score="adaptive", **one)
+    size = adaptive.predict(x[n:], **quiet).size.double()
+    error = math.sqrt(level * (1 - level) / n + 1 / (12 * classes**2 * n)) * classes
+    assert abs(size.mean() - level * classes) < standard_errors(1) * error
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_of_a_higher_level_hold_those_of_a_lower(kind: Any) -> None:
+    rows, x = class_rows(0, 200), class_rows(1, 200).tensors[0]
+    masks = [
+        fit_conformal_classifier(LOGITS, rows, level=p, score=kind, **one).predict(x, **quiet).mask
+        for p in (0.5, 0.8, 0.99)
+    ]
+    assert (masks[0] <= masks[1]).all()
+    assert (masks[1] <= masks[2]).all()
+    assert masks[0].sum() < masks[1].sum() < masks[2].sum()
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_set_does_not_depend_on_those_around_it(kind: Any) -> None:
+    rows, x = class_rows(0, 100), class_rows(1, 60).tensors[0]
+    rule = fit_conformal_classifier(LOGITS, rows, score=kind, **one)
+    whole = rule.predict(x, **quiet).mask
+    order = torch.randperm(60, generator=drawn(0))
+    assert torch.equal(rule.predict(x[:7], **quiet).mask, whole[:7])
+    assert torch.equal(rule.predict(x[order], **quiet).mask, whole[order])
+    assert torch.equal(rule.predict(x, batch_size=1, **quiet).mask, whole)
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_an_interval_does_not_depend_on_those_around_it(kind: Any) -> None:
+    x = number_rows(1, 30).tensors[0]
+    rule = fit_conformal_regressor(Spread(), number_rows(0, 50), score=kind, num_samples=7, **quiet)
+    low, high = rule.predict(x, **quiet)
+    for size in (1, 7, 30):
+        ends = rule.predict(x, batch_size=size, **quiet)
+        torch.testing.assert_close(ends, (low, high))  # means over replicates are rounded batch by batch
+
+
+def test_the_uniforms_are_uniform_and_named_by_the_row_alone() -> None:
+    """Two classes of equal probability: the likelier (first) is in the set iff u/2 ≤ q."""
+    x = torch.rand(500, 3)
+    u = torch.tensor([uniform_of(row, 0) for row in x])
+    assert scipy.stats.kstest(u.numpy(), "uniform").pvalue > p_value(1)
+    net = nn.Linear(3, 2)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    rule = ConformalClassifier(DeterministicPredictor(net), (0.2,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    mask = rule.predict(x, **quiet).mask
+    assert mask[:, 0].tolist() == (u / 2 <= 0.2).tolist()
+    signed = torch.where(torch.rand(500, 3, generator=drawn(2)) < 0.5, 0.0, x)
+    positive = rule.predict(signed, **quiet).mask
+    assert torch.equal(rule.predict(torch.where(signed == 0, -0.0, signed), **quiet).mask, positive)
+    net.double()  # a copy of the input in double precision has the same numbers
+    assert torch.equal(rule.predict(x.double(), **quiet).mask, mask)
+
+
+def test_inputs_in_a_tuple_or_a_dict_are_rows_too() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    logits, labels = class_rows(0, 80).tensors
+    some, rest = 0.25 * logits, 0.75 * logits
+    rows = TensorDataset(some, rest, labels)
+    rule = fit_conformal_classifier(DeterministicPredictor(Sum()), rows, **one)
+    mask = rule.predict((some, rest), **quiet).mask
+    assert torch.equal(rule.predict((some[:9], rest[:9]), **quiet).mask, mask[:9])
+    assert torch.equal(rule.predict({"b": rest, "a": some}, **quiet).mask, mask)
+    assert 0.9 <= rule.evaluate(rows, **quiet).coverage < 1
+
+
+def test_a_loader_a_data_set_and_any_batches_give_the_same() -> None:
+    rows, fresh = class_rows(0, 101), class_rows(1, 53)
+    rule = fit_conformal_classifier(LOGITS, rows, **one)
+    assert fit_conformal_classifier(LOGITS, rows, batch_size=7, **one) == rule
+    assert fit_conformal_classifier(LOGITS, DataLoader(rows, batch_size=10), **one) == rule
+    reports = [rule.evaluate(fresh, batch_size=size, **quiet) for size in (1, 8, 53)]
+    for report in reports[1:]:
+        for name, value in vars(report).items():
+            torch.testing.assert_close(value, getattr(reports[0], name), equal_nan=True)
+    intervals = fit_conformal_regressor(Spread(), number_rows(0, 50), num_samples=4, **quiet)
+    assert fit_conformal_regressor(Spread(), number_rows(0, 50), num_samples=4, batch_size=9, **quiet) == intervals
+    many, few = (intervals.evaluate(number_rows(1, 40), batch_size=size, **quiet) for size in (3, 40))
+    for name, value in vars(many).items():
+        torch.testing.assert_close(value, getattr(few, name), equal_nan=True)
+
+
+class Unlabelled(Dataset[Tensor]):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.x[i]
+
+
+SOURCES: list[Callable[[Tensor], Any]] = [
+    lambda x: TensorDataset(x, torch.zeros(len(x))),
+    lambda x: TensorDataset(x),
+    Unlabelled,
+    lambda x: DataLoader(TensorDataset(x), batch_size=9),
+    lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=9),
+    lambda x: [x[:5], x[5:]].__iter__(),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_inputs_come_from_anywhere(source: Callable[[Tensor], Any]) -> None:
+    x = class_rows(1, 40).tensors[0]
+    assert torch.equal(RULE.predict(source(x), **quiet).mask, RULE.predict(x, **quiet).mask)
+    ends = BAND.predict(x[:, :1], **quiet)
+    torch.testing.assert_close(BAND.predict(source(x[:, :1]), **quiet), ends)
+
+
+def test_a_failed_call_leaves_nothing_open() -> None:
+    """The traceback is held, and the loader is left nevertheless: so is the bar around it."""
+    closed = []
+
+    class Source:
+        def __iter__(self) -> Iterator[Tensor]:
+            try:
+                yield torch.zeros(2, 6)
+                yield torch.full((2, 6), math.nan)
+            finally:
+                closed.append(True)
+
+    with pytest.raises(ValueError, match="NaN") as caught:
+        RULE.predict(Source(), **quiet)
+    assert closed == [True], caught
+
+
+def test_reports_count_what_they_say() -> None:
+    rows, fresh = class_rows(0, 100), class_rows(1, 200)
+    x, y = fresh.tensors
+    rule = fit_conformal_classifier(LOGITS, rows, level=0.6, **one)
+    sets, report = rule.predict(x, **quiet), rule.evaluate(fresh, **quiet)
+    inside = [label in chosen for label, chosen in zip(y.tolist(), sets.labels, strict=True)]
+    sizes = [len(chosen) for chosen in sets.labels]
+    assert sets.size.tolist() == sizes
+    assert (report.count, report.level) == (200, 0.6)
+    assert report.coverage == pytest.approx(np.mean(inside))
+    assert report.mean_size == pytest.approx(np.mean(sizes))
+    assert report.empty == pytest.approx(np.mean([size == 0 for size in sizes]))
+    assert report.singleton == pytest.approx(np.mean([size == 1 for size in sizes]))
+    for c in range(6):
+        mine = [held for held, label in zip(inside, y.tolist(), strict=True) if label == c]
+        assert int(report.class_count[c]) == len(mine)
+        assert float(report.class_coverage[c]) == pytest.approx(np.mean(mine))
+    for k in range(7):
+        mine = [held for held, size in zip(inside, sizes, strict=True) if size == k]
+        assert int(report.size_count[k]) == len(mine)
+        expected = np.mean(mine) if mine else math.nan
+        assert float(report.size_coverage[k]) == pytest.approx(expected, nan_ok=True)
+    assert "coverage" in str(report)
+    assert "100 calibration rows" in str(rule)
+
+
+def test_interval_reports_count_what_they_say() -> None:
+    rows, fresh = number_rows(0, 100, 2), number_rows(1, 203, 2)
+    x, y = fresh.tensors
+    rule = fit_conformal_regressor(Spread(), rows, level=0.6, score="normalised", num_samples=20, **quiet)
+    low, high = rule.predict(x, **quiet)
+    report = rule.evaluate(fresh, num_bins=4, **quiet)
+    std = Spread().summarize(x, 20).std
+    for c in range(2):
+        assert report.coverage[c] == interval_coverage(low[:, c], high[:, c], y[:, c])
+        torch.testing.assert_close(report.mean_width[c], mean_width(low[:, c], high[:, c]))
+        torch.testing.assert_close(report.interval_score[c], interval_score(low[:, c], high[:, c], y[:, c], level=0.6))
+        order = std[:, c].argsort()
+        inside = ((low <= y) & (y <= high))[:, c].double()
+        assert sorted(report.bin_count[c].tolist()) == [50, 51, 51, 51]
+        start = 0
+        for k, size in enumerate(report.bin_count[c].tolist()):
+            mine = order[start : start + size]
+            assert float(report.bin_coverage[c, k]) == pytest.approx(inside[mine].mean().item())
+            assert float(report.bin_std[c, k]) == pytest.approx(std[mine, c].mean().item())
+            start += size
+    assert "interval_score" in str(report)
+    assert "normalised intervals" in str(rule)
+
+
+def test_rules_go_through_json() -> None:
+    rows, x = class_rows(0, 12, 6), class_rows(1, 20).tensors[0]
+    rule = fit_conformal_classifier(LOGITS, rows, class_conditional=True, **one)  # two rows a class: all infinite
+    assert math.inf in rule.quantiles
+    assert ConformalClassifier.from_config(json.loads(json.dumps(rule.config(), allow_nan=False)), LOGITS) == rule
+    intervals = fit_conformal_regressor(Spread(), number_rows(0, 30, 2), score="quantile", num_samples=4, **quiet)
+    again = ConformalRegressor.from_config(json.loads(json.dumps(intervals.config(), allow_nan=False)), Spread())
+    assert again == intervals
+    assert rule.predict(x, **quiet).mask.shape == (20, 6)
+
+
+def test_pixels_have_sets_and_uniforms_of_their_own() -> None:
+    rng = drawn(0)
+    logits = 2 * torch.randn(60, 3, 4, 5, generator=rng)
+    labels = torch.randint(3, (60, 4, 5), generator=rng)
+    rows = TensorDataset(logits[:40], labels[:40])
+    for kind in SETS:
+        rule = fit_conformal_classifier(LOGITS, rows, score=kind, **one)
+        sets = rule.predict(logits[40:], **quiet)
+        assert sets.mask.shape == (20, 3, 4, 5)
+        assert torch.equal(rule.predict(logits[40:43], **quiet).mask, sets.mask[:3])
+        report = rule.evaluate(TensorDataset(logits[40:], labels[40:]), **quiet)
+        assert report.count == 400
+        assert report.coverage > 0.85
+        with pytest.raises(ValueError, match="got sets of pixels; expected one set for each input: use mask"):
+            _ = sets.labels
+    equal = torch.zeros(1, 2, 30, 30)
+    adaptive = ConformalClassifier(LOGITS, (0.25,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    assert 300 < adaptive.predict(equal, **quiet).mask[0, 0].sum() < 600  # u ≤ ½ for about half of 900 pixels
+
+
+def test_one_logit_is_two_classes() -> None:
+    x = torch.randn(200, 1, generator=drawn(0))
+    y = (torch.rand(200, 1, generator=drawn(1)) < x.sigmoid()).float()
+    rule = fit_conformal_classifier(LOGITS, TensorDataset(x, y), **one)
+    assert rule.predict(x, **quiet).mask.shape == (200, 2)
+    assert rule.evaluate(TensorDataset(x, y), **quiet).coverage >= 0.9
+
+
+def test_no_input_gives_no_set() -> None:
+    rule = fit_conformal_classifier(LOGITS, class_rows(0, 50), **one)
+    assert rule.predict(torch.zeros(0, 6), **quiet).mask.shape == (0, 6)
+    assert rule.predict(torch.zeros(0, 6), **quiet).labels == []
+    intervals = fit_conformal_regressor(
+        LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20)), score="absolute", **one
+    )
+    assert intervals.predict(torch.zeros(0, 1), **quiet)[0].shape == (0, 1)
+
+
+def test_a_quantile_band_that_is_too_wide_is_narrowed_but_never_turned_inside_out() -> None:
+    """Replicates spread over ±10 where y is 0, and over nothing in other places: there only the middle remains."""
+    wide = torch.tensor([0.0, 10.0]).view(1, 2, 1).expand(40, 2, 1)
+    rule = fit_conformal_regressor(Spread(), TensorDataset(wide, torch.zeros(40)), score="quantile", **quiet)
+    assert rule.quantiles[0] < 0
+    low, high = rule.predict(torch.tensor([[[3.0], [0.0]], [[0.0], [10.0]]]), **quiet)
+    assert low[0].item() == high[0].item() == pytest.approx(3.0)
+    assert low[1] <= 0 <= high[1]
+    assert (high - low)[1] < 20
+
+
+# -- real data -----------------------------------------------------------------------------------------
+
+
+def shuffled(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(len(x), generator=drawn(0))
+    return torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
+
+
+def allowed(level: float, n: int, fresh: int) -> float:
+    """Four standard errors of the coverage on fresh rows after calibration with n."""
+    return 4 * math.sqrt(level * (1 - level) * (1 / n + 1 / fresh))
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Predictor, TensorDataset, TensorDataset]:
+    x, y = shuffled(*load_digits(return_X_y=True))
+    config = TrainingConfig(epochs=12, batch_size=32, optimizer=ADAM, progress=False)
+    net = partial(nn.Sequential, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    predictor = NeuBoots(num_blocks=20).fit(net, TensorDataset(x[:500] / 16, y[:500]), config)
+    return predictor, TensorDataset(x[500:1100] / 16, y[500:1100]), TensorDataset(x[1100:] / 16, y[1100:])
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("level", [0.8, 0.97])
+def test_digits_are_covered(digits: tuple[Predictor, TensorDataset, TensorDataset], kind: Any, level: float) -> None:
+    predictor, rows, fresh = digits
+    report = fit_conformal_classifier(predictor, rows, level=level, score=kind, num_samples=20, **quiet).evaluate(
+        fresh, **quiet
+    )
+    assert abs(report.coverage - level) < allowed(level, len(rows), len(fresh))
+    assert report.mean_size < 3
+
+
+@pytest.fixture(scope="module")
+def diabetes() -> tuple[Predictor, TensorDataset, TensorDataset]:
+    """Targets in hundreds."""
+    x, y = shuffled(*load_diabetes(return_X_y=True))
+    config = TrainingConfig(epochs=10, batch_size=32, optimizer=ADAM, progress=False)
+    net = partial(nn.Sequential, nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+    train = TensorDataset(20 * x[:180], y[:180].float()[:, None] / 100)
+    predictor = NeuBoots(num_blocks=20, loss=SquaredError()).fit(net, train, config)
+    rows, fresh = (TensorDataset(20 * x[part], y[part] / 100) for part in (slice(180, 310), slice(310, None)))
+    return predictor, rows, fresh
+
+
+@pytest.mark.parametrize("kind", INTERVALS)
+def test_diabetes_is_covered(diabetes: tuple[Predictor, TensorDataset, TensorDataset], kind: Any) -> None:
+    predictor, rows, fresh = diabetes
+    rule = fit_conformal_regressor(predictor, rows, level=0.8, score=kind, noise_std=0.5, num_samples=30, **quiet)
+    report = rule.evaluate(fresh, **quiet)
+    assert abs(report.coverage.item() - 0.8) < allowed(0.8, len(rows), len(fresh))
+    assert report.mean_width.item() < 4 * fresh.tensors[1].std().item()
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.9, 9), (0.95, 19), (0.07, 1), (0.99, 99)])
+def test_too_few_rows_are_refused_and_the_least_number_is_not(level: float, needed: int) -> None:
+    sentence = f"got {needed - 1} calibration rows; expected at least {needed} for level {level:g}"
+    assert fit_conformal_classifier(LOGITS, class_rows(0, needed), level=level, **one).count == needed
+    if needed > 1:
+        with pytest.raises(ValueError, match=sentence):
+            fit_conformal_classifier(LOGITS, class_rows(0, needed - 1), level=level, **one)
+        with pytest.raises(ValueError, match=sentence):
+            fit_conformal_regressor(Spread(), number_rows(0, needed - 1), level=level, num_samples=2, **quiet)
+
+
+def test_the_rank_is_that_of_the_level_as_typed() -> None:
+    """0.07 · 100 is a little above 7 in floating point; its rank is 7."""
+    y = torch.arange(1.0, 100.0)
+    rule = fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(99, 1), y), level=0.07, score="absolute", **one)
+    assert rule.quantiles[0] == pytest.approx(7.0, rel=1e-4)  # and no 8
+
+
+def test_a_class_with_few_rows_is_in_every_set() -> None:
+    x, y = class_rows(0, 200, 3).tensors
+    kept = y != 2
+    kept[(y == 2).nonzero()[:5]] = True
+    rule = fit_conformal_classifier(LOGITS, TensorDataset(x[kept], y[kept]), class_conditional=True, **one)
+    assert [math.isinf(q) for q in rule.quantiles] == [False, False, True]
+    assert rule.predict(x, **quiet).mask[:, 2].all()
+    assert "in every set, for want of calibration rows: 2" in str(rule)
+
+
+RULE = fit_conformal_classifier(LOGITS, class_rows(0, 50), **one)
+BAND = fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20, generator=drawn(0))), **one)
+
+BAD = [
+    (lambda: fit_conformal_classifier(nn.Identity(), class_rows(0, 50)), "got a Identity; expected a predictor"),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), level=1.0),
+        "got level 1.0; expected a number between 0 and 1",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), level="0.9"),
+        "got level '0.9'; expected a number between",
+    ),
+    (
+        lambda: fit_conformal_regressor(LOGITS, class_rows(0, 50), level=None),
+        "got level None; expected a number between",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), score="best"),
+        "got kind='best'; expected one of 'threshold'",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), penalty=-1.0),
+        "got penalty=-1.0 and k_reg=5; expected",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), penalty=math.inf),
+        "got penalty=inf and k_reg=5; expected",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, class_rows(0, 50), k_reg=None),
+        "got penalty=0.01 and k_reg=None; expected",
+    ),
+    (
+        lambda: fit_conformal_classifier(
+            LOGITS, TensorDataset(torch.zeros(50, 3), torch.full((50,), 9)), ignore_index=9, **one
+        ),
+        "got 0 calibration rows; expected at least 9",
+    ),
+    (
+        lambda: RULE.evaluate(TensorDataset(torch.zeros(50, 6), torch.full((50,), 9)), ignore_index=9, **quiet),
+        r"got data whose labels are all void \(9\)",
+    ),
+    (
+        lambda: BAND.evaluate(
+            TensorDataset(torch.zeros(50, 1), torch.full((50,), math.nan)), ignore_index=math.nan, **quiet
+        ),
+        r"got an output whose targets are all void \(nan\)",
+    ),
+    (lambda: RULE.predict(torch.zeros(5, 6), batch_size=0), "got batch_size=0; expected a whole number"),
+    (lambda: BAND.predict(torch.zeros(5, 1), batch_size=0), "got batch_size=0; expected a whole number"),
+    (lambda: RULE.predict(7), "got inputs of type int; expected a tensor of inputs, a data set, or a loader"),
+    (lambda: RULE.predict(np.zeros((5, 6))), "got inputs of type ndarray; expected a tensor of inputs"),
+    (
+        lambda: fit_conformal_classifier(LOGITS, TensorDataset(torch.zeros(50, 3), torch.full((50,), 3)), **one),
+        "labels run from 3 to 3; expected 0 to 2",
+    ),
+    (
+        lambda: fit_conformal_classifier(LOGITS, TensorDataset(torch.zeros(50, 3), torch.rand(50)), **one),
+        "got labels that are not whole numbers",
+    ),
+    (
+        lambda: fit_conformal_classifier(
+            LOGITS, TensorDataset(torch.full((50, 3), math.nan), torch.zeros(50).long()), **one
+        ),
+        "NaN",
+    ),
+    (
+        lambda: fit_conformal_classifier(
+            LOGITS, TensorDataset(torch.zeros(50, 3, 2), torch.zeros(50, 2).long()), class_conditional=True, **one
+        ),
+        "got by_class=True for pixels",
+    ),
+    (
+        lambda: fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(50, 1), torch.full((50,), math.nan)), **one),
+        "got NaN or infinite targets",
+    ),
+    (
+        lambda: fit_conformal_regressor(
+            LOGITS, TensorDataset(torch.zeros(50, 1), torch.rand(50)), score="normalised", **one
+        ),
+        "the replicates are all the same at some inputs",
+    ),
+    (
+        lambda: fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(50, 3), torch.rand(50)), **one),
+        r"got targets of shape \(50,\); expected \(50, 3\)",
+    ),
+    (
+        lambda: fit_conformal_regressor(
+            LOGITS, TensorDataset(torch.zeros(50, 2), torch.rand(50)), score="quantile", **one
+        ),
+        "got kind='quantile' for a net with a Gaussian head",
+    ),
+    (
+        lambda: fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(50, 1), torch.rand(50)), noise_std=-1.0),
+        "got noise_std=-1.0; expected standard deviations ≥ 0",
+    ),
+    (lambda: fit_conformal_regressor(LOGITS, [], **one), "got data that give no batch"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), BAD)
+def test_bad_calls_get_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()

@@ -1,0 +1,312 @@
+"""Metrics of predicted numbers against uncertainty-toolbox, scoringrules and scipy, and at their edges."""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import scoringrules
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neuboots.metrics import (
+    CalibrationCurve,
+    IntervalMetrics,
+    RegressionMetrics,
+    calibration_curve,
+    check_score,
+    crps,
+    crps_samples,
+    gaussian_nll,
+    interval_coverage,
+    interval_score,
+    mean_absolute_calibration,
+    mean_interval_score,
+    mean_width,
+    miscalibration_area,
+    pinball,
+    rms_calibration,
+    rmse,
+    sharpness,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its docstrings have stray backslashes
+    import uncertainty_toolbox as toolbox
+
+many = settings(deadline=None, max_examples=25, derandomize=True)
+
+
+def random_case(seed: int, num: int, off: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, standard deviations and targets that stray `off` times as far as they should: (num,) each."""
+    rng = torch.Generator().manual_seed(seed)
+    mean, noise = torch.randn(2, num, generator=rng, dtype=torch.float64)
+    std = 0.1 + 2 * torch.rand(num, generator=rng, dtype=torch.float64)
+    return 10 * mean, std, 10 * mean + off * std * noise
+
+
+cases = st.builds(random_case, st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.0, 0.3, 1.0, 5.0]))
+
+# -- other libraries -----------------------------------------------------------------------------------
+
+
+@many
+@given(cases)
+def test_agrees_with_uncertainty_toolbox(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    arrays = [part.numpy() for part in case]
+    for ours, theirs in [
+        (gaussian_nll, toolbox.nll_gaussian),
+        (crps, toolbox.crps_gaussian),
+        (check_score, toolbox.check_score),
+        (mean_interval_score, toolbox.interval_score),
+        (mean_absolute_calibration, partial(toolbox.mean_absolute_calibration_error, vectorized=True)),
+        (rms_calibration, partial(toolbox.root_mean_squared_calibration_error, vectorized=True)),
+        (miscalibration_area, partial(toolbox.miscalibration_area, vectorized=True)),
+    ]:
+        assert ours(*case).item() == pytest.approx(theirs(*arrays), rel=1e-9)
+    assert sharpness(case[1]).item() == pytest.approx(toolbox.sharpness(arrays[1]))
+    expected, observed = toolbox.get_proportion_lists_vectorized(*arrays, num_bins=31)
+    curve = calibration_curve(*case, num_levels=31)
+    np.testing.assert_allclose(curve.expected.numpy(), expected, rtol=1e-14)
+    np.testing.assert_allclose(curve.observed.numpy(), observed, rtol=1e-14)
+
+
+@many
+@given(cases)
+def test_agrees_with_scoringrules_and_scikit_learn(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    mean, std, y = (part.numpy() for part in case)
+    assert crps(*case).item() == pytest.approx(scoringrules.crps_normal(y, mean, std).mean())
+    assert gaussian_nll(*case).item() == pytest.approx(-scoringrules.logs_normal(y, mean, std, negative=False).mean())
+    assert rmse(case[0], case[2]).item() == pytest.approx(sklearn.metrics.root_mean_squared_error(y, mean))
+
+
+@many
+@given(cases, st.sampled_from([0.05, 0.5, 0.9]))
+def test_intervals_and_quantiles_agree(case: tuple[Tensor, Tensor, Tensor], level: float) -> None:
+    mean, std, y = case
+    low, high = mean - std, mean + 2 * std
+    theirs = scoringrules.interval_score(y.numpy(), low.numpy(), high.numpy(), 1 - level).mean()
+    assert interval_score(low, high, y, level=level).item() == pytest.approx(theirs)
+    theirs = sklearn.metrics.mean_pinball_loss(y.numpy(), mean.numpy(), alpha=level)
+    assert pinball(mean, y, q=level).item() == pytest.approx(theirs)
+    theirs = scoringrules.quantile_score(y.numpy(), mean.numpy(), level).mean()
+    assert pinball(mean, y, q=level).item() == pytest.approx(theirs)
+    assert mean_width(low, high).item() == pytest.approx(3 * std.mean().item())
+    within = np.mean((low.numpy() <= y.numpy()) & (y.numpy() <= high.numpy()))
+    assert interval_coverage(low, high, y).item() == pytest.approx(within)
+
+
+@many
+@given(cases, st.integers(1, 12))
+def test_crps_of_samples_agrees_with_scoringrules(case: tuple[Tensor, Tensor, Tensor], B: int) -> None:
+    mean, std, y = case
+    rng = torch.Generator().manual_seed(B)
+    samples = mean + std * torch.randn(B, len(y), generator=rng, dtype=torch.float64)
+    samples[-1] = samples[0]  # a tie
+    theirs = scoringrules.crps_ensemble(y.numpy(), samples.T.numpy(), estimator="nrg").mean()
+    assert crps_samples(samples, y).item() == pytest.approx(theirs)
+
+
+@many
+@given(cases, st.sampled_from([0.5, 0.95]))
+def test_the_bundle_has_the_interval_of_its_level(case: tuple[Tensor, Tensor, Tensor], level: float) -> None:
+    mean, std, y = case
+    low, high = (torch.from_numpy(end) for end in scipy.stats.norm.interval(level, mean.numpy(), std.numpy()))
+    tally = RegressionMetrics.of(*case, level=level)
+    assert tally.coverage == interval_coverage(low, high, y)
+    assert tally.mean_width.item() == pytest.approx(mean_width(low, high).item())
+    assert tally.interval_score.item() == pytest.approx(interval_score(low, high, y, level=level).item())
+
+
+def test_crps_is_its_integral() -> None:
+    """∫ (F(t) − 1[y ≤ t])² dt, for the normal law and for that of three samples."""
+    weight_distribution = scipy.stats.norm(1, 2)
+    below = scipy.integrate.quad(lambda t: weight_distribution.cdf(t) ** 2, -30, 0.5)[0]
+    above = scipy.integrate.quad(lambda t: (1 - weight_distribution.cdf(t)) ** 2, 0.5, 30)[0]
+    value = crps(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([0.5]))
+    assert value.item() == pytest.approx(below + above, rel=1e-7)
+    # Samples 0, 1, 3 and y = 2: (1/3)² on [0, 1], (2/3)² on [1, 2], (1/3)² on [2, 3].
+    value = crps_samples(torch.tensor([[3.0], [0.0], [1.0]]), torch.tensor([2.0]))
+    assert value.item() == pytest.approx(1 / 9 + 4 / 9 + 1 / 9)
+
+
+def test_crps_of_samples_is_that_of_their_law() -> None:
+    """The B quantiles at (b − ½)/B are a normal law in steps: the integral above differs by less than one step."""
+    B = 2000
+    quantiles = torch.from_numpy(scipy.stats.norm.ppf((np.arange(B) + 0.5) / B))
+    y = torch.tensor([0.7], dtype=torch.float64)
+    exact = crps(torch.zeros(1), torch.ones(1), y)
+    assert crps_samples(quantiles[:, None], y).item() == pytest.approx(exact.item(), abs=1 / B)
+
+
+# -- no spread -----------------------------------------------------------------------------------------
+
+CERTAIN = (torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0]), torch.tensor([0.0, 3.0, 1.0]))
+
+
+@pytest.mark.parametrize("metric", [crps, check_score, mean_interval_score, miscalibration_area])
+def test_a_point_mass_is_the_limit_of_narrow_laws(metric: Callable[..., Tensor]) -> None:
+    """σ = 10⁻⁹ differs from σ = 0 by a few σ. The target at its very mean is inside every interval of either."""
+    mean, std, y = CERTAIN
+    assert metric(mean, std, y).item() == pytest.approx(metric(mean, std + 1e-9, y).item(), abs=1e-6)
+
+
+def test_a_point_mass_by_hand() -> None:
+    mean, std, y = CERTAIN
+    assert crps(mean, std, y).item() == pytest.approx((0 + 2 + 1) / 3)  # |y − μ|
+    assert check_score(mean, std, y).item() == pytest.approx((0 + 2 + 1) / 3 / 2)  # the levels are symmetric
+    assert sharpness(std) == 0
+    curve = calibration_curve(mean, std, y, num_levels=3)
+    assert curve.observed.tolist() == pytest.approx([1 / 3, 1 / 3, 1])
+
+
+def test_a_point_mass_has_no_likelihood() -> None:
+    sentence = (
+        r"^std is 0 for 1 of 2 inputs, which have no likelihood; expected std > 0: add the noise of y to the "
+        r"variance, or use crps$"
+    )
+    mean, std, y = torch.zeros(2), torch.tensor([0.0, 1.0]), torch.ones(2)
+    with pytest.raises(ValueError, match=sentence):
+        gaussian_nll(mean, std, y)
+    tally = RegressionMetrics.of(mean, std, y)
+    assert tally.rmse == 1
+    with pytest.raises(ValueError, match=sentence):
+        _ = tally.nll
+
+
+# -- edges ---------------------------------------------------------------------------------------------
+
+
+def test_a_calibrated_law_is_found_calibrated_and_a_proud_one_is_not() -> None:
+    """Targets at the 1/2000, 3/2000, … quantiles are as calibrated as a thousand can be: to 1/1000."""
+    y = torch.from_numpy(scipy.stats.norm.ppf((np.arange(1000) + 0.5) / 1000))
+    mean, std = torch.zeros(1000), torch.ones(1000)
+    assert mean_absolute_calibration(mean, std, y) < 1.5e-3
+    assert miscalibration_area(mean, std / 100, y) > 0.45
+
+
+def test_the_area_is_two_triangles_where_the_lines_cross() -> None:
+    curve = CalibrationCurve(torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.0]).double())
+    assert curve.area.item() == pytest.approx((0.5 * 1 / 3 + 1 * 2 / 3) / 2)
+
+
+def test_an_end_of_an_interval_belongs_to_it() -> None:
+    assert interval_coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])) == 1
+
+
+def test_an_interval_may_have_no_end() -> None:
+    tally = IntervalMetrics.of(torch.tensor([-math.inf]), torch.tensor([math.inf]), torch.tensor([3.0]))
+    assert (tally.coverage, tally.mean_width, tally.interval_score) == (1, math.inf, math.inf)
+
+
+def test_elements_are_inputs_of_their_own() -> None:
+    mean, std, y = random_case(0, 12, 1.0)
+    assert crps(mean.view(3, 4), std.view(3, 4), y.view(3, 4)) == crps(mean, std, y)
+    samples = torch.randn(5, 12)
+    assert crps_samples(samples.view(5, 3, 4), y.view(3, 4)) == crps_samples(samples, y)
+
+
+def test_targets_may_be_whole_numbers() -> None:
+    assert rmse(torch.tensor([0.0, 0.0]), torch.tensor([3, 4])).item() == pytest.approx(math.sqrt(12.5))
+
+
+def test_many_samples_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, y = torch.randn(5, 12, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    whole = crps_samples(samples, y).item()
+    monkeypatch.setattr("neuboots.metrics._base.MAX_CHUNK_ELEMENTS", 35)  # seven inputs at a time
+    assert crps_samples(samples, y).item() == pytest.approx(whole, rel=1e-14)
+
+
+def test_large_numbers_lose_no_digits() -> None:
+    """At 10⁸ the sum over pairs of samples would cancel."""
+    mean, std, y = random_case(0, 30, 1.0)
+    samples = mean + std * torch.randn(9, 30, dtype=torch.float64)
+    near = crps_samples(samples, y).item()
+    assert crps_samples(samples + 1e8, y + 1e8).item() == pytest.approx(near, rel=1e-6)
+
+
+# -- bad arguments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: rmse(torch.zeros(3, 1), torch.zeros(3)),
+            "got shapes mean (3, 1) and y (3,); expected one shape: reshape them, since (N,) and (N, 1) do not pair up",
+        ),
+        (
+            lambda: crps(torch.zeros(1), torch.tensor([-1.0]), torch.zeros(1)),
+            "std has a smallest entry of -1; expected standard deviations ≥ 0",
+        ),
+        (
+            lambda: sharpness(torch.tensor([-1.0])),
+            "std has a smallest entry of -1; expected standard deviations ≥ 0",
+        ),
+        (
+            lambda: rmse(torch.tensor([0.0, math.nan]), torch.zeros(2)),
+            "got 1 NaN or infinite value(s) among 2 of mean; expected numbers: check the net's outputs and the data",
+        ),
+        (
+            lambda: rmse(torch.tensor([True]), torch.zeros(1)),
+            "got mean of torch.bool; expected real numbers: convert it with .float()",
+        ),
+        (
+            lambda: interval_coverage(torch.ones(2), torch.zeros(2), torch.zeros(2)),
+            "low is above high, or both are the same infinity, for 2 of 2 inputs; expected low ≤ high: swap them",
+        ),
+        (
+            lambda: mean_width(torch.tensor([math.inf]), torch.tensor([math.inf])),
+            "low is above high, or both are the same infinity, for 1 of 1 inputs; expected low ≤ high: swap them",
+        ),
+        (
+            lambda: pinball(torch.zeros(1), torch.zeros(1), q=1.0),
+            "q is 1.0; expected a number between 0 and 1: pass such as 0.95",
+        ),
+        (
+            lambda: interval_score(torch.zeros(1), torch.ones(1), torch.zeros(1), level=95),
+            "level is 95; expected a number between 0 and 1: pass such as 0.95",
+        ),
+        (
+            lambda: calibration_curve(torch.zeros(1), torch.ones(1), torch.zeros(1), num_levels=1),
+            "num_levels is 1; expected a whole number of at least 2: pass such a number",
+        ),
+        (
+            lambda: crps_samples(torch.zeros(5, 3, 1), torch.zeros(3)),
+            "samples has shape (5, 3, 1) and y (3,); expected (B, *) and (*): reshape one of them, since (N,) and "
+            "(N, 1) do not pair up",
+        ),
+        (
+            lambda: crps_samples(torch.tensor(1.0), torch.tensor(1.0)),
+            "samples has shape () and y (); expected (B, *) and (*): reshape one of them, since (N,) and (N, 1) do "
+            "not pair up",
+        ),
+    ],
+)
+def test_bad_arguments_get_one_sentence(call: Callable[[], Tensor], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
+        call()
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("level", ["0.9", True, 1.0, None])
+def test_a_level_is_a_number_between_0_and_1(level: object) -> None:
+    one = torch.ones(1)
+    for call in (
+        lambda: RegressionMetrics.of(one, one, one, level=level),
+        lambda: interval_score(one, one, one, level=level),
+        lambda: pinball(one, one, q=level),
+    ):
+        with pytest.raises(ValueError, match=r"^(level|q) is .*; expected a number between 0 and 1: "):
+            call()
+    with pytest.raises(ValueError, match=r"^num_levels is 10.5; expected a whole number of at least 2: "):
+        calibration_curve(one, one, one, num_levels=10.5)
+    with pytest.raises(ValueError, match=r"^samples has shape \(0, 1\); expected at least one replicate$"):
+        crps_samples(torch.ones(0, 1), one)

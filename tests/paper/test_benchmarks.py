@@ -1,0 +1,274 @@
+"""The benchmarks' harness: its arithmetic, its table, its file and its exit code. No wall-clock time is asserted."""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import costs, fresh, memory, rows
+from benchmarks.__main__ import main, table
+from benchmarks.rows import TOPICS, Row, Scale
+from benchmarks.timing import Parts, Series, Watch, Watched, interleave, stopping
+from neuboots.methods import METHODS, find_method
+
+
+def ticking() -> Callable[[], float]:
+    """A clock on which every look takes one second."""
+    count = itertools.count()
+    return lambda: float(next(count))
+
+
+def of(*whole: float) -> list[Parts]:
+    return [Parts(0.0, seconds) for seconds in whole]
+
+
+# -- timing --------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_takes_the_best_of_each_part() -> None:
+    series = Series({"a": [Parts(10.0, 3.0), Parts(30.0, 2.0)], "b": [Parts(9.0, 5.0), Parts(20.0, 1.0)]})
+    assert series.ratio("a", "b") == pytest.approx((9.0 + 2.0) / (9.0 + 1.0))
+    assert series.whole_ratio("a", "b") == pytest.approx(13.0 / 14.0)
+
+
+def test_runs_that_share_nothing_are_compared_whole() -> None:
+    series = Series({"slow": of(8.0, 6.0, 7.0), "fast": of(3.0, 2.0, 9.0)})
+    assert series.ratio("slow", "fast") == series.whole_ratio("slow", "fast") == 3.0
+
+
+def test_a_watch_tells_the_shared_part_from_the_rest() -> None:
+    watch = Watch(clock=ticking())
+
+    def run() -> None:
+        for _ in range(3):  # looks: start, stop; start, stop; start, stop
+            watch.start()
+            watch.stop()
+
+    runner = watch.timed(run)
+    assert runner() == Parts(shared=3.0, own=4.0)  # from the first look to the eighth: 7 seconds
+    assert runner() == Parts(shared=3.0, own=4.0)  # each run starts at zero
+
+
+def test_every_runner_warms_up_and_then_takes_turns() -> None:
+    calls: list[str] = []
+
+    def runner(name: str) -> Parts:
+        calls.append(name)
+        return Parts(0.0, float(len(calls)))
+
+    names = ("a", "b", "c")
+    series = interleave({name: (lambda name=name: runner(name)) for name in names}, repeats=4)
+    assert calls[:3] == ["a", "b", "c"]
+    rounds = [calls[i : i + 3] for i in range(3, len(calls), 3)]
+    assert [sorted(turn) for turn in rounds] == [["a", "b", "c"]] * 4
+    assert len({tuple(turn) for turn in rounds}) > 1
+    assert {name: len(parts) for name, parts in series.runs.items()} == dict.fromkeys(names, 4)
+
+
+def test_watched_layers_are_timed_forward_and_from_their_gradient_to_the_step() -> None:
+    watch = Watch(clock=ticking())
+    net = nn.Sequential(Watched(nn.Linear(3, 4), watch, training=True), nn.Linear(4, 1))
+    optimizer = stopping(torch.optim.SGD(net.parameters(), lr=0.1), watch)
+    loss = net(torch.ones(2, 3)).sum()
+    assert watch.seconds == 1.0
+    loss.backward()
+    assert watch.seconds == 1.0
+    optimizer.step()
+    assert watch.seconds == 2.0
+
+
+def test_watched_layers_do_not_count_the_other_mode() -> None:
+    watch = Watch(clock=ticking())
+    net = Watched(nn.Linear(3, 4), watch, training=True).eval()
+    net(torch.ones(2, 3))
+    assert watch.seconds == 0.0
+
+
+# -- fresh processes and memory ------------------------------------------------------------------------
+
+
+def test_a_fresh_process_prints_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code = "import os, sys; print(1, 2.5, os.environ['MINE'], 'PYTHONDONTWRITEBYTECODE' in os.environ and 7 or 8)"
+    assert fresh.numbers("-S", "-c", code, env={"MINE": "3"}) == [1.0, 2.5, 3.0, 8.0]
+
+
+@pytest.mark.parametrize("case", memory.CASES)
+def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
+    made = memory.CASES[case](quick=True)
+    axes = {"flat": 2, "upsampled": 4, "labelled": 2, "deeplab": 4, "volume": 5, "tiles": 5}[case]
+    assert made.net(made.x).ndim == axes
+    if axes > 2:
+        assert made.net(made.x).shape[2:] == made.x.shape[2:]
+    slack = 2**22  # the kernel adds up pages thread by thread, and now and then
+    assert 0 < memory.resident("VmRSS") <= memory.resident("VmHWM") + slack
+    assert memory.extra(made, 3) >= -slack
+
+
+def test_growth_is_the_ratio_of_two_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def numbers(*args: str, env: Mapping[str, str] | None = None) -> list[float]:
+        asked.append((args[2:], dict(env or {})))
+        return [float(2**20 * int(args[3]))]
+
+    monkeypatch.setattr(fresh, "numbers", numbers)
+    assert memory.growth("flat", 10, 1000, quick=False, exact=True) == (100.0, 10.0)
+    assert asked == [(("flat", "10"), memory.EXACT), (("flat", "1000"), memory.EXACT)]
+
+
+# -- rows, table, file, exit code ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "bound", "holds"),
+    [
+        (Row("r", 1.02, at_most=1.03), "≤ 1.03", True),
+        (Row("r", 1.031, at_most=1.03), "≤ 1.03", False),
+        (Row("r", 5.0, at_least=5.0), "≥ 5", True),
+        (Row("r", 4.99, at_least=5.0), "≥ 5", False),
+        (Row("r", 9.0), "", None),
+        (Row("r", float("nan"), at_most=1.0), "≤ 1", False),
+    ],
+)
+def test_a_row_keeps_its_bound_or_not(row: Row, bound: str, holds: bool | None) -> None:
+    assert row.bound == bound
+    assert row.holds is holds
+
+
+def test_the_table_has_a_line_for_each_row() -> None:
+    text = table([Row("good", 1.0, at_most=1.1, whole_runs=1.234), Row("bad", 2.0, at_most=1.1), Row("other", 3.0)])
+    head, good, bad, other = text.splitlines()
+    assert head.split() == ["ratio", "bound", "holds", "whole", "runs"]
+    assert good.split() == ["good", "1.000", "≤", "1.1", "yes", "1.234"]
+    assert bad.split() == ["bad", "2.000", "≤", "1.1", "NO"]
+    assert other.split() == ["other", "3.000"]
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, *found: Row) -> None:
+    monkeypatch.setitem(TOPICS, "mlp", lambda scale: list(found))
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(1.2, 1), (1.1, 0)])
+def test_a_broken_bound_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, code: int
+) -> None:
+    faked(monkeypatch, Row("other", 7.0), Row("bounded", ratio, at_most=1.1))
+    out = tmp_path / "results.json"
+    assert main(["--only", "mlp", "--repeats", "3", "--out", str(out)]) == code
+    results = json.loads(out.read_text())
+    assert results["command"] == f"python -m benchmarks --only mlp --repeats 3 --out {out}"
+    assert results["torch"] == torch.__version__
+    assert results["threads"] == torch.get_num_threads()
+    assert (results["seed"], results["repeats"], results["quick"]) == (rows.SEED, 3, False)
+    assert "T" in results["date"]
+    assert [row["holds"] for row in results["rows"]] == [None, code == 0]
+    assert results["rows"][1] | {"note": ""} == {
+        **{"name": "bounded", "ratio": ratio, "at_most": 1.1, "at_least": None},
+        **{"whole_runs": None, "note": "", "holds": code == 0},
+    }
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_quick_sizes_give_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    faked(monkeypatch, Row("bounded", 1.2, at_most=1.1))
+    assert main(["--quick", "--only", "mlp", "--out", str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["rows"][0]["holds"] is None
+
+
+def test_a_failed_run_leaves_the_old_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(scale: Scale) -> list[Row]:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setitem(TOPICS, "mlp", fail)
+    out = tmp_path / "r.json"
+    out.write_text("old")
+    with pytest.raises(RuntimeError, match="no memory left"):
+        main(["--only", "mlp", "--out", str(out)])
+    assert out.read_text() == "old"
+
+
+@pytest.mark.parametrize(("argv", "named"), [(["--only", "gpu"], "gpu"), (["--repeats", "0"], "--repeats 0")])
+def test_what_cannot_be_run_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert named in capsys.readouterr().err
+
+
+def test_all_rows_are_there_at_quick_scale(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything is run for real but the processes that would each load torch anew."""
+    monkeypatch.setattr(fresh, "numbers", lambda *args, env=None: [3.0, 0.5])
+    monkeypatch.setattr(memory, "extra", None)  # never in this process
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    out = tmp_path / "r.json"
+    assert main(["--quick", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["rows"]
+    assert [row["name"].split(":")[0].split(",")[0] for row in found] == [
+        *["ResNet-8"] * 6,
+        *["MLP 3 × 500"] * 2,
+        *["summarize"] * 4,
+        "calibration",
+        *["DeepLab-v3"] * 2,
+        *["U-ResNet"] * 2,
+        *["U-ResNet of half the width"] * 2,
+        *["DeepLab-v3", "U-ResNet", "segment"],
+        "CIFAR-10 from files",
+        "epoch of n = 500 augmented images",
+        *["crop"] * 2,
+        *["ResNet-8"] * 2,
+        *["standard bootstrap"] * 2,
+        *["MLP 5 × 8"] * 3,
+        *["ResNet-8"] * 2,
+        *["ResNet-8"] * 2,
+        "influence",
+        *["fit"] * 2,
+        *["predict"] * 6,
+        "import neuboots / import torch",
+    ]
+    assert all(row["ratio"] > 0 for row in found)
+    printed = capsys.readouterr().out
+    assert all(row["name"] in printed for row in found)
+    assert len({row["name"] for row in found}) == len(found)
+    assert [*tmp_path.iterdir()] == [out]  # the images made for it went with their cache
+
+
+# -- what each method costs ------------------------------------------------------------------------------
+
+
+def test_the_page_of_costs_shows_the_committed_rows() -> None:
+    text = costs.PAGE.read_text(encoding="utf-8")
+    assert costs.page_with(text, costs.read_rows()) == text
+
+
+def test_the_rows_have_every_method_at_every_k() -> None:
+    found = {(row["net"], row["method"], row["K"]) for row in costs.read_rows()}
+    wanted = {
+        (net, name, K)
+        for net in costs.NETS
+        for name in METHODS
+        if costs.NETS[net](True).can(find_method(name))
+        for K in costs.KS
+    }
+    assert found == wanted
+
+
+@pytest.mark.parametrize("net", costs.NETS)
+def test_every_method_can_be_timed(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "KS", (2,))
+    rows = costs.times(net, list(METHODS), repeats=1, quick=True)
+    assert {row["method"] for row in rows} == {name for name in METHODS if costs.NETS[net](True).can(find_method(name))}
+    assert all(float(row[key]) > 0 for row in rows for key in ("train", "predict"))
+
+
+def test_the_table_shows_k_after_k() -> None:
+    row = {"net": "mlp", "title": "a net", "method": "deep-ensemble", "train": 2.0, "predict": 3.0}
+    rows = [row | {"K": K, "train_mb": 1.0, "predict_mb": 10.0 * K} for K in costs.KS]
+    line = costs.table(rows).splitlines()[-1]
+    assert "| 2.0 / 2.0 / 2.0 / 2.0 / 2.0 | 3.0 / 3.0" in line
+    assert line.endswith("| 1 / 1 / 1 / 1 / 1 | 10 / 20 / 30 / 40 / 50 |")

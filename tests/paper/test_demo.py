@@ -1,0 +1,205 @@
+"""The demo prints what it measures: its figures are worked out again here, from the data up."""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss, roc_auc_score
+from torch.utils.data import TensorDataset
+
+from neuboots import Deterministic, NeuBoots
+from neuboots.cli import main
+from neuboots.metrics import reliability_curve
+from neuboots.nets import MLP
+from neuboots.report.plots import plot_class_intervals, plot_histograms, plot_reliability, plot_runtime, save_png
+from neuboots_paper import demo
+
+ARGS = ["--seed", "3", "--epochs", "2", "--num-samples", "20", "--unknown", "1", "7"]
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    png: Path
+
+    def row(self, name: str) -> list[float]:
+        """The numbers of the row that starts so."""
+        (line,) = (line for line in self.out.splitlines() if line.strip().startswith(name + " "))
+        return [float(number) for number in re.findall(r"\d+\.\d+", line)]
+
+    @property
+    def repeatable(self) -> str:
+        """The printed text but for the times."""
+        return "\n".join(line for line in self.out.split("Time for")[0].splitlines() if "Trained in" not in line)
+
+
+def run(png: Path) -> Run:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(demo, "ROUNDS", 1)
+        code = main(["demo", *ARGS, "--out", str(png)])
+    return Run(code, out.getvalue(), png)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tmp_path_factory.mktemp("demo") / "new" / "figure.png")
+
+
+@dataclass(frozen=True)
+class Again:
+    """Digits and networks made anew with the public names only."""
+
+    labels: np.ndarray
+    plain: torch.Tensor
+    boots: torch.Tensor
+    boots_unknown: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def again() -> Again:
+    images, digits = load_digits(return_X_y=True)
+    x = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    known = np.flatnonzero(~np.isin(digits, [1, 7]))
+    known = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(3)).numpy()]
+    half = demo.TRAIN
+    labels = np.array([[0, 2, 3, 4, 5, 6, 8, 9].index(digit) for digit in digits[known]])
+    data = TensorDataset(x[known[:half]], torch.tensor(labels[:half]))
+    config = demo.Demo(seed=3, epochs=2).config
+    test, unknown = x[known[half:]], x[np.isin(digits, [1, 7])]
+    plain = Deterministic().fit(lambda: MLP(64, 8, widths=demo.WIDTHS), data, config)
+    boots = NeuBoots().fit(lambda: MLP(64, 8, widths=demo.WIDTHS), data, config)
+    with torch.no_grad():
+        said = plain.net(test).softmax(1)
+    mean, mean_unknown = (boots.predict(x, 20, seed=3).samples.softmax(2).mean(0) for x in (test, unknown))
+    return Again(labels[half:], said, mean, mean_unknown)
+
+
+def test_it_runs_and_says_how_to_run_it_again(ran: Run) -> None:
+    assert ran.code == 0
+    assert ran.out.startswith(f"neuboots demo {' '.join(ARGS)} --out {ran.png}\n")
+    assert "300 training digits, 1136 test digits, 361 unknown digits (1, 7)." in ran.out
+
+
+def test_the_printed_figures_are_those_of_the_networks(ran: Run, again: Again) -> None:
+    for column, probs in enumerate((again.plain, again.boots)):
+        p = probs.double().numpy()
+        # a printed figure is rounded to its last place, a float32 sum to less than that
+        assert ran.row("error")[column] == pytest.approx(100 * np.mean(p.argmax(1) != again.labels), abs=0.006)
+        assert ran.row("negative log-likelihood, nats")[column] == pytest.approx(
+            log_loss(again.labels, p / p.sum(1, keepdims=True)), abs=6e-5
+        )
+        truth = np.eye(8)[again.labels]
+        assert ran.row("Brier score")[column] == pytest.approx(((p - truth) ** 2).sum(1).mean(), abs=6e-5)
+
+
+def test_the_printed_auroc_counts_unknown_as_positive(ran: Run, again: Again) -> None:
+    p = torch.cat([again.boots, again.boots_unknown]).double()
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(1).numpy()
+    unknown = np.arange(len(p)) >= len(again.boots)
+    assert ran.row("entropy, AUROC")[1] == pytest.approx(roc_auc_score(unknown, entropy), abs=6e-5)
+    assert ran.row("entropy, known, mean in nats")[1] == pytest.approx(entropy[~unknown].mean(), abs=6e-5)
+    limit = np.quantile(entropy[~unknown], 0.95)
+    assert ran.row("answered though unknown")[1] == pytest.approx(100 * np.mean(entropy[unknown] <= limit), abs=0.06)
+
+
+def test_a_plain_network_has_no_mutual_information(ran: Run) -> None:
+    assert ran.row("mutual information, unknown, mean in nats")[0] == 0.0
+    assert ran.row("mutual information, AUROC")[0] == 0.5
+
+
+def test_every_example_has_a_probability_inside_zero_to_one(ran: Run) -> None:
+    lines = re.findall(r"(known|unknown) \d, (least|median|most) .*?(\d\.\d+)–(\d\.\d+) +(.*?) *\n", ran.out)
+    assert [line[:2] for line in lines] == [(g, r) for g in ("known", "unknown") for r in ("least", "median", "most")]
+    assert all(0 <= float(low) <= float(high) <= 1 for *_, low, high, _ in lines)
+    assert {line[-1] for line in lines} <= {"would answer", "does not know"}
+
+
+def test_the_times_stand_beside_one_plain_pass(ran: Run) -> None:
+    plain = float(re.findall(r"one plain pass takes (\d+\.\d+) ms", ran.out)[0])
+    for size in ("1", "5", "100", "1,000"):
+        outputs, ratio, _, _ = ran.row(size)
+        assert ratio == pytest.approx(outputs / plain, rel=0.05)
+
+
+def test_the_same_seed_prints_the_same_figures(ran: Run) -> None:
+    second = run(ran.png)
+    assert second.repeatable == ran.repeatable
+
+
+def test_the_figure_is_a_png_whose_panels_all_hold_ink(ran: Run) -> None:
+    pixels = imread(ran.png)
+    height, width = pixels.shape[:2]
+    assert (width, height) == (1600, 1050)
+    assert [path.name for path in ran.png.parent.iterdir()] == ["figure.png"]
+    ink = (pixels[..., :3].min(2) < 0.95).astype(float)
+    top, bottom = ink[100:550], ink[650:980]
+    panels = [*np.array_split(top, 3, axis=1), *np.array_split(bottom, 2, axis=1)]
+    assert all(panel.mean() > 0.02 for panel in panels), [panel.mean() for panel in panels]
+
+
+@pytest.fixture
+def figure() -> Iterator[Figure]:
+    figure = Figure()
+    yield figure
+    with io.BytesIO() as png:
+        figure.savefig(png, format="png")  # draws everything: a broken artist fails here
+
+
+def test_reliability_shows_the_bins_that_hold_inputs(figure: Figure) -> None:
+    ax = figure.subplots()
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.55, 0.45]])
+    curve = reliability_curve(probs, torch.tensor([0, 1, 0]), num_bins=5)
+    plot_reliability(ax, {"net": curve})
+    (line,) = (line for line in ax.lines if line.get_label() == "net")
+    np.testing.assert_allclose(line.get_xydata(), [[0.55, 1.0], [0.8, 0.0], [0.9, 1.0]], atol=1e-6)
+
+
+def test_histograms_share_out_each_group(figure: Figure) -> None:
+    ax = figure.subplots()
+    plot_histograms(ax, {"a": torch.rand(7), "b": torch.tensor([1.0 + 1e-6])}, label="x", top=1.0, bins=4)
+    heights = [sum(bar.get_height() for bar in bars) for bars in ax.containers]
+    assert heights == pytest.approx([1.0, 1.0])
+    assert ax.get_xlabel() == "x"
+
+
+def test_bands_reach_from_low_to_high_even_past_the_mean(figure: Figure) -> None:
+    ax = figure.subplots()
+    low, high = torch.tensor([0.1, 0.5]), torch.tensor([0.2, 0.9])
+    plot_class_intervals(ax, ["a", "b"], torch.tensor([0.3, 0.7]), low, high, deterministic=torch.tensor([0.2, 0.8]))
+    (band,) = ax.containers[1].lines[2]
+    ends = np.array(band.get_segments())[:, :, 1]
+    np.testing.assert_allclose(ends, [[0.1, 0.2], [0.5, 0.9]], atol=1e-6)
+
+
+def test_times_are_drawn_in_milliseconds(figure: Figure) -> None:
+    ax = figure.subplots()
+    plot_runtime(ax, {"ours": {1: 0.01, 100: 0.02}}, single=0.008)
+    (line,) = (line for line in ax.lines if line.get_label() == "ours")
+    np.testing.assert_allclose(line.get_xydata(), [[1, 10], [100, 20]])
+    assert "ms" in ax.get_ylabel()
+
+
+def test_a_figure_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "figure.png"
+    out.write_bytes(b"old")
+
+    def fail(self: Figure, path: Path, format: str) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_png(Figure(), out)
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+    assert out.read_bytes() == b"old"

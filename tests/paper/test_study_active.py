@@ -1,0 +1,107 @@
+"""The study of active learning: what its verdicts, tables and figure make of learning curves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from neuboots.data import load_dataset
+from neuboots.evaluation.active_learning import select_for_labeling
+from neuboots_paper._common import image_net
+from neuboots_paper.studies.active import OTHERS, PAPER, Active, summaries
+from neuboots_paper.study import Rows, RunContext
+
+STUDY = Active.at("smoke")
+
+
+def curves(accuracy: dict[str, list[float]]) -> Rows:
+    """A curve of every unit, of these accuracies and a small step from trial to trial; others have 0.5 throughout."""
+    return {
+        "curve": [
+            {**unit, "labels": labels, "accuracy": value + 0.001 * unit["seed"], "ece": 0.1, "nll": 1.0}
+            for unit in STUDY.units()
+            for labels, value in zip((20, 40, 60), accuracy.get(unit["method"], [0.5] * 3), strict=True)
+        ]
+    }
+
+
+def holds(accuracy: dict[str, list[float]], *, by_algorithm_1: bool = False) -> list[bool | None]:
+    found = STUDY.verdicts(curves(accuracy))
+    return [verdict.holds for verdict in found if ("by Algorithm 1" in verdict.claim) == by_algorithm_1]
+
+
+def test_verdicts_follow_the_rows() -> None:
+    assert holds({"neuboots": [0.6, 0.6, 0.6]}) == [True] * 8
+    assert holds({"neuboots": [0.4, 0.4, 0.4]}) == [False] * 8
+    assert holds({"neuboots": [0.4] * 3}, by_algorithm_1=True) == [None] * 8  # which is no worse than the others
+    assert holds({"neuboots-paper": [0.6] * 3}, by_algorithm_1=True) == [True] * 8
+    # the end and the whole curve are two claims, and one method that is better is enough to break the second
+    assert holds({"neuboots": [0.3, 0.3, 0.6]}) == [True, True, True, False] * 2
+    assert holds({"neuboots": [0.6] * 3, "deep-ensemble": [0.7] * 3}) == [True, True, False, False] * 2
+
+
+def test_what_varies_between_trials_alone_is_not_resolved() -> None:
+    rows = curves({})
+    for row in rows["curve"]:
+        row["accuracy"] += 0.05 * (-1) ** row["seed"] * (row["method"] == "neuboots")
+    assert {verdict.holds for verdict in STUDY.verdicts(rows)} == {None}
+
+
+def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
+    rows = curves({"neuboots": [0.1, 0.2, 0.6]})["curve"][::-1]
+    found = next(r for r in summaries(rows) if (r["data"], r["method"], r["seed"]) == ("digits", "neuboots", 1))
+    assert (found["accuracy"], found["mean accuracy"]) == pytest.approx((0.601, 0.301))
+
+
+def test_tables_have_the_methods_side_by_side_and_the_papers_figure() -> None:
+    ends, lines = STUDY.tables(curves({"neuboots": [0.1, 0.2, 0.6]}))
+    assert len(ends.lines) == 10
+    assert "paper" not in ends.heads
+    assert lines.heads == ("data", "labels", *STUDY.methods)
+    assert [line[1].text for line in lines.lines] == ["20", "40", "60"] * 2
+    assert lines.lines[2][lines.heads.index("neuboots")].value == pytest.approx(60.05)
+    hundred = Active.of({**STUDY.settings, "data": ("cifar100", "shipped/rotated_digits")})
+    rows = [row | {"data": "cifar100"} if row["data"] == "digits" else row for row in curves({})["curve"]]
+    table = hundred.tables({"curve": rows})[0]
+    ours = next(line for line in table.lines if [cell.text for cell in line[:2]] == ["cifar100", "neuboots"])
+    assert ours[table.heads.index("paper")].value == PAPER["cifar100", "neuboots"]["accuracy"]
+
+
+def test_the_papers_scale_is_the_papers() -> None:
+    paper = Active.at("paper")
+    assert (paper.start, paper.query, paper.rounds, len(paper.seeds), paper.net) == (2_000, 2_000, 10, 5, "resnet-18")
+    assert paper.data == ("cifar10", "cifar100")
+    assert {*OTHERS, "neuboots"} <= {*paper.methods}
+
+
+def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monkeypatch: Any) -> None:
+    unit: dict[str, Any] = {"data": "digits", "method": "neuboots", "seed": 1}
+    whole = STUDY.measure(unit, RunContext())
+    assert [row["labels"] for row in whole["curve"]] == [20, 40, 60]
+    left = iter((True, False))
+
+    def once(*args: Any, **options: Any) -> Any:
+        if not next(left):
+            raise KeyboardInterrupt
+        return select_for_labeling(*args, **options)
+
+    monkeypatch.setattr("neuboots.evaluation.active_learning.select_for_labeling", once)
+    with pytest.raises(KeyboardInterrupt):
+        STUDY.measure(unit, RunContext(folder=tmp_path))
+    done = sorted(file.name for file in tmp_path.rglob("round-*.json"))
+    assert done == ["round-000.json"]
+    monkeypatch.undo()
+    assert STUDY.measure(unit, RunContext(folder=tmp_path)) == whole
+
+
+def test_a_coarse_net_sees_means_over_pixels() -> None:
+    data = load_dataset("digits")
+    net = image_net("mlp-4", data)()
+    assert not any(isinstance(part, nn.AvgPool2d) for part in net.modules())
+    coarse = image_net("small-cnn/2", data)()
+    x = data.train[0][0][None]
+    blocks = x.view(1, 1, 4, 2, 4, 2).mean((3, 5), keepdim=True).expand(1, 1, 4, 2, 4, 2).reshape(x.shape)
+    coarse.eval()
+    assert coarse(blocks).allclose(coarse(x), atol=1e-5)
+    assert coarse(x).shape == (1, 10)

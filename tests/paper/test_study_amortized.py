@@ -1,0 +1,94 @@
+"""The two studies against the amortized bootstrap, and what studies of curves share."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from neuboots_paper._common import compare_everywhere, epochs_for, load_rows, plot_curves, round_rows
+from neuboots_paper.studies.amortized_classification import AmortizedClassification
+from neuboots_paper.studies.amortized_regression import AmortizedRegression
+from neuboots_paper.study import Rows, RunContext
+
+CLASSES, NUMBERS = AmortizedClassification.at("smoke"), AmortizedRegression.at("smoke")
+
+
+def scores(study: Any, key: str, values: dict[str, float]) -> Rows:
+    """Rows of every unit, with a small step from seed to seed; others have 1."""
+    return {"scores": [{**unit, key: values.get(unit["method"], 1.0) + 0.001 * unit["seed"]} for unit in study.units()]}
+
+
+@pytest.mark.parametrize("n", [1, 100, 127, 128, 129, 3_000])
+def test_every_size_gets_the_steps_it_needs_and_no_epoch_more(n: int) -> None:
+    a_pass = math.ceil(n / 128)
+    assert 0 <= epochs_for(500, n, 128) * a_pass - 500 < a_pass
+
+
+def test_rows_are_rounded_and_nothing_else() -> None:
+    assert round_rows({"a": [{"x": 1 / 3, "n": 7, "method": "plain"}]}, 3) == {
+        "a": [{"x": 0.333, "n": 7, "method": "plain"}]
+    }
+
+
+@pytest.mark.parametrize(("study", "key"), [(CLASSES, "error"), (NUMBERS, "rmse")])
+@pytest.mark.parametrize(("ours", "holds"), [(0.5, True), (1.5, False)])
+def test_the_verdicts_follow_the_rows(study: Any, key: str, ours: float, holds: bool) -> None:
+    found = study.verdicts(scores(study, key, {"neuboots": ours, "neuboots-paper": ours}))
+    assert len(found) == 4
+    assert {verdict.holds for verdict in found} == {holds}
+
+
+@pytest.mark.parametrize(("study", "key"), [(CLASSES, "error"), (NUMBERS, "rmse")])
+def test_one_size_where_it_is_worse_breaks_the_claim_for_every_size_alone(study: Any, key: str) -> None:
+    rows = scores(study, key, {"neuboots": 0.5, "neuboots-paper": 0.5})
+    for row in rows["scores"]:
+        if row["n"] == study.sizes[0] and row["method"].startswith("neuboots"):
+            row[key] += 0.6  # 1.1 against 1.0 here; 0.8 against 1.0 in the mean
+    assert [verdict.holds for verdict in study.verdicts(rows)] == [False, True] * 2
+
+
+def test_places_are_compared_each_by_itself() -> None:
+    rows = [
+        {"method": m, "n": n, "seed": s, "e": e + s / 9}
+        for m, e in (("a", 1), ("b", 2))
+        for n in (5, 9)
+        for s in (0, 1)
+    ]
+    verdict = compare_everywhere(
+        "a < b", rows, "e", {"method": "a"}, {"method": "b"}, [{"n": 5}, {"n": 9}], expect="lower"
+    )
+    assert verdict.holds
+    assert "a 5 1.06 against b 5 2.06" in verdict.found
+    assert "a 9 1.06 against b 9 2.06" in verdict.found
+
+
+def test_lines_are_means_over_seeds_whatever_the_order_of_the_rows() -> None:
+    rows = [{"method": "a", "n": n, "seed": seed, "e": n + seed} for n in (30, 10) for seed in (1, 0)]
+    ax = Figure().subplots()
+    plot_curves(ax, rows, "n", "e", xlabel="points", label="error", scale=10)
+    assert torch.tensor(ax.lines[0].get_xydata()).tolist() == [[10, 105], [30, 305]]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["10", "30"]
+    assert ax.get_xlabel() == "points"
+    assert ax.get_ylim()[0] >= 0
+
+
+def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
+    """An untrained net predicts about the mean of y, whose RMSE is the spread of the test targets."""
+    study = AmortizedRegression(data=("diabetes",), widths=(4,), sizes=(50,), steps=1)
+    row = study.measure({"data": "diabetes", "n": 50, "method": "neuboots", "seed": 0}, RunContext())["scores"][0]
+    data = RunContext().data("diabetes", seed=0)
+    assert data.target is not None
+    y = data.target.inverse(load_rows(data.test).tensors[1])
+    spread = float((y - data.target.mean[0]).square().mean().sqrt())
+    assert row["rmse"] == pytest.approx(spread, rel=0.35)
+    assert row["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * spread**2) + 0.5, rel=0.05)
+
+
+def test_each_seed_has_a_test_split_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(RunContext, "data", lambda self, name, **options: asked.append(options))
+    for seed in (0, 7, 23):
+        AmortizedRegression()._data("uci/energy", seed, RunContext())
+    assert [options["split"] for options in asked] == [0, 7, 3]

@@ -1,0 +1,100 @@
+"""Bands of single images: an oracle for them, which images are shown, and verdicts."""
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from neuboots.methods import NeuBoots
+from neuboots.nets import MLP
+from neuboots.training import TrainingConfig
+from neuboots_paper.studies.bands import Bands, band_figures, bands, picture
+from neuboots_paper.study import Rows, RunContext
+
+
+def test_bands_hold_the_middle_of_the_replicates() -> None:
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+    predictor = NeuBoots().fit(lambda: MLP(2, 3, widths=(8,)), data, TrainingConfig(epochs=1, progress=False))
+    mean, low, high = bands(predictor, x, 21, 0.8)
+    probs = predictor.predict(x, 21).samples.softmax(2).sort(0).values  # (B, N, C)
+    assert torch.allclose(mean, probs.mean(0), atol=1e-6)
+    assert torch.allclose(low, probs[2], atol=1e-6)  # 10 % of 20 steps
+    assert torch.allclose(high, probs[18], atol=1e-6)
+
+
+def test_a_band_overlaps_where_another_class_reaches_into_it() -> None:
+    mean = torch.tensor([[0.2, 0.7, 0.1], [0.4, 0.5, 0.1]])
+    low = torch.tensor([[0.1, 0.5, 0.0], [0.2, 0.3, 0.0]])
+    high = torch.tensor([[0.4, 0.9, 0.2], [0.6, 0.8, 0.2]])
+    found = band_figures(mean, low, high)
+    assert found["top"].tolist() == pytest.approx([0.7, 0.5])
+    assert found["width"].tolist() == pytest.approx([0.4, 0.5])
+    assert found["overlap"].tolist() == [0.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def study() -> Bands:
+    return replace(Bands.at("smoke"), epochs=1, n=80, n_group=20, num_validation=20, num_samples=5)
+
+
+def test_an_image_can_be_drawn_again_from_its_row(study: Bands) -> None:
+    rows = study.measure({"part": "images"}, RunContext())["images"]
+    assert [row["image"] for row in rows] == [f"{name} ({which})" for which, name in study._shown]
+    digits = RunContext().data("digits")
+    first = next(x for x, y in digits.test if digits.classes[y] == "3")  # type: ignore[union-attr]
+    pixels = digits.standardizer.inverse(first) * 255  # type: ignore[union-attr]
+    assert list(base64.b64decode(rows[0]["base64"])) == pytest.approx(pixels.flatten().tolist(), abs=0.51)
+    ax = Figure().add_subplot()
+    picture(ax, rows[0])
+    drawn = torch.as_tensor(ax.images[0].get_array().astype(int))  # type: ignore[union-attr]
+    assert drawn.shape == (8, 8, 3)
+    assert torch.allclose(drawn[..., 1].double(), pixels[0].double(), atol=0.51)
+
+
+def test_a_unit_measures_four_groups_and_every_class_of_every_image(study: Bands) -> None:
+    rows = study.measure({"method": "neuboots", "seed": 0}, RunContext())
+    assert [row["group"] for row in rows["groups"]] == ["known", "close", "unknown", "far"]
+    assert all(0 < row["images"] <= 20 and 0 < row["outside"] < 1 for row in rows["groups"])
+    assert len(rows["bands"]) == 10 * len(study._shown) == 10 * len(rows["single"])
+    for row in rows["bands"]:
+        assert 0 <= row["low"] <= row["high"] <= 1
+    for image in {row["image"] for row in rows["bands"]}:
+        assert sum(row["mean"] for row in rows["bands"] if row["image"] == image) == pytest.approx(1, abs=1e-3)
+
+
+def rows_of(study: Bands, sign: int) -> Rows:
+    """Five seeds in which the unknown differs from the known by about sign / 10."""
+
+    def figures(step: float, seed: int) -> dict[str, Any]:
+        value = 0.5 + step * (sign + seed / 100)
+        return {"seed": seed, "width": value, "overlap": value, "outside": value}
+
+    steps = {"known": 0.0, "close": 0.05, "unknown": 0.1, "far": 0.2}
+    seeds = range(5)
+    return {
+        "groups": [
+            {"method": method, "group": group, **figures(step, seed)}
+            for method in study.methods
+            for group, step in steps.items()
+            for seed in seeds
+        ],
+        "single": [
+            {"method": method, "image": f"{name} ({study.others})", **figures(step, seed)}
+            for method in study.methods
+            for name, step in ((study.unknown[0], 0.2), (study.unknown[-1], 0.1))
+            for seed in seeds
+        ],
+    }
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, True), (-1, False)])
+def test_verdicts_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
+    rows = rows_of(study, sign)
+    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 14
+    for table in rows.values():  # each form is judged by its own rows
+        table[:] = [row for row in table if row["method"] == "neuboots"]
+    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 7 + [None] * 7

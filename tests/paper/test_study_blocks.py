@@ -1,0 +1,111 @@
+"""Blocks: weights, ridge and distances against their definitions, and verdicts that follow the rows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from neuboots_paper.studies.blocks import (
+    GROUPINGS,
+    UNBLOCKED,
+    BlockBootstrap,
+    Blocks,
+    block_weights,
+    compared,
+    group,
+    ridge,
+)
+from neuboots_paper.study import Rows
+
+
+@pytest.mark.parametrize("kind", GROUPINGS)
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_a_grouping_gives_every_block_its_share(kind: str, size: int) -> None:
+    y = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    blocks = group(kind, y, size, 3)
+    counts = torch.bincount(blocks, minlength=size)
+    assert len(counts) == size
+    assert int(counts.max() - counts.min()) <= 1
+    if kind == "sorted":
+        assert bool((blocks[y.argsort()].diff() >= 0).all())
+    if kind == "contiguous":
+        assert bool((blocks.diff() >= 0).all())
+
+
+def test_weights_are_equal_inside_a_block_and_sum_to_n() -> None:
+    blocks = group("random", torch.zeros(20), 5, 0)
+    weights = block_weights(blocks, 6, 0, "test")
+    assert weights.shape == (6, 20)
+    assert weights.sum(1).tolist() == pytest.approx([20.0] * 6)
+    for block in range(5):
+        inside = weights[:, blocks == block]
+        assert bool((inside == inside[:, :1]).all())
+    assert bool((weights != block_weights(blocks, 6, 1, "test")).all())
+
+
+def test_ridge_is_least_squares_under_weights() -> None:
+    rng = torch.Generator().manual_seed(0)
+    phi, y, at = (torch.randn(*shape, generator=rng).double() for shape in ((12, 3), (12,), (4, 3)))
+    weights = torch.rand(2, 12, generator=rng).double()
+    found = ridge(phi, y, weights, at, 0.1)
+    for b in range(2):
+        rows = torch.cat([(weights[b] / 12).sqrt()[:, None] * phi, 0.1**0.5 * torch.eye(3).double()])
+        targets = torch.cat([(weights[b] / 12).sqrt() * y, torch.zeros(3).double()])
+        theta = torch.linalg.lstsq(rows, targets[:, None]).solution[:, 0]
+        assert found[b].tolist() == pytest.approx((at @ theta).tolist())
+
+
+def test_distances_of_known_samples() -> None:
+    true = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)).double()
+    same = compared(true, true)
+    assert same == {"ks": 0.0, "ks_worst": 0.0, "w1": 0.0, "ratio": 1.0, "ratio_error": 0.0}
+    wide = compared(2 * true, true)
+    assert wide["ratio"] == pytest.approx(2.0)
+    assert wide["ratio_error"] == pytest.approx(1.0)
+    assert wide["w1"] == pytest.approx(0.8, abs=0.03)  # E|z| = √(2/π) times (2 − 1)
+    assert wide["ks"] == pytest.approx(0.16, abs=0.03)  # of N(0, 4) and N(0, 1)
+
+
+def test_a_net_is_trained_under_the_weights_of_its_blocks() -> None:
+    blocks = (0, 0, 1, 1, 2, 2)
+    method = BlockBootstrap(num_members=4, blocks=blocks)
+    weights = method._weights(TensorDataset(torch.zeros(6, 1), torch.zeros(6)), 7)
+    assert weights is not None
+    assert weights.tolist() == block_weights(torch.tensor(blocks), 4, 7, "block weights").float().tolist()
+    assert bool((weights[:, 0] == weights[:, 1]).all())
+    assert bool((weights[:, 0] != weights[:, 2]).all())
+
+
+STUDY = Blocks(data=("diabetes",), sizes=(5, 100), net_sizes=(5, 100), seeds=(0, 1, 2))
+
+
+def made(near: float, regrouped: float = 0.02, stratified: float = 1.0) -> Rows:
+    """Rows whose distance is 0.2 for 5 blocks, `near` for 100, and 0.02 between unblocked runs."""
+    rows: list[dict[str, Any]] = []
+    for unit in STUDY.units():
+        noise = unit["seed"] / 1000
+        for size, kind, ks in (
+            *((size, kind, ks) for size, ks in ((5, 0.2), (100, near)) for kind in GROUPINGS),
+            (319, UNBLOCKED, 0.02),
+        ):
+            ratio = stratified if kind == "stratified" else 1.0
+            row = {"ks": ks + noise, "ks_worst": ks, "w1": ks, "ratio": ratio + noise, "ratio_error": 0.1}
+            again = {"ks_regrouped": regrouped + 2 * noise} if kind == "random" and unit["model"] == "ridge" else {}
+            rows.append({**unit, "S": size, "grouping": kind, **row, **again})
+    return {"distances": rows}
+
+
+def test_verdicts_follow_the_rows() -> None:
+    def held(rows: Rows) -> list[bool | None]:
+        return [verdict.holds for verdict in STUDY.verdicts(rows)]
+
+    assert held(made(0.03)) == [True, True, True, True, True, True]
+    assert held(made(0.3)) == [False, False, False, False, True, True]
+    assert held(made(0.03, regrouped=0.2, stratified=1.2)) == [True, True, True, True, False, False]
+
+
+def test_tables_name_the_floor() -> None:
+    first, second = STUDY.tables(made(0.03))
+    assert [line[2].text for line in first.lines] == ["5", "100", UNBLOCKED] * 2
+    assert [line[2].text for line in second.lines] == [*GROUPINGS] * 2

@@ -1,0 +1,91 @@
+"""The study of calibration: the paper's lines beside ours, seeds of each method, and verdicts that follow the rows."""
+
+from typing import Any
+
+import pytest
+
+from neuboots_paper.studies.calibration import PRINTED, CalibrationStudy, overconfidence, times_faster
+from neuboots_paper.study import SCALES, Rows
+
+STUDY = CalibrationStudy.at("cpu")
+
+
+def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
+    """Rows of all trained units with these ECEs, and times with these ratios of NeuBoots and the original ensemble."""
+    known = {"plain": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06, "neuboots-paper": 0.07}
+    ece = known | (ece or {})
+    units = STUDY.units()
+    scores, bins, times = [], [], []
+    for unit in units:
+        if STUDY.timed(unit):
+            for method in STUDY.methods:
+                ratio = ratios.get(method.replace("-", "_"), {"neuboots": 1.0, "plain": 1.0}.get(method, 11.0))
+                times.append({**unit, "method": method, "fit_ratio": ratio, "predict_ratio": ratio / 2 + 0.5})
+        else:
+            figures = dict.fromkeys(("nll", "paper_nll", "brier", "overconfidence"), 1.0)
+            noise = unit["seed"] / 10_000
+            scores.append({**unit, **figures, "error": 0.3 + noise, "ece": ece.get(unit["method"], 0.3) + noise})
+            bins.append({**unit, "bin": 14, "confidence": 0.99, "accuracy": 0.9, "count": 10})
+    return {"scores": scores, "bins": bins, "times": times}
+
+
+def test_every_set_and_net_has_the_paper_s_lines_at_every_scale_that_reads_them() -> None:
+    families = {"resnet", "densenet"}
+    assert {(data, net) for data, net, _ in PRINTED} == {
+        (d, n) for d in ("cifar10", "cifar100", "svhn") for n in families
+    }
+    for study in (CalibrationStudy.at("cpu"), CalibrationStudy.at("paper")):
+        beside = study._paper()
+        assert len(beside) == len(PRINTED)
+        assert {(data, net) for data, net, _ in beside} == {(d, n) for d in study.data for n in study.nets}
+        assert {method for *_, method in beside} == set(study.methods) - {"neuboots-paper"}
+
+
+def test_tables_have_one_line_for_scores_and_times_with_the_paper_s_beside() -> None:
+    rows = made_up()
+    tables, figures = STUDY.tables(rows), STUDY.figures(rows)
+    for data, table in zip(STUDY.data, tables, strict=True):
+        assert len(table.lines) == len(STUDY.nets) * len(STUDY.methods)
+        assert table.heads.count("paper") == 6  # all but the true NLL and the overconfidence
+        assert not any(cell.text == "–" for line in table.lines for cell in line[3:4])
+        first = table.lines[0]
+        assert first[table.heads.index("error, %") + 1].text == PRINTED[data, "resnet", "plain"]["error"]
+        assert all(link in figures for link in table.links)
+    assert [ax.get_title() for ax in figures["figure-4a"].axes] == [f"{net} on cifar100" for net in STUDY.nets]
+
+
+def test_costly_methods_have_the_first_seed_alone() -> None:
+    for scale in SCALES:
+        study = CalibrationStudy.at(scale)
+        trained = [unit for unit in study.units() if not study.timed(unit)]
+        for method in study.methods:
+            seeds = {unit["seed"] for unit in trained if unit["method"] == method}
+            assert seeds == ({study.seeds[0]} if method in study.few_seeds else {*study.seeds})
+        timed = [(unit["data"], unit["net"]) for unit in study.units() if study.timed(unit)]
+        assert timed == [(data, net) for data in study.data for net in study.nets]
+
+
+def test_overconfidence_is_the_mean_confidence_less_the_accuracy() -> None:
+    bins = [{"confidence": 0.9, "accuracy": 0.5, "count": 30}, {"confidence": 0.3, "accuracy": 0.4, "count": 10}]
+    assert overconfidence(bins) == pytest.approx((30 * 0.9 + 10 * 0.3 - 30 * 0.5 - 10 * 0.4) / 40)
+
+
+def test_verdicts_follow_the_rows() -> None:
+    assert [verdict.holds for verdict in STUDY.verdicts(made_up())] == [True] * 10
+    worse = STUDY.verdicts(made_up(ece={"neuboots": 0.25}))
+    assert [verdict.holds for verdict in worse] == [False] * 3 + [True] * 7
+    worse = STUDY.verdicts(made_up(ece={"neuboots-paper": 0.25}))
+    assert [verdict.holds for verdict in worse] == [True] * 4 + [False] * 3 + [True] * 3
+    slow = STUDY.verdicts(made_up(neuboots=6.0))
+    assert [verdict.holds for verdict in slow] == [True] * 8 + [False] * 2
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(3.2, True), (2.8, False)])
+def test_so_many_times_faster(ratio: float, holds: bool) -> None:
+    places: list[dict[str, Any]] = [{"data": "a", "net": "x"}, {"data": "b", "net": "x"}, {"data": "b", "net": "y"}]
+    rows = [
+        {**place, "method": method, "predict_ratio": value * speed}
+        for place, speed in zip(places, (1.0, 1.1, 1.2), strict=True)
+        for method, value in (("neuboots", 1.0), ("other", ratio + speed / 100))
+    ]
+    assert times_faster(rows, "predict_ratio", "other", least=3).holds is holds

@@ -1,0 +1,89 @@
+"""The study of corrupted images: who wins the cases, and what images are corrupted."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from neuboots.data import load_dataset
+from neuboots_paper.studies.corruption import METHODS, CorruptionStudy, as_pixels, shares
+from neuboots_paper.study import Rows, RunContext
+
+STUDY = CorruptionStudy.of({**CorruptionStudy.at("smoke").settings, "seeds": (0, 1, 2)})
+
+
+def rows_of(**accuracy: float) -> Rows:
+    """Rows of every case; a method has this accuracy (else 0.5), falling with severity, and an ECE that mirrors it."""
+    found = []
+    for unit in STUDY.units():
+        value = accuracy.get(unit["method"].replace("-", "_"), 0.5) + 0.001 * unit["seed"]
+        cases = [("clean", 0), *((name, level) for name in STUDY.corruptions for level in STUDY.severities)]
+        for name, level in cases:
+            right = value - 0.02 * level
+            figures = {"accuracy": right, "ece": 1 - right, "nll": 1.0, "brier": 1.0}
+            found.append({**unit, "corruption": name, "severity": level, **figures})
+    return {"shift": found}
+
+
+def holds(rows: Rows) -> list[bool | None]:
+    *found, of_algorithm_1 = STUDY.verdicts(rows)
+    assert "by Algorithm 1" in of_algorithm_1.claim
+    return [verdict.holds for verdict in found]
+
+
+def test_verdicts_follow_the_rows() -> None:
+    assert holds(rows_of(deep_ensemble=0.7, neuboots=0.6)) == [True, True, True]
+    assert holds(rows_of(deep_ensemble=0.7, neuboots=0.4)) == [True, True, False]
+    assert holds(rows_of(deep_ensemble=0.4, neuboots=0.6)) == [False, False, True]
+
+
+@pytest.mark.parametrize(("accuracy", "word"), [(0.6, True), (0.4, False)])
+def test_algorithm_1_is_judged_by_its_own_rows(accuracy: float, word: bool) -> None:
+    assert STUDY.verdicts(rows_of(neuboots_paper=accuracy))[-1].holds is word
+
+
+def test_only_the_papers_methods_compete() -> None:
+    rows = rows_of(deep_ensemble=0.7, neuboots_paper=0.9)
+    assert {row["method"] for row in rows["shift"]} - {*METHODS} == {"neuboots-paper"}
+    assert holds(rows)[:2] == [True, True]
+
+
+def test_clean_images_do_not_count_as_corrupted() -> None:
+    rows = rows_of(neuboots=0.6)
+    for row in rows["shift"]:
+        if row["severity"] > 0 and row["method"] == "neuboots":
+            row["accuracy"] -= 0.2
+    assert holds(rows)[2] is False
+
+
+def test_the_share_of_cases_won_is_counted_for_each_seed() -> None:
+    def row(seed: int, severity: int, method: str, ece: float) -> dict[str, Any]:
+        return {"seed": seed, "corruption": "blur", "severity": severity, "method": method, "ece": ece}
+
+    rows = [row(s, level, method, 0.2) for s in (0, 1) for level in (1, 2, 3, 4) for method in METHODS[:2]]
+    rows += [row(0, level, "deep-ensemble", 0.1 * level) for level in (1, 2, 3, 4)]  # 0.1, a tie, and two lost
+    rows += [row(1, level, "deep-ensemble", 0.3) for level in (1, 2, 3, 4)]
+    found = {each["seed"]: each["share"] for each in shares(rows, "ece") if each["method"] == "deep-ensemble"}
+    assert found == {0: 0.5, 1: 0.0}
+
+
+def test_images_are_corrupted_before_they_are_normalised() -> None:
+    data = load_dataset("digits", val_fraction=0.0)
+    x, y = as_pixels(data, 50).tensors
+    assert float(x.min()) == 0.0
+    assert float(x.max()) == pytest.approx(1.0)
+    assert len(x) == 50
+    assert torch.allclose(16 * x, (16 * x).round(), atol=1e-4)  # the sixteen greys of the set
+    assert y.shape == (50,)
+
+
+def test_a_unit_has_a_row_for_each_case() -> None:
+    unit = {"data": "digits", "method": "neuboots", "seed": 0}
+    (rows,) = STUDY.measure(unit, RunContext()).values()
+    assert [(row["corruption"], row["severity"]) for row in rows] == [
+        ("clean", 0),
+        *[(name, level) for name in STUDY.corruptions for level in STUDY.severities],
+    ]
+    by_severity, by_corruption = STUDY.tables(rows_of())
+    assert len(by_severity.lines) == 6 * len(STUDY.methods)
+    assert [line[1].text for line in by_corruption.lines] == ["clean", *STUDY.corruptions]

@@ -1,0 +1,104 @@
+"""The study of costs: ratios and growth by hand, and verdicts that follow the rows."""
+
+from typing import Any
+
+import pytest
+
+from neuboots_paper.studies.cost import (
+    ABSOLUTE,
+    MEGABYTES,
+    MLP_SECONDS,
+    ORDERS,
+    CostStudy,
+    growth_rows,
+    many_rows,
+    mlp_rows,
+    relative,
+    with_members,
+)
+from neuboots_paper.study import Rows
+
+STUDY = CostStudy.at("cpu")
+
+
+def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
+    """Rows of a run in which NeuBoots costs `ours`, other methods `theirs`, and MIMO's memory grows by `mimo`."""
+
+    def row(method: str, K: int, seed: int, **more: Any) -> dict[str, Any]:
+        ratio = {"plain": 1.0, "neuboots": ours}.get(method, theirs) + seed / 1000
+        times = {"fit_ratio": ratio, "fit_seconds": 2 * ratio, "predict_ratio": ratio, "predict_seconds": ratio}
+        grown = mimo if method == "mimo" and K in STUDY.counts[-1:] else 1.0
+        memory = {"memory_mb": 10 * grown if seed == 0 else None, "fit_mb_ratio": 1.0, "size_mb": 1.0}
+        return {"method": method, "members": K, "seed": seed, **times, **memory, **more}
+
+    cases = STUDY._cases()
+    return {
+        case: [row(method, K, seed) for seed in STUDY.seeds for method in methods for K in counts]
+        for case, (_, _, methods, counts, *_) in cases.items()
+    }
+
+
+def test_the_paper_s_seconds_become_ratios_to_its_baseline() -> None:
+    found = relative()
+    assert set(found) == set(ABSOLUTE)
+    assert {*found["plain"].values()} == {"1.00"}
+    assert float(found["deep-ensemble"]["fit_ratio"]) == pytest.approx(5.0)  # five nets, five times
+    assert float(found["mc-dropout"]["predict_ratio"]) == pytest.approx(5.0)
+
+
+def test_growth_is_in_units_of_the_least_k_of_the_same_run() -> None:
+    rows = [
+        {"method": "mimo", "seed": s, "members": K, "fit_ratio": (1 + s) * K, "predict_ratio": 2.0, "memory_mb": m}
+        for s, K, m in ((0, 1, 8.0), (0, 5, 10.0), (1, 1, None), (1, 5, None))
+    ]
+    found = growth_rows(rows, (5,))
+    assert [row["fit"] for row in found] == [5.0, 5.0]  # the second run is twice as slow, which plays no role
+    assert [row["memory"] for row in found] == [1.25, None]
+
+
+def test_times_are_set_against_those_of_neuboots_in_the_same_run() -> None:
+    rows = made_up(ours=2.0, theirs=6.0)
+    assert [row["mimo_by_neuboots"] for row in mlp_rows(rows["mlp"]) if row["seed"] == 0] == [3.0, 3.0]
+    found = {(row["method"], row["seed"]): row["slower"] for row in many_rows(rows["many"])}
+    assert found["mc-dropout", 0] == 3.0
+    assert found["neuboots", 2] == 1.0
+
+
+def test_members_are_given_where_a_method_has_them() -> None:
+    for name in ("deep-ensemble", "deep-ensemble-original", "batch-ensemble", "mimo", "lp-bnn", "standard-bootstrap"):
+        assert with_members(name, 3).num_members == 3  # type: ignore[attr-defined]
+    for name in ("plain", "mc-dropout", "neuboots", "neuboots-paper"):
+        assert not hasattr(with_members(name, 3), "num_members")
+
+
+def test_every_method_stands_in_the_table_once_with_the_paper_s_beside() -> None:
+    orders, methods, memory, mlp, many = STUDY.tables(made_up())
+    names = [line[0].text for line in methods.lines]
+    assert sorted(names) == sorted({"plain", *ORDERS, *STUDY.others})
+    assert set(ABSOLUTE) <= set(names)
+    assert methods.heads.count("paper") == 3
+    assert orders.heads.count("paper") == 3
+    assert [line[0].text for line in memory.lines] == [name for name in MEGABYTES for _ in STUDY.counts]
+    assert [line[-1].value for line in mlp.lines] == pytest.approx(
+        [MLP_SECONDS[K]["mimo"] / MLP_SECONDS[K]["neuboots"] for K in STUDY.mlp_counts], abs=0.01
+    )
+    assert "58.9" in many.text
+
+
+def test_verdicts_follow_the_rows() -> None:
+    good = STUDY.verdicts(made_up())
+    assert [verdict.holds for verdict in good if "gap" not in verdict.claim] == [True] * (len(good) - 1)
+    slow = {verdict.claim: verdict.holds for verdict in STUDY.verdicts(made_up(ours=5.0, theirs=1.0))}
+    assert [holds for claim, holds in slow.items() if "faster" in claim or "in the time" in claim] == [False] * 6
+    flat = [verdict for verdict in STUDY.verdicts(made_up(mimo=1.0)) if "MIMO needs" in verdict.claim]
+    assert [verdict.holds for verdict in flat] == [False]
+
+
+def test_without_memory_nothing_is_said_of_it() -> None:
+    rows = made_up()
+    for row in rows["growth"]:
+        row["memory_mb"] = None
+    memory = [verdict for verdict in STUDY.verdicts(rows) if "memory" in verdict.claim]
+    assert [verdict.holds for verdict in memory] == [None, None]
+    assert len(STUDY.figures(rows)["growth"].axes) == 2
+    assert len(STUDY.figures(made_up())["growth"].axes) == 3

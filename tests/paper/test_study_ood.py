@@ -1,0 +1,139 @@
+"""Out-of-distribution detection: the paper's figures, the images as a net is given them, spreads, and verdicts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from neuboots.data import DatasetBundle, LazyDataset, Standardizer
+from neuboots.data.dataset import TensorSource
+from neuboots.prediction import Predictor, SampleStream
+from neuboots.report.checks import Check
+from neuboots_paper._common import load_images, prepare_split
+from neuboots_paper.studies.ood import COLUMNS, PAPER, OutOfDistribution, most_of, spreads
+from neuboots_paper.study import Rows, RunContext
+
+
+def test_the_paper_has_nine_rows_of_five_figures_and_its_best_ones_stand_where_it_says() -> None:
+    assert len(PAPER) == 9
+    assert all([*figures] == [column.key for column in COLUMNS] for figures in PAPER.values())
+    best = {column.key: max(PAPER, key=lambda name: float(PAPER[name][column.key])) for column in COLUMNS}
+    assert best["tnr"] == best["accuracy"] == best["aupr_out"] == "neuboots + calibration"
+    assert best["aupr_in"] == "mahalanobis + calibration"
+
+
+def image_set(x: Tensor, mean: float, std: float) -> DatasetBundle:
+    part = LazyDataset(TensorSource(x, torch.zeros(len(x), dtype=torch.long)), Standardizer((mean,), (std,)))
+    return DatasetBundle(
+        "a set", "classification", part, part, part, 1, ("one",), standardizer=Standardizer((mean,), (std,))
+    )
+
+
+def test_images_from_outside_are_given_in_the_units_of_the_training_set() -> None:
+    x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    ours, theirs = image_set(x, 0.5, 0.25), image_set(x, 0.1, 2.0)
+    seen = load_images(theirs, "test", like=ours, shrink=2).tensors[0]
+    means = x.view(3, 1, 2, 2, 2, 2).mean((3, 5))  # of 2 × 2 pixels
+    order = torch.cdist(seen.flatten(1), ((means - 0.5) / 0.25).flatten(1)).min(1)
+    assert torch.allclose(order.values, torch.zeros(3), atol=1e-5)
+    assert sorted(order.indices.tolist()) == [0, 1, 2]
+    assert torch.equal(prepare_split(ours, "test")[1][0], (x[1] - 0.5) / 0.25)
+
+
+class Known(Predictor):
+    """Replicates that are given, and moments that differ from theirs."""
+
+    def __init__(self, samples: Tensor) -> None:
+        self.samples = samples  # (B, N, C)
+
+    @property
+    def net(self) -> nn.Module | None:
+        return None
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        rows = x[:, 0].long()
+        found = self.samples[:num_samples, rows]
+        return SampleStream(num_samples, 1, lambda size: iter(torch.split(found, size)))
+
+
+def test_spreads_are_those_of_the_first_B_replicates() -> None:
+    samples = torch.randn(5, 300, 3, generator=torch.Generator().manual_seed(0))
+    found = spreads(Known(samples), torch.arange(300.0)[:, None], (2, 5))
+    for B in (2, 5):
+        assert torch.allclose(found["logits", B], samples[:B].std(0).mean(1))
+        assert torch.allclose(found["probabilities", B], samples[:B].softmax(2).std(0).mean(1))
+
+
+def row(detector: str, seed: int, figure: float) -> dict[str, Any]:
+    return {"detector": detector, "seed": seed, **{column.key: figure + seed / 1000 for column in COLUMNS}}
+
+
+def rows_with(first: float, moved: float, rest: float, outside: float) -> Rows:
+    values = dict.fromkeys(PAPER, rest)
+    for name in ("neuboots", "neuboots-paper"):
+        values |= {name: first, f"{name} + calibration": moved}
+    spread = {"of": "probabilities", "B": 30, "std_in": 0.2}
+    return {
+        "detection": [row(name, seed, value) for name, value in values.items() for seed in range(3)],
+        "spread": [spread | {"seed": seed, "std_out": outside + seed / 100} for seed in range(3)],
+    }
+
+
+@pytest.mark.parametrize(("above", "outside", "word"), [(0.05, 0.4, True), (-0.05, 0.1, False)])
+def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> None:
+    study = OutOfDistribution.at("cpu")
+    found = study.verdicts(rows_with(0.8 + above, 0.8 + 2 * above, 0.8, outside))
+    assert [verdict.holds for verdict in found] == [word] * len(found)
+    assert len(found) == 7 + 7 + 1  # of both forms of NeuBoots; and one of the spread
+
+
+@pytest.mark.parametrize(
+    ("parts", "word"),
+    [
+        ([True, True, True, False, None], True),
+        ([True, True, None, None, None], None),
+        ([False, False, False, True, True], False),
+        ([True, True, False, False, None], None),
+        ([True, False], False),
+    ],
+)
+def test_most_means_more_than_half(parts: list[bool | None], word: bool | None) -> None:
+    assert most_of("c", [Check("", part, "") for part in parts]).holds is word
+
+
+def test_ensembles_have_fewer_seeds_and_everything_else_has_all() -> None:
+    study = OutOfDistribution.at("cpu")
+    seeds = {method: [unit["seed"] for unit in study.units() if unit["method"] == method] for method in study.methods}
+    assert seeds.pop("deep-ensemble") == seeds.pop("deep-ensemble-original") == [0, 1, 2]
+    assert all(found == [*study.seeds] for found in seeds.values())
+
+
+def test_a_unit_has_the_rows_that_its_method_stands_for() -> None:
+    study = replace(OutOfDistribution.at("smoke"), epochs=1, n=60, n_test=60, num_validation=20, num_samples=3)
+    names = []
+    for method in ("plain", "deep-ensemble", "neuboots"):
+        rows = study.measure({"method": method, "seed": 0}, RunContext())
+        names += [row["detector"] for row in rows["detection"]]
+        assert all(0 <= row[column.key] <= 1 for row in rows["detection"] for column in COLUMNS)
+        assert all((row["n_in"], row["n_out"]) == (40, 40) for row in rows["detection"])
+        if method == "neuboots":
+            assert {(row["of"], row["B"]) for row in rows["spread"]} == {
+                (of, B) for of in ("probabilities", "logits") for B in study.sizes
+            }
+            for group in ("in", "out"):  # every image is in one bar of each histogram
+                counts = [row["count"] for row in rows["histogram"] if row["group"] == group]
+                assert sum(counts) == 40 * len(study.sizes)
+    assert names == [
+        "plain",
+        "odin",
+        "mahalanobis",
+        "mahalanobis + calibration",
+        "deep-ensemble",
+        "neuboots",
+        "neuboots + calibration",
+    ]

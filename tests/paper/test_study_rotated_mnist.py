@@ -1,0 +1,51 @@
+"""The study of rotated digits: verdicts that follow the rows, for both forms of NeuBoots."""
+
+import pytest
+
+from neuboots_paper._common import neuboots_variants
+from neuboots_paper.studies.rotated_mnist import PAPER, RotatedMnist
+from neuboots_paper.study import Rows
+
+STUDY = RotatedMnist.at("cpu")
+
+
+def rows_of(ours: float, first: float) -> Rows:
+    """Both forms of NeuBoots have `ours` with the largest B and `first` with one replicate; all others have 0.5."""
+    values = {25: ours, 1: first}
+    return {
+        "scores": [
+            {**unit, "B": B, "error": value, "ece": value}
+            for unit in STUDY.units()
+            for B in STUDY.sizes
+            for value in [
+                (values.get(B, 0.5) if unit["method"] in neuboots_variants(STUDY.methods) else 0.5) + unit["seed"] / 99
+            ]
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "first", "holds"),
+    [
+        (0.3, 0.4, [True, True, True, True]),
+        (0.6, 0.55, [False, False, False, False]),
+        (0.3, 0.2, [True, True, False, False]),
+        (0.6, 0.7, [False, False, True, True]),
+    ],
+)
+def test_verdicts_follow_the_rows(ours: float, first: float, holds: list[bool]) -> None:
+    rows = rows_of(ours, first)
+    assert [verdict.holds for verdict in STUDY.verdicts(rows)] == 2 * holds
+    others = [row for row in rows["scores"] if row["method"] != "neuboots-paper"]
+    assert [verdict.holds for verdict in STUDY.verdicts({"scores": others})] == holds + [None] * 4
+
+
+def test_the_papers_figures_stand_beside_every_b() -> None:
+    assert {(B, method) for B, method in PAPER} == {
+        (B, method) for B in STUDY.sizes for method in STUDY.methods if method != "neuboots-paper"
+    }
+
+
+def test_versions_are_those_among_the_methods() -> None:
+    assert [*neuboots_variants(STUDY.methods)] == ["neuboots", "neuboots-paper"]
+    assert not neuboots_variants(("plain", "neuboots-paper-exp"))

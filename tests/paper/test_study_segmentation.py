@@ -1,0 +1,181 @@
+"""The segmentation studies: the paper's numbers, smaller rows, pictures in rows, and verdicts that follow the rows."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neuboots.data import CropFlip, LazyDataset
+from neuboots.data.dataset import TensorSource
+from neuboots_paper.studies.segmentation_2d import Segmentation2d
+from neuboots_paper.studies.segmentation_3d import Segmentation3d
+from neuboots_paper.studies.segmentation_common import (
+    VOID,
+    SegmentationStudy,
+    draw_maps,
+    fullest,
+    plane_of,
+    png,
+    shrunk,
+)
+from neuboots_paper.study import Rows, RunContext
+
+STUDIES = (Segmentation2d, Segmentation3d)
+TEX = Path(os.environ.get("NEUBOOTS_PAPER", ""))  # the paper's LaTeX, which is not shipped
+
+
+def scored(study: SegmentationStudy, score: Callable[[str, str], float]) -> Rows:
+    """Rows in which `score(key, method)` is each method's figure, a little more for later seeds."""
+    keys = ("mean_iou", "ece", "nll", "entropy_ratio", "constant_iou")
+    every: list[dict[str, Any]] = [
+        {"net": net, "method": method, "seed": seed}
+        for net in study.nets
+        for method in study.methods
+        for seed in (0, 1, 2)
+    ]
+    scores = [row | {key: score(key, row["method"]) + row["seed"] / 1e4 for key in keys} for row in every]
+    times = [row | {"relative_time": score("relative_time", row["method"])} for row in every]
+    return {"scores": scores, "times": times, "bins": [], "pictures": []}
+
+
+def figure_of(key: str, method: str, *, favoured: str) -> float:
+    better = 0.9 if key == "mean_iou" else 0.1
+    return better if method == favoured else 0.5
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
+    study = kind.at("cpu")
+    for favoured, holds in (("neuboots", True), ("deep-ensemble", False), ("nobody", None)):
+        rows = scored(study, lambda key, name, best=favoured: figure_of(key, name, favoured=best))  # type: ignore[misc]
+        verdicts = [verdict for verdict in study.verdicts(rows) if "by Algorithm 1" not in verdict.claim]
+        assert len(study.verdicts(rows)) == 4 + 4 + 1 == len(verdicts) + 4
+        found = {verdict.claim.split(",")[0]: verdict for verdict in verdicts}
+        for claim in ("highest mIoU of all methods", "lowest ECE of all methods", "predicts faster"):
+            verdict = next(verdict for name, verdict in found.items() if claim in name)
+            assert verdict.holds is holds
+            if favoured == "deep-ensemble":
+                assert "against deep-ensemble " in verdict.found
+        if favoured == "deep-ensemble":  # as good as the plain net
+            assert next(verdict for name, verdict in found.items() if "the plain net" in name).holds is None
+
+
+def test_algorithm_1_is_judged_by_its_own_rows() -> None:
+    study = Segmentation2d.at("cpu")
+    rows = scored(study, lambda key, name: figure_of(key, name, favoured="neuboots-paper"))
+    found = {verdict.claim: verdict.holds for verdict in study.verdicts(rows)}
+    assert [holds for claim, holds in found.items() if "by Algorithm 1" in claim] == [True] * 4
+    assert True not in [holds for claim, holds in found.items() if "by Algorithm 1" not in claim]
+
+
+def test_the_lowest_ece_is_claimed_where_the_paper_finds_it() -> None:
+    for kind in STUDIES:
+        eces = {key: float(str(row["ece"]).split("±")[0]) for key, row in kind.paper.items()}
+        nets = dict.fromkeys(net for net, _ in kind.paper)
+        best = [net for net in nets if eces[net, "neuboots"] == min(eces[key] for key in eces if key[0] == net)]
+        assert tuple(best) == kind.calibrated
+
+
+@pytest.mark.skipif(not TEX.is_file(), reason="NEUBOOTS_PAPER does not name the LaTeX of the paper")
+def test_the_papers_figures_are_those_of_its_table() -> None:
+    text = TEX.read_text()
+    text = text[text.index("Relative Prediction Time") : text.index("table_segmentation_2d-3d}", 10)]
+    methods = {
+        "Baseline": "plain",
+        "MCDrop": "mc-dropout",
+        "DeepEnsemble": "deep-ensemble-original",
+        "DeepEnsemble_CE": "deep-ensemble",
+        "NeuBoots": "neuboots",
+    }
+    net, printed = "", {}
+    for line in text.split(r"\\"):  # net & method & mIoU & ECE & time, the net in the first line of its five
+        plain = re.sub(r"\\(cite\{.*?\}|multirow\{\d+\}|text(bf)?)|[{}$*\\\s]", "", line.replace(r"\pm", "±"))
+        cells = [cell.replace("±", " ± ") for cell in plain.split("&")]
+        name = next((cell for cell in cells if cell in methods), None)
+        if name is None:
+            continue
+        net = cells[cells.index(name) - 1] or net
+        iou, ece, time = cells[-3:]
+        printed[net, methods[name]] = {"mean_iou": iou, "ece": ece, "relative_time": float(time)}
+    assert printed == {**Segmentation2d.paper, **Segmentation3d.paper}
+
+
+def test_smaller_rows_are_means_and_middle_labels() -> None:
+    x = torch.arange(2 * 5 * 7, dtype=torch.float32).view(1, 2, 5, 7)
+    y = torch.arange(5 * 7).view(1, 5, 7)
+    small, labels = shrunk(LazyDataset(TensorSource(x, y)), 2)[0]
+    assert torch.equal(small, x[0, :, :4, :6].view(2, 2, 2, 3, 2).mean((2, 4)))
+    assert torch.equal(labels, y[0, 1:4:2, 1:6:2])
+    bytes_ = LazyDataset(TensorSource(torch.full((1, 1, 4, 4), 255, dtype=torch.uint8), y[:, :4, :4]))
+    assert shrunk(bytes_, 2)[0][0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
+
+
+def test_smaller_volumes_keep_their_augmentation_and_size() -> None:
+    x, y = torch.randn(3, 1, 8, 9, 10), torch.zeros(3, 8, 9, 10, dtype=torch.long)
+    part = LazyDataset(TensorSource(x, y), augment=CropFlip((8, 8, 8)))
+    small = shrunk(part, 2, limit=2, seed=1)
+    assert len(small) == 2
+    assert [tuple(small[i][0].shape) for i in range(2)] == [(1, 4, 4, 4)] * 2
+    assert shrunk(LazyDataset(TensorSource(x, y)), 2)[0][1].shape == (4, 4, 5)
+
+
+def test_rows_as_they_are_are_not_read() -> None:
+    class Unread(TensorSource):
+        def read(self, rows: Any) -> Any:
+            pytest.fail("read")
+
+    part = shrunk(LazyDataset(Unread(torch.zeros(5, 1, 2, 2), torch.zeros(5, 2, 2))), 1, limit=3)
+    assert len(part) == 3
+    assert len({*(part.rows or ())}) == 3
+
+
+@pytest.mark.parametrize("plane", [torch.randint(256, (5, 7)), torch.randint(256, (4, 3, 3))])
+def test_pictures_come_back_from_their_text(plane: Tensor) -> None:
+    assert torch.equal(plane_of(png(plane)).long(), plane)
+
+
+def test_the_plane_with_most_labels_is_shown() -> None:
+    labels = torch.zeros(3, 3, 4, dtype=torch.long)
+    labels[..., 0], labels[0, 0, 1], labels[:2, 0, 2] = VOID, 1, 1
+    assert fullest(labels)[2] == 2
+
+
+def test_maps_have_a_line_for_each_seed() -> None:
+    plane = png(torch.zeros(4, 6))
+    row = {"image": 3, "classes": ["a", "b"], **dict.fromkeys(("truth", "prediction", "entropy"), plane)}
+    figure = draw_maps([row | {"input": png(torch.zeros(4, 6, 3))}] * 2)
+    assert len(figure.axes) == 2 * 4 + 1  # and the colour bar
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_a_unit_gives_what_tables_and_figures_need(kind: type[SegmentationStudy]) -> None:
+    study = kind.at("smoke")
+    net = study.nets[0]
+    rows = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
+    again = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
+    assert rows == again
+    (scores,), (picture,) = rows["scores"], rows["pictures"]
+    assert 0 <= scores["mean_iou"] <= 1
+    assert 0 < scores["constant_iou"] < 1
+    truth = plane_of(picture["truth"])
+    assert truth.ndim == 2
+    assert plane_of(picture["input"]).shape == (*truth.shape, 3)
+    assert plane_of(picture["prediction"]).max() < len(picture["classes"])
+    units = [{"net": each, "method": method, "seed": 0} for each in study.nets for method in study.methods]
+    tables = {**rows, "times": [{"relative_time": 2.0}]}
+    filled = {name: [unit | row for unit in units for row in table] for name, table in tables.items()}
+    (table,) = study.tables(filled)
+    assert f"{100 * scores['constant_iou']:.2f} %" in table.note
+    assert len(table.lines) == len(study.nets) * len(study.methods)
+    assert {*table.links} <= {*study.figures(filled)}
+
+
+def test_void_counts_neither_in_training_nor_in_scores() -> None:
+    study = Segmentation2d.at("smoke")
+    losses = {name: study._method(name, 2).loss.ignore_index for name in study.methods}  # type: ignore[attr-defined]
+    assert {*losses.values()} == {VOID}

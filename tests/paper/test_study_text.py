@@ -1,0 +1,77 @@
+"""The study of texts: its verdicts, and that the plain net and MC dropout differ at prediction alone."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from neuboots_paper.studies import text
+from neuboots_paper.studies.text import Text
+from neuboots_paper.study import Rows, RunContext
+
+STUDY = Text.at("smoke")
+GOOD, BAD = {"ece": 0.05, "nll": 0.5, "brier": 0.3}, {"ece": 0.1, "nll": 0.7, "brier": 0.4}
+
+
+def rows_of(ours: dict[str, float], others: dict[str, float]) -> Rows:
+    def row(unit: dict[str, Any]) -> dict[str, Any]:
+        values = ours if unit["method"].startswith("neuboots") else others
+        return {**unit, **{key: value + 1e-4 * unit["seed"] for key, value in values.items()}}
+
+    return {"scores": [row(unit) for unit in STUDY.units()]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "holds"),
+    [
+        ({**GOOD, "error": 0.2}, {**BAD, "error": 0.2}, [True, True]),
+        ({**GOOD, "error": 0.1}, {**BAD, "error": 0.2}, [True, True]),  # far fewer errors are no loss
+        ({**GOOD, "error": 0.22}, {**BAD, "error": 0.2}, [True, False]),
+        ({**BAD, "error": 0.2}, {**GOOD, "error": 0.2}, [False, True]),
+        ({**GOOD, "nll": 0.9, "error": 0.2}, {**BAD, "error": 0.2}, [False, True]),  # one of three measures is enough
+    ],
+)
+def test_the_verdicts_follow_the_rows(ours: dict[str, float], others: dict[str, float], holds: list[bool]) -> None:
+    found = STUDY.verdicts(rows_of(ours, others))
+    assert [verdict.holds for verdict in found] == 4 * holds  # two of NeuBoots, against two
+
+
+def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
+    rows = rows_of({**GOOD, "error": 0.2}, {**BAD, "error": 0.25})
+    for row in rows["scores"]:
+        if row["method"] == "neuboots":
+            row["error"] += 0.005 * (-1) ** row["seed"]  # 5 points fewer, ± 6.4 over two seeds
+    verdict = next(
+        v for v in STUDY.verdicts(rows) if v.claim.startswith("neuboots makes no more errors than the plain")
+    )
+    assert verdict.holds is None  # up to 1.4 points more
+    for row in rows["scores"]:
+        if row["method"] == "plain":
+            row["error"] += 0.01
+    (verdict,) = [v for v in STUDY.verdicts(rows) if v.claim == verdict.claim]
+    assert verdict.holds is True  # −6 ± 6.4: open as a gain, and no loss of a point
+    assert "against plain 26.00" in verdict.found or "against plain 26.01" in verdict.found
+
+
+def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def see(predictor: Any, *_: Any, **__: Any) -> Rows:
+        seen.append(predictor)
+        return {}
+
+    monkeypatch.setattr(text, "class_scores", see)
+    for method in ("plain", "mc-dropout"):
+        STUDY.measure({"method": method, "seed": 0}, RunContext())
+    plain, thinned = (sorted(float(p.detach().norm()) for p in each.module.parameters()) for each in seen)
+    assert plain == pytest.approx(thinned, rel=1e-5)
+    ids = torch.randint(1, 10, (5, 8), generator=torch.Generator().manual_seed(0))
+    spread = [float(predictor.predict(ids, 10).samples.std(0).max()) for predictor in seen]
+    assert spread[0] < 1e-6 < 1e-3 < spread[1]
+
+
+def test_texts_are_cut_to_the_length() -> None:
+    study = Text(data="shipped/sentences", length=3)
+    rows = study._cut(RunContext().data(study.data).train)
+    assert rows.tensors[0].shape == (120, 3)
+    assert len(rows.tensors[1]) == 120

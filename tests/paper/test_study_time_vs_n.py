@@ -1,0 +1,74 @@
+"""Times against n: ratios inside a unit, growth as a power, and verdicts that follow the rows."""
+
+import pytest
+
+from neuboots_paper.studies.coverage import PAPER_LAW, CoverageStudy
+from neuboots_paper.studies.time_vs_n import BOOTSTRAP, SPARSE, TimeVsN
+from neuboots_paper.study import Rows
+
+STUDY = TimeVsN(sizes=(100, 1000, 10_000), members=10, seeds=(0, 1))
+SECONDS = {(PAPER_LAW, 64): 1.0, (PAPER_LAW, 500): 4.0, (BOOTSTRAP, 64): 8.0, (SPARSE, 0): 16.0}
+
+
+def made(**slower: float) -> Rows:
+    """Times that grow as √n for the nets and as n for the sparse GP; a busy machine doubles all those of seed 1."""
+    rows = []
+    for unit in STUDY.units():
+        for (method, width), seconds in SECONDS.items():
+            power = 1.0 if method == SPARSE else 0.5
+            took = (1 + unit["seed"]) * seconds * (unit["n"] / 100) ** power * slower.get(f"{method}-{width}", 1.0)
+            counts = {"replicates": 10 if method == BOOTSTRAP else 200}
+            times = {"fit_seconds": 0.9 * took, "predict_seconds": 0.1 * took, "seconds": took}
+            rows.append({**unit, "method": method, "width": width, **counts, **times})
+    return {"times": rows}
+
+
+def test_all_units_are_timed() -> None:
+    assert all(STUDY.timed(unit) for unit in STUDY.units())
+
+
+def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
+    table = STUDY.tables(made())[0]
+    at = table.heads.index(f"× {PAPER_LAW}, same net")
+    first = {(line[1].text, line[2].text): line[at].text for line in table.lines if line[0].text == "100"}
+    assert first == {
+        (PAPER_LAW, "3 × 64"): "1.0 ± 0.0",
+        (PAPER_LAW, "3 × 500"): "1.0 ± 0.0",
+        (BOOTSTRAP, "3 × 64"): "8.0 ± 0.0",  # though seed 1 took twice as long
+        (SPARSE, "none"): "4.0 ± 0.0",  # to the widest net
+    }
+    each = table.heads.index("for each replicate, s")
+    of_net = {line[1].text: line[each].value for line in table.lines if line[0].text == "100"}
+    assert of_net[BOOTSTRAP] == pytest.approx(1.2)  # 8 s and 16 s for 10 nets
+
+
+def test_growth_is_the_power_of_n() -> None:
+    table = STUDY.tables(made())[1]
+    found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.lines}
+    assert found[PAPER_LAW, "3 × 64"] == pytest.approx((0.5, 0.5))
+    assert found[SPARSE, "none"] == pytest.approx((1.0, 1.0))
+
+
+def test_verdicts_follow_the_rows() -> None:
+    def held(rows: Rows) -> list[bool | None]:
+        return [verdict.holds for verdict in STUDY.verdicts(rows)]
+
+    assert held(made()) == [True, True, True]
+    assert held(made(**{f"{PAPER_LAW}-500": 100.0})) == [True, True, False]
+    assert held(made(**{f"{BOOTSTRAP}-64": 0.1})) == [False, True, True]
+    mixed = made()
+    for row in mixed["times"]:
+        if row["method"] == SPARSE and row["n"] == 100 and row["seed"] == 0:
+            row["seconds"] = 2.0  # between the two nets
+    assert held(mixed) == [True, True, None]
+
+
+def test_the_nets_and_their_training_are_those_of_figure_2() -> None:
+    times, bands = TimeVsN.at("cpu"), CoverageStudy.at("cpu")
+    assert (times.steps, times.learning_rate, times.num_samples) == (
+        bands.steps,
+        bands.learning_rate,
+        bands.num_samples,
+    )
+    assert {arm for arm in times.arms if arm[0] != SPARSE} <= {*bands.arms}
+    assert times.function in bands.functions

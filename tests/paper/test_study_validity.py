@@ -1,0 +1,342 @@
+"""The study of validity: its curves, what it says of bands, and the smoke scale from end to end."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neuboots.methods import METHODS
+from neuboots_paper.runner import run_study
+from neuboots_paper.studies import validity_curves as curves
+from neuboots_paper.studies.validity import Validity
+from neuboots_paper.studies.validity_summary import (
+    IDEAL,
+    Found,
+    band_tables,
+    band_verdicts,
+    c4,
+    jackknife,
+    student,
+    summaries,
+)
+from neuboots_paper.study import Rows, RunContext
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# -- curves --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["constant", "varying"])
+@pytest.mark.parametrize("function", ["smooth", "wiggly", "gap", "edge"])
+def test_curves(function: str, noise: str) -> None:
+    truth = curves.curve(function, noise)
+    x, y = truth.draw(20_000, seed=0, number=0).tensors
+    assert float(x.abs().max()) <= 2.0
+    assert bool((x.abs() < 0.5).any()) == (function != "gap")
+    residual = y - truth.function(x)
+    for low, high in ((0.5, 0.7), (1.8, 2.0)):
+        there = (x[:, 0].abs() > low) & (x[:, 0].abs() < high)
+        expected = 0.3 if noise == "constant" else 0.1 + 0.2 * (low + high) / 2
+        assert float(residual[there].std()) == pytest.approx(expected, rel=0.06)
+    mask = curves.inside(function, truth.grid[:, 0])
+    assert int(mask.sum()) == (28 if function == "gap" else 39)
+
+
+def test_band_rows_count_what_is_held() -> None:
+    truth = curves.curve("smooth", "constant")
+    values = truth.values.double()
+    mean = torch.stack([values, values + 1.0])
+    std = torch.full((2, 39), 1 / curves.Z + 1e-5).double()
+    std[1, :5] = 0.1
+    row = curves.band_row("mine", mean, std, truth, 1)
+    assert row["held"] == [1] * 5 + [2] * 34
+    assert row["sets"] == 2
+    assert len(row["stds"]) == 1
+    assert row["error"][0] == pytest.approx(0.5, abs=1e-3)
+    assert row["square"][0] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_bands_of_the_regressor_are_its_own() -> None:
+    """Counted by hand from the intervals that it gives, with either band."""
+    from neuboots.estimators import NeuBootsRegressor
+
+    unit, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.curve("wiggly", "varying")
+    rows = curves.regressor_rows(unit, range(3, 5), 0, {"epochs": 8})
+    for row, band in zip(rows, ("influence", "method"), strict=True):
+        held, widths = [], []
+        for number in (3, 4):
+            x, y = (part.numpy() for part in truth.draw(60, seed=0, number=number).tensors)
+            regressor = NeuBootsRegressor(random_state=number, epochs=8, band=band).fit(x, y)
+            low, high = map(torch.tensor, regressor.predict_interval(truth.grid.numpy(), 0.95, interval="confidence"))
+            held.append((low <= truth.values) & (truth.values <= high))
+            widths.append((high - low) / (2 * curves.Z))
+        assert row["held"] == torch.stack(held).sum(0).tolist()
+        torch.testing.assert_close(torch.tensor(row["std"]), torch.stack(widths).mean(0).float(), rtol=2e-3, atol=0)
+
+
+def test_every_method_is_measured() -> None:
+    """By its name, or in its forms; the plain net has no band."""
+    measured = {*curves.AROUND, *curves.FITTED, *curves.MORE, curves.TRUE}
+    ours = {name for name, entry in METHODS.items() if entry.predictor.__module__.startswith("neuboots.")}
+    assert ours - measured == {"plain", "influence"}
+    assert any(name.startswith("influence") for name in measured)
+
+
+# -- what is said of them ------------------------------------------------------------------------------
+
+
+def made_rows(band: Tensor, true: Tensor, halves: tuple[Tensor, Tensor], **options: Any) -> Rows:
+    """Rows of one cell: R bands of these standard deviations, all held but at the first x."""
+    cell = {"function": "smooth", "noise": "constant", "width": 8, "n": 30, "seed": 0, **options}
+    sets, places = band.shape
+    held = [sets // 2] + [sets] * (places - 1)
+    common = {"sets": sets, "error": [0.0] * places, "square": [0.04] * places}
+    bands = {**cell, **common, "method": curves.SIZED, "held": held, "std": band.mean(0).tolist()}
+    nets = {**cell, **common, "method": curves.TRUE, "held": held, "std": true.mean(0).tolist(), "members": 8}
+    nets |= {"stds": true.tolist(), "halves": [half.tolist() for half in halves]}
+    nets |= {"away": torch.linspace(0.0, 4.0, sets * places).view(sets, places).tolist()}
+    return {"bands": [{**bands, "stds": band.tolist()}], "true": [nets]}
+
+
+def test_likeness_is_corrected_for_few_nets() -> None:
+    """Noise on the true bootstrap's side lowers a correlation, and not this one; noise of the band does."""
+    generator = rng(0)
+    shape = 1.0 + 0.3 * torch.linspace(-1.0, 1.0, 39).square()
+    sets = 300
+
+    def noisy(size: float) -> Tensor:
+        return shape + size * torch.randn(sets, 39, generator=generator)
+
+    halves = (noisy(0.3), noisy(0.3))
+    true = (halves[0] + halves[1]) / 2
+    found = summaries(made_rows(shape.expand(sets, -1).clone(), true, halves))
+    mine = next(iter(found.values()))[curves.SIZED]
+    assert mine.likeness is not None
+    assert mine.likeness[0] == pytest.approx(1.0, abs=4 * mine.likeness[1])
+    plain = torch.corrcoef(torch.stack([shape.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
+    assert float(plain) < 0.6
+    blurred = summaries(made_rows(noisy(0.3), true, halves))
+    assert next(iter(blurred.values()))[curves.SIZED].likeness[0] < 0.5  # type: ignore[index]
+
+
+def test_relative_width_is_at_the_same_coverage() -> None:
+    flat = torch.full((10, 39), 0.2)
+    rows = made_rows(2 * flat, flat, (flat, flat))
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    assert mine.coverage == pytest.approx(1 - 0.5 / 39)
+    level = 1 - 0.5 / 39
+    scale = 4.0 * level / curves.Z  # `away` is uniform on (0, 4), with standard deviations of eight nets
+    scale *= student(level) / student(level, 8) / c4(8)
+    assert mine.relative_width is not None
+    assert mine.relative_width[0] == pytest.approx(2 / scale, rel=1e-3)
+    assert mine.worst == (0.5, pytest.approx(-1.9))
+    assert mine.size == pytest.approx(2.0)
+
+
+def test_parts_are_weighed_by_their_data_sets() -> None:
+    flat = torch.full((10, 39), 0.2)
+    first, second = made_rows(flat, flat, (flat, flat)), made_rows(3 * flat[:5], flat[:5], (flat[:5], flat[:5]), seed=1)
+    rows: Rows = {"bands": first["bands"] + second["bands"], "true": first["true"]}
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    assert isinstance(mine, Found)
+    assert mine.sets == 15
+    assert mine.std == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
+    assert float(mine.rate[0]) == pytest.approx(7 / 15)
+
+
+def test_the_ideal_band_knows_the_curve_and_misses_by_its_bias() -> None:
+    """Rates against draws of a Gaussian error, within five standard errors."""
+    generator = rng(2)
+    spread = 0.1 + 0.1 * torch.linspace(-1.0, 1.0, 39).square()
+    bias = spread * torch.linspace(-1.5, 1.5, 39)
+    flat = torch.full((40, 39), 0.2)
+    rows = made_rows(flat, flat, (flat, flat))
+    rows["bands"] = [
+        {**row, "error": bias.tolist(), "square": (bias.square() + spread.square()).tolist()} for row in rows["bands"]
+    ]
+    ideal = next(iter(summaries(rows).values()))[curves.SIZED].ideal
+    drawn = bias + spread * torch.randn(100_000, 39, generator=generator)
+    held = (drawn.abs() <= curves.Z * spread).double().mean(0)
+    assert bool(((ideal.rate - held).abs() <= 5 * (held * (1 - held) / len(drawn)).sqrt() + 1e-4).all())
+    assert ideal.size == pytest.approx(1.0)
+
+
+def true_nets(nets: int, sets: int, own: float) -> tuple[Rows, Tensor]:
+    """Rows of one cell with a true bootstrap of so few nets, whose standard deviation over x is of one shape for all
+    data sets up to bumps of its own size in each; and that standard deviation (R, N). The truth is zero."""
+    generator = rng(3)
+    x = torch.linspace(-1.9, 1.9, 39)
+    own_bumps = torch.randn(sets, 1, generator=generator) * torch.sin(3 * x) + torch.randn(
+        sets, 1, generator=generator
+    ) * torch.cos(3 * x)
+    std = (1.0 + 0.15 * x.square() + own * own_bumps).double().clamp_min(0.2)
+    error = std * torch.randn(sets, 39, generator=generator).double()  # of the mean of very many nets
+    outputs = error[:, None] + std[:, None] * torch.randn(sets, nets, 39, generator=generator).double()
+    truth = curves.curve("smooth", "constant")
+    outputs = (
+        outputs + truth.values.double() + (error - (outputs.mean(1)))[:, None]
+    )  # the noise of the mean is left out
+    cell = {"function": "smooth", "noise": "constant", "width": 8, "n": 30, "seed": 0}
+    band = curves.band_row(curves.SIZED, truth.values.double() + error, std, truth, sets)
+    return {"bands": [{**cell, **band}], "true": [{**cell, **curves.true_row(outputs, truth)}]}, std
+
+
+@pytest.mark.parametrize("nets", [6, 10, 100])
+def test_few_nets_of_the_true_bootstrap_change_no_figure_in_the_mean(nets: int) -> None:
+    """A band with its very standard deviation: as wide, perfectly alike; and it covers as one of very many nets."""
+    rows, _ = true_nets(nets, 500, own=0.1)
+    methods = next(iter(summaries(rows).values()))
+    mine, true = methods[curves.SIZED], methods[curves.TRUE]
+    assert mine.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
+    assert true.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
+    for found in (mine.relative_width, mine.likeness):
+        assert found is not None
+        assert found[0] == pytest.approx(1.0, abs=4 * found[1])
+        assert found[1] < 0.05
+
+
+@pytest.mark.parametrize("own", [0.0, 0.1, 0.3])
+def test_a_band_that_is_the_same_for_all_sets_is_at_most_so_alike(own: float) -> None:
+    """That of the mean standard deviation reaches it; bumps of single data sets lower it."""
+    rows, std = true_nets(10, 500, own)
+    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    same = std.mean(0, keepdim=True).expand_as(std)
+    rows["bands"] = [{**row, "stds": same.tolist()} for row in rows["bands"]]
+    mean = next(iter(summaries(rows).values()))[curves.SIZED]
+    assert mine.most_alike is not None
+    assert mean.likeness is not None
+    assert mean.likeness[0] == pytest.approx(mine.most_alike[0], abs=0.02)
+    expected = same.var(1).mean().sqrt() / std.var(1).mean().sqrt()
+    assert mine.most_alike[0] == pytest.approx(float(expected), abs=4 * mine.most_alike[1])
+
+
+def test_shapes_that_have_nothing_in_common_are_alike_by_nothing_within_the_error() -> None:
+    """Not by exactly nothing with no error: then chance would pass for a finding."""
+    rows, std = true_nets(10, 60, own=0.3)
+    halves = [torch.tensor(half) for half in rows["true"][0]["halves"]]
+    mean = std.mean(0, keepdim=True)
+    rows["true"] = [
+        {
+            **row,
+            "stds": (torch.tensor(row["stds"]) - mean + 1.0).tolist(),
+            "halves": [(half - mean + 1.0).tolist() for half in halves],
+        }
+        for row in rows["true"]
+    ]
+    found = next(iter(summaries(rows).values()))[curves.SIZED].most_alike
+    assert found is not None
+    assert found[1] > 0.0
+    assert abs(found[0]) < 0.3
+
+
+def test_jackknife() -> None:
+    values = torch.randn(50, generator=rng(1)).double()
+    found = jackknife(lambda part: float(part.mean()), values)
+    assert found is not None
+    assert found[1] == pytest.approx(float(values.std()) / math.sqrt(50))
+    assert jackknife(lambda part: math.nan, values) is None
+
+
+def test_verdicts_name_where_the_mark_is_missed() -> None:
+    flat = torch.full((10, 39), 0.2)
+    good = made_rows(flat, flat, (flat, flat))
+    said = [str(verdict) for verdict in band_verdicts(good)]
+    assert said[1].startswith("does NOT hold")
+    assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
+    assert "missed in 1, by more than two standard errors in 1 of them" in said[1]
+    assert said[3].startswith("holds")
+    assert said[2].endswith("(not measured; not to be told in 1)")  # neither band varies with x
+    assert band_tables(good)[1].lines[0][6].text == "50 ± 16 at −1.9"
+
+
+def test_a_mark_that_is_met_exactly_is_met() -> None:
+    """93 % at all 28 x beside the gap: in floating point their mean is a little less."""
+    flat = torch.full((200, 39), 0.2)
+    rows = made_rows(flat, flat, (flat, flat), function="gap")
+    rows["bands"] = [{**row, "held": [186] * 39} for row in rows["bands"]]
+    assert next(iter(summaries(rows).values()))[curves.SIZED].coverage < 0.93
+    assert str(band_verdicts(rows)[0]).startswith("holds")
+    assert band_tables(rows)[0].lines[0][5].text == "0"
+    rows["bands"] = [{**row, "held": [185] + [186] * 38} for row in rows["bands"]]
+    assert str(band_verdicts(rows)[0]).startswith("does NOT hold")
+    assert band_tables(rows)[0].lines[0][5].text == "1"
+
+
+def test_at_a_glance_a_width_has_a_line() -> None:
+    """From its least to its greatest cell, and how many of them miss the mark."""
+    flat = torch.full((100, 39), 0.2)
+    rows: Rows = {"bands": [], "true": []}
+    for n, missing in ((30, 2), (60, 20)):  # data sets whose band misses, at every x
+        for key, table in made_rows(flat, flat, (flat, flat), n=n).items():
+            rows[key] += [{**row, "held": [100 - missing] * 39} for row in table]
+    rows["bands"] = [{**row, "held": [95] * 39} if row["n"] == 30 else row for row in rows["bands"]]
+    edge = made_rows(flat, flat, (flat, flat), function="edge")["bands"]  # shown elsewhere, and not in the mark
+    line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
+    shown = [cell.text for cell in line]
+    assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
+    assert shown[8] == "59 to 59"  # `away` is uniform on (0, 4), and Student's quantile of eight nets is 2.36
+    assert [cell.text for cell in ideal][:6] == [IDEAL, "8", "2", "95.0 to 95.0", "95.0 to 95.0", "0"]
+
+
+def test_costs_are_in_trainings_and_judged() -> None:
+    flat = torch.full((10, 39), 0.2)
+    seconds = {curves.SIZED: 4.2, curves.WHOLE: 0.2, "neuboots": 3.0}
+    costs = [{"method": name, "width": 8, "plain": 2.0, "seconds": value} for name, value in seconds.items()]
+    rows = {**made_rows(flat, flat, (flat, flat)), "cost": costs}
+    said = [str(verdict) for verdict in band_verdicts(rows) if "plain trainings" in verdict.claim]
+    assert [each.split(":")[0] for each in said] == ["does NOT hold", "holds"]
+    assert "2.10 at width 8" in said[0]
+    assert "1.10 at width 8" in said[1]  # the net's own training, and a tenth
+    shown = {line[0].text: line[1].text for line in band_tables(rows)[-1].lines}
+    assert shown["neuboots"] == "1.500"
+
+
+# -- from end to end -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("validity") / "out"
+    return run_study(
+        Validity.at("smoke"), "smoke", folder, RunContext(), command="neuboots reproduce validity --scale smoke"
+    )
+
+
+def test_smoke(run: Any) -> None:
+    assert {"bands", "true", "cost", "classes", "regressor"} <= set(run.rows)
+    methods = {row["method"] for row in run.rows["bands"]}
+    assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED, *curves.MORE}
+    chapter = run.chapter()
+    assert len(chapter.verdicts) >= 5
+    assert {"coverage", "methods"} <= set(chapter.figures)
+    for table in chapter.tables:
+        assert table.lines, table.title
+    assert chapter.tables[0].title.startswith("At a glance")
+    assert "sized by a second training" in chapter.tables[1].title
+    assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.verdicts)
+
+
+def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
+    study = Validity.at("smoke")
+    unit = next(unit for unit in study.units() if unit["part"] == "bands")
+    again = study.measure(unit, RunContext())["bands"]
+    rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in unit.items())]
+    assert [row["method"] for row in rows] == [curves.WHOLE, curves.SIZED]
+    assert [{key: row[key] for key in found} for row, found in zip(rows, again, strict=True)] == again
+
+
+def test_scales_differ_in_size_alone() -> None:
+    cpu, paper = Validity.at("cpu"), Validity.at("paper")
+    for function in ("smooth", "wiggly", "gap"):
+        for n in (100, 300, 1000):
+            for noise in ("constant", "varying"):
+                assert {(function, noise, width, n) for width in (64, 256, 500)} <= {*cpu.cells}
+    assert len({*paper.cells}) == 3 * 2 * 3 * 3
+    assert cpu.sets_each * len(cpu.seeds) >= 200
+    assert {*cpu.cells} - {("edge", "constant", 64, 1000)} <= {*paper.cells}
