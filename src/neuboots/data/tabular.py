@@ -193,7 +193,7 @@ class TableSchema:
                 tuple(NumericColumn(**column) for column in read["numbers"]),
                 tuple(CategoricalColumn(c["name"], tuple(c["values"]), c["missing"]) for c in read["categories"]),
                 TargetColumn(**{**read["target"], "classes": tuple(read["target"]["classes"])}),
-                tuple(read["left_out"]),
+                tuple(read["excluded"]),
             )
             found._check_types()
             return found
