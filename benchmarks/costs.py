@@ -27,7 +27,7 @@ from benchmarks.memory import EXACT, resident
 from benchmarks.timing import Watch, interleave
 from neuboots import CrossEntropy, Method, Predictor, SquaredError, TrainingConfig, load, save
 from neuboots.losses import Loss
-from neuboots.methods import METHODS, MethodEntry, find_method
+from neuboots.methods import METHODS, MethodInfo, find_method
 from neuboots.nets import MLP, SmallCNN
 
 ROWS = Path(__file__).with_name("costs.jsonl")
@@ -48,7 +48,7 @@ class Net:
     x: Tensor
     config: TrainingConfig
 
-    def can(self, entry: MethodEntry) -> bool:
+    def can(self, entry: MethodInfo) -> bool:
         return ("regression" if isinstance(self.loss, SquaredError) else "classification") in entry.tasks
 
 
@@ -73,11 +73,11 @@ def mlp(quick: bool = False) -> Net:
 NETS: dict[str, Callable[..., Net]] = {"cnn": cnn, "mlp": mlp}
 
 
-def made(entry: MethodEntry, loss: Loss, K: int) -> Method:
-    """The method with K members where it has members; `deep-ensemble-original` keeps its own score for classes."""
+def made(entry: MethodInfo, loss: Loss, K: int) -> Method:
+    """The method with K members where it has members; `adversarial-deep-ensemble` keeps its own score for classes."""
     probe = entry.make()
     options: dict[str, object] = {} if isinstance(probe.loss, type(loss)) else {"loss": loss}  # type: ignore[attr-defined]
-    if entry.name == "deep-ensemble-original" and isinstance(loss, CrossEntropy):
+    if entry.name == "adversarial-deep-ensemble" and isinstance(loss, CrossEntropy):
         options = {}
     has = {option.name for option in fields(probe)}  # type: ignore[arg-type]
     size = "num_members" if entry.members else "num_resamples"
@@ -85,7 +85,7 @@ def made(entry: MethodEntry, loss: Loss, K: int) -> Method:
     return entry.make(**options)
 
 
-def fitted(entry: MethodEntry, net: Net, K: int) -> Predictor:
+def fitted(entry: MethodInfo, net: Net, K: int) -> Predictor:
     return made(entry, net.loss, K).fit(net.make, net.data, net.config)
 
 
@@ -104,8 +104,8 @@ def times(net_name: str, names: list[str], repeats: int, quick: bool) -> list[di
         train, predict = interleave(fits, repeats), interleave(predictions, 5 * repeats)
         for entry in entries:
             row = {"net": net_name, "title": net.title, "method": entry.name, "K": K}
-            ratios = {"train": train.whole_ratio(entry.name, "plain")}
-            ratios |= {"predict": predict.whole_ratio(entry.name, "plain")}
+            ratios = {"train": train.whole_ratio(entry.name, "deterministic")}
+            ratios |= {"predict": predict.whole_ratio(entry.name, "deterministic")}
             rows.append(row | {key: round(value, 3) for key, value in ratios.items()})
             print(rows[-1], flush=True)
     return rows
@@ -114,7 +114,7 @@ def times(net_name: str, names: list[str], repeats: int, quick: bool) -> list[di
 # -- memory --------------------------------------------------------------------------------------------
 
 
-def _peak(net_name: str, method: str, quick: bool, work: Callable[[Net, MethodEntry], None]) -> float:
+def _peak(net_name: str, method: str, quick: bool, work: Callable[[Net, MethodInfo], None]) -> float:
     """Megabytes that the work needed beyond what this process held before."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
@@ -204,7 +204,7 @@ def main() -> None:
         parser.error("got --quick with --write; expected measurements worth keeping")
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
-    names = list(dict.fromkeys(["plain", *args.methods]))
+    names = list(dict.fromkeys(["deterministic", *args.methods]))
     rows = [row for net_name in args.nets for row in times(net_name, names, args.repeats, args.quick)]
     rows = memory(rows, args.quick)
     print(table(rows))

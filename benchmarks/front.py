@@ -84,7 +84,7 @@ def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title:
     target = "number" if task == "regression" else "class"
     ignore = ["class" if task == "regression" else "number"]
     folders = {}
-    for method in ("neuboots", "plain"):
+    for method in ("neuboots", "deterministic"):
         folders[method] = home / f"{task}-{method}"
         fit_table(
             small, target, ignore=ignore, method=method, epochs=2 if scale.quick else 10, progress=False
@@ -92,8 +92,8 @@ def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title:
     out = home / "out.csv"
     runs: dict[str, Callable[[], object]] = {
         "replicates": partial(answer, folders["neuboots"], big, out),
-        "plain": partial(answer, folders["plain"], big, out),
-        "bare": partial(pass_alone, load_model(folders["plain"]), big, out),
+        "plain": partial(answer, folders["deterministic"], big, out),
+        "bare": partial(pass_alone, load_model(folders["deterministic"]), big, out),
     }
     watch = Watch()
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, min(ROUNDS, scale.repeats))

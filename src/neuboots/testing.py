@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.losses import CrossEntropy, Loss, SquaredError
-from neuboots.methods import DeterministicPredictor, MethodEntry, find_method
+from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.methods._base import TASKS, Task
 from neuboots.prediction import Predictor
 from neuboots.serialization import load, save
@@ -128,7 +128,7 @@ EXAMPLE_TASKS: dict[Task, Callable[[], ExampleTask]] = {
 class MethodUnderTest:
     """A method under test: its line in the table, the options it is tested with, and what it was fitted on."""
 
-    entry: MethodEntry
+    entry: MethodInfo
     options: dict[str, Any] = field(default_factory=dict)
     config: TrainingConfig = CONFIG
 
@@ -407,7 +407,7 @@ CHECKS: tuple[Callable[[MethodUnderTest], None], ...] = (
 def check_method(name: str, **options: Any) -> None:
     """Put a method of the table, made with these options, through every check.
 
-    >>> check_method("plain")
+    >>> check_method("deterministic")
     """
     subject = MethodUnderTest(find_method(name), options)
     for check in CHECKS:

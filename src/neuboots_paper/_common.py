@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from neuboots.data import DatasetBundle, LazyDataset
 from neuboots.data.dataset import TensorSource
 from neuboots.evaluation.calibration import evaluate_calibration
-from neuboots.methods import METHODS, NeuBoots
+from neuboots.methods import NeuBoots, create_method
 from neuboots.metrics import ReliabilityCurve
 from neuboots.nets import (
     MLP,
@@ -104,11 +104,15 @@ def load_rows(part: Any, limit: int | None = None, seed: int = 0) -> Any:
     return TensorDataset(*map(torch.cat, zip(*DataLoader(Subset(part, rows), batch_size=256), strict=True)))
 
 
+# names of methods in the committed results, and their names in the registry
+RENAMED = {"plain": "deterministic", "deep-ensemble-original": "adversarial-deep-ensemble"}
+
+
 def make_method(name: str, **options: Any) -> Method:
     """The method of this name; "neuboots-paper" is Algorithm 1 with the paper's law, redrawn at each epoch."""
     if name == "neuboots-paper":
         return NeuBoots.paper(**options)
-    return METHODS[name].make(**options)
+    return create_method(RENAMED.get(name, name), **options)
 
 
 def class_scores(predictor: Predictor, test: Any, *, num_samples: int, seed: int = 0, batch_size: int = 256) -> Rows:

@@ -152,7 +152,7 @@ def test_a_damaged_model_is_refused(tmp_path: Path, model: ImageModel) -> None:
         load_model(place)
 
 
-@pytest.mark.parametrize("method", ["plain", "mc-dropout", "deep-ensemble", "laplace", "swag"])
+@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "laplace", "swag"])
 def test_other_methods_by_name(method: str, tmp_path: Path) -> None:
     coloured(tmp_path / "data", 10)
     model = fit_images(tmp_path / "data", method=method, epochs=3, num_samples=4, progress=False)

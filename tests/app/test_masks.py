@@ -130,7 +130,7 @@ def test_a_saved_model_gives_the_same_bits(tmp_path: Path, folder: Path, model: 
         load_model(tmp_path / "model")
 
 
-@pytest.mark.parametrize("method", ["plain", "mc-dropout", "deep-ensemble", "laplace"])
+@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "laplace"])
 def test_other_methods_by_name(method: str, tmp_path: Path) -> None:
     scenes(tmp_path / "data", 8, size=(16, 20))
     model = fit_masks(tmp_path / "data", method=method, epochs=1, num_samples=2, progress=False)

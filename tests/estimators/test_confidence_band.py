@@ -177,7 +177,7 @@ def test_it_narrows_with_more_rows_and_widens_where_there_are_none() -> None:
     def fitted(n: int) -> NeuBootsRegressor:
         X = np.where(rng.random((n, 1)) < 0.5, rng.uniform(-3, -1, (n, 1)), rng.uniform(1, 3, (n, 1)))
         y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=n)
-        return NeuBootsRegressor("plain", epochs=60, random_state=0, widths=(50, 50)).fit(X, y)
+        return NeuBootsRegressor("deterministic", epochs=60, random_state=0, widths=(50, 50)).fit(X, y)
 
     inside, outside = np.linspace(1.3, 2.7, 15)[:, None], np.array([[0.0], [9.0]])
     few, many = fitted(200), fitted(1800)
@@ -192,7 +192,7 @@ def test_it_narrows_with_more_rows_and_widens_where_there_are_none() -> None:
 def test_several_targets_and_a_plain_net(targets: int) -> None:
     X, y = waves(200)
     Y = np.stack([y, 100 * X[:, 1] + X[:, 0], y**2], 1)[:, :targets]
-    regressor = NeuBootsRegressor("plain", **QUICK).fit(X, Y)
+    regressor = NeuBootsRegressor("deterministic", **QUICK).fit(X, Y)
     found = regressor.forecast(X)
     assert found.confidence_low.shape == (200, targets)
     assert (found.confidence_low < found.mean).all()
@@ -254,7 +254,7 @@ def test_weights_of_one_change_nothing() -> None:
     torch.testing.assert_close(plain.summarize(x, 1).std, weighted.summarize(x, 1).std)
 
 
-@pytest.mark.parametrize("method", ["neuboots", "plain"])
+@pytest.mark.parametrize("method", ["neuboots", "deterministic"])
 def test_an_estimator_with_weights_of_any_size(method: str) -> None:
     X, y = waves(200)
     weights = np.where(X[:, 0] > 0, 1.9, 0.1)
@@ -277,7 +277,13 @@ def test_targets_of_held_out_rows_do_not_move_the_band() -> None:
 
 @pytest.mark.parametrize(
     ("method", "ours"),
-    [("laplace", True), ("plain", True), ("deep-ensemble", False), ("mc-dropout", False), ("batch-ensemble", False)],
+    [
+        ("laplace", True),
+        ("deterministic", True),
+        ("deep-ensemble", False),
+        ("mc-dropout", False),
+        ("batch-ensemble", False),
+    ],
 )
 def test_methods_of_one_net_have_it_and_others_their_own(method: str, ours: bool) -> None:
     X, y = waves(80)

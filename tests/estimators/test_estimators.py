@@ -59,7 +59,7 @@ def test_scikit_learns_checks_with_all_defaults(estimator: Any) -> None:
 
 def test_the_constructor_stores_what_it_is_given() -> None:
     widths: Any = [7, 7]
-    regressor: Any = NeuBootsRegressor("plain", widths=widths, epochs="many")  # type: ignore[arg-type]
+    regressor: Any = NeuBootsRegressor("deterministic", widths=widths, epochs="many")  # type: ignore[arg-type]
     assert regressor.widths is widths
     assert regressor.epochs == "many"
     assert clone(regressor).get_params() == regressor.get_params()
@@ -322,7 +322,7 @@ def test_the_quantile_counts_rows_and_not_their_copies() -> None:
     assert NoiseScale(np.zeros(1), 0.0, scores, rows=20).reach(0.8) == 51  # ⌈0.8 · 21 · 3⌉
 
 
-@pytest.mark.parametrize("method", ["neuboots", "plain", "deep-ensemble", "mc-dropout"])
+@pytest.mark.parametrize("method", ["neuboots", "deterministic", "deep-ensemble", "mc-dropout"])
 def test_other_weights_multiply_the_loss(method: str) -> None:
     """Two kinds of rows contradict each other: the heavy ones win."""
     rng = np.random.default_rng(0)

@@ -571,7 +571,7 @@ def assert_same(a: ActiveLearningResult, b: ActiveLearningResult) -> None:
 
 
 METHODS = {
-    "plain": {},
+    "deterministic": {},
     "neuboots": {},
     "mc-dropout": {},
     "deep-ensemble": {"num_members": 2},

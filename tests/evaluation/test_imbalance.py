@@ -313,7 +313,7 @@ def assert_same(a: ImbalanceOverSeedsReport, b: ImbalanceOverSeedsReport) -> Non
     assert a.seeds == b.seeds
 
 
-METHODS = {"plain": {}, "neuboots": {}, "mc-dropout": {}, "deep-ensemble": {"num_members": 2}}
+METHODS = {"deterministic": {}, "neuboots": {}, "mc-dropout": {}, "deep-ensemble": {"num_members": 2}}
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -324,16 +324,16 @@ def test_any_method_over_seeds_is_each_seed_by_itself(name: str) -> None:
     for k, seed in enumerate((0, 5)):
         predictor = method.fit(model, train, replace(RECIPE, seed=seed))
         alone = evaluate_imbalance(predictor, test, num_samples=4, progress=False)
-        if predictor.num_distinct or name == "plain":  # replicates that no seed changes
+        if predictor.num_distinct or name == "deterministic":  # replicates that no seed changes
             assert torch.equal(found.f1[k], alone.f1)
             assert torch.equal(found.replicate_std[k], alone.f1_std)
     assert (found.minor, found.major) == (0, 9)
     assert found.train_counts.tolist() == [5 * (c + 1) for c in range(10)]
-    assert found.num_samples == {"plain": 1, "deep-ensemble": 2}.get(name, 4)
+    assert found.num_samples == {"deterministic": 1, "deep-ensemble": 2}.get(name, 4)
     torch.testing.assert_close(found.mean, (found.f1[0] + found.f1[1]) / 2)
     torch.testing.assert_close(found.std, (found.f1[0] - found.f1[1]).abs() / 2**0.5)
     spread = bool((found.replicate_std > 0).any())
-    assert spread == (name != "plain")
+    assert spread == (name != "deterministic")
 
 
 def test_workers_change_nothing() -> None:

@@ -473,8 +473,8 @@ def features_by_hand(net: nn.Module, x: Tensor) -> Tensor:
 
 
 # Other methods predict with weights that no net of theirs holds by itself.
-MEMBERS = {"standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "deep-ensemble-original"}
-FEATURES_OF_A_NET = {"plain", "neuboots", "calibrated-neuboots", "laplace", "influence", "mc-dropout", *MEMBERS}
+MEMBERS = {"standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "adversarial-deep-ensemble"}
+FEATURES_OF_A_NET = {"deterministic", "neuboots", "calibrated-neuboots", "laplace", "influence", "mc-dropout", *MEMBERS}
 
 
 @pytest.mark.parametrize("name", METHODS)

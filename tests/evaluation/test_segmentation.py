@@ -207,7 +207,7 @@ def test_every_method_gives_maps_in_windows(name: str) -> None:
     assert tiled.probs.shape == (2, 3, 16, 16)
     torch.testing.assert_close(tiled.probs.sum(1), torch.ones(2, 16, 16))
     assert bool((tiled.mutual_information <= tiled.entropy).all())
-    assert (float(tiled.std.max()) > 0) == (name != "plain")
+    assert (float(tiled.std.max()) > 0) == (name != "deterministic")
     if name != "mc-dropout":
         assert_maps_close(tiled, whole, atol=1e-5)
 
@@ -315,7 +315,7 @@ def small_net() -> nn.Module:
 
 RECIPE = TrainingConfig(epochs=10, batch_size=4, optimizer=partial(torch.optim.Adam, lr=0.02), progress=False)
 METHODS = {
-    "plain": Deterministic(loss=CrossEntropy(ignore_index=255)),
+    "deterministic": Deterministic(loss=CrossEntropy(ignore_index=255)),
     "neuboots": NeuBoots(loss=CrossEntropy(ignore_index=255)),
     "mc_dropout": MCDropout(loss=CrossEntropy(ignore_index=255)),
     "deep_ensemble": DeepEnsemble(loss=CrossEntropy(ignore_index=255), num_members=2),

@@ -140,7 +140,7 @@ def test_members_of_any_net_are_those_of_explicit_nets(case: Case) -> None:
     together = run_members(ensemble, case.x, range(K))
     for k, net in enumerate(apart):
         torch.testing.assert_close(together[k], run_members(net.train(), case.x, [k])[0], rtol=1e-4, atol=1e-4)
-    norms = {name: norm for name, norm in ensemble.named_modules() if isinstance(norm, batch_ensemble.MemberNorm)}
+    norms = {name: norm for name, norm in ensemble.named_modules() if isinstance(norm, batch_ensemble.MemberBatchNorm)}
     for name, norm in norms.items():
         for k, net in enumerate(apart):
             torch.testing.assert_close(norm.norms[k].running_var, net.get_submodule(name).running_var)
@@ -256,7 +256,7 @@ def test_members_run_a_few_at_a_time_where_inputs_are_large(monkeypatch: pytest.
     monkeypatch.setattr(batch_ensemble, "run_members", lambda e, x, m: sizes.append(len(m)) or run(e, x, m))
     for held, expected in ((3 * x.numel() * 4, [3, 1]), (1, [1, 1, 1, 1])):
         sizes.clear()
-        monkeypatch.setattr(batch_ensemble, "_HELD", held)
+        monkeypatch.setattr(batch_ensemble, "_MAX_TILED_BYTES", held)
         torch.testing.assert_close(predictor.predict(x, 4).samples, whole)
         assert sizes == expected
 

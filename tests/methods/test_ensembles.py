@@ -74,7 +74,7 @@ class Rows(Dataset[Any]):
 
 def both_ways(method: Callable[..., Any], model: Any, data: Any, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
     together, in_turn = (
-        method(num_members=4, together=way, **options).fit(model, data, EXACT) for way in (True, False)
+        method(num_members=4, vectorized=way, **options).fit(model, data, EXACT) for way in (True, False)
     )
     assert (together.vectorized, in_turn.vectorized) == (True, False)
     for mine, theirs in zip(together.nets, in_turn.nets, strict=True):  # double precision: rounding alone
@@ -341,7 +341,7 @@ def test_a_stream_has_no_points_to_resample() -> None:
         ({"num_members": 0}, "got num_members=0; expected K ≥ 1"),
         ({"num_members": 2.5}, "got num_members=2.5"),
         ({"num_members": True}, "got num_members=True"),
-        ({"together": "no"}, "got together='no'; expected True, False, or None"),
+        ({"vectorized": "no"}, "vectorized"),
     ],
 )
 def test_bad_options(method: Callable[..., Any], options: Any, sentence: str) -> None:

@@ -44,9 +44,13 @@ def identity(*widths: int) -> nn.Module:
     return net
 
 
-def dropping(net: nn.Module, places: tuple[str, ...], *, rate: float = P, kind: Any = "element") -> MCDropoutPredictor:
+def dropping(
+    net: nn.Module, places: tuple[str, ...], *, rate: float = P, granularity: Any = "element"
+) -> MCDropoutPredictor:
     """The net as it is, with dropout put in."""
-    return MCDropoutPredictor(insert_dropout(net, places, rate, kind).eval(), net, rate, kind, places, places[0], None)
+    return MCDropoutPredictor(
+        insert_dropout(net, places, rate, granularity).eval(), net, rate, granularity, places, places[0], None
+    )
 
 
 def whole_passes(predictor: MCDropoutPredictor, x: Any, num_samples: int, seed: int = 0) -> Tensor:
@@ -158,7 +162,7 @@ def test_two_dropouts_have_two_masks(shared: bool) -> None:
 def test_channels_are_dropped_whole(kind: str, maps: bool, training: bool) -> None:
     layer = nn.Conv2d(40, 40, 1, bias=False) if maps else nn.Linear(40, 40, bias=False)
     nn.init.dirac_(layer.weight) if maps else nn.init.eye_(layer.weight)
-    predictor = dropping(nn.Sequential(nn.Identity(), layer), ("1",), kind=kind)
+    predictor = dropping(nn.Sequential(nn.Identity(), layer), ("1",), granularity=kind)
     x = torch.ones(3, 40, 5, 5) if maps else torch.ones(3, 40)
     if training:
         with torch.random.fork_rng():
@@ -175,7 +179,7 @@ def test_channels_are_dropped_whole(kind: str, maps: bool, training: bool) -> No
 
 
 def test_channels_of_tokens_are_their_features() -> None:
-    predictor = dropping(nn.Sequential(nn.Identity(), identity(30)[0]), ("1",), kind="channel")
+    predictor = dropping(nn.Sequential(nn.Identity(), identity(30)[0]), ("1",), granularity="channel")
     kept = predictor.predict(torch.ones(2, 4, 30), 3).samples != 0  # (B, N, T, D)
     assert bool((kept == kept[:, :1, :1]).all())
     with torch.random.fork_rng():
@@ -349,7 +353,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_repeating_gives_what_whole_passes_give(name: str, kind: str) -> None:
     model, x = ODD[name]
-    predictor = fit(model, x, rate=P, kind=kind)
+    predictor = fit(model, x, rate=P, granularity=kind)
     if name == "swapped":
         predictor.module.late = True
     samples = predictor.predict(x, 4, seed=2).samples
@@ -466,7 +470,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize(("model", "where"), ELSEWHERE)
 def test_a_mask_does_not_depend_on_the_place_in_the_batch(model: Any, where: str, kind: str, tmp_path: Any) -> None:
     x = rows(12, 5, 4)
-    predictor = fit(model, x, rate=P, where=where, kind=kind)
+    predictor = fit(model, x, rate=P, where=where, granularity=kind)
     assert predictor.config()["axes"] == ELSEWHERE[model, where]
     samples = predictor.predict(x, 4).samples
     torch.testing.assert_close(samples, whole_passes(predictor, x, 4), rtol=1e-4, atol=1e-5)
@@ -542,7 +546,11 @@ class Misplaced(nn.Module):
         ("pairs", {}, r"the layer 'drop' is given \(2, 2\), and \(4, 4\) for twice as many rows; expected one axis"),
         ("loop", {}, "the layer 'layer' is used 2 times, and 4 times for twice as many rows; expected all rows"),
         ("shared", {}, "the layer 'drop' is used with the batch on different axes; expected the same one"),
-        ("maps", {"kind": "channel"}, "the layer 'conv' is given the batch on axis 2, and is to drop whole channels"),
+        (
+            "maps",
+            {"granularity": "channel"},
+            "the layer 'conv' is given the batch on axis 2, and is to drop whole channels",
+        ),
         ("own maps", {}, "the layer 'whole' is given the batch on axis 1, and is to drop whole channels"),
     ],
 )
@@ -618,7 +626,7 @@ def test_layers_that_follow_are_found_without_gradients(model: Any, x: Tensor, p
 
 def test_a_net_of_ours_is_rebuilt_from_the_file(tmp_path: Any) -> None:
     x = rows(6, 3, 8, 8)
-    predictor = fit(lambda: resnet8(3), x, kind="channel")
+    predictor = fit(lambda: resnet8(3), x, granularity="channel")
     save(predictor, tmp_path / "model")
     assert torch.equal(load(tmp_path / "model").predict(x, 3).samples, predictor.predict(x, 3).samples)
 
@@ -649,7 +657,7 @@ def test_a_fit_cut_short_goes_on(tmp_path: Any) -> None:
         ({"rate": True}, "got rate=True; expected"),
         ({"rate": float("nan")}, "got rate=nan; expected"),
         ({"where": "tail"}, "got where='tail'; expected 'all', 'head' or 'own'"),
-        ({"kind": "row"}, "got kind='row'; expected 'element' or 'channel'"),
+        ({"granularity": "row"}, "granularity; expected 'element' or 'channel'"),
         ({"head": 3}, "got head=3; expected the name of a layer"),
         ({"where": "head", "head": 3}, "got head=3; expected the name of a layer"),
         ({"head": "fc"}, "got head='fc' with where='all'; expected where='head'"),

@@ -29,7 +29,7 @@ from neuboots.methods import (
     METHODS,
     Deterministic,
     DeterministicPredictor,
-    MethodEntry,
+    MethodInfo,
     NeuBootsPredictor,
     find_method,
     register,
@@ -86,12 +86,12 @@ def test_a_name_that_is_not_in_the_table_lists_those_that_are() -> None:
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="got the name 'plain', which another method has"):
-        register(MethodEntry("plain", Deterministic, NeuBootsPredictor, "not it"))
+        register(MethodInfo("plain", Deterministic, NeuBootsPredictor, "not it"))
 
 
 def test_a_wrapper_has_its_name_too() -> None:
     with pytest.raises(ValueError, match="got the name 'scaled', which another method has"):
-        register(MethodEntry("scaled", Deterministic, DeterministicPredictor, "not it"))
+        register(MethodInfo("scaled", Deterministic, DeterministicPredictor, "not it"))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_wrapper_has_its_name_too() -> None:
 )
 def test_a_bad_line_is_refused(options: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        MethodEntry(
+        MethodInfo(
             **({"name": "mine", "make": Deterministic, "predictor": DeterministicPredictor, "summary": ""} | options)
         )
 
@@ -137,11 +137,11 @@ class Noisy(Deterministic):
 
 @pytest.fixture
 def noisy() -> Any:
-    yield register(MethodEntry("noisy", Noisy, NoisyPredictor, "a plain net plus noise"))
+    yield register(MethodInfo("noisy", Noisy, NoisyPredictor, "a plain net plus noise"))
     del METHODS["noisy"]
 
 
-def test_a_method_of_ones_own_joins_with_one_line_and_keeps_the_contract(noisy: MethodEntry, tmp_path: Path) -> None:
+def test_a_method_of_ones_own_joins_with_one_line_and_keeps_the_contract(noisy: MethodInfo, tmp_path: Path) -> None:
     check_method("noisy")
     predictor = noisy.make().fit(TwoBranches, classes(), RECIPE)
     save(predictor, tmp_path / "model")
@@ -209,7 +209,7 @@ def test_the_contract_finds_what_breaks_it(predictor: Any, check: Any) -> None:
 
     Broken.predictor = predictor
     with pytest.raises(AssertionError):
-        check(MethodUnderTest(MethodEntry("broken", Broken, predictor, "")))
+        check(MethodUnderTest(MethodInfo("broken", Broken, predictor, "")))
 
 
 def test_a_method_that_does_not_resume_is_found() -> None:
@@ -218,10 +218,10 @@ def test_a_method_that_does_not_resume_is_found() -> None:
             return super().fit(model, data, replace(config, folder=None))
 
     with pytest.raises(AssertionError, match="nothing was found in the folder"):
-        check_resume(MethodUnderTest(MethodEntry("broken", FromTheStart, NoisyPredictor, "")))
+        check_resume(MethodUnderTest(MethodInfo("broken", FromTheStart, NoisyPredictor, "")))
 
 
-def test_a_broken_contract_is_named(noisy: MethodEntry) -> None:
+def test_a_broken_contract_is_named(noisy: MethodInfo) -> None:
     METHODS["noisy"] = replace(noisy, random=False, members=True)
     with pytest.raises(AssertionError, match="noisy breaks the contract"):
         check_method("noisy", loss=SquaredError())

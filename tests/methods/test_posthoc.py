@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from neuboots import Deterministic, GaussianNLL, NeuBoots, SquaredError, TrainingConfig, load, save, split_gaussian
-from neuboots.methods import DeterministicPredictor, MethodEntry, find_method
+from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.nets import MLP
 from neuboots.posthoc import ScaledPredictor, scale_std, scale_temperature
 from neuboots.testing import CHECKS, MethodUnderTest, TwoBranches, check_single_member, check_unsupported_tasks
@@ -192,7 +192,7 @@ class _Scaled:
 
 def _subject(name: str, scale: Any, *tasks: Any) -> MethodUnderTest:
     inner = find_method(name)
-    entry = MethodEntry(
+    entry = MethodInfo(
         "scaled",
         lambda **options: _Scaled(inner.make(**options), scale),
         ScaledPredictor,
@@ -205,7 +205,7 @@ def _subject(name: str, scale: Any, *tasks: Any) -> MethodUnderTest:
 
 SUBJECTS = {
     "temperature of neuboots": _subject("neuboots", scale_temperature, "classification"),
-    "temperature of a plain net": _subject("plain", scale_temperature, "classification"),
+    "temperature of a plain net": _subject("deterministic", scale_temperature, "classification"),
     "temperature of an ensemble": _subject("deep-ensemble", scale_temperature, "classification"),
     "scale of neuboots": _subject("neuboots", scale_std, "regression"),
     "scale of a bootstrap": _subject("standard-bootstrap", scale_std, "regression"),

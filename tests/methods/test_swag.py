@@ -114,7 +114,7 @@ def test_a_net_that_does_not_learn_is_refused() -> None:
 
 
 def test_an_optimiser_that_asks_twice_gives_one_iterate() -> None:
-    config = replace(RECIPE, optimizer=partial(torch.optim.LBFGS, lr=0.1, max_iter=3), schedule=constant_schedule)
+    config = replace(RECIPE, optimizer=partial(torch.optim.LBFGS, lr=0.1, max_iter=3), lr_scheduler=constant_schedule)
     assert int(SWAG().fit(plain_net, DATA, config).iterates.count) == 4
 
 
@@ -186,7 +186,7 @@ def rates_of(schedule: Any, **options: Any) -> list[list[float]]:
         made.rates = found
         return made
 
-    SWAG(**options).fit(plain_net, DATA, replace(RECIPE, optimizer=optimizer, schedule=schedule))
+    SWAG(**options).fit(plain_net, DATA, replace(RECIPE, optimizer=optimizer, lr_scheduler=schedule))
     return found
 
 
@@ -267,7 +267,7 @@ def test_statistics_are_computed_once_for_a_replicate(monkeypatch: pytest.Monkey
     predictor.predict(X[:3], 4)
     assert 16 in calls
     assert not replace(predictor, scale=2.0)._statistics
-    monkeypatch.setattr(room, "_CACHE", 1)  # room for one replicate
+    monkeypatch.setattr(room, "_MAX_CACHE_BYTES", 1)  # room for one replicate
     assert torch.equal(predictor.predict(X[:3], 4, seed=1).samples, predictor.predict(X[:3], 4, seed=1).samples)
     assert len(predictor._statistics) == 1
 
@@ -447,7 +447,7 @@ def test_until_iterates_are_collected_the_training_is_the_plain_one() -> None:
 def test_a_checkpoint_of_another_schedule_is_refused(tmp_path: Any) -> None:
     SWAG().fit(plain_net, DATA, replace(RECIPE, folder=tmp_path))
     with pytest.raises(ValueError, match="schedule was cosine, then constant, is constant, then constant"):
-        SWAG().fit(plain_net, DATA, replace(RECIPE, folder=tmp_path, schedule=constant_schedule))
+        SWAG().fit(plain_net, DATA, replace(RECIPE, folder=tmp_path, lr_scheduler=constant_schedule))
 
 
 @pytest.mark.parametrize("case", [case for case in ZOO if not isinstance(case.x, dict)], ids=lambda case: case.name)

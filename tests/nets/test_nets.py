@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import MethodEntry, NeuBoots, TrainingConfig, load, nets, save, split_head
+from neuboots import MethodInfo, NeuBoots, TrainingConfig, load, nets, save, split_head
 from neuboots.methods import METHODS
 from neuboots.nets import (
     MLP,
@@ -217,13 +217,13 @@ def test_every_net_trains_predicts_and_is_saved(case: Case, tmp_path: Path) -> N
     "method", [entry for entry in METHODS.values() if entry.needs_net], ids=lambda entry: entry.name
 )
 @pytest.mark.parametrize("name", ["small_deeplab", "UResNet", "TextTransformer"])
-def test_every_method_trains_predicts_and_is_saved(name: str, method: MethodEntry, tmp_path: Path) -> None:
+def test_every_method_trains_predicts_and_is_saved(name: str, method: MethodInfo, tmp_path: Path) -> None:
     """Images, volumes and texts; a replicate is one function of x, within rounding."""
     case = NETS[name]
     data = TensorDataset(case.x(4), torch.randint(0, 3, case.out(4)[:1] + case.out(4)[2:]))
     made = method.make(num_members=2) if method.members else method.make()
     config = TrainingConfig(epochs=1, batch_size=2, progress=False)
-    if case.tokens and method.name == "deep-ensemble-original":
+    if case.tokens and method.name == "adversarial-deep-ensemble":
         with pytest.raises(ValueError, match="inputs without a floating-point tensor; .*: take deep-ensemble instead"):
             made.fit(case.make, data, config)
         return
@@ -231,7 +231,7 @@ def test_every_method_trains_predicts_and_is_saved(name: str, method: MethodEntr
     x = case.x(2)
     samples = predictor.predict(x, 3, seed=1).samples
     assert samples.shape == (3, *case.out(2))
-    assert (samples.std(0) > 0).any() == (method.name != "plain")
+    assert (samples.std(0) > 0).any() == (method.name != "deterministic")
     alone = torch.cat([predictor.predict(row[None], 3, seed=1).samples for row in x], 1)
     torch.testing.assert_close(alone, samples, rtol=0, atol=1e-4 * float(samples.abs().max()))
     save(predictor, tmp_path / "model")

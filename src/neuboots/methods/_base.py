@@ -12,13 +12,14 @@ and `neuboots.testing.check_method("mine")` puts it through the same contract as
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import Dataset, default_collate
 
 from neuboots._streaming import class_probabilities
+from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import call_net, cast_inputs, extract_output, has_lazy_layers, initialize_lazy_layers, unwrap_model
 from neuboots.loading import Batch, dataset_length, get_tensors, preserve_rng_state, seed_everything, unpack_example
 from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, Loss, valid_mask, weighted_mean
@@ -107,12 +108,29 @@ def fit_net(
 Task = Literal["classification", "regression", "segmentation"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class MethodEntry:
-    """One method: how it is made, how it is restored, and what it can do.
+class MethodInfo:
+    """Facts about a registered method.
 
-    `train_cost` and `predict_cost` are orders in the cost L of one pass and the number K of members or replicates.
+    Costs are orders in the cost L of one forward pass and the number K of members or replicates.
+
+    Args:
+        name: Name in the registry, in configurations and on the command line.
+        make: The method's class, or a function that returns a method from keyword options.
+        predictor: Class of the fitted predictors; its `from_config` rebuilds a saved one.
+        summary: One line that describes the method.
+        tasks: Tasks that the method supports.
+        random: Whether another seed gives other replicates, or the same ones in another order.
+        coherent: Whether a replicate is one function of x, whatever else is in the batch.
+        members: Whether the method has `num_members` = K, and is a single net for K = 1.
+        needs_net: Whether `fit` uses its `model`; if not, it may be None.
+        early_stopping: Whether a training that stops early still gives a valid predictor.
+        train_cost: Cost of `fit`.
+        predict_cost: Cost of `predict`.
+        reference: Publication of the method.
     """
 
     name: str
@@ -120,50 +138,122 @@ class MethodEntry:
     predictor: type[Predictor]
     summary: str
     tasks: tuple[Task, ...] = TASKS
-    random: bool = True  # another seed gives other replicates, or the same in another order
-    coherent: bool = True  # a replicate is one function of x, whatever the batch around x
-    members: bool = False  # has num_members = K, and for K = 1 is a single net
-    needs_net: bool = True  # False: model is not called, and may be None
+    random: bool = True
+    coherent: bool = True
+    members: bool = False
+    needs_net: bool = True
+    early_stopping: bool = True
     train_cost: str = "O(L)"
     predict_cost: str = "O(LK)"
     reference: str = ""
 
     def __post_init__(self) -> None:
-        unknown = set(self.tasks) - set(TASKS)
-        if unknown or not self.tasks:
-            raise ValueError(f"got tasks={self.tasks!r}; expected some of {list(TASKS)}")
-        if not (isinstance(self.predictor, type) and issubclass(self.predictor, Predictor)):
-            raise ValueError(f"got predictor={self.predictor!r}; expected a class derived from Predictor")
-        if not callable(self.make):
-            raise ValueError(f"got make={self.make!r}; expected a class or function that makes the method")
+        if not self.tasks or not set(self.tasks) <= set(TASKS):
+            raise ArgumentError("tasks", self.tasks, f"one or more of {list(TASKS)}")
 
 
-METHODS: dict[str, MethodEntry] = {}
-WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config has theirs under "inner"
+METHODS: dict[str, MethodInfo] = {}
+WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config is under "inner"
 
 
-def register(entry: MethodEntry) -> MethodEntry:
-    """Add a method to the table, for `load_dataset`, the command line and `check_method`."""
-    if METHODS.get(entry.name, entry) != entry or entry.name in WRAPPERS:
-        raise ValueError(f"got the name {entry.name!r}, which another method has; expected a new one")
-    METHODS[entry.name] = entry
-    return entry
+def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callable[[type[T]], type[T]]:
+    """Register a method under a name, as a class decorator.
+
+    `create_method`, `load`, the command line and `neuboots.testing.check_method` then find the method. The decorator
+    stores the facts as the class attribute `info`.
+
+    Args:
+        name: Name of the method; it must be new.
+        predictor: Class of the fitted predictors.
+        summary: One line that describes the method.
+        **facts: Further fields of `MethodInfo`.
+
+    Returns:
+        A decorator that returns the class unchanged except for `info`.
+
+    Raises:
+        ArgumentError: If another method has the name, or a fact is wrong.
+
+    Example:
+        >>> from neuboots.methods.deterministic import Deterministic, DeterministicPredictor
+        >>> @register("mine", predictor=DeterministicPredictor, summary="a net of my own", random=False)
+        ... class Mine(Deterministic):
+        ...     pass
+        >>> type(create_method("mine")).__name__
+        'Mine'
+        >>> del METHODS["mine"]
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        if name in METHODS or name in WRAPPERS:
+            raise ArgumentError("name", name, "a name that no other method has")
+        info = MethodInfo(name, cast(Callable[..., Method], cls), predictor, summary, **facts)
+        METHODS[name] = info
+        cast(Any, cls).info = info
+        return cls
+
+    return decorate
 
 
-def find_method(name: str) -> MethodEntry:
-    """The method of this name, or a sentence that lists the names."""
-    if name not in METHODS:
-        raise ValueError(f"got the method {name!r}; expected one of {', '.join(METHODS)}")
+def find_method(name: str) -> MethodInfo:
+    """Return the facts about a registered method.
+
+    Args:
+        name: Name of the method.
+
+    Raises:
+        ArgumentError: If no method has the name.
+
+    Example:
+        >>> find_method("deep-ensemble").reference
+        'Lakshminarayanan et al., NeurIPS 2017; Ashukha et al., ICLR 2020'
+    """
+    check_choice("method", name, METHODS)
     return METHODS[name]
 
 
-def find_saved_method(config: dict[str, Any]) -> MethodEntry:
-    """The method that made the predictor with this config, inside any wrappers."""
+def create_method(name: str, **options: Any) -> Method:
+    """Create a method by its name.
+
+    Args:
+        name: Name of a registered method, as in `list_methods()`.
+        **options: Options of the method's class.
+
+    Returns:
+        The method, ready for `fit`.
+
+    Raises:
+        ArgumentError: If no method has the name, or an option is wrong.
+
+    Example:
+        >>> create_method("deep-ensemble", num_members=3).num_members
+        3
+    """
+    return find_method(name).make(**options)
+
+
+def list_methods(task: Task | None = None) -> list[str]:
+    """Return the sorted names of the registered methods.
+
+    Args:
+        task: "classification", "regression" or "segmentation" for the methods that support it; None for all.
+
+    Example:
+        >>> sorted(set(list_methods("regression")) - set(list_methods("segmentation")))
+        ['gp', 'sparse-gp']
+    """
+    if task is not None:
+        check_choice("task", task, TASKS)
+    return sorted(name for name, info in METHODS.items() if task is None or task in info.tasks)
+
+
+def find_saved_method(config: dict[str, Any]) -> MethodInfo:
+    """Return the facts about the method that made the predictor with this config, inside any wrappers."""
     while config["method"] in WRAPPERS:
         config = config["inner"]
     return find_method(config["method"])
 
 
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
-    """The class whose `restore` reads this config."""
+    """Return the class whose `from_config` reads this config."""
     return WRAPPERS[config["method"]] if config["method"] in WRAPPERS else find_method(config["method"]).predictor

@@ -38,7 +38,7 @@ from neuboots.head import (
 )
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import compute_output, load_example, validation_metrics
+from neuboots.methods._base import compute_output, load_example, register, validation_metrics
 from neuboots.methods.ensembles import check_members
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import TrainingConfig, describe_callable, describe_method, initialize_model, train
@@ -370,6 +370,14 @@ class BatchEnsemblePredictor(Predictor):
         return cls(ensemble.eval(), skeleton, num_members)
 
 
+@register(
+    "batch-ensemble",
+    predictor=BatchEnsemblePredictor,
+    summary="K members of one net that differ by rank-one factors of its weights",
+    members=True,
+    train_cost="O(LK)",
+    reference="Wen, Tran and Ba, ICLR 2020",
+)
 @dataclass(frozen=True)
 class BatchEnsemble:
     """K members of one net. `init` draws their first factors: N(1, ½²), or "random_sign", ±1.

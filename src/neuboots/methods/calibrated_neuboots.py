@@ -43,7 +43,7 @@ from neuboots.generator import BootstrapGenerator
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
-from neuboots.methods._base import load_example
+from neuboots.methods._base import load_example, register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import InfluenceBootstrap
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
@@ -489,6 +489,13 @@ _MOST_POINTS = 1 << 18  # pixels at which variances are compared
 _WITHOUT_GRADIENTS = 4  # times the rows of a training step fit in memory
 
 
+@register(
+    "calibrated-neuboots",
+    predictor=CalibratedNeuBootsPredictor,
+    summary="NeuBoots whose law has the dispersion of the influence bootstrap, or of true replicates",
+    predict_cost="O(L + K)",
+    reference="Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021",
+)
 @dataclass(frozen=True)
 class CalibratedNeuBoots:
     """NeuBoots, trained once, with the concentration of its law at prediction time fitted to a reference.

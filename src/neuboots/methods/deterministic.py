@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from neuboots._streaming import num_bytes
 from neuboots.head import eval_mode, unwrap_model
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, compute_output, fit_net
+from neuboots.methods._base import add_output_axis, compute_output, fit_net, register
 from neuboots.prediction import Moments, Predictor, SampleStream
 from neuboots.training import TrainingConfig, describe_method, initialize_model
 
@@ -47,13 +47,20 @@ class DeterministicPredictor(Predictor):
         return SampleStream(num_samples, num_bytes(output), chunks, Moments(output, torch.zeros_like(output)))
 
     def config(self) -> dict[str, Any]:
-        return {"method": "plain"}
+        return {"method": "deterministic"}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "DeterministicPredictor":
         return cls(net)
 
 
+@register(
+    "deterministic",
+    predictor=DeterministicPredictor,
+    summary="the net itself: B equal samples",
+    random=False,
+    predict_cost="O(L)",
+)
 @dataclass(frozen=True)
 class Deterministic:
     """One net, trained with the mean loss (eq. 2.1).

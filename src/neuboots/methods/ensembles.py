@@ -48,7 +48,7 @@ from neuboots._pytree import map_float_tensors
 from neuboots.head import cast_inputs, copy_net, eval_mode, unwrap_model
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, compute_output, load_example, validation_metrics
+from neuboots.methods._base import add_output_axis, compute_output, load_example, register, validation_metrics
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import TrainingConfig, describe_callable, describe_method, initialize_model, train
@@ -338,6 +338,14 @@ def _why_in_turn(nets: list[nn.Module], data: Dataset[Any], config: TrainingConf
     return find_vmap_obstacle(nets, compute_output, example)
 
 
+@register(
+    "deep-ensemble",
+    predictor=EnsemblePredictor,
+    summary="K nets from other first weights and in another order of the data",
+    members=True,
+    train_cost="O(LK)",
+    reference="Lakshminarayanan et al., NeurIPS 2017; Ashukha et al., ICLR 2020",
+)
 @dataclass(frozen=True)
 class DeepEnsemble(EnsembleMethod):
     """K nets; `together` trains them side by side (None: where that is faster and gives the same).
@@ -357,6 +365,14 @@ class DeepEnsemble(EnsembleMethod):
     name: ClassVar[str] = "deep-ensemble"
 
 
+@register(
+    "standard-bootstrap",
+    predictor=EnsemblePredictor,
+    summary="K nets on data drawn with replacement",
+    members=True,
+    train_cost="O(LK)",
+    reference="Efron, Annals of Statistics 1979",
+)
 @dataclass(frozen=True)
 class StandardBootstrap(EnsembleMethod):
     """K nets on resampled data; `together` trains them side by side (None: where that is faster and gives the same).
@@ -378,6 +394,14 @@ class StandardBootstrap(EnsembleMethod):
     weight_distribution: ClassVar[WeightDistribution | None] = Multinomial()
 
 
+@register(
+    "bayesian-bootstrap",
+    predictor=EnsemblePredictor,
+    summary="K nets on data under random (Dirichlet) weights",
+    members=True,
+    train_cost="O(LK)",
+    reference="Rubin, Annals of Statistics 1981; Newton and Raftery, JRSS B 1994",
+)
 @dataclass(frozen=True)
 class BayesianBootstrap(EnsembleMethod):
     """K nets on re-weighted data; `together` trains them side by side (None: where that is faster and gives the same).

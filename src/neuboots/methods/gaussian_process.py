@@ -54,7 +54,7 @@ from neuboots._streaming import num_bytes
 from neuboots.head import cast_inputs
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import Loss, SquaredError, check_loss
-from neuboots.methods._base import validation_metrics
+from neuboots.methods._base import register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
 from neuboots.training import TrainingConfig, constant_schedule, describe_method, train
 
@@ -498,6 +498,16 @@ class GaussianProcessPredictor(Predictor):
             return cls(ExactProcess(**options).eval())
 
 
+@register(
+    "gp",
+    predictor=GaussianProcessPredictor,
+    summary="exact Gaussian process regression, for n up to 5,000",
+    tasks=("regression",),
+    needs_net=False,
+    train_cost="O(n³)",
+    predict_cost="O(n²)",
+    reference="Rasmussen and Williams, MIT Press 2006; samples: Wilson et al., ICML 2020",
+)
 @dataclass(frozen=True)
 class GaussianProcess:
     """Options of an exact Gaussian process, for at most 5,000 points: each of its `steps` steps of Adam costs n³.
@@ -655,6 +665,16 @@ class SparseGPPredictor(GaussianProcessPredictor):
             return cls(SparseProcess(**options).eval())
 
 
+@register(
+    "sparse-gp",
+    predictor=SparseGPPredictor,
+    summary="Gaussian process regression through m learned points (FITC)",
+    tasks=("regression",),
+    needs_net=False,
+    train_cost="O(nm²)",
+    predict_cost="O(m²)",
+    reference="Snelson and Ghahramani, NeurIPS 18, 2006",
+)
 @dataclass(frozen=True)
 class SparseGP:
     """Options of a sparse Gaussian process with m = `num_inducing` points (all n where that is less), learned together

@@ -27,7 +27,7 @@ from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, EpochLoader, preserve_rng_state
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import load_example, validation_metrics
+from neuboots.methods._base import load_example, register, validation_metrics
 from neuboots.methods._curvature import (
     FullGGN,
     KronGGN,
@@ -174,6 +174,13 @@ class LaplacePredictor(Predictor):
         return cls(HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
 
 
+@register(
+    "laplace",
+    predictor=LaplacePredictor,
+    summary="one net with a Gaussian over its head: B heads from one pass",
+    predict_cost="O(L + K)",
+    reference="MacKay, Neural Computation 1992; Daxberger et al., NeurIPS 2021",
+)
 @dataclass(frozen=True)
 class Laplace:
     """Options of the last-layer Laplace approximation.

@@ -42,7 +42,7 @@ from neuboots.head import (
     unwrap_model,
 )
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, compute_output, fit_net, load_example
+from neuboots.methods._base import add_output_axis, compute_output, fit_net, load_example, register
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import TrainingConfig, describe_method, initialize_model
 
@@ -462,6 +462,13 @@ class MCDropoutPredictor(Predictor):
         return cls(dropped, skeleton, config["rate"], config["kind"], places, config["first"], config["head"])
 
 
+@register(
+    "mc-dropout",
+    predictor=MCDropoutPredictor,
+    summary="one net with dropout that stays on: B thinned nets",
+    predict_cost="O(LK); O(L + K) before the head only",
+    reference="Gal and Ghahramani, ICML 2016",
+)
 @dataclass(frozen=True)
 class MCDropout:
     """Options of MC dropout.

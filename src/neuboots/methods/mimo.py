@@ -27,7 +27,7 @@ from neuboots._prng import derive_seed
 from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head, unwrap_model
 from neuboots.loading import Batch
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import load_example, validation_metrics
+from neuboots.methods._base import load_example, register, validation_metrics
 from neuboots.methods.ensembles import check_members
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import TrainingConfig, describe_method, initialize_model, train
@@ -288,6 +288,15 @@ class MIMOPredictor(Predictor):
         return cls(MultiHeadNet(split, num_members, seed=0).eval(), skeleton, tuple(config["widened"]))
 
 
+@register(
+    "mimo",
+    predictor=MIMOPredictor,
+    summary="one net with K inputs and K heads: K subnetworks from one pass",
+    members=True,
+    train_cost="O(L + 2K)",
+    predict_cost="O(L + 2K)",
+    reference="Havasi et al., ICLR 2021",
+)
 @dataclass(frozen=True)
 class MIMO:
     """K inputs, K heads. `input_repetition` is ρ, the share of rows in which all K inputs are the same one;

@@ -18,7 +18,7 @@ from neuboots.generator import BootstrapGenerator
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
 from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, load_example, validation_metrics
+from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
 from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
 from neuboots.weights import (
@@ -110,6 +110,13 @@ class NeuBootsPredictor(Predictor):
         return cls(generator.eval(), build_distribution(config["law"]))
 
 
+@register(
+    "neuboots",
+    predictor=NeuBootsPredictor,
+    summary="one net whose head is re-weighted: B bootstrapped nets from one pass",
+    predict_cost="O(L + K)",
+    reference="Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021",
+)
 @dataclass(frozen=True)
 class NeuBoots:
     """Options of NeuBoots. The defaults were found by measurement on classes (docs/decisions/0002): a law of

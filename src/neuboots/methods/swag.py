@@ -30,7 +30,14 @@ from neuboots._streaming import num_bytes
 from neuboots.head import cast_inputs, eval_mode, unwrap_model
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, compute_output, functional_output, load_example, validation_metrics
+from neuboots.methods._base import (
+    add_output_axis,
+    compute_output,
+    functional_output,
+    load_example,
+    register,
+    validation_metrics,
+)
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import (
     Objective,
@@ -319,6 +326,13 @@ class SWAGPredictor(Predictor):
         return cls(iterates.eval(), config["scale"], config["batch_size"], tuple(config["norms"]))
 
 
+@register(
+    "swag",
+    predictor=SWAGPredictor,
+    summary="one net with a Gaussian over all its weights, fitted to the last iterates: B nets",
+    reference="Maddox et al., NeurIPS 2019",
+    early_stopping=False,
+)
 @dataclass(frozen=True)
 class SWAG:
     """Options of SWAG.

@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 from neuboots._pytree import map_float_tensors
 from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss
-from neuboots.methods.ensembles import EnsembleMethod, Perturbation
+from neuboots.methods._base import register
+from neuboots.methods.ensembles import EnsembleMethod, EnsemblePredictor, Perturbation
 from neuboots.training import TrainingConfig
 
 
@@ -67,6 +68,14 @@ def compute_input_ranges(data: Dataset[Any], config: TrainingConfig) -> list[Ten
     return [high - low for low, high in zip(lows, highs, strict=True)]  # (D,) or (C, 1, …)
 
 
+@register(
+    "adversarial-deep-ensemble",
+    predictor=EnsemblePredictor,
+    summary="K nets with a proper scoring rule and adversarial training",
+    members=True,
+    train_cost="O(2LK)",
+    reference="Lakshminarayanan et al., NeurIPS 2017",
+)
 @dataclass(frozen=True)
 class AdversarialDeepEnsemble(EnsembleMethod):
     """K nets trained on their data and on its adversarial twin, `epsilon` of the inputs' range away.
@@ -85,7 +94,7 @@ class AdversarialDeepEnsemble(EnsembleMethod):
     loss: Loss = field(default_factory=BrierLoss)
     epsilon: float = 0.01
 
-    name: ClassVar[str] = "deep-ensemble-original"
+    name: ClassVar[str] = "adversarial-deep-ensemble"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ from neuboots._prng import derive_keys, draw_normal, stable_hash
 from neuboots.head import cast_inputs, eval_mode, has_lazy_layers, unwrap_model
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, functional_output, load_example, validation_metrics
+from neuboots.methods._base import add_output_axis, functional_output, load_example, register, validation_metrics
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
 from neuboots.weights import Multinomial
@@ -136,6 +136,13 @@ class AmortizedBootstrapPredictor(Predictor):
         return cls(model.eval())
 
 
+@register(
+    "amortized-bootstrap",
+    predictor=AmortizedBootstrapPredictor,
+    summary="a net that generates the parameters of nets, trained on K resampled data sets",
+    train_cost="O(LK)",
+    reference="Nalisnick and Smyth, ICML workshop on implicit models, 2017",
+)
 @dataclass(frozen=True)
 class AmortizedBootstrap:
     """Options of the amortized bootstrap. A step makes K = `num_resamples` passes.

@@ -35,7 +35,7 @@ from neuboots.head import (
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, load_example, validation_metrics
+from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
 from neuboots.methods.batch_ensemble import check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
@@ -212,6 +212,12 @@ class GBSPredictor(Predictor):
         return cls(GBSGenerator(net, config["num_blocks"]).eval(), skeleton, build_distribution(config["law"]))
 
 
+@register(
+    "gbs",
+    predictor=GBSPredictor,
+    summary="one net with the bootstrap weights as an input of every layer",
+    reference="Shin, Wang and Liu, arXiv 2006.00767, 2020",
+)
 @dataclass(frozen=True)
 class GBS:
     """Options of GBS. `num_blocks` is S (None: 100, or n if that is less); `weight_distribution` is the paper's Dirichlet(1).

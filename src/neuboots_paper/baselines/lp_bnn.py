@@ -26,7 +26,7 @@ from neuboots._prng import derive_keys, draw_normal
 from neuboots.head import cast_inputs, copy_to_meta, eval_mode, unwrap_model
 from neuboots.loading import preserve_rng_state, seed_everything
 from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import load_example
+from neuboots.methods._base import load_example, register
 from neuboots.methods.batch_ensemble import (
     BatchEnsemblePredictor,
     RankOneLayer,
@@ -149,6 +149,13 @@ class LPBNNPredictor(BatchEnsemblePredictor):
         return cls(_make(net, num_members, latent).eval(), skeleton, num_members, latent)
 
 
+@register(
+    "lp-bnn",
+    predictor=LPBNNPredictor,
+    summary="BatchEnsemble with factors drawn from a variational autoencoder in each layer",
+    train_cost="O(LK)",
+    reference="Franchi, Bursuc, Aldea, Dubuisson and Bloch, arXiv:2012.02818, 2020",
+)
 @dataclass(frozen=True)
 class LPBNN:
     """K members with latents of dimension `latent`; `elbo_weight` is β.

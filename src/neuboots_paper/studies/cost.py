@@ -18,7 +18,7 @@ from neuboots.prediction import Method
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
 from neuboots.training import TrainingConfig
-from neuboots_paper._common import PAPER_SGD, image_net, load_images, load_with_rows, make_method
+from neuboots_paper._common import PAPER_SGD, RENAMED, image_net, load_images, load_with_rows, make_method
 from neuboots_paper.study import Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
@@ -324,7 +324,8 @@ class CostStudy(Study):
 
 def with_members(name: str, K: int) -> Method:
     """The method with K members, where it has members; of the others K replicates are asked for."""
-    members = name in METHODS and hasattr(METHODS[name].make, "num_members")
+    info = METHODS.get(RENAMED.get(name, name))
+    members = info is not None and hasattr(info.make, "num_members")
     return make_method(name, **({"num_members": K} if members else {}))
 
 

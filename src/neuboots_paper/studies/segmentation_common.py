@@ -27,12 +27,12 @@ from neuboots.evaluation.benchmark import benchmark_methods
 from neuboots.evaluation.segmentation import evaluate_segmentation, predict_segmentation
 from neuboots.evaluation.segmentation.io import class_colors, colorize_labels, to_uint8
 from neuboots.losses import BrierLoss, CrossEntropy
-from neuboots.methods._base import METHODS as REGISTRY
+from neuboots.methods import METHODS as REGISTRY
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
 from neuboots.training import OptimizerFactory, TrainingConfig
-from neuboots_paper._common import make_method, neuboots_variants, reliability_plots
+from neuboots_paper._common import RENAMED, make_method, neuboots_variants, reliability_plots
 from neuboots_paper.study import Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ class SegmentationStudy(Study):
 
     def _method(self, name: str, members: int) -> Method:
         loss = (BrierLoss if name == "deep-ensemble-original" else CrossEntropy)(ignore_index=VOID)
-        options = {"num_members": members} if name in REGISTRY and REGISTRY[name].members else {}
+        registered = REGISTRY.get(RENAMED.get(name, name))
+        options = {"num_members": members} if registered is not None and registered.members else {}
         return make_method(name, loss=loss, **options)
 
     def _times(self, unit: Job, data: DatasetBundle) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from neuboots.methods import (
     Laplace,
     MCDropout,
     NeuBoots,
-    find_method,
+    create_method,
 )
 from neuboots.prediction import Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
@@ -62,7 +62,7 @@ KERNEL: dict[str, Callable[[], Any]] = {  # the same, where a kernel matrix can 
 FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
     "neuboots-paper": NeuBoots.paper,
     "neuboots": NeuBoots,
-    "calibrated-neuboots": lambda: find_method("calibrated-neuboots").make(),
+    "calibrated-neuboots": lambda: create_method("calibrated-neuboots"),
     "mc-dropout": MCDropout,
 }
 ALL = {**FITTED, **AROUND, **KERNEL}

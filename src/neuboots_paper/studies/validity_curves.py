@@ -18,13 +18,13 @@ from torch.utils.data import TensorDataset
 from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, uniform_design
 from neuboots.losses import SquaredError
-from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots
-from neuboots.methods._base import find_method
+from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods.influence.scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig
 from neuboots.weights import Dirichlet
+from neuboots_paper._common import make_method
 from neuboots_paper.side_by_side import train_side_by_side
 from neuboots_paper.study import Job
 
@@ -95,12 +95,12 @@ FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
     "neuboots-paper": lambda: NeuBoots.paper(SquaredError()),
     "neuboots-paper-exp": lambda: replace(NeuBoots.paper(SquaredError()), link="exp"),
     "neuboots": NeuBoots.regression,
-    "calibrated-neuboots": lambda: find_method("calibrated-neuboots").make(loss=SquaredError()),
+    "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=SquaredError()),
     "mc-dropout": lambda: MCDropout(SquaredError(), rate=0.1),
 }
 
 MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
-    name: partial(find_method(name).make, loss=SquaredError())
+    name: partial(make_method, name, loss=SquaredError())
     for name in (
         *("standard-bootstrap", "deep-ensemble", "deep-ensemble-original", "gbs", "amortized-bootstrap", "gp"),
         *("sparse-gp", "batch-ensemble", "mimo", "lp-bnn", "swag"),

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from neuboots._validation import check_int
 from neuboots.loading import check_length, dataset_length
 from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
-from neuboots.methods._base import fit_net
+from neuboots.methods._base import fit_net, register
 from neuboots.methods.influence.predictor import MAX_KERNEL_ROWS, InfluencePredictor
 from neuboots.prediction import Predictor
 from neuboots.training import TrainingConfig, describe_method, initialize_model
@@ -20,6 +20,13 @@ from neuboots.weights import Dirichlet, WeightDistribution, check_blocks, check_
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
 
+@register(
+    "influence",
+    predictor=InfluencePredictor,
+    summary="one net, and how other weights of its data would have moved it, to first order: B nets from one pass",
+    predict_cost="O(L + K)",
+    reference="Jaeckel, Bell Laboratories 1972; Giordano, Stephenson, Liu, Jordan and Broderick, AISTATS 2019",
+)
 @dataclass(frozen=True)
 class InfluenceBootstrap:
     """Options of the influence bootstrap.
