@@ -1,9 +1,9 @@
-"""Rows of a data set with their numbers, in an order named by (seed, epoch).
+"""Deterministic data loading: every batch is a function of (seed, epoch, step).
 
-    batch k of epoch t = rows π_t[k·G … (k+1)·G),   π_t a permutation of [n]
+    batch k of epoch t = examples π_t[k·G … (k+1)·G),   π_t a permutation of [n]
 
-The number i of a row finds its block u(i), whatever the order it comes in. Under data parallelism every rank
-takes its share of the same global batch; a run may start at any batch of any epoch.
+Each example carries its index i in the data set, which selects its block u(i) in any order of reading. Under data
+parallelism every rank takes its part of the same global batch, and reading can start at any batch of any epoch.
 """
 
 import itertools
@@ -11,15 +11,19 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     TensorDataset,
     default_collate,
@@ -27,11 +31,22 @@ from torch.utils.data import (
 )
 
 from neuboots._prng import derive_seed, stable_hash
+from neuboots._validation import ArgumentError, check_int
+
+FitData = Dataset[Any] | DataLoader[Any] | Sequence[Any]
+CollateFn = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """N rows: inputs, targets, their numbers in the data set, and the number of the step since the start."""
+    """A mini-batch of N examples.
+
+    Attributes:
+        x: Inputs: a tensor, or a tuple or dict of tensors.
+        y: Targets, (N, *).
+        index: Positions of the examples in the data set, (N,).
+        step: Number of the optimizer step since the start of training.
+    """
 
     x: Any
     y: Tensor
@@ -40,12 +55,16 @@ class Batch:
 
 
 class IndexedDataset(Dataset[Any]):
-    """A data set of (x, y) that also gives the number of each row: (x, y, i). For a loop of your own.
+    """A data set of (x, y) that also returns the index of each example, (x, y, i), for a custom training loop.
 
-    >>> data = IndexedDataset(TensorDataset(torch.zeros(5, 3), torch.arange(5)))
-    >>> x, y, i = data[4]
-    >>> int(y), i
-    (4, 4)
+    Args:
+        data: Map-style data set of pairs (x, y).
+
+    Example:
+        >>> data = IndexedDataset(TensorDataset(torch.zeros(5, 3), torch.arange(5)))
+        >>> x, y, i = data[4]
+        >>> int(y), i
+        (4, 4)
     """
 
     def __init__(self, data: Dataset[Any]) -> None:
@@ -59,101 +78,189 @@ class IndexedDataset(Dataset[Any]):
         return x, y, i
 
 
-def unpack_example(row: Any) -> tuple[Any, Any]:
-    """One row as (inputs, target), or a sentence."""
-    if isinstance(row, tuple | list) and len(row) == 2:
-        return row[0], row[1]
-    raise ValueError(
-        f"got a row of type {type(row).__name__}; expected (x, y), where x is a tensor, a tuple for a net of several "
-        "inputs, or a dict for a net called with keywords: wrap the data set to give such pairs"
+# -- data sets -----------------------------------------------------------------------------------------
+
+
+class _CollatedDataset(Dataset[Any]):
+    """A data set with the collate function of the DataLoader that it was taken from."""
+
+    def __init__(self, data: Dataset[Any], collate_fn: CollateFn) -> None:
+        self.data, self.collate_fn = data, collate_fn
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.data))
+
+    def __getitem__(self, i: int) -> Any:
+        return self.data[i]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast(Iterable[Any], self.data))
+
+
+def as_dataset(data: FitData, *, name: str = "data") -> Dataset[Any]:
+    """Return training data as a data set.
+
+    Args:
+        data: A data set of pairs (x, y), a pair (inputs, targets) of tensors or NumPy arrays, or a `DataLoader`, whose
+            data set and collate function are used.
+        name: Name of the argument in error messages.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ArgumentError: If the data are none of these, or if a `DataLoader` selects or orders examples in its own way.
+
+    Example:
+        >>> len(as_dataset((np.zeros((5, 3)), np.arange(5))))
+        5
+    """
+    if isinstance(data, DataLoader):
+        _check_sampler(data, name)
+        return data.dataset if data.collate_fn is default_collate else _CollatedDataset(data.dataset, data.collate_fn)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, Tensor | np.ndarray) for d in data):
+        if len(data[0]) != len(data[1]):
+            raise ArgumentError(name, f"{len(data[0])} inputs, {len(data[1])} targets", "as many targets as inputs")
+        arrays = (d if isinstance(d, Tensor) else np.require(d, requirements=["C", "W"]) for d in data)
+        return TensorDataset(*map(torch.as_tensor, arrays))
+    if isinstance(data, Tensor | np.ndarray) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+        raise ArgumentError(name, type(data), "a Dataset, a pair (inputs, targets) of arrays, or a DataLoader")
+    return cast(Dataset[Any], data)
+
+
+def _check_sampler(loader: DataLoader[Any], name: str) -> None:
+    """Raise if the loader does more than reading all examples once, in order or shuffled."""
+    sampler = loader.sampler
+    known = isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        known = not sampler.replacement and sampler.num_samples == len(cast(Sized, loader.dataset))
+    if not known or type(loader.batch_sampler) is not BatchSampler or loader.drop_last:
+        raise ArgumentError(
+            name,
+            type(loader),
+            "a DataLoader with batch_size, without its own sampler, batch_sampler or drop_last",
+            hint="pass its dataset, since examples are drawn in an order that depends on the seed alone",
+        )
+
+
+def unpack_example(example: Any) -> tuple[Any, Any]:
+    """Return one example of a data set as (inputs, target); raise ArgumentError if it is not a pair."""
+    if isinstance(example, tuple | list) and len(example) == 2:
+        return example[0], example[1]
+    raise ArgumentError(
+        "data",
+        type(example),
+        "examples (x, y), where x is a tensor, a tuple (several inputs) or a dict (keyword inputs)",
+        hint="wrap the data set to return such pairs",
     )
 
 
 def dataset_length(data: Dataset[Any]) -> int | None:
-    """n, or None for a stream."""
-    if isinstance(data, DataLoader):
-        raise ValueError("got a DataLoader; expected the data set itself: give loader.dataset")
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+    """Return the number of examples n, or None for an iterable data set; raise ArgumentError if n = 0."""
+    inner = data.data if isinstance(data, _CollatedDataset) else data
+    if isinstance(inner, DataLoader):
+        raise ArgumentError("data", type(inner), "a data set", hint="pass loader.dataset")
+    if isinstance(inner, IterableDataset) or not hasattr(inner, "__len__"):
         return None
-    n = len(cast(Sized, data))
+    n = len(cast(Sized, inner))
     if n < 1:
-        raise ValueError("got a data set with n = 0 rows; expected at least one")
+        raise ArgumentError("data", "an empty data set", "at least one example")
     return n
 
 
 def check_length(data: Dataset[Any]) -> int:
-    """n, or a sentence for a stream."""
+    """Return the number of examples n; raise ArgumentError for an iterable data set, whose length is unknown."""
     n = dataset_length(data)
     if n is None:
-        raise ValueError("got a stream of unknown length; expected a data set with a length")
+        raise ArgumentError("data", type(data), "a data set with a length")
     return n
 
 
-def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
-    """All targets, (n, …): from the tensors or the `.targets` of the data set, else by reading it once; a data set that
-    has `target(i)` is asked for that alone.
+def _unwrap_subsets(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
+    """Return the data set inside any Subsets and the positions of the selected examples in it (None: all)."""
+    positions: Tensor | None = None
+    while isinstance(data, Subset | _CollatedDataset):
+        if isinstance(data, Subset):
+            rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
+            positions = rows if positions is None else rows[positions]
+        data = data.dataset if isinstance(data, Subset) else data.data
+    return data, positions
 
-    Rows that are read are named by the seed, as in training, and `reduce` makes each small before the next is read.
+
+def get_tensors(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """Return the tensors of a TensorDataset, or of a Subset of one, and the positions of its examples (None: all)."""
+    inner, positions = _unwrap_subsets(data)
+    in_memory = isinstance(inner, TensorDataset) and not isinstance(data, _CollatedDataset)
+    return (inner.tensors, positions) if in_memory else (None, None)  # type: ignore[attr-defined]
+
+
+def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor], Tensor] = lambda y: y) -> Tensor:
+    """Return all targets, (n, *): from tensors or `.targets` of the data set if it has them, else by reading it once.
+
+    Args:
+        data: Data set of pairs (x, y). If it has a method `target(i)`, only that is called.
+        seed: Seed of what the data set draws while it is read.
+        reduce: Function applied to each target before the next one is read.
+
+    Returns:
+        The targets, stacked.
     """
-    tensors, places = get_tensors(data)
-    if tensors is not None:
-        return tensors[-1] if places is None else tensors[-1][places]
-    whole, places = _unwrapped(data)
-    if (targets := getattr(whole, "targets", None)) is not None:
-        targets = torch.as_tensor(targets)
-        return targets if places is None else targets[places]
-    found = []
-    target_alone: Callable[[int], Any] | None = getattr(whole, "target", None)
+    inner, positions = _unwrap_subsets(data)
+    stored = inner.tensors[-1] if isinstance(inner, TensorDataset) else getattr(inner, "targets", None)
+    if stored is not None:
+        stored = torch.as_tensor(stored)
+        return stored if positions is None else stored[positions]
+    targets = []
+    read_target: Callable[[int], Any] | None = getattr(inner, "target", None)
     with preserve_rng_state():
         for i in range(len(cast(Sized, data))):
-            if target_alone is not None:  # no image is decoded for its mask
-                target = target_alone(i if places is None else int(places[i]))
+            if read_target is not None:  # no image is decoded for its mask
+                target = read_target(i if positions is None else int(positions[i]))
             else:
                 seed_everything(seed, "target", i)
                 target = unpack_example(data[i])[1]
-            found.append(reduce(_as_target(target)))
-    if any(target.shape != found[0].shape for target in found):
-        raise ValueError("got targets of several shapes; expected one shape for all rows")
-    return torch.stack(found)
+            try:
+                target = torch.as_tensor(target)
+            except (TypeError, ValueError, RuntimeError):
+                raise ArgumentError(
+                    "data", type(target), "targets that are numbers or tensors", hint="encode labels as 0 … C − 1"
+                ) from None
+            targets.append(reduce(target))
+    if any(target.shape != targets[0].shape for target in targets):
+        raise ArgumentError("data", "targets of several shapes", "targets of one shape")
+    return torch.stack(targets)
 
 
 def load_class_labels(data: Dataset[Any]) -> Tensor:
-    """The class of each row: (n,)."""
+    """Return the class of each example, (n,); raise ArgumentError if the targets are not class labels."""
     labels = load_targets(data)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
-    if labels.ndim != 1 or not whole or bool((labels < 0).any()):
-        raise ValueError(
-            f"got targets of shape {tuple(labels.shape)} and type {labels.dtype}; expected the class of each row, a "
-            "whole number from 0 on"
+    integral = not labels.is_floating_point() or bool((labels == labels.round()).all())
+    if labels.ndim != 1 or not integral or bool((labels < 0).any()):
+        raise ArgumentError(
+            "data", f"targets {tuple(labels.shape)} of {labels.dtype}", "class labels (n,), integers from 0 on"
         )
     return labels.long().cpu()
 
 
-def _as_target(y: Any) -> Tensor:
-    try:
-        return torch.as_tensor(y)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"got a target of type {type(y).__name__}; expected a number or a tensor: turn labels into 0 … C − 1"
-        ) from None
+# -- randomness ----------------------------------------------------------------------------------------
 
 
 def seed_everything(*name: int | str) -> None:
-    """Python, NumPy and torch from one name: whatever a net or an augmentation draws is governed by it."""
-    word = derive_seed(*name)
-    torch.default_generator.manual_seed(word)  # torch.manual_seed asks every device: a hundred times slower
+    """Seed the global generators of Python, NumPy and torch from one name, such as (seed, "step", 3)."""
+    seed = derive_seed(*name)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every device: a hundred times slower
     if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(word)
+        torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
-        torch.mps.manual_seed(word)
-    random.seed(word)
-    np.random.seed(word & 0xFFFFFFFF)
+        torch.mps.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """The caller's random states are given back untouched."""
+    """Restore the global random states of Python, NumPy and torch on exit."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         try:
@@ -163,139 +270,142 @@ def preserve_rng_state() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+# -- batches -------------------------------------------------------------------------------------------
+
+
 @dataclass
-class _Order:
-    """Batches of (epoch, row) for one rank; `epoch` and `start` are set before each pass."""
+class _EpochSampler:
+    """Batches of (epoch, example) for one rank; `epoch` and `start` are set before each pass."""
 
     n: int
     batch_size: int
     seed: int
     shuffle: bool = True
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     epoch: int = 0
     start: int = 0
 
     def __len__(self) -> int:
-        """A last batch of a single row, which BatchNorm cannot take, joins the one before."""
-        whole, rest = divmod(self.n, self.batch_size)
-        return max(1, whole + (rest > 1))
+        """Number of batches; a last batch of one example, which BatchNorm rejects, is joined to the previous one."""
+        full, rest = divmod(self.n, self.batch_size)
+        return max(1, full + (rest > 1))
 
     def bounds(self, k: int) -> tuple[int, int]:
-        """Where global batch k lies in the order of the epoch."""
+        """Start and end of global batch k in the order of the epoch."""
         return k * self.batch_size, self.n if k == len(self) - 1 else (k + 1) * self.batch_size
 
-    def order(self) -> Tensor:
+    def permutation(self) -> Tensor:
         if not self.shuffle:
             return torch.arange(self.n)
         rng = torch.Generator().manual_seed(stable_hash(self.seed, "order", self.epoch))
         return torch.randperm(self.n, generator=rng)
 
     def rows(self, k: int, order: Tensor) -> Tensor:
-        """This rank's rows of global batch k; one row, of no weight, where the batch has too few for all."""
+        """Examples of this rank in global batch k; one example of weight 0 if the batch has fewer than ranks."""
         start, stop = self.bounds(k)
-        whole = order[start:stop]
-        mine = whole[self.rank :: self.world]
-        return mine if len(mine) else whole[:1]
+        batch = order[start:stop]
+        mine = batch[self.rank :: self.world_size]
+        return mine if len(mine) else batch[:1]
 
-    def share(self, k: int) -> float:
-        """What a mean over this rank's rows weighs in the mean over the global batch, times the number of ranks."""
+    def rank_weight(self, k: int) -> float:
+        """Weight of the mean over this rank's examples in the mean over the global batch, times the world size."""
         start, stop = self.bounds(k)
-        rows = stop - start
-        return self.world * len(range(self.rank, rows, self.world)) / rows
+        size = stop - start
+        return self.world_size * len(range(self.rank, size, self.world_size)) / size
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = self.order()
+        order = self.permutation()
         for k in range(self.start, len(self)):
             yield [(self.epoch, i) for i in self.rows(k, order).tolist()]
 
 
-class _SeededRows(Dataset[Any]):
-    """Row i of epoch t, read with randomness named by (seed, t, i): augmentation does not depend on workers.
+class _SeededDataset(Dataset[Any]):
+    """Example i of epoch t, read under the seed (seed, t, i): augmentation does not depend on workers.
 
-    A data set that reads many rows at once (`__getitems__`) draws for all of a batch, by the name of its first row.
+    A data set that reads many examples at once (`__getitems__`) is seeded once a batch, by its first example.
     """
 
     def __init__(self, data: Dataset[Any], seed: int) -> None:
         self.data, self.seed = data, seed
-        self.at_once = hasattr(_unwrapped(data)[0], "__getitems__")  # a Subset always has it, its data may not
+        self.batched = hasattr(_unwrap_subsets(data)[0], "__getitems__")  # a Subset always has it, its data may not
 
-    def __getitem__(self, named: tuple[int, int]) -> tuple[Any, Any, int]:
-        epoch, i = named
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Any, Any, int]:
+        epoch, i = key
         seed_everything(self.seed, "row", epoch, i)
         x, y = unpack_example(self.data[i])
         return x, y, i
 
-    def __getitems__(self, named: list[tuple[int, int]]) -> list[tuple[Any, Any, int]]:
-        if not self.at_once:
-            return [self[name] for name in named]
-        rows = [i for _, i in named]
-        seed_everything(self.seed, "rows", *named[0])
-        pairs = cast(Any, self.data).__getitems__(rows)
-        return [(*unpack_example(pair), i) for pair, i in zip(pairs, rows, strict=True)]
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[Any, Any, int]]:
+        if not self.batched:
+            return [self[key] for key in keys]
+        rows = [i for _, i in keys]
+        seed_everything(self.seed, "rows", *keys[0])
+        data = self.data.data if isinstance(self.data, _CollatedDataset) else self.data
+        examples = cast(Any, data).__getitems__(rows)
+        return [(*unpack_example(example), i) for example, i in zip(examples, rows, strict=True)]
 
 
-class _NumberedStream(IterableDataset[Any]):
-    """A stream with a running number for each row, the same at each pass; `epoch` is set before each one.
+class _IndexedStream(IterableDataset[Any]):
+    """An iterable data set whose examples are numbered, the same at each pass; `epoch` is set before each one.
 
-    What it draws as it gives a row is named by (seed, epoch, number), as for rows that are read by their number.
+    What it draws for an example is seeded by (seed, epoch, number), as for a map-style data set.
     """
 
-    def __init__(self, data: Dataset[Any], seed: int, rank: int, world: int) -> None:
-        self.data, self.seed, self.rank, self.world = data, seed, rank, world
+    def __init__(self, data: Dataset[Any], seed: int, rank: int, world_size: int) -> None:
+        self.data, self.seed, self.rank, self.world_size = data, seed, rank, world_size
         self.epoch = 0
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
         worker = get_worker_info()
-        lane, lanes = (worker.id, worker.num_workers) if worker else (0, 1)
-        lane, lanes = lane + self.rank * lanes, lanes * self.world
-        seed_everything(self.seed, "stream", self.epoch, lane)
-        rows = iter(cast(Iterable[Any], self.data))
-        for number in itertools.count(lane, lanes):
+        worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        first, step = worker_id + self.rank * num_workers, num_workers * self.world_size
+        seed_everything(self.seed, "stream", self.epoch, first)
+        examples = iter(cast(Iterable[Any], self.data))
+        for number in itertools.count(first, step):
             seed_everything(self.seed, "row", self.epoch, number)
             try:
-                x, y = unpack_example(next(rows))
+                x, y = unpack_example(next(examples))
             except StopIteration:
                 return
             yield x, y, number
 
 
-def _unwrapped(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
-    """The data set inside any Subsets, and the places of their rows in it (None: all)."""
-    places: Tensor | None = None
-    while isinstance(data, Subset):
-        rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
-        places = rows if places is None else rows[places]
-        data = data.dataset
-    return data, places
+def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return a batch (x, y) of these examples, by the data set's own collate function if it has one."""
+    return unpack_example(getattr(data, "collate_fn", default_collate)(examples))
 
 
-def get_tensors(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors of a TensorDataset, or of a Subset of one together with the places of its rows."""
-    whole, places = _unwrapped(data)
-    return (whole.tensors, places) if isinstance(whole, TensorDataset) else (None, None)
-
-
-def _collate(rows: list[Any]) -> Any:
-    """torch's own, but for a word on rows of several sizes."""
+def _collate(data: Dataset[Any], rows: list[tuple[Any, Any, int]]) -> Any:
+    """Collate (x, y, i); name the sizes if the inputs differ in size."""
     try:
+        if isinstance(data, _CollatedDataset):
+            return *collate_examples(data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
         return default_collate(rows)
     except RuntimeError:
-        first = [row[0].values() if isinstance(row[0], Mapping) else row[:1] for row in rows]
-        shapes = sorted({tuple(part.shape) for parts in first for part in parts if isinstance(part, Tensor)})
+        inputs = [row[0].values() if isinstance(row[0], Mapping) else row[:1] for row in rows]
+        shapes = sorted({tuple(part.shape) for parts in inputs for part in parts if isinstance(part, Tensor)})
         if len(shapes) < 2:
             raise
-        raise ValueError(
-            f"got inputs of several sizes in one batch, such as {shapes[0]} and {shapes[-1]}; expected one size: crop "
-            "or resize images (an augmentation may), pad texts to one length, or take batch_size=1"
-        ) from None
+        hint = "crop, resize or pad the inputs, pass a DataLoader with its own collate_fn, or use batch_size=1"
+        raise ArgumentError("data", f"inputs {shapes[0]} and {shapes[-1]} in a batch", "one size", hint=hint) from None
 
 
 class EpochLoader:
-    """Passes over a data set: `epoch(t, start)` yields (k, batch, share) from batch k = start on.
+    """Reads a data set in epochs: `epoch(t, start)` yields (k, batch, rank_weight) from batch k = start on.
 
-    Tensors in memory are sliced directly; other data go through torch's DataLoader; a stream gives its first
-    `steps_per_epoch` batches at each pass, and with several workers each of them makes batches of its own rows.
+    Tensors in memory are indexed directly; other data go through torch's `DataLoader`. An iterable data set gives its
+    first `steps_per_epoch` batches at each pass; with several workers, each of them makes batches of its own examples.
+
+    Args:
+        data: Data set of pairs (x, y).
+        batch_size: Number of examples in a global batch.
+        seed: Seed of the order and of what the data set draws.
+        shuffle: Whether the order changes with the epoch.
+        num_workers: Number of worker processes.
+        steps_per_epoch: Number of batches of an iterable data set.
+        rank: Rank of this process.
+        world_size: Number of processes that share a global batch.
     """
 
     def __init__(
@@ -308,83 +418,78 @@ class EpochLoader:
         num_workers: int = 0,
         steps_per_epoch: int | None = None,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
         self.data = data
-        self.tensors, self.places = get_tensors(data)
+        self.tensors, self.positions = get_tensors(data)
         self.shuffle = shuffle
         n = dataset_length(data)
-        if batch_size < 1:
-            raise ValueError(f"got batch_size {batch_size}; expected at least 1")
+        check_int("batch_size", batch_size, minimum=1)
         if self.tensors is not None and len(self.tensors) < 2:
-            raise ValueError("got a TensorDataset with one tensor; expected inputs and targets")
+            raise ArgumentError("data", "a TensorDataset with one tensor", "inputs and targets")
+        make_loader = partial(DataLoader, num_workers=num_workers, collate_fn=partial(_collate, data))
         if n is None:
             if steps_per_epoch is None:
-                raise ValueError(
-                    "got a stream of unknown length; expected Recipe(steps_per_epoch=…) to say how many batches "
-                    "make an epoch"
+                raise ArgumentError(
+                    "steps_per_epoch", None, "the number of batches of an iterable data set in an epoch"
                 )
             self.steps = steps_per_epoch
-            self.stream = _NumberedStream(data, seed, rank, world)
-            size = max(1, batch_size // world)
-            self.loader: DataLoader[Any] = DataLoader(
-                self.stream, batch_size=size, num_workers=num_workers, collate_fn=_collate
-            )
+            self.stream = _IndexedStream(data, seed, rank, world_size)
+            self.loader: DataLoader[Any] = make_loader(self.stream, batch_size=max(1, batch_size // world_size))
             return
-        self.order = _Order(n, batch_size, seed, shuffle, rank, world)
-        self.steps = len(self.order)
+        self.sampler = _EpochSampler(n, batch_size, seed, shuffle, rank, world_size)
+        self.steps = len(self.sampler)
         if self.tensors is None:
-            self.loader = DataLoader(
-                _SeededRows(data, seed),
-                batch_sampler=cast(Any, self.order),
-                num_workers=num_workers,
-                persistent_workers=num_workers > 0,
-                collate_fn=_collate,
-            )
+            sampler = cast(Any, self.sampler)
+            examples = _SeededDataset(data, seed)
+            self.loader = make_loader(examples, batch_sampler=sampler, persistent_workers=num_workers > 0)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
+        """Yield (k, batch k, weight of this rank's mean in the mean over the global batch) for k = start, …"""
         if dataset_length(self.data) is None:
-            yield from self._from_stream(epoch, start)
+            yield from self._read_stream(epoch, start)
             return
-        self.order.epoch, self.order.start = epoch, start
-        for k, (x, y, index) in enumerate(self._parts(), start):
-            yield k, Batch(x, y, index, epoch * self.steps + k), self.order.share(k)
+        self.sampler.epoch, self.sampler.start = epoch, start
+        batches = iter(self.loader) if self.tensors is None else self._index_tensors()
+        for k, (x, y, index) in enumerate(batches, start):
+            yield k, Batch(x, y, index, epoch * self.steps + k), self.sampler.rank_weight(k)
 
-    def _from_stream(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
+    def _read_stream(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
         self.stream.epoch = epoch
         done = 0
         for k, (x, y, index) in zip(range(self.steps), self.loader, strict=False):
             done = k + 1
             if k >= start:  # a stream cannot be entered in the middle
                 yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
-        if done < (self.steps if self.shuffle else 1):  # a validation stream may be as short as it likes
-            raise ValueError(
-                f"the stream ended after {done} of {self.steps} batches in epoch {epoch + 1}; expected as many as "
-                "Recipe(steps_per_epoch=…) says: lower it, or let the stream go on"
-            )
+        if done < (self.steps if self.shuffle else 1):  # validation data may be shorter
+            hint = "lower it, or let the data set yield more"
+            expected = f"at most {done}, the number of batches in the data set"
+            raise ArgumentError("steps_per_epoch", self.steps, expected, hint=hint)
 
-    def _parts(self) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        if self.tensors is None:
-            yield from self.loader
-            return
-        order = self.order.order()
-        for k in range(self.order.start, self.steps):
-            rows = self.order.rows(k, order)
+    def _index_tensors(self) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        order = self.sampler.permutation()
+        for k in range(self.sampler.start, self.steps):
+            rows = self.sampler.rows(k, order)
             yield *self.select_rows(rows), rows
 
     def select_rows(self, rows: Tensor) -> tuple[Any, Tensor]:
-        """(x, y) of these rows, from tensors in memory."""
-        assert self.tensors is not None, "rows of other data come from a DataLoader"
+        """Return (x, y) of these examples from tensors in memory."""
+        assert self.tensors is not None, "examples of other data come from a DataLoader"
         *inputs, targets = self.tensors
-        where = rows if self.places is None else self.places[rows]
-        parts = tuple(tensor[where] for tensor in inputs)
-        return parts[0] if len(parts) == 1 else parts, targets[where]
+        rows = rows if self.positions is None else self.positions[rows]
+        parts = tuple(tensor[rows] for tensor in inputs)
+        return parts[0] if len(parts) == 1 else parts, targets[rows]
 
 
 class EnsembleLoader:
-    """Passes of K members side by side: batch k holds batch k of each one's own pass: x (K, N, …), index (K, N).
+    """Reads a data set for K members at once: batch k holds batch k of each member, x (K, N, …) and index (K, N).
 
-    Member m sees the rows in the order, and augmented with the randomness, of a Loader with seeds[m].
+    Member m sees the examples in the order, and with the random augmentation, of an `EpochLoader` with `seeds[m]`.
+
+    Args:
+        data: Data set of pairs (x, y).
+        batch_size: Number of examples of each member in a batch.
+        seeds: Seeds of the members.
     """
 
     def __init__(self, data: Dataset[Any], *, batch_size: int, seeds: Sequence[int]) -> None:
@@ -392,21 +497,22 @@ class EnsembleLoader:
         self.steps = self.loaders[0].steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
+        """Yield (k, batch k of all members, weight 1) for k = start, …"""
         if self.loaders[0].tensors is not None:
-            yield from self._from_memory(epoch, start)
+            yield from self._index_tensors(epoch, start)
             return
         for parts in zip(*(loader.epoch(epoch, start) for loader in self.loaders), strict=True):
-            k, first, share = parts[0]
+            k, first, weight = parts[0]
             x, y, index = default_collate([(batch.x, batch.y, batch.index) for _, batch, _ in parts])
-            yield k, Batch(x, y, index, first.step), share
+            yield k, Batch(x, y, index, first.step), weight
 
-    def _from_memory(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
-        """One look-up for all members."""
+    def _index_tensors(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
+        """One lookup for all members."""
         first = self.loaders[0]
         for loader in self.loaders:
-            loader.order.epoch = epoch
-        orders = torch.stack([loader.order.order() for loader in self.loaders])  # (K, n)
+            loader.sampler.epoch = epoch
+        orders = torch.stack([loader.sampler.permutation() for loader in self.loaders])  # (K, n)
         for k in range(start, self.steps):
-            rows = orders[:, slice(*first.order.bounds(k))]  # (K, N)
+            rows = orders[:, slice(*first.sampler.bounds(k))]  # (K, N)
             x, y = first.select_rows(rows)
             yield k, Batch(x, y, rows, epoch * self.steps + k), 1.0

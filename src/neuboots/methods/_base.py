@@ -16,12 +16,20 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import call_net, cast_inputs, extract_output, has_lazy_layers, initialize_lazy_layers, unwrap_model
-from neuboots.loading import Batch, dataset_length, get_tensors, preserve_rng_state, seed_everything, unpack_example
+from neuboots.loading import (
+    Batch,
+    collate_examples,
+    dataset_length,
+    get_tensors,
+    preserve_rng_state,
+    seed_everything,
+    unpack_example,
+)
 from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, Loss, valid_mask, weighted_mean
 from neuboots.prediction import Method, Predictor, check_inputs
 from neuboots.training import TrainingConfig, train
@@ -55,19 +63,19 @@ def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
             raise ValueError("got a stream that gives no row; expected at least one")
         if get_tensors(data)[0] is not None:
             rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
-        example = cast_inputs(net, _together([unpack_example(row)[0] for row in rows]))
+        example = cast_inputs(net, _collate_inputs(data, [unpack_example(row) for row in rows]))
         check_inputs(example)
         seed_everything(seed, "lazy")
         initialize_lazy_layers(unwrap_model(net), example)
     return example
 
 
-def _together(inputs: list[Any]) -> Any:
-    """A batch of these inputs; of the first one twice, where they are of several sizes and train one by one."""
+def _collate_inputs(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> Any:
+    """Return a batch of inputs; of the first example twice if the inputs differ in size."""
     try:
-        return default_collate(inputs)
+        return collate_examples(data, examples)[0]
     except RuntimeError:
-        return default_collate(inputs[:1] * 2)
+        return collate_examples(data, examples[:1] * 2)[0]
 
 
 def compute_output(net: nn.Module, x: Any) -> Tensor:
