@@ -1,4 +1,4 @@
-"""Chapters as studies make them, with everything that may stand on a page: for tests of what is made of them."""
+"""Report sections with every feature of a page, for tests of the report."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,13 +7,13 @@ import torch
 from matplotlib.figure import Figure
 
 from neuboots import metrics
-from neuboots.report import plots as figures
+from neuboots.report import plots
 from neuboots.report.checks import Check
 from neuboots.report.html import to_svg
 from neuboots.report.section import Section
 from neuboots.report.tables import MetricColumn, tabulate
 
-TITLE, OPENING = "The paper, <reproduced>", "Figures marked *paper* are the paper's; 2 * 3 * 4 & `code`."
+TITLE, INTRODUCTION = "The paper, <reproduced>", "Figures marked *paper* are the paper's; 2 * 3 * 4 & `code`."
 EVIL = "<script>alert(\"x\")</script> & 'y'"
 
 # Sorted as words these would stand in another order; two are equal, and one was not measured.
@@ -21,10 +21,10 @@ ERRORS = {"plain": 0.0953, "mc-dropout": 1.002, "deep-ensemble": None, "neuboots
 
 
 @cache
-def chapters() -> tuple[Section, ...]:
+def sections() -> tuple[Section, ...]:
     """A study with reliability diagrams at two scales, one with wide figures and tables, one with hostile names."""
     small = _diagrams()
-    large = replace(small, scale="cpu", verdicts=small.verdicts[:1], settings={"seeds": (0,)}, note="")
+    large = replace(small, scale="cpu", checks=small.checks[:1], settings={"seeds": (0,)}, note="")
     return small, large, _wide(), _hostile()
 
 
@@ -61,7 +61,7 @@ def _diagrams() -> Section:
     drawn = {}
     for name in dict.fromkeys(table.links[:-1]):  # the last line leads nowhere
         figure = Figure(figsize=(4.2, 3.8), layout="constrained")
-        figures.plot_reliability(figure.subplots(), {"a net": curve})
+        plots.plot_reliability(figure.subplots(), {"a net": curve})
         drawn[str(name)] = to_svg(figure, f"digits-{name}")
     verdicts = (
         Check("NeuBoots makes fewer errors", True, "1 < 2"),
@@ -82,8 +82,8 @@ def _diagrams() -> Section:
         claim="Bagged NeuBoots makes fewer errors.",
         scale="smoke",
         tables=(table,),
-        verdicts=verdicts,
-        figures=drawn,
+        checks=verdicts,
+        plots=drawn,
         settings=settings,
         about=_about("digits"),
         note="3 epochs on `digits`.",
@@ -94,13 +94,13 @@ def _wide() -> Section:
     grid, third = torch.linspace(-1, 1, 20), torch.full((3,), 1 / 3)
     wide = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = wide.subplots(1, 3)
-    figures.plot_regression_band(left, grid, grid**2, grid**2 - 1, grid**2 + 1, label="band", truth=grid)
-    figures.plot_class_intervals(middle, ["a", "b", "c"], third, third - 0.1, third + 0.1, deterministic=third)
-    figures.plot_image(right, torch.rand(8, 8))
-    for k, color in enumerate((figures.GREY, figures.BLUE, figures.GREEN, figures.ORANGE, figures.PURPLE)):
+    plots.plot_regression_band(left, grid, grid**2, grid**2 - 1, grid**2 + 1, label="band", truth=grid)
+    plots.plot_class_intervals(middle, ["a", "b", "c"], third, third - 0.1, third + 0.1, deterministic=third)
+    plots.plot_image(right, torch.rand(8, 8))
+    for k, color in enumerate((plots.GREY, plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE)):
         left.text(-0.9, 1 - k / 5, "coloured letters", color=color)
     small = Figure(figsize=(5, 3.4), layout="constrained")
-    figures.plot_runtime(small.subplots(), {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
+    plots.plot_runtime(small.subplots(), {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
     keys = [f"figure{k}" for k in range(12)]
     table = tabulate(
         "As wide as tables are.",
@@ -114,8 +114,8 @@ def _wide() -> Section:
         claim="Bands hold what they promise.",
         scale="smoke",
         tables=(table,),
-        verdicts=(),
-        figures={"bands-of-all": to_svg(wide, "curves-bands"), "times": to_svg(small, "curves-times")},
+        checks=(),
+        plots={"bands-of-all": to_svg(wide, "curves-bands"), "times": to_svg(small, "curves-times")},
         settings={"seeds": (0,)},
         about=_about("curves"),
     )
@@ -132,8 +132,8 @@ def _hostile() -> Section:
         claim=EVIL,
         scale=EVIL,
         tables=(table,),
-        verdicts=(Check(EVIL, None, EVIL),),
-        figures={f"x {EVIL}": to_svg(figure, EVIL), "x --- script": to_svg(figure, "x")},
+        checks=(Check(EVIL, None, EVIL),),
+        plots={f"x {EVIL}": to_svg(figure, EVIL), "x --- script": to_svg(figure, "x")},
         settings={"seeds": (0,), EVIL: EVIL},
         about=_about(EVIL),
         note=EVIL,

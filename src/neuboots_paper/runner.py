@@ -55,8 +55,8 @@ class Run:
             scale=self.scale,
             note=study.note,
             tables=tuple(study.tables(self.rows)),
-            verdicts=tuple(study.verdicts(self.rows)),
-            figures={name: to_svg(figure, f"{study.name}-{name}") for name, figure in drawn.items()},
+            checks=tuple(study.verdicts(self.rows)),
+            plots={name: to_svg(figure, f"{study.name}-{name}") for name, figure in drawn.items()},
             settings=study.settings,
             about=dict(self.about),
         )
@@ -284,7 +284,7 @@ def _write(run: Run, folder: Path) -> None:
     chapter = run.chapter()
     _write_all(folder / ROWS, ".json", {name: _lines(table) for name, table in run.rows.items()})
     write_text(folder / "results.md", format_markdown(chapter))
-    _write_all(folder / "figures", ".svg", chapter.figures)
+    _write_all(folder / "figures", ".svg", chapter.plots)
     held = {"study": run.study.name, "scale": run.scale, "settings": run.study.settings, "about": run.about}
     write_text(folder / SETTINGS, json.dumps(held, indent=1, ensure_ascii=False) + "\n")  # last: the run is whole
 

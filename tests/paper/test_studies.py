@@ -30,14 +30,14 @@ def test_a_study_runs_at_the_smallest_scale(
     out, folder = capsys.readouterr().out, tmp_path / "smoke" / name
     chapter = read_run(folder, STUDIES).chapter()
     assert chapter.tables
-    assert all(table.lines for table in chapter.tables)
+    assert all(table.rows for table in chapter.tables)
     assert all(table.title in out for table in chapter.tables)
-    assert chapter.verdicts
-    assert all(str(verdict) in out for verdict in chapter.verdicts)
-    for figure in chapter.figures.values():
+    assert chapter.checks
+    assert all(str(verdict) in out for verdict in chapter.checks)
+    for figure in chapter.plots.values():
         ElementTree.fromstring(figure)
     linked = {link for table in chapter.tables for link in table.links if link}
-    assert linked <= set(chapter.figures)
+    assert linked <= set(chapter.plots)
     assert (folder / "results.md").stat().st_size > 100
     for file in (folder / "rows").iterdir():  # no NaN, which no other language reads
         json.loads(file.read_text(), parse_constant=pytest.fail)

@@ -56,16 +56,16 @@ def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
 
 def test_tables_have_the_methods_side_by_side_and_the_papers_figure() -> None:
     ends, lines = STUDY.tables(curves({"neuboots": [0.1, 0.2, 0.6]}))
-    assert len(ends.lines) == 10
-    assert "paper" not in ends.heads
-    assert lines.heads == ("data", "labels", *STUDY.methods)
-    assert [line[1].text for line in lines.lines] == ["20", "40", "60"] * 2
-    assert lines.lines[2][lines.heads.index("neuboots")].value == pytest.approx(60.05)
+    assert len(ends.rows) == 10
+    assert "paper" not in ends.columns
+    assert lines.columns == ("data", "labels", *STUDY.methods)
+    assert [line[1].text for line in lines.rows] == ["20", "40", "60"] * 2
+    assert lines.rows[2][lines.columns.index("neuboots")].value == pytest.approx(60.05)
     hundred = Active.of({**STUDY.settings, "data": ("cifar100", "shipped/rotated_digits")})
     rows = [row | {"data": "cifar100"} if row["data"] == "digits" else row for row in curves({})["curve"]]
     table = hundred.tables({"curve": rows})[0]
-    ours = next(line for line in table.lines if [cell.text for cell in line[:2]] == ["cifar100", "neuboots"])
-    assert ours[table.heads.index("paper")].value == PAPER["cifar100", "neuboots"]["accuracy"]
+    ours = next(line for line in table.rows if [cell.text for cell in line[:2]] == ["cifar100", "neuboots"])
+    assert ours[table.columns.index("paper")].value == PAPER["cifar100", "neuboots"]["accuracy"]
 
 
 def test_the_papers_scale_is_the_papers() -> None:

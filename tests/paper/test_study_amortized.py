@@ -60,8 +60,8 @@ def test_places_are_compared_each_by_itself() -> None:
         "a < b", rows, "e", {"method": "a"}, {"method": "b"}, [{"n": 5}, {"n": 9}], expect="lower"
     )
     assert verdict.holds
-    assert "a 5 1.06 against b 5 2.06" in verdict.found
-    assert "a 9 1.06 against b 9 2.06" in verdict.found
+    assert "a 5 1.06 against b 5 2.06" in verdict.evidence
+    assert "a 9 1.06 against b 9 2.06" in verdict.evidence
 
 
 def test_lines_are_means_over_seeds_whatever_the_order_of_the_rows() -> None:

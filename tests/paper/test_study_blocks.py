@@ -107,5 +107,5 @@ def test_verdicts_follow_the_rows() -> None:
 
 def test_tables_name_the_floor() -> None:
     first, second = STUDY.tables(made(0.03))
-    assert [line[2].text for line in first.lines] == ["5", "100", UNBLOCKED] * 2
-    assert [line[2].text for line in second.lines] == [*GROUPINGS] * 2
+    assert [line[2].text for line in first.rows] == ["5", "100", UNBLOCKED] * 2
+    assert [line[2].text for line in second.rows] == [*GROUPINGS] * 2

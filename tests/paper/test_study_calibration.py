@@ -45,11 +45,11 @@ def test_tables_have_one_line_for_scores_and_times_with_the_paper_s_beside() -> 
     rows = made_up()
     tables, figures = STUDY.tables(rows), STUDY.figures(rows)
     for data, table in zip(STUDY.data, tables, strict=True):
-        assert len(table.lines) == len(STUDY.nets) * len(STUDY.methods)
-        assert table.heads.count("paper") == 6  # all but the true NLL and the overconfidence
-        assert not any(cell.text == "–" for line in table.lines for cell in line[3:4])
-        first = table.lines[0]
-        assert first[table.heads.index("error, %") + 1].text == PRINTED[data, "resnet", "plain"]["error"]
+        assert len(table.rows) == len(STUDY.nets) * len(STUDY.methods)
+        assert table.columns.count("paper") == 6  # all but the true NLL and the overconfidence
+        assert not any(cell.text == "–" for line in table.rows for cell in line[3:4])
+        first = table.rows[0]
+        assert first[table.columns.index("error, %") + 1].text == PRINTED[data, "resnet", "plain"]["error"]
         assert all(link in figures for link in table.links)
     assert [ax.get_title() for ax in figures["figure-4a"].axes] == [f"{net} on cifar100" for net in STUDY.nets]
 

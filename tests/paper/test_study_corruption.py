@@ -85,5 +85,5 @@ def test_a_unit_has_a_row_for_each_case() -> None:
         *[(name, level) for name in STUDY.corruptions for level in STUDY.severities],
     ]
     by_severity, by_corruption = STUDY.tables(rows_of())
-    assert len(by_severity.lines) == 6 * len(STUDY.methods)
-    assert [line[1].text for line in by_corruption.lines] == ["clean", *STUDY.corruptions]
+    assert len(by_severity.rows) == 6 * len(STUDY.methods)
+    assert [line[1].text for line in by_corruption.rows] == ["clean", *STUDY.corruptions]

@@ -73,13 +73,13 @@ def test_members_are_given_where_a_method_has_them() -> None:
 
 def test_every_method_stands_in_the_table_once_with_the_paper_s_beside() -> None:
     orders, methods, memory, mlp, many = STUDY.tables(made_up())
-    names = [line[0].text for line in methods.lines]
+    names = [line[0].text for line in methods.rows]
     assert sorted(names) == sorted({"plain", *ORDERS, *STUDY.others})
     assert set(ABSOLUTE) <= set(names)
-    assert methods.heads.count("paper") == 3
-    assert orders.heads.count("paper") == 3
-    assert [line[0].text for line in memory.lines] == [name for name in MEGABYTES for _ in STUDY.counts]
-    assert [line[-1].value for line in mlp.lines] == pytest.approx(
+    assert methods.columns.count("paper") == 3
+    assert orders.columns.count("paper") == 3
+    assert [line[0].text for line in memory.rows] == [name for name in MEGABYTES for _ in STUDY.counts]
+    assert [line[-1].value for line in mlp.rows] == pytest.approx(
         [MLP_SECONDS[K]["mimo"] / MLP_SECONDS[K]["neuboots"] for K in STUDY.mlp_counts], abs=0.01
     )
     assert "58.9" in many.text

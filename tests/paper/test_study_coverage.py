@@ -66,7 +66,7 @@ def test_one_bad_x_is_enough() -> None:
             row["held"] = 7
     verdict = STUDY.verdicts(rows)[0]
     assert verdict.holds is False
-    assert "70% at x = 1" in verdict.found
+    assert "70% at x = 1" in verdict.evidence
 
 
 def test_what_chance_leaves_is_bonferronis_limit() -> None:
@@ -76,7 +76,7 @@ def test_what_chance_leaves_is_bonferronis_limit() -> None:
     tail = [sum(comb(30, k) * 0.95**k * 0.05 ** (30 - k) for k in range(count + 1)) for count in range(31)]
     least = next(count for count in range(31) if 3 * tail[count] > 0.05)
     rows = made(10)
-    assert f"chance leaves {least / 30:.0%} or more" in STUDY.verdicts(rows)[0].found
+    assert f"chance leaves {least / 30:.0%} or more" in STUDY.verdicts(rows)[0].evidence
     for low, expected in ((least, True), (least - 1, False)):
         changed = copy.deepcopy(rows)
         mine = [row for row in changed["places"] if row["method"] == PAPER_LAW and row["width"] == 16]
@@ -121,7 +121,7 @@ def test_rates_are_those_of_one_long_check() -> None:
 
 def test_the_table_sets_the_band_beside_the_curve() -> None:
     table = STUDY.tables(made(9))[0]
-    sizes = {line[2].text: line[table.heads.index("band / curve")].text for line in table.lines}
+    sizes = {line[2].text: line[table.columns.index("band / curve")].text for line in table.rows}
     assert {*sizes.values()} == {"0.50"}
     assert "3 × 16" in sizes
     assert "none" in sizes  # a Gaussian process has no net

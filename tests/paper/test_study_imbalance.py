@@ -54,7 +54,7 @@ def test_a_class_that_is_never_found_is_not_found_steadily(lost: str) -> None:
         if row["role"] == "minor" and row["method"] == lost:
             row["f1"] = 0.0
     (steady,) = [v for v in CELLS.verdicts(rows) if "varies less with NeuBoots than" in v.claim]
-    assert f"{lost} never found the class" in steady.found
+    assert f"{lost} never found the class" in steady.evidence
     assert steady.holds is (None if lost == "neuboots" else False)  # the others still count
 
 

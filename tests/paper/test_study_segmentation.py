@@ -60,7 +60,7 @@ def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
             verdict = next(verdict for name, verdict in found.items() if claim in name)
             assert verdict.holds is holds
             if favoured == "deep-ensemble":
-                assert "against deep-ensemble " in verdict.found
+                assert "against deep-ensemble " in verdict.evidence
         if favoured == "deep-ensemble":  # as good as the plain net
             assert next(verdict for name, verdict in found.items() if "the plain net" in name).holds is None
 
@@ -171,7 +171,7 @@ def test_a_unit_gives_what_tables_and_figures_need(kind: type[SegmentationStudy]
     filled = {name: [unit | row for unit in units for row in table] for name, table in tables.items()}
     (table,) = study.tables(filled)
     assert f"{100 * scores['constant_iou']:.2f} %" in table.note
-    assert len(table.lines) == len(study.nets) * len(study.methods)
+    assert len(table.rows) == len(study.nets) * len(study.methods)
     assert {*table.links} <= {*study.figures(filled)}
 
 

@@ -50,7 +50,7 @@ def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
             row["error"] += 0.01
     (verdict,) = [v for v in STUDY.verdicts(rows) if v.claim == verdict.claim]
     assert verdict.holds is True  # −6 ± 6.4: open as a gain, and no loss of a point
-    assert "against plain 26.00" in verdict.found or "against plain 26.01" in verdict.found
+    assert "against plain 26.00" in verdict.evidence or "against plain 26.01" in verdict.evidence
 
 
 def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,22 +29,22 @@ def test_all_units_are_timed() -> None:
 
 def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
     table = STUDY.tables(made())[0]
-    at = table.heads.index(f"× {PAPER_LAW}, same net")
-    first = {(line[1].text, line[2].text): line[at].text for line in table.lines if line[0].text == "100"}
+    at = table.columns.index(f"× {PAPER_LAW}, same net")
+    first = {(line[1].text, line[2].text): line[at].text for line in table.rows if line[0].text == "100"}
     assert first == {
         (PAPER_LAW, "3 × 64"): "1.0 ± 0.0",
         (PAPER_LAW, "3 × 500"): "1.0 ± 0.0",
         (BOOTSTRAP, "3 × 64"): "8.0 ± 0.0",  # though seed 1 took twice as long
         (SPARSE, "none"): "4.0 ± 0.0",  # to the widest net
     }
-    each = table.heads.index("for each replicate, s")
-    of_net = {line[1].text: line[each].value for line in table.lines if line[0].text == "100"}
+    each = table.columns.index("for each replicate, s")
+    of_net = {line[1].text: line[each].value for line in table.rows if line[0].text == "100"}
     assert of_net[BOOTSTRAP] == pytest.approx(1.2)  # 8 s and 16 s for 10 nets
 
 
 def test_growth_is_the_power_of_n() -> None:
     table = STUDY.tables(made())[1]
-    found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.lines}
+    found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.rows}
     assert found[PAPER_LAW, "3 × 64"] == pytest.approx((0.5, 0.5))
     assert found[SPARSE, "none"] == pytest.approx((1.0, 1.0))
 

@@ -73,7 +73,7 @@ def test_the_rules_are_in_the_words() -> None:
     assert "at least 5 of 6" in Uci(seeds=STUDY.seeds).verdicts(_of_six())[0].claim
     assert "92% to 98%" in claims[1]
     assert "standardised" in claims[4]
-    assert "uci/b +0.199 ± 0.001" in STUDY.verdicts(made())[2].found
+    assert "uci/b +0.199 ± 0.001" in STUDY.verdicts(made())[2].evidence
 
 
 def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None:
@@ -103,15 +103,15 @@ def _of_six() -> Rows:
 
 def test_tables_have_a_line_for_each_set_with_standard_errors() -> None:
     tables = STUDY.tables(made())
-    assert [[line[0].text for line in table.lines] for table in tables] == [[*STUDY.data]] * 4
-    errors = tables[0].lines[0]
+    assert [[line[0].text for line in table.rows] for table in tables] == [[*STUDY.data]] * 4
+    errors = tables[0].rows[0]
     spread = np.std([1, 2, 3, 4], ddof=1) / 2
     assert errors[1].text == "100"  # alike in all splits
     assert errors[2].text == f"2.500 ± {spread:.3f}"
     assert errors[3].text == f"5.000 ± {2 * spread:.3f}"
-    assert errors[tables[0].heads.index("difference to MLPRegressor")].value == pytest.approx(-2.5)
-    assert tables[1].lines[1][1].text == "93.0"
-    assert tables[2].lines[0][tables[2].heads.index("gain over one σ")].value == pytest.approx(0.2985)
+    assert errors[tables[0].columns.index("difference to MLPRegressor")].value == pytest.approx(-2.5)
+    assert tables[1].rows[1][1].text == "93.0"
+    assert tables[2].rows[0][tables[2].columns.index("gain over one σ")].value == pytest.approx(0.2985)
 
 
 def test_figures_are_made_from_the_rows() -> None:
@@ -169,7 +169,7 @@ def test_a_unit_has_what_the_tables_need() -> None:
     assert [row["method"] for row in rows["scores"][:5]] == [OURS, CONSTANT, MARGINAL, MLP, STANDARDISED]
     splits = [row["rmse"] for row in rows["scores"] if row["method"] == OURS]
     assert len({*splits}) == 2
-    assert all(cell.value is not None for table in study.tables(rows) for line in table.lines for cell in line[1:])
+    assert all(cell.value is not None for table in study.tables(rows) for line in table.rows for cell in line[1:])
     assert len(study.verdicts(rows)) == 5
     again = study.measure(study.units()[0], RunContext())["scores"]
     assert [{**row, "seconds": 0} for row in again] == [

@@ -252,7 +252,7 @@ def test_verdicts_name_where_the_mark_is_missed() -> None:
     assert "missed in 1, by more than two standard errors in 1 of them" in said[1]
     assert said[3].startswith("holds")
     assert said[2].endswith("(not measured; not to be told in 1)")  # neither band varies with x
-    assert band_tables(good)[1].lines[0][6].text == "50 ± 16 at −1.9"
+    assert band_tables(good)[1].rows[0][6].text == "50 ± 16 at −1.9"
 
 
 def test_a_mark_that_is_met_exactly_is_met() -> None:
@@ -262,10 +262,10 @@ def test_a_mark_that_is_met_exactly_is_met() -> None:
     rows["bands"] = [{**row, "held": [186] * 39} for row in rows["bands"]]
     assert next(iter(summaries(rows).values()))[curves.SIZED].coverage < 0.93
     assert str(band_verdicts(rows)[0]).startswith("holds")
-    assert band_tables(rows)[0].lines[0][5].text == "0"
+    assert band_tables(rows)[0].rows[0][5].text == "0"
     rows["bands"] = [{**row, "held": [185] + [186] * 38} for row in rows["bands"]]
     assert str(band_verdicts(rows)[0]).startswith("does NOT hold")
-    assert band_tables(rows)[0].lines[0][5].text == "1"
+    assert band_tables(rows)[0].rows[0][5].text == "1"
 
 
 def test_at_a_glance_a_width_has_a_line() -> None:
@@ -277,7 +277,7 @@ def test_at_a_glance_a_width_has_a_line() -> None:
             rows[key] += [{**row, "held": [100 - missing] * 39} for row in table]
     rows["bands"] = [{**row, "held": [95] * 39} if row["n"] == 30 else row for row in rows["bands"]]
     edge = made_rows(flat, flat, (flat, flat), function="edge")["bands"]  # shown elsewhere, and not in the mark
-    line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].lines
+    line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].rows
     shown = [cell.text for cell in line]
     assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
     assert shown[8] == "59 to 59"  # `away` is uniform on (0, 4), and Student's quantile of eight nets is 2.36
@@ -293,7 +293,7 @@ def test_costs_are_in_trainings_and_judged() -> None:
     assert [each.split(":")[0] for each in said] == ["does NOT hold", "holds"]
     assert "2.10 at width 8" in said[0]
     assert "1.10 at width 8" in said[1]  # the net's own training, and a tenth
-    shown = {line[0].text: line[1].text for line in band_tables(rows)[-1].lines}
+    shown = {line[0].text: line[1].text for line in band_tables(rows)[-1].rows}
     assert shown["neuboots"] == "1.500"
 
 
@@ -313,13 +313,13 @@ def test_smoke(run: Any) -> None:
     methods = {row["method"] for row in run.rows["bands"]}
     assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED, *curves.MORE}
     chapter = run.chapter()
-    assert len(chapter.verdicts) >= 5
-    assert {"coverage", "methods"} <= set(chapter.figures)
+    assert len(chapter.checks) >= 5
+    assert {"coverage", "methods"} <= set(chapter.plots)
     for table in chapter.tables:
-        assert table.lines, table.title
+        assert table.rows, table.title
     assert chapter.tables[0].title.startswith("At a glance")
     assert "sized by a second training" in chapter.tables[1].title
-    assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.verdicts)
+    assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.checks)
 
 
 def test_a_unit_again_gives_the_same_rows(run: Any) -> None:

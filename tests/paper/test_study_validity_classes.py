@@ -240,9 +240,9 @@ def test_methods_that_were_not_measured_are_not_claimed() -> None:
 def test_tables_verdicts_and_figures_are_made_of_the_rows(make: Any) -> None:
     rows = make()
     tables = study.tables(rows)
-    assert [len(table.lines) for table in tables[:1]] == [len({(row["data"], row["method"]) for row in rows})]
-    assert all(ORACLE not in line[1].text for table in tables[1:] for line in table.lines)
-    assert all(verdict.found for verdict in study.verdicts(rows))
+    assert [len(table.rows) for table in tables[:1]] == [len({(row["data"], row["method"]) for row in rows})]
+    assert all(ORACLE not in line[1].text for table in tables[1:] for line in table.rows)
+    assert all(verdict.evidence for verdict in study.verdicts(rows))
     (figure,) = study.figures(rows).values()
     assert len(figure.axes) == 3 * len({row["data"] for row in rows})
 

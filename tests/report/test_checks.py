@@ -1,4 +1,4 @@
-"""Whether a claim holds: Student's interval of paired differences, against scipy's own test."""
+"""Tests of report.checks; order is compared with scipy's paired t-test."""
 
 import pytest
 from scipy.stats import ttest_rel
@@ -14,7 +14,7 @@ def rows(a: list[float], b: list[float]) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_order_is_decided_as_the_paired_t_test_decides(seed: int) -> None:
+def test_order_agrees_with_the_paired_t_test(seed: int) -> None:
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -27,7 +27,7 @@ def test_order_is_decided_as_the_paired_t_test_decides(seed: int) -> None:
     )
 
 
-def test_equality_needs_the_whole_interval_within_the_margin() -> None:
+def test_equality_holds_if_the_interval_is_within_the_margin() -> None:
     near = rows([0.10, 0.11, 0.12], [0.101, 0.111, 0.121])
     assert compare_groups("c", near, "ece", A, B, expect="equal", scale=100, margin=0.5).holds is True
     assert compare_groups("c", near, "ece", A, B, expect="equal", scale=100, margin=0.05).holds is False
@@ -35,35 +35,35 @@ def test_equality_needs_the_whole_interval_within_the_margin() -> None:
     assert compare_groups("c", wide, "ece", A, B, expect="equal", scale=100, margin=0.5).holds is None
 
 
-def test_only_pairs_count() -> None:
+def test_unpaired_rows_are_ignored() -> None:
     found = compare_groups("c", [*rows([1.0, 1.1, 5.0], [2.0, 2.15])], "ece", A, B, expect="lower")
     assert found.holds is True
-    assert "over 2 pairs" in found.found
+    assert "over 2 pairs" in found.evidence
 
 
-def test_a_single_pair_and_no_pair_resolve_nothing() -> None:
+def test_fewer_than_two_pairs_leave_the_claim_open() -> None:
     one = compare_groups("c", rows([1.0], [2.0]), "ece", A, B, expect="lower")
     assert one.holds is None
-    assert "in a single pair" in one.found
+    assert "in a single pair" in one.evidence
     assert compare_groups("c", rows([1.0], []), "ece", A, B, expect="lower").holds is None
     missing = [*rows([1.0, 1.0], [2.0, 2.0]), {"method": "a", "seed": 2, "ece": None}]
-    assert "over 2 pairs" in compare_groups("c", missing, "ece", A, B, expect="lower").found
+    assert "over 2 pairs" in compare_groups("c", missing, "ece", A, B, expect="lower").evidence
 
 
-def test_several_rows_of_a_pair_are_averaged_first() -> None:
+def test_repeated_rows_of_a_pair_are_averaged() -> None:
     twice = [row | {"corruption": c} for c in ("blur", "noise") for row in rows([1.0, 1.2, 1.1], [2.0, 2.3, 2.1])]
-    assert "over 3 pairs" in compare_groups("c", twice, "ece", A, B, expect="lower").found
+    assert "over 3 pairs" in compare_groups("c", twice, "ece", A, B, expect="lower").evidence
 
 
-def test_parts_make_a_whole() -> None:
-    yes, no, unsure = (Check("c", holds, "f") for holds in (True, False, None))
+def test_combine_checks_takes_the_worst_outcome() -> None:
+    yes, no, undecided = (Check("c", holds, "f") for holds in (True, False, None))
     assert combine_checks("c", [yes, yes]).holds is True
-    assert combine_checks("c", [yes, unsure]).holds is None
-    assert combine_checks("c", [yes, unsure, no]).holds is False
+    assert combine_checks("c", [yes, undecided]).holds is None
+    assert combine_checks("c", [yes, undecided, no]).holds is False
     assert combine_checks("c", []).holds is None
     assert str(no) == "does NOT hold: c (f)"
 
 
-def test_nothing_is_less_than_nothing() -> None:
-    found = compare_groups("c", rows([0.1, 0.2], [0.1 + 1e-9, 0.2]), "ece", A, B, expect="lower").found
+def test_negative_zero_is_printed_as_zero() -> None:
+    found = compare_groups("c", rows([0.1, 0.2], [0.1 + 1e-9, 0.2]), "ece", A, B, expect="lower").evidence
     assert "difference +0.00 ± 0.00" in found

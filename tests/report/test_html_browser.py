@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _reports import ERRORS, OPENING, TITLE, chapters
+from _reports import ERRORS, INTRODUCTION, TITLE, sections
 
 from neuboots.report.html import render_html
 
@@ -15,7 +15,10 @@ pytest.importorskip("playwright", reason="Playwright is not installed; get it wi
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; on Debian: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; on Debian: apt-get install chromium"),
+]
 
 ROW = "#digits tbody tr:nth-child(2)"
 
@@ -60,7 +63,7 @@ SPILLED = """() => [...document.querySelectorAll("body *")]
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     file: Path = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(render_html(chapters(), title=TITLE, introduction=OPENING), encoding="utf-8")
+    file.write_text(render_html(sections(), title=TITLE, introduction=INTRODUCTION), encoding="utf-8")
     return file.as_uri()
 
 
@@ -107,7 +110,7 @@ def test_every_figure_is_visible(browser: Browser, address: str) -> None:
         assert page.evaluate("document.styleSheets[0].cssRules.length") > 50
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         boxes = [figure.bounding_box() for figure in page.locator("figure.drawing svg").all()]
-        assert len(boxes) == sum(len(chapter.figures) for chapter in chapters())
+        assert len(boxes) == sum(len(chapter.plots) for chapter in sections())
         assert all(box is not None and min(box["width"], box["height"]) > 150 for box in boxes)
         assert all(mark.is_visible() for mark in page.locator(".verdicts .mark").all())
 
@@ -218,10 +221,10 @@ def test_the_page_never_scrolls_sideways(browser: Browser, address: str, width: 
 def test_without_javascript_everything_is_there(browser: Browser, address: str) -> None:
     with Visit(browser, address, java_script_enabled=False) as page:
         shown = page.locator("main").inner_text()
-        for chapter in chapters():
-            for part in (chapter.claim, chapter.about["command"], *(verdict.found for verdict in chapter.verdicts)):
+        for chapter in sections():
+            for part in (chapter.claim, chapter.about["command"], *(verdict.evidence for verdict in chapter.checks)):
                 assert part in shown
-        assert page.locator("tbody tr").count() == sum(len(t.lines) for c in chapters() for t in c.tables)
+        assert page.locator("tbody tr").count() == sum(len(t.rows) for c in sections() for t in c.tables)
         assert page.locator("button").count() == 0
         figure = page.locator("#digits--reliability-1-mc-dropout svg")
         assert not figure.is_visible()
@@ -236,7 +239,7 @@ def test_the_command_can_be_copied(browser: Browser, address: str) -> None:
         button = page.locator("#digits .copy")
         button.click()
         button.get_by_text("Copied").wait_for()
-        assert page.evaluate("String(getSelection())") == chapters()[0].about["command"]
+        assert page.evaluate("String(getSelection())") == sections()[0].about["command"]
 
 
 def test_the_navigation_follows_the_reader(browser: Browser, address: str) -> None:

@@ -44,7 +44,7 @@ def calibration_curve(ax: Axes) -> None:
 
 
 def risk_coverage(ax: Axes) -> None:
-    figures.plot_risk_coverage(ax, {"a net": metrics.risk_coverage(PROBS, LABELS)})
+    figures.plot_risk_coverage(ax, {"a net": metrics.risk_coverage_curve(PROBS, LABELS)})
 
 
 def learning_curves(ax: Axes) -> None:
@@ -94,7 +94,7 @@ def one_size(ax: Axes) -> None:
 
 
 def one_score(ax: Axes) -> None:
-    curve = metrics.risk_coverage(torch.full((20, 4), 0.25), torch.arange(20) % 4)
+    curve = metrics.risk_coverage_curve(torch.full((20, 4), 0.25), torch.arange(20) % 4)
     figures.plot_risk_coverage(ax, {"a net": curve})
 
 

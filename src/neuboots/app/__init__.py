@@ -34,10 +34,10 @@ MODEL_CLASSES |= {"table": _table, "images": _images, "masks": _masks}
 
 __all__ = [
     "MODEL_CLASSES",
-    "PredictionTable",
-    "ModelCard",
-    "RowBatch",
     "Model",
+    "ModelCard",
+    "PredictionTable",
+    "RowBatch",
     "check_model_folder",
     "load_model",
     "unique_name",

@@ -161,13 +161,13 @@ class Console:
         from rich.table import Table as Drawn
 
         drawn = Drawn(box=box.SIMPLE, show_edge=False, padding=(0, 2, 0, 0))
-        for k, head in enumerate(table.heads):
-            number = k >= max(1, table.keys) or all(line[k].value is not None for line in table.lines)
+        for k, head in enumerate(table.columns):
+            number = k >= max(1, table.num_keys) or all(line[k].value is not None for line in table.rows)
             drawn.add_column(head, justify="right" if number else "left", overflow="fold")
-        for line in table.lines:
+        for line in table.rows:
             drawn.add_row(*(cell.text for cell in line))
         self.say(f"\n{table.title}", style="bold")
-        if table.lines:
+        if table.rows:
             self.say(drawn)
         if table.note:
             self.say(table.note)

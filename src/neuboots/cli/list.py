@@ -53,7 +53,7 @@ class ListDatasets:
                 for each in found
                 if each["task"] == task
             )
-            words.show(Table(task.capitalize(), ("name", "what it is", "where"), lines, keys=3))
+            words.show(Table(task.capitalize(), ("name", "what it is", "where"), lines, num_keys=3))
 
 
 def find_datasets(root: Path | None) -> list[dict[str, Any]]:

@@ -349,4 +349,4 @@ def _table(columns: dict[str, Column], title: str) -> "Table":
     rows = list(_rows(columns))
     cells = tuple(tuple(map(cell, row)) for row in rows[:SHOWN])
     more = f"… and {len(rows) - SHOWN:,} more: --out FILE has all of them." if len(rows) > SHOWN else ""
-    return Table(title, tuple(columns), cells, note=more, keys=len(columns))
+    return Table(title, tuple(columns), cells, note=more, num_keys=len(columns))

@@ -1,8 +1,8 @@
-"""A chapter: everything there is to say of one experiment, ready to be printed, written or put on the page."""
+"""Report section: tables, checks and plots of one experiment or of one aspect of an evaluation."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from neuboots.report.checks import Check
@@ -13,74 +13,82 @@ OUTCOMES = ("holds", "does NOT hold", "not resolved")
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment: the paper's claim, tables with the paper's numbers beside ours, verdicts, and figures as SVG.
+    """One section of a report.
 
-    A chapter of an evaluation has a question for a claim, no scale, and nothing `about` it but in the last.
+    Args:
+        name: Title and anchor.
+        claim: Claim of the paper, or what the section answers.
+        source: Where the claim is in the paper.
+        scale: Name of the preset that was run.
+        tables: Tables in order.
+        checks: Results of the checks.
+        plots: SVG text by name.
+        settings: Options of the run.
+        about: Command, versions and cost; empty for a section without a footer.
+        note: Remark below the claim.
     """
 
     name: str
-    source: str  # where it stands in the paper
     claim: str
-    scale: str
-    tables: tuple[Table, ...]
-    verdicts: tuple[Check, ...]
-    figures: Mapping[str, str]  # by name, SVG each
-    settings: Mapping[str, Any]
-    about: Mapping[str, Any]  # command, versions, cost
+    source: str = ""
+    scale: str = ""
+    tables: tuple[Table, ...] = ()
+    checks: tuple[Check, ...] = ()
+    plots: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
     @property
     def cost(self) -> str:
-        """What the run took, in words."""
-        minutes = self.about["core_seconds"] / 60
-        return f"{minutes:.1f} core-minutes in {self.about['units']} units"
+        """Core-minutes and number of jobs of the run."""
+        return f"{self.about['core_seconds'] / 60:.1f} core-minutes in {self.about['units']} units"
 
     @property
     def seeds(self) -> str:
+        """Seeds of the run as text."""
         seeds = self.settings["seeds"]
         return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
-def format_text(chapter: Section) -> str:
-    """For a terminal: the tables, and a line for each claim."""
-    lines = "\n".join(str(verdict) for verdict in chapter.verdicts)
-    return "\n\n".join([*[table.text for table in chapter.tables], lines])
+def format_text(section: Section) -> str:
+    """Return the tables and checks of a section as plain text."""
+    return "\n\n".join([*[table.text for table in section.tables], "\n".join(map(str, section.checks))])
 
 
-def format_markdown(chapter: Section) -> str:
-    """A section of Markdown: claim, verdicts, tables, and how they came about."""
-    verdicts = "\n".join(f"- **{verdict.word}**: {verdict.claim} ({verdict.found})" for verdict in chapter.verdicts)
-    tables = "\n".join(table.markdown for table in chapter.tables)
-    note = f"{chapter.note}\n\n" if chapter.note else ""
+def format_markdown(section: Section) -> str:
+    """Return a section as Markdown: claim, checks, tables and how to repeat the run."""
+    checks = "\n".join(f"- **{check.outcome}**: {check.claim} ({check.evidence})" for check in section.checks)
+    tables = "\n".join(table.markdown for table in section.tables)
+    note = f"{section.note}\n\n" if section.note else ""
     return (
-        f"## {chapter.name}: {chapter.source}\n\n{chapter.claim}\n\n{note}{verdicts}\n\n{tables}\n"
-        f"Scale {chapter.scale}, {chapter.seeds}; {chapter.cost}: `{chapter.about['command']}`\n"
+        f"## {section.name}: {section.source}\n\n{section.claim}\n\n{note}{checks}\n\n{tables}\n"
+        f"Scale {section.scale}, {section.seeds}; {section.cost}: `{section.about['command']}`\n"
     )
 
 
-def count_outcomes(verdicts: Sequence[Check]) -> dict[str, int]:
-    """How many claims hold, do not hold, and are open."""
-    return {word: [verdict.word for verdict in verdicts].count(word) for word in OUTCOMES}
-
-
 def format_markdown_report(sections: Sequence[Section], *, title: str, introduction: str) -> str:
-    """A whole Markdown page: what held and what did not, then a section for each chapter."""
-    counts = count_outcomes([verdict for chapter in sections for verdict in chapter.verdicts])
+    """Return a Markdown page: a summary of all checks, then the sections."""
+    counts = count_outcomes([check for section in sections for check in section.checks])
     lines, seen = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"], Counter[str]()
-    for chapter in sections:
-        anchor = _anchor(f"{chapter.name}: {chapter.source}")
-        link = f"[{chapter.name}](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})"  # at several scales
+    for section in sections:
+        anchor = _github_anchor(f"{section.name}: {section.source}")
+        link = f"[{section.name}](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})"  # a name may repeat
         seen[anchor] += 1
-        for verdict in chapter.verdicts:
-            claim = verdict.claim.replace("|", "\\|")
-            lines.append(f"| {link} | {chapter.source} | {claim} | {verdict.word} |")
+        for check in section.checks:
+            claim = check.claim.replace("|", "\\|")
+            lines.append(f"| {link} | {section.source} | {claim} | {check.outcome} |")
     words = zip(counts.values(), ("hold", "do NOT hold", "are not resolved"), strict=True)
     summary = ", ".join(f"{count} {word}" for count, word in words)
-    found = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
-    return "\n".join([f"# {title}\n\n{introduction}\n\n{found}\n", *[format_markdown(chapter) for chapter in sections]])
+    checks = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
+    return "\n".join([f"# {title}\n\n{introduction}\n\n{checks}\n", *map(format_markdown, sections)])
 
 
-def _anchor(heading: str) -> str:
-    """The address of a heading, as Git hosts make it."""
+def count_outcomes(checks: Sequence[Check]) -> dict[str, int]:
+    """Return the number of checks of each outcome."""
+    return {outcome: [check.outcome for check in checks].count(outcome) for outcome in OUTCOMES}
+
+
+def _github_anchor(heading: str) -> str:
     kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
     return kept.replace(" ", "-")

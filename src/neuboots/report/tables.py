@@ -1,25 +1,29 @@
-"""Tables of results: what we measured, mean ± standard deviation over seeds, with the paper's figure beside it.
+"""Result tables: mean ± standard deviation over seeds, with the paper's values beside them.
 
 cell = mean_s m_s ± √(Σ_s (m_s − mean)² / (T − 1)),   over the T rows of a group
 """
 
-import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
-from urllib.parse import quote
 
-Row = Mapping[str, Any]
 PaperValues = Mapping[Any, Mapping[str, str | float]]
 MISSING = "–"
-PAPER_COLUMN = "paper"  # above a column of the paper's own figures
+PAPER_COLUMN = "paper"  # header of a column of the paper's values
 
 
 @dataclass(frozen=True)
 class MetricColumn:
-    """A figure of the rows, times `scale` (100 for per cent), to so many digits after the point."""
+    """A metric as a column of a table.
+
+    Args:
+        key: Name of the metric in the rows.
+        title: Header of the column.
+        scale: Factor, such as 100 for %.
+        digits: Digits after the decimal point.
+        better: Which values are better; the best is marked.
+    """
 
     key: str
     title: str
@@ -27,14 +31,15 @@ class MetricColumn:
     digits: int = 2
     better: Literal["lower", "higher", ""] = ""
 
-    def show(self, value: float) -> str:
-        shown = self.scale * value
-        return f"{shown:z.{self.digits}f}" if abs(shown) < 1e9 else f"{shown:.3g}"  # z: no -0.00
+    def format(self, value: float) -> str:
+        """Return the scaled value as text."""
+        scaled = self.scale * value
+        return f"{scaled:z.{self.digits}f}" if abs(scaled) < 1e9 else f"{scaled:.3g}"  # z: no -0.00
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table, and the number to sort it by, if it is one; `best` of its column."""
+    """Text of a table cell, the number to sort by if it is one, and whether it is the best of its column."""
 
     text: str
     value: float | None = None
@@ -43,122 +48,76 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines of cells; `links` names for each line the figure that belongs to it, if there is one."""
+    """Rows of cells.
+
+    Args:
+        title: Caption.
+        columns: Headers.
+        rows: Cells of each row.
+        links: Name of the plot of each row, or None; empty for a table without plots.
+        note: Remark below the table.
+        num_keys: Number of leading columns that identify a row.
+    """
 
     title: str
-    heads: tuple[str, ...]
-    lines: tuple[tuple[Cell, ...], ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
     links: tuple[str | None, ...] = ()
     note: str = ""
-    keys: int = 0  # so many columns on the left say what a line is of
+    num_keys: int = 0
 
     def __post_init__(self) -> None:
-        for line in self.lines:
-            if len(line) != len(self.heads):
-                raise ValueError(f"got a line of {len(line)} cells; expected {len(self.heads)}, one for each head")
-        if self.links and len(self.links) != len(self.lines):
-            raise ValueError(f"got {len(self.links)} links for {len(self.lines)} lines; expected one for each, or none")
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"got a row of {len(row)} cells; expected {len(self.columns)}, one per column")
+        if self.links and len(self.links) != len(self.rows):
+            raise ValueError(f"got {len(self.links)} links for {len(self.rows)} rows; expected one per row, or none")
 
     @property
     def text(self) -> str:
-        """Plain text in columns; the best of a column has a star."""
-        columns = range(len(self.heads))
-        starred = [any(line[k].best for line in self.lines) for k in columns]
-        marks = [["*" if cell.best else " " * starred[k] for k, cell in enumerate(line)] for line in self.lines]
-        shown = [
-            list(self.heads),
-            *[
-                [cell.text + mark for cell, mark in zip(*pair, strict=True)]
-                for pair in zip(self.lines, marks, strict=True)
-            ],
-        ]
-        widths = [max(len(row[k]) for row in shown) for k in columns]
-        number = [all(line[k].value is not None or line[k].text == MISSING for line in self.lines) for k in columns]
-        lines = [
+        """The table as plain text; the best value of a column has a star."""
+        starred = [any(row[k].best for row in self.rows) for k in range(len(self.columns))]
+        lines = [list(self.columns)]
+        for row in self.rows:
+            lines.append([c.text + ("*" if c.best else " " * star) for c, star in zip(row, starred, strict=True)])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = [
             "  ".join(
-                cell.rjust(width) if right else cell.ljust(width)
-                for cell, width, right in zip(row, widths, number, strict=True)
+                text.rjust(width) if self.is_numeric(k) else text.ljust(width)
+                for k, (text, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
-            for row in shown
+            for line in lines
         ]
-        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
+        return "\n".join([self.title, *aligned, *([self.note] if self.note else [])])
 
     @property
     def markdown(self) -> str:
-        """A Markdown table; the best of a column is bold."""
-        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in line] for line in self.lines]
-        lines = [list(self.heads), ["---"] * len(self.heads), *rows]
+        """The table as Markdown; the best value of a column is bold."""
+        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in self.rows]
+        lines = [list(self.columns), ["---"] * len(self.columns), *rows]
         body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         return f"{self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
-    @property
-    def html(self) -> str:
-        """An HTML table whose cells carry the number to sort by; `links` are the ids of figures on the same page."""
-        kinds = [self._kind(k) for k in range(len(self.heads))]
-        links = self.links or (None,) * len(self.lines)
-        rows = "".join(self._html_row(k, link, kinds) for k, link in enumerate(links))
-        title, note = html.escape(self.title), f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
-        return (
-            f'<figure class="table"><figcaption>{title}</figcaption>'
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table>'
-            f"<thead><tr>{self._html_heads(kinds)}</tr></thead><tbody>{rows}</tbody></table></div>{note}</figure>"
-        )
+    def is_numeric(self, k: int) -> bool:
+        """Whether column k has only numbers and missing values."""
+        return all(row[k].value is not None or row[k].text == MISSING for row in self.rows)
 
-    def _kind(self, k: int) -> str:
-        """The classes of a column: are there numbers in it, are they the paper's, does it name the lines?"""
-        number = all(line[k].value is not None or line[k].text == MISSING for line in self.lines)
-        of_paper = self.heads[k].startswith(PAPER_COLUMN)
-        return " ".join(
-            ["number"] * number + ["paper"] * of_paper + ["name"] * (self.keys > 0 and k == self._name_place)
-        )
+    def column_class(self, k: int) -> str:
+        """CSS classes of column k."""
+        name = self.num_keys > 0 and k == self.name_column
+        paper = self.columns[k].startswith(PAPER_COLUMN)
+        return " ".join(["number"] * self.is_numeric(k) + ["paper"] * paper + ["name"] * name)
 
     @property
-    def _name_place(self) -> int:
-        """The column by which a reader knows a line: of those that say what it is of, the last that has words in it."""
-        words = [k for k in range(self.keys) if any(line[k].value is None for line in self.lines)]
-        return words[-1] if words else max(self.keys - 1, 0)
-
-    def _html_heads(self, kinds: Sequence[str]) -> str:
-        heads, ours = [], ""
-        for head, kind in zip(self.heads, kinds, strict=True):
-            if head.startswith(PAPER_COLUMN):  # to the ear, "paper" alone says nothing
-                shown = f'<span class="unseen">{html.escape(ours)}: </span>{html.escape(head)}'
-            else:
-                ours, shown = head, html.escape(head)
-            heads.append(f'<th scope="col"{_class(kind)}>{shown}</th>')
-        return "".join(heads)
-
-    def _html_row(self, number: int, link: str | None, kinds: Sequence[str]) -> str:
-        line, cells = self.lines[number], []
-        for k, (cell, kind) in enumerate(zip(line, kinds, strict=True)):
-            tag, scope = ("th", ' scope="row"') if k < self.keys else ("td", "")
-            shown = html.escape(cell.text)
-            if link is not None and k == self._name_place:
-                shown = f'<a href="#{quote(link)}">{shown}</a>'
-            if cell.best:
-                kind, shown = f"{kind} best".strip(), f"<strong>{shown}</strong>"
-            cells.append(f"<{tag}{scope}{_class(kind)}{_sort_by(cell.value)}>{shown}</{tag}>")
-        grouped = self.keys > 1 and len({each[0] for each in self.lines}) < len(self.lines)
-        new_group = grouped and number > 0 and self.lines[number - 1][0] != line[0]
-        figure = "" if link is None else f' data-figure="{html.escape(link)}"'
-        return f"<tr{_class('group' if new_group else '')}{figure}>{''.join(cells)}</tr>"
-
-
-def _class(names: str) -> str:
-    return f' class="{names}"' if names else ""
-
-
-def _sort_by(value: float | None) -> str:
-    """The number as JavaScript reads it; what is none sorts as text does."""
-    if value is None or math.isnan(value):
-        return ""
-    number = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
-    return f' data-value="{number}"'
+    def name_column(self) -> int:
+        """The column that names a row: the last of the keys that has text."""
+        texts = [k for k in range(self.num_keys) if any(row[k].value is None for row in self.rows)]
+        return texts[-1] if texts else max(self.num_keys - 1, 0)
 
 
 def tabulate(
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[Mapping[str, Any]],
     *,
     by: Sequence[str],
     columns: Sequence[MetricColumn],
@@ -166,83 +125,83 @@ def tabulate(
     link: str | None = None,
     note: str = "",
 ) -> Table:
-    """A line for each group of rows that agree in `by`: mean ± standard deviation of each column, the paper's beside.
+    """Aggregate rows into a table of mean ± standard deviation.
 
-    `paper` has for each group (a value of `by`, or a tuple of them) the paper's figures by the key of their column.
-    `link` is the name of the group's figure, such as "reliability-{method}", with the values of `by` filled in. The
-    best of a column is marked within the groups that agree in all of `by` but the last.
+    The best value of a column is marked within the groups that agree in all of `by` but the last.
 
-    >>> rows = [{"method": "plain", "seed": s, "error": 0.1 + s / 50} for s in (0, 1)]
-    >>> print(
-    ...     tabulate(
-    ...         "Error.",
-    ...         rows,
-    ...         by=("method",),
-    ...         columns=(MetricColumn("error", "error, %", 100),),
-    ...         paper={"plain": {"error": "12.5"}},
-    ...     ).text
-    ... )
-    Error.
-    method      error, %  paper
-    plain   11.00 ± 1.41   12.5
+    Args:
+        title: Caption.
+        rows: Measurements.
+        by: Keys; rows that agree in them form a group, which is a row of the table.
+        columns: Metrics.
+        paper: The paper's values by group (a value of `by`, or a tuple of them) and key of the metric.
+        link: Name of the group's plot, such as "reliability-{method}", formatted with the values of `by`.
+        note: Remark below the table.
+
+    Example:
+        >>> rows = [{"method": "mlp", "seed": s, "error": 0.1 + s / 50} for s in (0, 1)]
+        >>> error = MetricColumn("error", "error, %", 100)
+        >>> print(tabulate("Error.", rows, by=("method",), columns=(error,), paper={"mlp": {"error": "12.5"}}).text)
+        Error.
+        method      error, %  paper
+        mlp     11.00 ± 1.41   12.5
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in by), []).append(row)
-    printed = {key if isinstance(key, tuple) else (key,): figures for key, figures in (paper or {}).items()}
-    beside = {column.key: any(column.key in printed.get(key, {}) for key in groups) for column in columns}
-    best = {column.key: _best(groups, column) for column in columns}
-    heads, lines, links = list(by), [], []
+    printed = {key if isinstance(key, tuple) else (key,): values for key, values in (paper or {}).items()}
+    in_paper = {column.key: any(column.key in printed.get(key, {}) for key in groups) for column in columns}
+    best = {column.key: _best_groups(groups, column) for column in columns}
+    headers, lines, links = list(by), [], []
     for column in columns:
-        heads += [column.title, *([PAPER_COLUMN] if beside[column.key] else [])]
+        headers += [column.title, *([PAPER_COLUMN] if in_paper[column.key] else [])]
     for key, members in groups.items():
-        line = [_plain(part) for part in key]
+        line = [_key_cell(part) for part in key]
         for column in columns:
-            line.append(
-                _cell(
-                    [row[column.key] for row in members if row.get(column.key) is not None],
-                    column,
-                    best=key in best[column.key],
-                )
-            )
-            if beside[column.key]:
-                line.append(_paper(printed.get(key, {}).get(column.key)))
+            line.append(_metric_cell(_values(members, column), column, best=key in best[column.key]))
+            if in_paper[column.key]:
+                line.append(_paper_cell(printed.get(key, {}).get(column.key)))
         lines.append(tuple(line))
         links.append(link.format(**dict(zip(by, key, strict=True))) if link else None)
-    return Table(title, tuple(heads), tuple(lines), tuple(links) if link else (), note, keys=len(by))
+    return Table(title, tuple(headers), tuple(lines), tuple(links) if link else (), note, num_keys=len(by))
 
 
-def _plain(part: Any) -> Cell:
-    number = isinstance(part, int | float) and not isinstance(part, bool)
-    return Cell(str(part), float(part) if number else None)
+def _values(rows: Sequence[Mapping[str, Any]], column: MetricColumn) -> list[float]:
+    return [row[column.key] for row in rows if row.get(column.key) is not None]
 
 
-def _cell(values: Sequence[float], column: MetricColumn, *, best: bool) -> Cell:
+def _key_cell(part: Any) -> Cell:
+    is_number = isinstance(part, int | float) and not isinstance(part, bool)
+    return Cell(str(part), float(part) if is_number else None)
+
+
+def _metric_cell(values: Sequence[float], column: MetricColumn, *, best: bool) -> Cell:
     if not values:
         return Cell(MISSING)
     mean = fmean(values)
-    spread = f" ± {column.show(stdev(values))}" if len(values) > 1 else ""
-    return Cell(column.show(mean) + spread, column.scale * mean, best)
+    spread = f" ± {column.format(stdev(values))}" if len(values) > 1 else ""
+    return Cell(column.format(mean) + spread, column.scale * mean, best)
 
 
-def _paper(shown: str | float | None) -> Cell:
-    if shown is None:
+def _paper_cell(printed: str | float | None) -> Cell:
+    if printed is None:
         return Cell(MISSING)
-    text = str(shown)
+    text = str(printed)
     try:
         return Cell(text, float(text.split("±")[0]))
     except ValueError:
         return Cell(text)
 
 
-def _best(groups: Mapping[tuple[Any, ...], Sequence[Row]], column: MetricColumn) -> set[tuple[Any, ...]]:
-    """The groups with the best figure among those that share all keys but the last; none where all are alike."""
+def _best_groups(
+    groups: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]], column: MetricColumn
+) -> set[tuple[Any, ...]]:
+    """Return the best group among those that share all keys but the last; none where all are equal."""
     if not column.better:
         return set()
     families: dict[tuple[Any, ...], dict[tuple[Any, ...], float]] = {}
     for key, members in groups.items():
-        values = [row[column.key] for row in members if row.get(column.key) is not None]
-        if values:
+        if values := _values(members, column):
             families.setdefault(key[:-1], {})[key] = fmean(values)
     choose = min if column.better == "lower" else max
     return {

@@ -145,7 +145,7 @@ class DiversityStudy(Study):
         yield Check(  # in the paper each of the two leads in two measures
             f"{title} is at least about as diverse as the deep ensemble: behind it in two of the four measures at most",
             False if behind > 2 else True if behind + open_ <= 2 else None,
-            "; ".join(verdict.found for verdict in ensemble),
+            "; ".join(verdict.evidence for verdict in ensemble),
         )
 
     def figures(self, rows: Rows) -> "dict[str, Figure]":

@@ -343,4 +343,4 @@ def most_of(claim: str, parts: Sequence[Check]) -> Check:
     """
     yes, no = (sum(part.holds is word for part in parts) for word in (True, False))
     holds = True if 2 * yes > len(parts) else False if 2 * no >= len(parts) else None
-    return Check(claim, holds, f"{yes} of {len(parts)} are: " + "; ".join(part.found for part in parts))
+    return Check(claim, holds, f"{yes} of {len(parts)} are: " + "; ".join(part.evidence for part in parts))

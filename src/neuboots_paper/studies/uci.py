@@ -378,7 +378,7 @@ def _table(title: str, lines: dict[str, list[Row]], columns: Sequence[MetricColu
         (Cell(name), *(_cell([row[column.key] for row in rows], column) for column in columns))
         for name, rows in lines.items()
     ]
-    return Table(title, ("data", *(column.title for column in columns)), tuple(body), note=note, keys=1)
+    return Table(title, ("data", *(column.title for column in columns)), tuple(body), note=note, num_keys=1)
 
 
 def _cell(values: Sequence[float | None], column: MetricColumn) -> Cell:
@@ -386,8 +386,8 @@ def _cell(values: Sequence[float | None], column: MetricColumn) -> Cell:
     if not known:
         return Cell(MISSING)
     mean, same = fmean(known), len({*known}) == 1
-    spread = "" if same else f" ± {column.show(_standard_error(known))}"
-    return Cell(column.show(mean) + spread, column.scale * mean)
+    spread = "" if same else f" ± {column.format(_standard_error(known))}"
+    return Cell(column.format(mean) + spread, column.scale * mean)
 
 
 def _standard_error(values: Sequence[float]) -> float:

@@ -410,7 +410,7 @@ def _glance(cells: Cells, rows: Rows) -> Table:
             "same for all data sets of a cell: where that is low, the true bootstrap's spread over x is mostly that of "
             "the data set at hand, and a band may have the right size at every x and be unlike it."
         ),
-        keys=2,
+        num_keys=2,
     )
 
 
@@ -472,7 +472,7 @@ def _mark(cells: Cells, method: str, price: str) -> Table:
             "quantile. Errors of these are the jackknife's over data sets: now and then a wide net goes astray in "
             "training, and a data set where one of the true nets did so counts for several."
         ),
-        keys=4,
+        num_keys=4,
     )
 
 
@@ -505,7 +505,7 @@ def _methods(cells: Cells, rows: Rows) -> Table:
             "for methods that go around a trained net, that training included. The true bootstrap's coverage has the "
             "error that it would have if a curve missed at all x or at none. MC dropout has a rate of 0.1."
         ),
-        keys=5,
+        num_keys=5,
     )
 
 
@@ -528,7 +528,7 @@ def _by_x(bands: Sequence[Found], title: str, *, named: bool = False) -> Table:
         (*heads, *(f"x = {_place(float(bands[0].x[k]))}" for k in places)),
         tuple(lines),
         note="In the gap, between −0.5 and 0.5, there are no data.",
-        keys=len(heads),
+        num_keys=len(heads),
     )
 
 
@@ -561,7 +561,7 @@ def _regressors(rows: Rows) -> list[Table]:
                 "It standardises, holds rows out, stops early and has a Gaussian head; its band is the influence "
                 "bootstrap of the whole net with the step that early stopping left undone."
             ),
-            keys=4,
+            num_keys=4,
         )
     ] * bool(lines)
 
@@ -585,7 +585,7 @@ def _costs(rows: Rows) -> list[Table]:
                 "grid, over the least of plain trainings in turn with them. Methods that go around a trained net have "
                 "1 for its training, and the rest is theirs."
             ),
-            keys=1,
+            num_keys=1,
         )
     ]
 

@@ -313,7 +313,7 @@ def abstaining(found: ClassEvaluation) -> Table:
             )
         )
     return Table(
-        "The model's own rule: answer, or abstain.", ("rows", "number", "share", "error"), tuple(lines), keys=1
+        "The model's own rule: answer, or abstain.", ("rows", "number", "share", "error"), tuple(lines), num_keys=1
     )
 
 
@@ -321,7 +321,7 @@ def finding(found: ClassEvaluation) -> Table:
     """How well each score finds the wrong answers."""
     lines = tuple((Cell(name.replace("_", " ")), cell(found.finds[name], short)) for name in SCORES)
     title = "Which score finds wrong answers? AUROC, wrong against right: 0.5 is chance, 1 is perfect."
-    return Table(title, ("score", "AUROC"), lines, keys=1)
+    return Table(title, ("score", "AUROC"), lines, num_keys=1)
 
 
 def classes(found: ClassEvaluation, most: int | None = None) -> Table:
@@ -341,7 +341,7 @@ def classes(found: ClassEvaluation, most: int | None = None) -> Table:
             )
             for line in some
         ),
-        keys=1,
+        num_keys=1,
     )
 
 
@@ -357,7 +357,7 @@ def pairs(found: ClassEvaluation, most: int | None = None) -> Table:
         )
         for line in found.confused[:most]
     )
-    return Table("The commonest mistakes." if lines else "No class is taken for another.", heads, lines, keys=2)
+    return Table("The commonest mistakes." if lines else "No class is taken for another.", heads, lines, num_keys=2)
 
 
 def _bins(found: ClassEvaluation) -> Table:
@@ -369,7 +369,7 @@ def _bins(found: ClassEvaluation) -> Table:
         for k, (confidence, right, count) in enumerate(rows)
         if count
     )  # fmt: skip
-    return Table("Rows by confidence.", ("confidence", "rows", "it says", "it is right in"), lines, keys=1)
+    return Table("Rows by confidence.", ("confidence", "rows", "it says", "it is right in"), lines, num_keys=1)
 
 
 def _class_drawings(found: ClassEvaluation) -> dict[str, Draw]:

@@ -361,7 +361,7 @@ def levels(found: NumberEvaluation) -> Table:
     rows = found.levels[0]["rows"]
     note = f"Of the first {rows:,} rows." if rows < found.count else ""
     heads = ("level", "coverage", "95 % interval", "mean width")
-    return Table("Intervals at several levels.", heads, lines, note=note, keys=1)
+    return Table("Intervals at several levels.", heads, lines, note=note, num_keys=1)
 
 
 def groups(found: NumberEvaluation) -> Table:
@@ -377,7 +377,7 @@ def groups(found: NumberEvaluation) -> Table:
         for line in found.groups
     )
     heads = ("standard deviation", "rows", "RMSE", "coverage", "95 % interval")
-    return Table("Rows by their predicted standard deviation, the surest first.", heads, lines, keys=1)
+    return Table("Rows by their predicted standard deviation, the surest first.", heads, lines, num_keys=1)
 
 
 def number_abstaining(found: NumberEvaluation) -> Table:
@@ -395,7 +395,9 @@ def number_abstaining(found: NumberEvaluation) -> Table:
                 cell(figures[f"rmse_{name}"], short),
             )
         )
-    return Table("The model's own rule: answer, or abstain.", ("rows", "number", "share", "RMSE"), tuple(lines), keys=1)
+    return Table(
+        "The model's own rule: answer, or abstain.", ("rows", "number", "share", "RMSE"), tuple(lines), num_keys=1
+    )
 
 
 def _number_drawings(found: NumberEvaluation) -> dict[str, Draw]:

@@ -177,7 +177,7 @@ def chapter(
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.add_subplot())
         figures[title] = to_svg(figure, f"{name}-{title}")
-    return Section(name, "", question, "", tuple(tables), tuple(checks), figures, {}, {}, note)
+    return Section(name, question, tables=tuple(tables), checks=tuple(checks), plots=figures, note=note)
 
 
 def rows_chapter(found: Evaluated, drawn: Mapping[str, Draw]) -> Section:
@@ -187,7 +187,7 @@ def rows_chapter(found: Evaluated, drawn: Mapping[str, Draw]) -> Section:
         ("without a label, left out", f"{found.seen.unlabelled:,}", float(found.seen.unlabelled)),
         ("unusual, with a score above 1", percent(unusual), unusual),
     ]
-    table = Table("The rows.", ("rows", "number"), tuple((Cell(a), Cell(b, c)) for a, b, c in lines), keys=1)
+    table = Table("The rows.", ("rows", "number"), tuple((Cell(a), Cell(b, c)) for a, b, c in lines), num_keys=1)
     return chapter(
         "rows",
         "Are the rows like those it was trained on?",
@@ -224,7 +224,7 @@ def figures_table(
             )
             for name, key, show in lines
         ),
-        keys=1,
+        num_keys=1,
     )
 
 

@@ -181,7 +181,7 @@ def mask_classes(found: MaskEvaluation) -> Table:
          cell(line["dice"], percent))
         for line in found.classes
     )  # fmt: skip
-    return Table("Each class.", ("class", "pixels", "IoU", "Dice"), lines, keys=1)
+    return Table("Each class.", ("class", "pixels", "IoU", "Dice"), lines, num_keys=1)
 
 
 def mask_spread(found: MaskEvaluation) -> Table:
@@ -192,4 +192,4 @@ def mask_spread(found: MaskEvaluation) -> Table:
         for name in UNCERTAINTY_MEASURES
     )
     heads = ("uncertainty", "right pixels", "wrong pixels", "ratio", "AUROC")
-    return Table("Where is it unsure? Means over pixels.", heads, lines, keys=1)
+    return Table("Where is it unsure? Means over pixels.", heads, lines, num_keys=1)
