@@ -479,7 +479,7 @@ def detector(name: str) -> Arrays:
 def active(strategy: str, kind: Any) -> Arrays:
     task = "classification" if kind == "classes" else "regression"
     choice = select_for_labeling(
-        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=kind, num_samples=20, seed=SEED, progress=False
+        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=task, num_samples=20, seed=SEED, progress=False
     )
     return {"rows": choice.rows.numpy(), "scores": choice.scores.numpy()}
 

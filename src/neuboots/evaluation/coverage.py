@@ -405,7 +405,7 @@ def _check(method: Method, model: Any, truth: Any, config: TrainingConfig) -> No
         raise ValueError(
             "got a net; expected a function that makes a new one for each data set: lambda: copy.deepcopy(net)"
         )
-    check_repeated_fit(method, config, None, task="coverage")
+    check_repeated_fit(config, None)
 
 
 def _fitted(method: Method, model: Any, data: TensorDataset, config: TrainingConfig) -> Predictor:

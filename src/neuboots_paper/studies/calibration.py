@@ -181,6 +181,7 @@ class CalibrationStudy(Study):
             prepare("train", self.n_timed, augment=self.augment),
             prepare("test", self.n_timed).tensors[0],
             config,
+            baseline="plain",
             num_members=(self.num_samples,),
             repeats=self.repeats,
             memory=False,

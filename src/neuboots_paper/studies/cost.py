@@ -151,12 +151,15 @@ class CostStudy(Study):
             load_images(data, "train", n, seed, shrink=shrink),
             load_images(data, "test", inputs, shrink=shrink).tensors[0],
             TrainingConfig(epochs=1, batch_size=batch_size, optimizer=PAPER_SGD, seed=seed, progress=False),
+            baseline="plain",
             num_members=counts,
             repeats=1 if case == "many" else self.repeats,
             memory=memory,
             progress=False,
         )
         rows = [{key: _short(value) for key, value in asdict(row).items()} for row in found.rows]
+        for row in rows:
+            row["members"] = row.pop("num_members")
         for row in rows:
             row["memory_mb"] = None if row["predict_mb"] is None else _short(row["size_mb"] + row["predict_mb"])
         return {case: rows}

@@ -139,6 +139,7 @@ class SegmentationStudy(Study):
             shrunk(data.augmented_train, self.shrink, limit=2, seed=unit["seed"]),
             x.expand(_TIMED, *x.shape).contiguous(),
             TrainingConfig(epochs=1, batch_size=2, seed=unit["seed"], progress=False),  # nothing to resume
+            baseline="plain",
             num_members=(self.replicates,),
             repeats=self.time_repeats,
             memory=False,

@@ -13,4 +13,4 @@ from neuboots.evaluation.segmentation.io import write_maps
 from neuboots.evaluation.segmentation.metrics import SegmentationReport, evaluate_segmentation
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, predict_segmentation
 
-__all__ = ["SegmentationMaps", "SegmentationReport", "predict_segmentation", "evaluate_segmentation", "write_maps"]
+__all__ = ["SegmentationMaps", "SegmentationReport", "evaluate_segmentation", "predict_segmentation", "write_maps"]
