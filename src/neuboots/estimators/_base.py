@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots._io import atomic_folder
 from neuboots.data.splits import train_val_test_split
-from neuboots.losses import CrossEntropy, Loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods import SWAG, NeuBoots, find_method
 from neuboots.methods._base import find_saved_method
 from neuboots.nets import MLP
@@ -120,9 +120,12 @@ class WeightedLoss:
 
     loss: Loss
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y, w = targets[:, :-1], targets[:, -1]
-        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, CrossEntropy) else y)
+        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, nn.CrossEntropyLoss) else y)
         return losses * w.to(losses).view(-1, *[1] * (losses.ndim - 1))
 
 

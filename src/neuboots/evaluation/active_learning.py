@@ -57,7 +57,7 @@ from neuboots.evaluation._parallel import (
     student_t_interval,
 )
 from neuboots.loading import check_length
-from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, SquaredError
+from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.metrics import ClassificationMetrics, SegmentationMetrics
 from neuboots.prediction import (
     Method,
@@ -695,12 +695,12 @@ def run_active_learning(
 def _infer_task(method: Method, test_data: LabeledData) -> OutputKind:
     """What the outputs are, by the loss where it is known, else by the targets."""
     loss = getattr(method, "loss", None)
-    classes = (CrossEntropy, BrierLoss, BinaryCrossEntropy, nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.NLLLoss)
+    classes = (nn.CrossEntropyLoss, BrierLoss, nn.BCEWithLogitsLoss, nn.NLLLoss)
     if isinstance(loss, classes):
         return "classification"
     if isinstance(loss, GaussianNLL):
         return "gaussian"
-    if isinstance(loss, SquaredError | nn.MSELoss | nn.L1Loss | nn.HuberLoss | nn.SmoothL1Loss):
+    if isinstance(loss, nn.MSELoss | nn.L1Loss | nn.HuberLoss | nn.SmoothL1Loss):
         return "regression"
     with closing(iter_batches(test_data, 1, title="", progress=False)) as batches:
         _, y = next(batches)

@@ -30,7 +30,7 @@ from neuboots.loading import (
     seed_everything,
     unpack_example,
 )
-from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, Loss, valid_mask, weighted_mean
+from neuboots.losses import BrierLoss, Loss, valid_mask, weighted_mean
 from neuboots.prediction import Method, Predictor, check_inputs
 from neuboots.training import TrainingConfig, train
 
@@ -45,8 +45,8 @@ def validation_metrics(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tenso
     losses = loss(output, y)
     mask = valid_mask(loss, y)
     figures = {"loss": weighted_mean(losses, losses.new_ones(len(losses)), mask)}
-    one_logit = isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
-    classes = isinstance(loss, CrossEntropy | BrierLoss | nn.CrossEntropyLoss) and not y.is_floating_point()
+    one_logit = isinstance(loss, nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
+    classes = isinstance(loss, nn.CrossEntropyLoss | BrierLoss) and not y.is_floating_point()
     if classes or one_logit:
         labels = class_probabilities(output, 1).argmax(1)
         wrong = (labels != y.reshape(labels.shape)).float()

@@ -37,7 +37,7 @@ from neuboots.head import (
     unwrap_model,
 )
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import compute_output, load_example, register, validation_metrics
 from neuboots.methods.ensembles import check_members
 from neuboots.prediction import Predictor, SampleStream, stream_members
@@ -392,12 +392,12 @@ class BatchEnsemble:
     torch.Size([3, 5, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     num_members: int = 4
     init: FactorInit = "normal"
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_members(self.num_members)
         if self.init not in get_args(FactorInit):
             raise ValueError(f"got init={self.init!r}; expected 'normal' or 'random_sign'")

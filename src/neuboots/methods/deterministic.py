@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from neuboots._streaming import num_bytes
 from neuboots.head import eval_mode, unwrap_model
-from neuboots.losses import CrossEntropy, Loss, check_loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods._base import add_output_axis, compute_output, fit_net, register
 from neuboots.prediction import Moments, Predictor, SampleStream
 from neuboots.training import TrainingConfig, describe_method, initialize_model
@@ -72,10 +72,10 @@ class Deterministic:
     0.0
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
 
     def fit(
         self,

@@ -47,7 +47,7 @@ from neuboots._prng import derive_keys, derive_seed
 from neuboots._pytree import map_float_tensors
 from neuboots.head import cast_inputs, copy_net, eval_mode, unwrap_model
 from neuboots.loading import Batch, dataset_length
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import add_output_axis, compute_output, load_example, register, validation_metrics
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
@@ -181,7 +181,7 @@ class EnsembleMethod:
     What a method of this kind adds is a law of weights over the n points, or other inputs to train on as well.
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     num_members: int = 5
     vectorized: bool | None = None
 
@@ -189,7 +189,7 @@ class EnsembleMethod:
     weight_distribution: ClassVar[WeightDistribution | None] = None  # None: all points count alike
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_members(self.num_members)
         if self.vectorized not in (None, True, False):
             raise ValueError(f"got together={self.vectorized!r}; expected True, False, or None to let it be found out")
@@ -380,9 +380,9 @@ class StandardBootstrap(EnsembleMethod):
     >>> import torch
     >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import TrainingConfig, SquaredError
+    >>> from neuboots import TrainingConfig
     >>> data = TensorDataset(torch.randn(8, 2), torch.randn(8))
-    >>> method = StandardBootstrap(SquaredError(), num_members=3)
+    >>> method = StandardBootstrap(nn.MSELoss(), num_members=3)
     >>> predictor = method.fit(lambda: nn.Linear(2, 1), data, TrainingConfig(epochs=1, progress=False))
     >>> predictor.predict(torch.zeros(1, 2), 3).samples.shape  # (B, N, C)
     torch.Size([3, 1, 1])
@@ -409,9 +409,9 @@ class BayesianBootstrap(EnsembleMethod):
     >>> import torch
     >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import TrainingConfig, SquaredError
+    >>> from neuboots import TrainingConfig
     >>> data = TensorDataset(torch.randn(8, 2), torch.randn(8))
-    >>> method = BayesianBootstrap(SquaredError(), num_members=3)
+    >>> method = BayesianBootstrap(nn.MSELoss(), num_members=3)
     >>> predictor = method.fit(lambda: nn.Linear(2, 1), data, TrainingConfig(epochs=1, progress=False))
     >>> predictor.predict(torch.zeros(1, 2), 3).samples.shape  # (B, N, C)
     torch.Size([3, 1, 1])

@@ -41,7 +41,7 @@ from neuboots.head import (
     replace_layers,
     unwrap_model,
 )
-from neuboots.losses import CrossEntropy, Loss, check_loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods._base import add_output_axis, compute_output, fit_net, load_example, register
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import TrainingConfig, describe_method, initialize_model
@@ -489,14 +489,14 @@ class MCDropout:
     (('2',), torch.Size([100, 4, 3]))
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     rate: float = 0.2
     where: Placement = "all"
     granularity: Granularity = "element"
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         if isinstance(self.rate, bool) or not isinstance(self.rate, int | float) or not 0.0 < self.rate < 1.0:
             raise ValueError(f"got rate={self.rate!r}; expected a number between 0 and 1, such as 0.2")
         if self.where not in ("all", "head", "own"):
@@ -511,7 +511,7 @@ class MCDropout:
     @classmethod
     def paper_mlp(cls, loss: Loss | None = None) -> "MCDropout":
         """Rate 0.1 before the final layer only (paper, NeuBoots vs Dropout)."""
-        return cls(loss=loss or CrossEntropy(), rate=0.1, where="head")
+        return cls(loss=loss or nn.CrossEntropyLoss(), rate=0.1, where="head")
 
     def fit(
         self,

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from neuboots._prng import derive_seed
 from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head, unwrap_model
 from neuboots.loading import Batch
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import load_example, register, validation_metrics
 from neuboots.methods.ensembles import check_members
 from neuboots.prediction import Predictor, SampleStream, stream_members
@@ -312,14 +312,14 @@ class MIMO:
     torch.Size([3, 5, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     num_members: int = 3
     input_repetition: float = 0.0
     batch_repetition: int = 1
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_members(self.num_members)
         if not 0 <= self.input_repetition <= 1:
             raise ValueError(f"got input_repetition={self.input_repetition!r}; expected a share from 0 to 1")

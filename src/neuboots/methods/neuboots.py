@@ -17,7 +17,7 @@ from neuboots._streaming import num_bytes
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
-from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
 from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
@@ -135,7 +135,7 @@ class NeuBoots:
     torch.Size([100, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     weight_distribution: WeightDistribution = field(default_factory=lambda: Dirichlet(concentration=5.0))
     link: Link = "identity"
     resample: ResampleSchedule = "sample"
@@ -147,7 +147,7 @@ class NeuBoots:
     def __post_init__(self) -> None:
         if self.tune not in ("all", "head"):
             raise ValueError(f"got tune={self.tune!r}; expected 'all' or 'head'")
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_weight_distribution(self.weight_distribution)
         check_link(self.link)
         check_schedule(self.resample, self.warmup)
@@ -157,13 +157,13 @@ class NeuBoots:
     @classmethod
     def paper(cls, loss: Loss | None = None) -> "NeuBoots":
         """α ~ S × Dirichlet(1, …, 1) redrawn at each epoch, S = D, identity link, no warm-up."""
-        return cls(loss=loss or CrossEntropy(), weight_distribution=Dirichlet(), resample="epoch")
+        return cls(loss=loss or nn.CrossEntropyLoss(), weight_distribution=Dirichlet(), resample="epoch")
 
     @classmethod
     def regression(cls, loss: Loss | None = None) -> "NeuBoots":
         """A concentrated law: the weights multiply the features, so a law as wide as the paper's costs accuracy
         wherever the noise of the data is small beside the target's spread."""
-        return cls(loss=loss or SquaredError(), weight_distribution=Dirichlet(concentration=20.0))
+        return cls(loss=loss or nn.MSELoss(), weight_distribution=Dirichlet(concentration=20.0))
 
     def generator(self, net: nn.Module, *, example: Any = None) -> BootstrapGenerator:
         """g(x, α) around this net, as the options say."""

@@ -29,7 +29,7 @@ from neuboots._prng import derive_keys, stable_hash
 from neuboots._streaming import num_bytes
 from neuboots.head import cast_inputs, eval_mode, unwrap_model
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import (
     add_output_axis,
     compute_output,
@@ -351,7 +351,7 @@ class SWAG:
     (9, torch.Size([10, 4, 3]))
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     start: float = 0.75
     rank: int = 20
     scale: float = 1.0
@@ -360,7 +360,7 @@ class SWAG:
     refresh_rows: int = 512
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         if not (_number(self.start) and 0.0 <= self.start < 1.0):
             raise ValueError(f"got start={self.start!r}; expected the part of the training before, from 0 to below 1")
         if not (_number(self.scale) and 0.0 < self.scale < math.inf):

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from neuboots._prng import derive_keys, draw_normal, stable_hash
 from neuboots.head import cast_inputs, eval_mode, has_lazy_layers, unwrap_model
 from neuboots.loading import Batch, dataset_length
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import add_output_axis, functional_output, load_example, register, validation_metrics
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
@@ -160,7 +160,7 @@ class AmortizedBootstrap:
     torch.Size([20, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     num_resamples: int = 5
     resample_every: int = 3
     latent: int = 10
@@ -168,7 +168,7 @@ class AmortizedBootstrap:
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         for name in ("num_resamples", "resample_every", "latent", "hidden"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

@@ -34,7 +34,7 @@ from neuboots.head import (
     unwrap_model,
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
-from neuboots.losses import CrossEntropy, Loss, check_loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
 from neuboots.methods.batch_ensemble import check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
@@ -235,13 +235,13 @@ class GBS:
     torch.Size([20, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     weight_distribution: WeightDistribution = field(default_factory=Dirichlet)
     num_blocks: int | None = None
     resample: ResampleSchedule = "sample"
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_weight_distribution(self.weight_distribution)
         check_schedule(self.resample, 0)
         if self.num_blocks is not None:

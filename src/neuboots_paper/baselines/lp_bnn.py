@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from neuboots._prng import derive_keys, draw_normal
 from neuboots.head import cast_inputs, copy_to_meta, eval_mode, unwrap_model
 from neuboots.loading import preserve_rng_state, seed_everything
-from neuboots.losses import CrossEntropy, Loss, check_loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods._base import load_example, register
 from neuboots.methods.batch_ensemble import (
     BatchEnsemblePredictor,
@@ -168,13 +168,13 @@ class LPBNN:
     torch.Size([9, 5, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     num_members: int = 4
     latent: int = 32
     elbo_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         check_members(self.num_members)
         if not isinstance(self.latent, int) or self.latent < 1:
             raise ValueError(f"got latent={self.latent!r}; expected at least 1, and a whole number")

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import nn
+
 from neuboots.data import DatasetBundle
 from neuboots.evaluation.regression import evaluate_regression
-from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method, residual_std
@@ -111,7 +112,7 @@ class AmortizedRegression(Study):
         if name == "neuboots":
             return NeuBoots.regression()
         options = {"num_members": self.num_samples} if name == "standard-bootstrap" else {}
-        return make_method(name, loss=SquaredError(), **options)
+        return make_method(name, loss=nn.MSELoss(), **options)
 
     def tables(self, rows: Rows) -> list[Table]:
         columns = (

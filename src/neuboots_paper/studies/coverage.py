@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverage
-from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method
@@ -48,9 +47,9 @@ def regressor(name: str, num_members: int) -> Method:
     if name == "neuboots":
         return NeuBoots.regression()
     if name == PAPER_LAW_EXP:
-        return replace(NeuBoots.paper(SquaredError()), link="exp")
+        return replace(NeuBoots.paper(nn.MSELoss()), link="exp")
     members = {"num_members": num_members} if name == "standard-bootstrap" else {}
-    return make_method(name, loss=SquaredError(), **members)
+    return make_method(name, loss=nn.MSELoss(), **members)
 
 
 def curve_net(name: str, width: int) -> Callable[[], nn.Module] | None:
