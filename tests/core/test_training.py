@@ -444,8 +444,8 @@ def test_a_loop_of_ones_own_in_three_lines() -> None:
     data = TensorDataset(x, (x[:, 0] > 0).long())
     torch.manual_seed(0)
     method = NeuBoots.paper()
-    g = method.generator(MLP(4, 2, widths=(32,)))
-    plan = method.plan(g, data, seed=0)
+    g = method.make_generator(MLP(4, 2, widths=(32,)))
+    plan = method.make_schedule(g, data, seed=0)
     optimizer = torch.optim.Adam(g.parameters(), lr=0.01)
     loader = DataLoader(IndexedDataset(data), batch_size=32, shuffle=True)
     for epoch in range(15):

@@ -158,7 +158,7 @@ METHODS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "neuboots, redraw sample": (lambda loss: NeuBoots(loss, resample="sample"), BOTH),
     "neuboots, redraw pool": (lambda loss: NeuBoots(loss, resample="pool"), BOTH),
     "neuboots, 3 blocks": (lambda loss: NeuBoots(loss, num_blocks=3), BOTH),
-    "neuboots, head only": (lambda loss: NeuBoots(loss, tune="head"), BOTH),
+    "neuboots, head only": (lambda loss: NeuBoots(loss, train_head_only=True), BOTH),
     "neuboots, multinomial": (lambda loss: NeuBoots(loss, weight_distribution=Multinomial()), ("classification",)),
     "neuboots, paper": (lambda loss: NeuBoots.paper(loss), ("classification",)),
     "neuboots, regression": (lambda loss: NeuBoots.regression(loss), ("regression", "gaussian")),

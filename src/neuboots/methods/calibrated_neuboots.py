@@ -536,9 +536,9 @@ class CalibratedNeuBoots:
             raise ValueError(f"got loss={self.loss!r} and neuboots with {self.neuboots.loss!r}; expected the same loss")
         if self.reference not in ("influence", "bootstrap"):
             raise ValueError(f"got reference={self.reference!r}; expected 'influence' or 'bootstrap'")
-        if self.reference == "bootstrap" and self.options.tune == "head":
+        if self.reference == "bootstrap" and self.options.train_head_only:
             raise ValueError(
-                "got tune='head' with reference='bootstrap', whose nets would train all their layers; expected "
+                "got train_head_only=True with reference='bootstrap', whose nets would train all their layers; expected "
                 "reference='influence'"
             )
         if self.layers is not None:
@@ -589,7 +589,7 @@ class CalibratedNeuBoots:
             single = isinstance(self.loss, nn.MSELoss | GaussianNLL)  # classes: C slopes for each row
             small = single and n is not None and len(shape) == 2 and n * shape[1] <= MAX_KERNEL_ROWS
             one_size = config.batch_size > 1  # rows that train one by one may be of several sizes
-            layers = "all" if small and one_size and self.options.tune == "all" else 1
+            layers = "all" if small and one_size and not self.options.train_head_only else 1
         net = generator.export(
             compute_mean_weights(predictor.weight_distribution, generator.link, generator.num_blocks)
         )

@@ -90,7 +90,7 @@ class Text(Study):
             max_length=self.length,
             dropout=self.dropout,
         )
-        options = {"where": "own"} if unit["method"] == "mc-dropout" else {}
+        options = {"where": "existing"} if unit["method"] == "mc-dropout" else {}
         config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"])
         predictor = make_method(unit["method"], **options).fit(model, self._cut(data.train), config)
         return round_rows(class_scores(predictor, self._cut(data.test), num_samples=self.num_samples))
