@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots._io import atomic_folder
 from neuboots._validation import check_int
 from neuboots.app._images import (
     IGNORE_INDEX,
@@ -61,7 +60,7 @@ from neuboots.evaluation.selective import SelectivePredictionReport
 from neuboots.metrics import ConfidenceRanking
 from neuboots.nets import small_deeplab
 from neuboots.prediction import Predictor
-from neuboots.serialization import load, load_tensors, save
+from neuboots.serialization import atomic_folder, load, load_tensors, save
 from neuboots.training import TrainingConfig, progress_bar
 
 if TYPE_CHECKING:
