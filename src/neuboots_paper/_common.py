@@ -1,15 +1,7 @@
-"""The two forms of NeuBoots: the library's defaults, and the paper's Algorithm 1. What is claimed is asked of both.
+"""Helpers that several studies share: nets and methods by name, rows in memory, scores, and plots over sizes."""
 
-What studies of classes share: rows in memory, nets and methods by name, scores and reliability.
-
-What studies of images share: images made smaller, so that many nets can be trained on a CPU, and nets to match.
-
-What studies of figures against a size share: as many steps at each size, small rows, lines, claims for every size.
-
-epochs(n) = ⌈steps / ⌈n / batch⌉⌉
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from neuboots.data import DatasetBundle, LazyDataset
 from neuboots.data.dataset import TensorSource
 from neuboots.evaluation.calibration import evaluate_calibration
-from neuboots.methods import NeuBoots, create_method
+from neuboots.methods import NeuBoots, create_method, find_method
 from neuboots.metrics import ReliabilityCurve
 from neuboots.nets import (
     MLP,
@@ -40,27 +32,32 @@ from neuboots.nets import (
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn
+from neuboots_paper import baselines  # noqa: F401 -- registers its methods
 from neuboots_paper.study import Rows, RunContext
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
 
 _TITLES = {"neuboots": "NeuBoots", "neuboots-paper": "NeuBoots by Algorithm 1"}
 
 
 def neuboots_variants(methods: Sequence[str]) -> dict[str, str]:
-    """Those among the methods, with a title for sentences.
+    """Titles of the two variants of NeuBoots among the methods: the library's defaults, and the paper's Algorithm 1.
 
-    >>> neuboots_variants(("plain", "neuboots"))
-    {'neuboots': 'NeuBoots'}
+    Example:
+        >>> neuboots_variants(("deterministic", "neuboots"))
+        {'neuboots': 'NeuBoots'}
     """
     return {name: title for name, title in _TITLES.items() if name in methods}
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 PAPER_SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)
-"""Section 4.1; with cosine annealing, which is a Recipe's default, and batches of 128."""
+"""Optimizer of section 4.1; the paper also has cosine annealing, which is the default, and batches of 128."""
 
-NUM_BINS = 15  # of reliability diagrams and of ECE
+NUM_BINS = 15  # of reliability diagrams and ECE
 
 CLASS_COLUMNS = (
     MetricColumn("error", "error, %", 100, better="lower"),
@@ -83,40 +80,49 @@ _NETS: dict[str, Callable[[int, int], nn.Module]] = {  # of classes and channels
 
 
 def classifier(name: str, data: DatasetBundle) -> Callable[[], nn.Module]:
-    """What makes the net of this name for a data set: `classifier("resnet-20", data)()`."""
-    if name.startswith("mlp"):  # "mlp-200-200": the widths of the hidden layers
+    """Factory of the net of this name for a dataset; "mlp-200-200" has two hidden layers of 200 units."""
+    if name.startswith("mlp"):
         size, widths = data.train[0][0].numel(), tuple(map(int, name.split("-")[1:]))
         return lambda: nn.Sequential(nn.Flatten(), MLP(size, data.num_classes, widths=widths))
     return partial(_NETS[name], data.num_classes, data.channels)
 
 
-@lru_cache(maxsize=4)  # the units of one process share what they hold
-def load_rows(part: Any, limit: int | None = None, seed: int = 0) -> Any:
-    """A part's rows in memory, or so many drawn by the seed: read and decoded once, not at every epoch.
+@lru_cache(maxsize=4)  # shared by the jobs of one process
+def load_rows(split: Any, limit: int | None = None, seed: int = 0) -> Any:
+    """Load a split, or `limit` random rows of it, into memory, so that images are decoded once and not every epoch.
 
-    A part with an augmentation keeps it; any other becomes a TensorDataset, which batches are cut from fastest.
+    A split with an augmentation keeps it; any other becomes a TensorDataset.
     """
-    size = len(part) if limit is None else min(limit, len(part))
-    rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:size].tolist()
-    if isinstance(part, LazyDataset) and part.augment is not None:
-        read = part.source.read(part.take(rows).rows or ())
-        return LazyDataset(TensorSource(*map(torch.stack, read)), part.transform, part.augment)
-    return TensorDataset(*map(torch.cat, zip(*DataLoader(Subset(part, rows), batch_size=256), strict=True)))
+    size = len(split) if limit is None else min(limit, len(split))
+    rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:size].tolist()
+    if isinstance(split, LazyDataset) and split.augment is not None:
+        read = split.source.read(split.take(rows).rows or ())
+        return LazyDataset(TensorSource(*map(torch.stack, read)), split.transform, split.augment)
+    return TensorDataset(*map(torch.cat, zip(*DataLoader(Subset(split, rows), batch_size=256), strict=True)))
 
 
-# names of methods in the committed results, and their names in the registry
-RENAMED = {"plain": "deterministic", "deep-ensemble-original": "adversarial-deep-ensemble"}
-
-
-def make_method(name: str, **options: Any) -> Method:
-    """The method of this name; "neuboots-paper" is Algorithm 1 with the paper's law, redrawn at each epoch."""
+def make_method(name: str, *, members: int | None = None, **options: Any) -> Method:
+    """Create a method by name, with K = `members` if it has members; "neuboots-paper" is the paper's Algorithm 1."""
     if name == "neuboots-paper":
         return NeuBoots.paper(**options)
-    return create_method(RENAMED.get(name, name), **options)
+    if members is not None and hasattr(find_method(name).make, "num_members"):
+        options["num_members"] = members
+    return create_method(name, **options)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, so that sums and their rounding do not depend on the number of cores or workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def class_scores(predictor: Predictor, test: Any, *, num_samples: int, seed: int = 0, batch_size: int = 256) -> Rows:
-    """A row of figures ("scores") and a row for each bin of the reliability diagram ("bins")."""
+    """Rows of metrics ("scores") and of the bins of the reliability diagram ("bins")."""
     found = evaluate_calibration(
         predictor, test, num_samples=num_samples, seed=seed, num_bins=NUM_BINS, batch_size=batch_size, progress=False
     )
@@ -134,9 +140,9 @@ def class_scores(predictor: Predictor, test: Any, *, num_samples: int, seed: int
 def reliability_plots(
     bins: Sequence[Mapping[str, Any]], by: Sequence[str], *, name: str = "reliability"
 ) -> "dict[str, Figure]":
-    """A reliability diagram for each group of bins that agree in `by`, all seeds together: "reliability-plain", …
+    """Reliability diagrams over all seeds, one for each group of bins that agree in `by`.
 
-    The names are those that a table's `link="reliability-{method}"` gives.
+    Their names match the links of a table with `link="reliability-{method}"`.
     """
     from matplotlib.figure import Figure
 
@@ -154,19 +160,19 @@ def reliability_plots(
 
 
 def pool_bins(bins: Sequence[Mapping[str, Any]]) -> ReliabilityCurve:
-    """The bins of several seeds as those of one diagram: means weighted by the inputs that fell into them."""
+    """Pool the reliability bins of several seeds: means weighted by the number of inputs."""
     count, confidence, accuracy = (torch.zeros(NUM_BINS, dtype=torch.float64) for _ in range(3))
     for row in bins:
         k = row["bin"]
         count[k] += row["count"]
         confidence[k] += row["count"] * row["confidence"]
         accuracy[k] += row["count"] * row["accuracy"]
-    held = count.clamp(min=1)
-    return ReliabilityCurve(confidence / held, accuracy / held, count.long())
+    total = count.clamp(min=1)
+    return ReliabilityCurve(confidence / total, accuracy / total, count.long())
 
 
 def image_net(name: str, data: DatasetBundle) -> Callable[[], nn.Module]:
-    """What makes the net of this name; "small-cnn/2" is a small-cnn that is given means over 2 × 2 pixels.
+    """Factory of the net of this name; "small-cnn/2" averages its input over 2 × 2 pixels first.
 
     "densenet-10" has no bottlenecks (Huang et al. 2017, k = 12, L = 10).
     """
@@ -180,30 +186,28 @@ def _densenet10(data: DatasetBundle) -> nn.Module:
 
 
 def net_title(name: str) -> str:
-    """A net's name in words.
+    """Title of a net of `image_net`.
 
-    >>> net_title("small-cnn/2"), net_title("resnet-18")
-    ('small-cnn on images of 1/2 their side', 'resnet-18')
+    Example:
+        >>> net_title("small-cnn/2"), net_title("resnet-18")
+        ('small-cnn on images of 1/2 their side', 'resnet-18')
     """
     net, _, factor = name.partition("/")
     return f"{net} on images of 1/{factor} their side" if factor else net
 
 
-def load_with_rows(bench: RunContext, name: str, n: int) -> DatasetBundle:
-    """The set; where n asks for more rows to train on than are left, none are kept apart for validation."""
-    data = bench.data(name)
-    return data if n <= len(data.train) else bench.data(name, val_fraction=0.0)  # type: ignore[arg-type]
+def load_with_rows(context: RunContext, name: str, n: int) -> DatasetBundle:
+    """Load a dataset, without a validation split if n training rows are more than the training split has."""
+    data = context.load_data(name)
+    return data if n <= len(data.train) else context.load_data(name, val_fraction=0.0)  # type: ignore[arg-type]
 
 
 def prepare_split(
-    data: DatasetBundle, part: str, *, like: DatasetBundle | None = None, shrink: int = 1, augment: bool = False
+    data: DatasetBundle, split: str, *, reference: DatasetBundle | None = None, shrink: int = 1, augment: bool = False
 ) -> LazyDataset:
-    """A part as a net is given it: each pixel the mean of shrink × shrink, in the units of the set `like`, if any.
-
-    A net that was trained on another set knows that set's normalisation alone.
-    """
-    own: LazyDataset = getattr(data, part)
-    undo, again = data.standardizer, (like or data).standardizer
+    """A split whose images are averaged over shrink × shrink pixels and standardized as those of `reference`."""
+    own: LazyDataset = getattr(data, split)
+    undo, again = data.standardizer, (reference or data).standardizer
 
     def prepare(x: Tensor) -> Tensor:
         x = own.transform(x)
@@ -213,29 +217,24 @@ def prepare_split(
     return replace(own, transform=prepare, augment=data.augmentation if augment else None)
 
 
-@cache  # the units of one process share what they hold
-def load_images(data: DatasetBundle, part: str, n: int | None = None, seed: int = 0, **options: Any) -> Any:
-    """So many rows of `given(data, part, …)` in memory, drawn by the seed; all rows if there are fewer."""
-    return load_rows(prepare_split(data, part, **options), n, seed)
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Row = Mapping[str, Any]
+@cache  # shared by the jobs of one process
+def load_images(data: DatasetBundle, split: str, n: int | None = None, seed: int = 0, **options: Any) -> Any:
+    """Load n random rows of `prepare_split(data, split, …)` into memory; all rows if there are fewer."""
+    return load_rows(prepare_split(data, split, **options), n, seed)
 
 
 def epochs_for(steps: int, n: int, batch_size: int) -> int:
-    """The epochs that make at least so many steps: few points are gone through more often.
+    """Number of epochs with at least `steps` steps: ⌈steps / ⌈n / batch size⌉⌉.
 
-    >>> epochs_for(400, 100, 128), epochs_for(400, 3_000, 128)
-    (400, 17)
+    Example:
+        >>> epochs_for(400, 100, 128), epochs_for(400, 3_000, 128)
+        (400, 17)
     """
     return -(-steps // -(-n // batch_size))
 
 
 def round_rows(rows: Rows, digits: int = 6) -> Rows:
-    """Rows that take little room: numbers to so many digits after the point."""
+    """Round all floats of the rows, which keeps the files small."""
     return {
         name: [
             {key: round(each, digits) if isinstance(each, float) else each for key, each in row.items()}
@@ -248,7 +247,7 @@ def round_rows(rows: Rows, digits: int = 6) -> Rows:
 def compare_everywhere(
     claim: str, rows: Sequence[Row], key: str, first: Row, second: Row, places: Sequence[Row], **options: Any
 ) -> Check:
-    """Does the comparison hold at each of these places, such as {"n": 100}? `options` are those of `compare_with_bootstrap`."""
+    """Check that a comparison holds at each place, such as {"n": 100}; options are those of `compare_groups`."""
     return combine_checks(
         claim,
         [compare_groups(claim, rows, key, {**first, **place}, {**second, **place}, **options) for place in places],
@@ -266,7 +265,7 @@ def plot_curves(
     scale: float = 1.0,
     by: str = "method",
 ) -> None:
-    """scale × key against x, on a logarithmic axis: a line for each method, the mean and its interval over seeds."""
+    """Plot scale × key against x on a logarithmic axis: mean and interval over seeds, one line for each method."""
     from neuboots.report.plots import plot_learning_curves
 
     sizes, seeds = (sorted({row[name] for row in rows}) for name in (x, "seed"))
@@ -280,5 +279,5 @@ def plot_curves(
     ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
     ax.minorticks_off()
     ax.set_xlabel(xlabel)
-    if ax.get_ylim()[0] < 0:  # an interval over few seeds, of a figure that cannot be negative
+    if ax.get_ylim()[0] < 0:  # the interval of a non-negative metric over few seeds
         ax.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""The command `neuboots report`: one page of everything that a folder of results holds."""
+"""The command `neuboots report`: one page of all results in a folder."""
 
 import sys
 from collections.abc import Sequence
@@ -8,99 +8,108 @@ from pathlib import Path
 from neuboots._io import write_text
 from neuboots.cli._console import UsageError
 from neuboots.report.section import Section, format_markdown_report
-from neuboots_paper.registry import STUDIES
-from neuboots_paper.runner import ROWS, SETTINGS, UNITS, IncompleteRunError, Run, read_run
-from neuboots_paper.study import BEYOND
+from neuboots_paper.runner import JOBS, ROWS, SETTINGS, IncompleteRunError, Run, read_run
+from neuboots_paper.studies import STUDY_NAMES
+from neuboots_paper.study import BEYOND_PAPER
 
-OPENING = (
-    "Every table and figure of the paper, measured by this library. Figures marked *paper* are the paper's; all others "
+_INTRODUCTION = (
+    "Every table and figure of the paper, measured by this library. Values marked *paper* are the paper's; all others "
     "are ours, mean ± standard deviation over seeds. A claim *holds* or *does NOT hold* if Student's 95 % interval of "
-    "the paired differences says so, or the rule that it names, and is *not resolved* otherwise. A verdict is one on "
-    "the scale that was run: at `cpu`, small nets, few epochs and part of the data, where the paper has large nets "
-    "trained for long. It says what holds there, and neither proves nor refutes the paper's own figures."
+    "the paired differences shows it, or by the rule that the claim names, and is *not resolved* otherwise. A result "
+    "is for the scale that was run: at `cpu`, small nets, few epochs and subsets of the data, where the paper trains "
+    "large nets for long. It neither proves nor refutes the paper's own values."
 )
-
-OWN = (
-    "What this library claims and the paper does not, measured as the paper's claims are. A claim *holds* or *does NOT "
-    "hold* by the rule that it names, and is *not resolved* if that rule is Student's 95 % interval of the paired "
-    "differences and it holds zero."
+_INTRODUCTION_BEYOND = (
+    "Claims of this library that are not in the paper, tested in the same way. A claim *holds* or *does NOT hold* by "
+    "the rule that it names, and is *not resolved* if that rule is Student's 95 % interval of the paired differences "
+    "and the interval includes zero."
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make one self-contained page from the results in a folder: HTML, or Markdown if --out ends in .md."""
+    """Write one page of all results in a folder: tables, checks of the claims, and plots."""
 
     folder: Path
-    """What `neuboots reproduce` has made: one experiment, or a folder of them."""
+    """Results folder of `neuboots reproduce`, or any folder inside it."""
     out: Path | None = None
-    """The page; report.html in the folder by default."""
+    """The page, .html or .md (default: report.html in the folder)."""
     without: tuple[str, ...] = ()
-    """Experiments in the folder to leave out, such as uci."""
+    """Studies to exclude, such as uci."""
 
     def run(self) -> None:
+        """Read the results and write the page."""
         out = self.out or self.folder / "report.html"
         if out.suffix not in (".html", ".md"):
-            raise UsageError(f"--out is {out}; give a name that ends in .html or .md")
-        chapters = chapters_in(self.folder, figures=out.suffix == ".html", without=self.without)
+            raise UsageError(f"--out is {out}; expected a name that ends in .html or .md")
+        sections = read_sections(self.folder, plots=out.suffix == ".html", without=self.without)
         try:
             if out.is_dir() or not out.absolute().parent.is_dir():
-                raise UsageError(f"--out is {out}; give the name of a file in a folder that exists")
-            write_text(out, render(chapters, out.suffix))
-        except OSError as fault:
-            raise UsageError(f"--out is {out}, which cannot be written ({fault.strerror}); give another one") from None
-        print(f"{len(chapters)} {'experiment' if len(chapters) == 1 else 'experiments'}: {out}")
+                raise UsageError(f"--out is {out}; expected a file in an existing folder")
+            write_text(out, render_report(sections, out.suffix))
+        except OSError as error:
+            raise UsageError(f"cannot write --out {out} ({error.strerror}); choose another file") from None
+        print(f"{len(sections)} {'study' if len(sections) == 1 else 'studies'}: {out}")
 
 
-def chapters_in(folder: Path, *, figures: bool = True, without: Sequence[str] = ()) -> list[Section]:
-    """The chapters of all finished runs in the folder, in the paper's order; the others are named."""
-    if unknown := [name for name in without if name not in STUDIES]:
-        raise UsageError(f"--without is {' '.join(unknown)}; give some of {', '.join(STUDIES)}")
+def read_sections(folder: Path, *, plots: bool = True, without: Sequence[str] = ()) -> list[Section]:
+    """Sections of all finished runs in a folder, in the order of the paper; incomplete runs are listed on stderr.
+
+    Args:
+        folder: Folder that holds runs, at any depth.
+        plots: Whether to make the plots.
+        without: Names of studies to exclude.
+
+    Raises:
+        UsageError: If the folder has no finished run, or rows that this version cannot read.
+    """
+    if unknown := [name for name in without if name not in STUDY_NAMES]:
+        raise UsageError(f"--without is {' '.join(unknown)}; expected some of {', '.join(STUDY_NAMES)}")
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give one that `neuboots reproduce` has made")
-    homes = [file.parent for file in sorted(folder.rglob(SETTINGS)) if _is_home(file.parent)]
-    if not homes:
-        raise UsageError(f"{folder} holds no results; make some with: neuboots reproduce all --out {folder}")
-    runs, unfinished = [], []
-    for home in homes:
+        raise UsageError(f"{folder} is not a folder; pass one written by `neuboots reproduce`")
+    folders = [file.parent for file in sorted(folder.rglob(SETTINGS)) if _holds_run(file.parent)]
+    if not folders:
+        raise UsageError(f"no results in {folder}; make some: neuboots reproduce all --out {folder}")
+    runs: list[Run] = []
+    incomplete = []
+    for each in folders:
         try:
-            runs.append(read_run(home, STUDIES))
-        except IncompleteRunError as fault:
-            unfinished.append(str(fault))
+            runs.append(read_run(each))
+        except IncompleteRunError as error:
+            incomplete.append(str(error))
     if not runs:
-        raise UsageError("\n".join(unfinished))
-    for sentence in unfinished:
-        print(f"left out: {sentence}", file=sys.stderr)
-    order = list(STUDIES)
-    runs = [run for run in runs if run.study.name not in without]
-    if not runs:
-        raise UsageError(f"{folder} holds nothing but {', '.join(without)}, which --without leaves out; give it less")
-    runs.sort(key=lambda run: (order.index(run.study.name), run.scale))
-    return [_chapter(run, figures=figures) for run in runs]
+        raise UsageError("\n".join(incomplete))
+    for message in incomplete:
+        print(f"excluded: {message}", file=sys.stderr)
+    selected = [run for run in runs if run.study.name not in without]
+    if not selected:
+        raise UsageError(f"--without excludes all results in {folder} ({', '.join(without)}); exclude fewer studies")
+    selected.sort(key=lambda run: (STUDY_NAMES.index(run.study.name), run.scale))
+    return [_make_section(run, plots=plots) for run in selected]
 
 
-def _is_home(folder: Path) -> bool:
-    """Whether a run lives there; other programs have a settings.json, too."""
-    return (folder / ROWS).is_dir() or (folder / UNITS).is_dir()
+def _holds_run(folder: Path) -> bool:
+    """Whether the settings.json in a folder is that of a run; other programs write such files too."""
+    return (folder / ROWS).is_dir() or (folder / JOBS).is_dir()
 
 
-def _chapter(run: Run, *, figures: bool) -> Section:
+def _make_section(run: Run, *, plots: bool) -> Section:
     try:
-        return run.chapter(figures=figures)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
-        what = f"{type(fault).__name__}: {fault}"
+        return run.section(plots=plots)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
-            f"the rows of {run.study.name} at scale {run.scale} lack what its tables need ({what}); make them again: "
-            f"{run.about['command']}"
-        ) from fault
+            f"cannot make the tables of {run.study.name} at scale {run.scale} from its rows "
+            f"({type(error).__name__}: {error}); run it again: {run.about['command']}"
+        ) from error
 
 
-def render(chapters: list[Section], suffix: str) -> str:
-    """The page of these chapters, as HTML or Markdown."""
-    own = all(chapter.source == BEYOND for chapter in chapters)
-    title, opening = ("Beyond the paper", OWN) if own else ("The paper, reproduced", OPENING)
+def render_report(sections: list[Section], suffix: str) -> str:
+    """Render the page of these sections as HTML (".html") or Markdown (".md")."""
+    beyond = all(section.source == BEYOND_PAPER for section in sections)
+    title = "Beyond the paper" if beyond else "The paper, reproduced"
+    introduction = _INTRODUCTION_BEYOND if beyond else _INTRODUCTION
     if suffix == ".md":
-        return format_markdown_report(chapters, title=title, introduction=opening)
+        return format_markdown_report(sections, title=title, introduction=introduction)
     from neuboots.report.html import render_html
 
-    return render_html(chapters, title=title, introduction=opening)
+    return render_html(sections, title=title, introduction=introduction)

@@ -34,7 +34,7 @@ def rotated_digits(seed: int = 0, **options: Any) -> DatasetBundle:
 
     return replace(
         upright,
-        name="shipped/rotated_digits",
+        name="toy/rotated_digits",
         train=turned(upright.train),
         validation=None if upright.validation is None else turned(upright.validation),
         test=turned(upright.test or upright.train),
@@ -54,7 +54,7 @@ def toy_masks(seed: int = 0, size: int = 32) -> DatasetBundle:
         return LazyDataset(TensorSource(x + _uniforms(len(x), size * size, seed + name).view(x.shape) - 0.5, labels))
 
     return DatasetBundle(
-        name="shipped/ink",
+        name="toy/masks",
         task="segmentation",
         train=masked(plain.train, 0),
         validation=None,
@@ -76,7 +76,7 @@ def toy_volumes(seed: int = 0, size: int = 16, n: int = 24) -> DatasetBundle:
     x = labels[:, None] + _uniforms(n, size**3, seed + 1).view(n, 1, size, size, size) - 0.5
     every = LazyDataset(TensorSource(x, labels))
     return DatasetBundle(
-        name="shipped/balls",
+        name="toy/volumes",
         task="segmentation",
         train=every.take(range(n - n // 3)),
         validation=None,
@@ -101,7 +101,7 @@ def toy_reviews(seed: int = 0, n: int = 240) -> DatasetBundle:
     flipped = labels ^ (draws[:, 1] < 0.125).long()
     every = LazyDataset(TensorSource(torch.stack([vocabulary.encode(text) for text in texts]), flipped))
     return DatasetBundle(
-        name="shipped/sentences",
+        name="toy/reviews",
         task="classification",
         train=every.take(range(n // 2)),
         validation=every.take(range(n // 2, 3 * n // 4)),
@@ -113,10 +113,10 @@ def toy_reviews(seed: int = 0, n: int = 240) -> DatasetBundle:
 
 
 TOY_DATASETS: dict[str, Callable[..., DatasetBundle]] = {
-    "shipped/rotated_digits": rotated_digits,
-    "shipped/ink": toy_masks,
-    "shipped/balls": toy_volumes,
-    "shipped/sentences": toy_reviews,
+    "toy/rotated_digits": rotated_digits,
+    "toy/masks": toy_masks,
+    "toy/volumes": toy_volumes,
+    "toy/reviews": toy_reviews,
 }
 
 

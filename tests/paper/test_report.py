@@ -1,44 +1,55 @@
-"""Tests of `neuboots report`: pages from folders of results, and errors for unusable folders."""
+"""Tests of `neuboots report`: pages of result folders, unusable folders, and the committed pages."""
 
+import re
 from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from paper.test_runner import STUDIES as MADE_UP
-from paper.test_runner import edit, run
+from _study import edit_settings, find_squares, run_squares
 
 from neuboots.cli import main
+from neuboots.cli._console import UsageError
+from neuboots_paper.report import read_sections, render_report
+from neuboots_paper.runner import read_run
+from neuboots_paper.studies import STUDY_NAMES, load_study
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results" / "cpu"
+
+
+# -- the command ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one finished run of a made-up study; the folder's own path says "units", which means nothing."""
-    monkeypatch.setattr("neuboots_paper.registry.STUDIES", MADE_UP)
+    """A folder with one finished run of a fake study; "units" in its own path has no meaning."""
+    monkeypatch.setattr("neuboots_paper.report.read_run", partial(read_run, find_study=find_squares))
+    monkeypatch.setattr("neuboots_paper.report.STUDY_NAMES", ("squares",))
     folder = tmp_path / "units" / "results"
-    run(folder / "smoke" / "squares")
+    run_squares(folder / "smoke" / "squares")
     return folder
 
 
-def test_the_command_writes_the_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(results)]) == 0
-    assert capsys.readouterr().out == f"1 experiment: {results / 'report.html'}\n"
-    made = (results / "report.html").read_text(encoding="utf-8")
-    HTMLParser().feed(made)
-    assert "Squares grow." in made
+    assert capsys.readouterr().out == f"1 study: {results / 'report.html'}\n"
+    page = (results / "report.html").read_text(encoding="utf-8")
+    HTMLParser().feed(page)
+    assert "Squares grow." in page
     assert main(["report", str(results), "--out", str(results / "page.md")]) == 0
     assert (results / "page.md").read_text(encoding="utf-8").startswith("# The paper, reproduced")
 
 
-def test_a_run_that_is_not_finished_is_left_out_and_named(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(results / "cut" / "squares")
+def test_incomplete_run_is_excluded_and_named(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_squares(results / "cut" / "squares")
     (results / "cut" / "squares" / "rows" / "squares.json").unlink()
     assert main(["report", str(results)]) == 0
-    assert "left out" in (err := capsys.readouterr().err)
-    assert "cut/squares holds a run that is not finished" in err
+    assert "cut/squares" in capsys.readouterr().err
 
 
-def test_settings_of_other_programs_are_none_of_ours(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_other_programs_are_ignored(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (results / ".vscode").mkdir()
     (results / ".vscode" / "settings.json").write_text("{}")
     assert main(["report", str(results)]) == 0
@@ -54,39 +65,84 @@ def rows(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "options", "sentence"),
+    ("damage", "options", "named"),
     [
-        (lambda folder: None, ["nowhere"], "nowhere is no folder; give one that"),
-        (lambda folder: (folder / "empty").mkdir(), ["empty"], "holds no results; make some with: neuboots reproduce"),
-        (lambda folder: None, [".", "--out", "page.pdf"], "give a name that ends in .html or .md"),
-        (lambda folder: None, [".", "--out", "no/page.html"], "a file in a folder that exists"),
-        (lambda folder: (folder / "is.html").mkdir(), [".", "--out", "is.html"], "a file in a folder that exists"),
-        (lambda folder: None, [".", "--out", "/proc/page.html"], "cannot be written"),
-        (lambda folder: None, [".", "--out", f"{'x' * 300}.html"], "cannot be written"),
-        (lambda folder: rows(folder).unlink(), ["."], "holds a run that is not finished; repeat its command"),
-        (lambda folder: rows(folder).write_text("["), ["."], "rows that cannot be read (squares)"),
-        (lambda folder: rows(folder).write_text('[{"k": 0}]'), ["."], "lack what its tables need (KeyError: 'value')"),
-        (lambda folder: rows(folder).write_text('[{"k": 0, "seed": 0, "value": "x"}]'), ["."], "lack what its tables"),
-        (lambda folder: rows(folder).write_text("[3]"), ["."], "rows that cannot be read (squares)"),
-        (lambda folder: settings(folder).write_text("{"), ["."], "holds no settings.json of a run; give"),
-        (lambda folder: settings(folder).write_text("[]"), ["."], "holds no settings.json of a run; give"),
-        (lambda folder: settings(folder).write_text("{}"), ["."], "holds no settings.json of a run; give"),
-        (lambda folder: edit(settings(folder).parent, study="cubes"), ["."], "holds 'cubes'; expected one of squares"),
-        (lambda folder: edit(settings(folder).parent, settings={"height": 3}), ["."], "settings of another version"),
+        (lambda folder: None, ["nowhere"], "nowhere"),
+        (lambda folder: (folder / "empty").mkdir(), ["empty"], "empty"),
+        (lambda folder: None, [".", "--out", "page.pdf"], "page.pdf"),
+        (lambda folder: None, [".", "--out", "no/page.html"], "no/page.html"),
+        (lambda folder: (folder / "is.html").mkdir(), [".", "--out", "is.html"], "is.html"),
+        (lambda folder: None, [".", "--out", "/proc/page.html"], "/proc/page.html"),
+        (lambda folder: None, [".", "--out", f"{'x' * 300}.html"], "--out"),
+        (lambda folder: None, [".", "--without", "uci"], "--without is uci"),
+        (lambda folder: None, [".", "--without", "squares"], "--without"),
+        (lambda folder: rows(folder).unlink(), ["."], "incomplete"),
+        (lambda folder: rows(folder).write_text("["), ["."], "squares"),
+        (lambda folder: rows(folder).write_text('[{"k": 0}]'), ["."], "KeyError: 'value'"),
+        (lambda folder: rows(folder).write_text('[{"k": 0, "seed": 0, "value": "x"}]'), ["."], "squares"),
+        (lambda folder: rows(folder).write_text("[3]"), ["."], "squares"),
+        (lambda folder: settings(folder).write_text("{"), ["."], "settings.json"),
+        (lambda folder: settings(folder).write_text("[]"), ["."], "settings.json"),
+        (lambda folder: edit_settings(settings(folder).parent, study="cubes"), ["."], "cubes"),
+        (lambda folder: edit_settings(settings(folder).parent, settings={"height": 3}), ["."], "height"),
     ],
-)  # fmt: skip
-def test_a_bad_folder_is_a_sentence(
+)
+def test_unusable_folder_or_option_is_a_usage_error(
     results: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], object],
+    damage: Callable[[Path], object],
     options: list[str],
-    sentence: str,
+    named: str,
 ) -> None:
     monkeypatch.chdir(results)
-    spoil(results)
+    damage(results)
     assert main(["report", *options]) == 2
-    shown = capsys.readouterr().err
-    assert sentence in shown
-    assert "Traceback" not in shown
+    assert named in capsys.readouterr().err
     assert not list(results.glob("*.html.*"))
+
+
+# -- committed results ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "folder", "without"),
+    [
+        ("results", RESULTS, ["uci", "validity"]),
+        ("uci", RESULTS / "uci", []),
+        ("validity", RESULTS / "validity", []),
+    ],
+)
+def test_committed_page_shows_the_committed_rows(page: str, folder: Path, without: list[str]) -> None:
+    expected = render_report(read_sections(folder, plots=False, without=without), ".md")
+    assert (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") == expected
+
+
+def test_studies_beyond_the_paper_have_another_title() -> None:
+    beyond, paper = (read_sections(RESULTS / name, plots=False) for name in ("uci", "text"))
+    assert render_report(beyond, ".md").startswith("# Beyond the paper\n")
+    assert render_report([*paper, *beyond], ".md").startswith("# The paper, reproduced\n")
+
+
+def test_studies_are_excluded_by_name() -> None:
+    found = [section.name for section in read_sections(RESULTS, plots=False, without=["uci", "text"])]
+    assert found == [name for name in STUDY_NAMES if name not in ("uci", "text")]
+    for folder, without in ((RESULTS, "uic"), (RESULTS / "uci", "uci")):
+        with pytest.raises(UsageError, match=f"--without.*{without}"):
+            read_sections(folder, without=[without])
+
+
+@pytest.mark.parametrize("name", STUDY_NAMES)
+def test_committed_settings_are_those_of_the_preset(name: str) -> None:
+    run = read_run(RESULTS / name)
+    assert run.scale == "cpu"
+    assert run.study == load_study(name).from_preset("cpu")
+    assert len(run.study.seeds) >= 3
+    maximum = 4_000_000 if name == "validity" else 500_000
+    assert sum(file.stat().st_size for file in (RESULTS / name).rglob("*.json")) < maximum
+
+
+def test_docs_list_every_study() -> None:
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)} == {*STUDY_NAMES}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from _reference import standard_errors
+from _scnas import copy_weights, make_certain, noise
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -19,7 +20,6 @@ from neuboots_paper.scnas import (
     OPERATIONS,
     SCNAS,
     Choice,
-    Genotype,
     MixedOperation,
     SuperNet,
     choose,
@@ -34,10 +34,6 @@ EDGES = [(size, name) for size, candidates in OPERATIONS.items() for name in can
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=rng(seed))
 
 
 # -- sampling ------------------------------------------------------------------------------------------
@@ -181,30 +177,6 @@ def test_only_the_chosen_operation_runs_where_no_gradient_is_asked_of_the_archit
 
 
 # -- nets ----------------------------------------------------------------------------------------------
-
-
-def copy_weights(net: SCNAS, supernet: SuperNet) -> None:
-    """From the supernet to the fixed net, edge by edge: what the candidate of that name learned."""
-    state, named = {}, dict(supernet.state_dict())
-    for key in net.state_dict():
-        if ".nodes." not in key:
-            state[key] = named[key]
-            continue
-        part, cell, _, j, i, rest = key.split(".", 5)
-        k = int(cell)
-        normal = (
-            f"{part}_normal" if k % 2 == (part == "decoder") else {"encoder": "reduction", "decoder": "expansion"}[part]
-        )
-        name = net.options["genotype"][normal][int(j)][int(i)]
-        state[key] = named[f"{part}.{cell}.nodes.{j}.{i}.operations.{name}.{rest}"]
-    net.load_state_dict(state)
-
-
-def make_certain(supernet: SuperNet, genotype: Genotype) -> None:
-    """Every draw is this genotype: e⁶⁰ to 1."""
-    for kind, choices in supernet.pick(genotype).items():
-        for a, choice in zip(supernet.logits[kind], choices, strict=True):
-            a.data[choice.index] = 60.0
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -12,22 +12,22 @@ from neuboots_paper._common import image_net
 from neuboots_paper.studies.active import OTHERS, PAPER, Active, summaries
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = Active.at("smoke")
+STUDY = Active.from_preset("smoke")
 
 
 def curves(accuracy: dict[str, list[float]]) -> Rows:
-    """A curve of every unit, of these accuracies and a small step from trial to trial; others have 0.5 throughout."""
+    """A curve of every job, of these accuracies and a small step from trial to trial; others have 0.5 throughout."""
     return {
         "curve": [
-            {**unit, "labels": labels, "accuracy": value + 0.001 * unit["seed"], "ece": 0.1, "nll": 1.0}
-            for unit in STUDY.units()
-            for labels, value in zip((20, 40, 60), accuracy.get(unit["method"], [0.5] * 3), strict=True)
+            {**job, "labels": labels, "accuracy": value + 0.001 * job["seed"], "ece": 0.1, "nll": 1.0}
+            for job in STUDY.jobs()
+            for labels, value in zip((20, 40, 60), accuracy.get(job["method"], [0.5] * 3), strict=True)
         ]
     }
 
 
 def holds(accuracy: dict[str, list[float]], *, by_algorithm_1: bool = False) -> list[bool | None]:
-    found = STUDY.verdicts(curves(accuracy))
+    found = STUDY.checks(curves(accuracy))
     return [verdict.holds for verdict in found if ("by Algorithm 1" in verdict.claim) == by_algorithm_1]
 
 
@@ -45,7 +45,7 @@ def test_what_varies_between_trials_alone_is_not_resolved() -> None:
     rows = curves({})
     for row in rows["curve"]:
         row["accuracy"] += 0.05 * (-1) ** row["seed"] * (row["method"] == "neuboots")
-    assert {verdict.holds for verdict in STUDY.verdicts(rows)} == {None}
+    assert {verdict.holds for verdict in STUDY.checks(rows)} == {None}
 
 
 def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
@@ -61,7 +61,7 @@ def test_tables_have_the_methods_side_by_side_and_the_papers_figure() -> None:
     assert lines.columns == ("data", "labels", *STUDY.methods)
     assert [line[1].text for line in lines.rows] == ["20", "40", "60"] * 2
     assert lines.rows[2][lines.columns.index("neuboots")].value == pytest.approx(60.05)
-    hundred = Active.of({**STUDY.settings, "data": ("cifar100", "shipped/rotated_digits")})
+    hundred = Active.from_settings({**STUDY.settings, "data": ("cifar100", "toy/rotated_digits")})
     rows = [row | {"data": "cifar100"} if row["data"] == "digits" else row for row in curves({})["curve"]]
     table = hundred.tables({"curve": rows})[0]
     ours = next(line for line in table.rows if [cell.text for cell in line[:2]] == ["cifar100", "neuboots"])
@@ -69,15 +69,15 @@ def test_tables_have_the_methods_side_by_side_and_the_papers_figure() -> None:
 
 
 def test_the_papers_scale_is_the_papers() -> None:
-    paper = Active.at("paper")
+    paper = Active.from_preset("paper")
     assert (paper.start, paper.query, paper.rounds, len(paper.seeds), paper.net) == (2_000, 2_000, 10, 5, "resnet-18")
     assert paper.data == ("cifar10", "cifar100")
     assert {*OTHERS, "neuboots"} <= {*paper.methods}
 
 
 def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monkeypatch: Any) -> None:
-    unit: dict[str, Any] = {"data": "digits", "method": "neuboots", "seed": 1}
-    whole = STUDY.measure(unit, RunContext())
+    job: dict[str, Any] = {"data": "digits", "method": "neuboots", "seed": 1}
+    whole = STUDY.measure(job, RunContext())
     assert [row["labels"] for row in whole["curve"]] == [20, 40, 60]
     left = iter((True, False))
 
@@ -88,11 +88,11 @@ def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monke
 
     monkeypatch.setattr("neuboots.evaluation.active_learning.select_for_labeling", once)
     with pytest.raises(KeyboardInterrupt):
-        STUDY.measure(unit, RunContext(folder=tmp_path))
+        STUDY.measure(job, RunContext(folder=tmp_path))
     done = sorted(file.name for file in tmp_path.rglob("round-*.json"))
     assert done == ["round-000.json"]
     monkeypatch.undo()
-    assert STUDY.measure(unit, RunContext(folder=tmp_path)) == whole
+    assert STUDY.measure(job, RunContext(folder=tmp_path)) == whole
 
 
 def test_a_coarse_net_sees_means_over_pixels() -> None:

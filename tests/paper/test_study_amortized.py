@@ -12,12 +12,12 @@ from neuboots_paper.studies.amortized_classification import AmortizedClassificat
 from neuboots_paper.studies.amortized_regression import AmortizedRegression
 from neuboots_paper.study import Rows, RunContext
 
-CLASSES, NUMBERS = AmortizedClassification.at("smoke"), AmortizedRegression.at("smoke")
+CLASSES, NUMBERS = AmortizedClassification.from_preset("smoke"), AmortizedRegression.from_preset("smoke")
 
 
 def scores(study: Any, key: str, values: dict[str, float]) -> Rows:
-    """Rows of every unit, with a small step from seed to seed; others have 1."""
-    return {"scores": [{**unit, key: values.get(unit["method"], 1.0) + 0.001 * unit["seed"]} for unit in study.units()]}
+    """Rows of every job, with a small step from seed to seed; others have 1."""
+    return {"scores": [{**job, key: values.get(job["method"], 1.0) + 0.001 * job["seed"]} for job in study.jobs()]}
 
 
 @pytest.mark.parametrize("n", [1, 100, 127, 128, 129, 3_000])
@@ -27,15 +27,15 @@ def test_every_size_gets_the_steps_it_needs_and_no_epoch_more(n: int) -> None:
 
 
 def test_rows_are_rounded_and_nothing_else() -> None:
-    assert round_rows({"a": [{"x": 1 / 3, "n": 7, "method": "plain"}]}, 3) == {
-        "a": [{"x": 0.333, "n": 7, "method": "plain"}]
+    assert round_rows({"a": [{"x": 1 / 3, "n": 7, "method": "deterministic"}]}, 3) == {
+        "a": [{"x": 0.333, "n": 7, "method": "deterministic"}]
     }
 
 
 @pytest.mark.parametrize(("study", "key"), [(CLASSES, "error"), (NUMBERS, "rmse")])
 @pytest.mark.parametrize(("ours", "holds"), [(0.5, True), (1.5, False)])
 def test_the_verdicts_follow_the_rows(study: Any, key: str, ours: float, holds: bool) -> None:
-    found = study.verdicts(scores(study, key, {"neuboots": ours, "neuboots-paper": ours}))
+    found = study.checks(scores(study, key, {"neuboots": ours, "neuboots-paper": ours}))
     assert len(found) == 4
     assert {verdict.holds for verdict in found} == {holds}
 
@@ -46,7 +46,7 @@ def test_one_size_where_it_is_worse_breaks_the_claim_for_every_size_alone(study:
     for row in rows["scores"]:
         if row["n"] == study.sizes[0] and row["method"].startswith("neuboots"):
             row[key] += 0.6  # 1.1 against 1.0 here; 0.8 against 1.0 in the mean
-    assert [verdict.holds for verdict in study.verdicts(rows)] == [False, True] * 2
+    assert [verdict.holds for verdict in study.checks(rows)] == [False, True] * 2
 
 
 def test_places_are_compared_each_by_itself() -> None:
@@ -78,7 +78,7 @@ def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
     """An untrained net predicts about the mean of y, whose RMSE is the spread of the test targets."""
     study = AmortizedRegression(data=("diabetes",), widths=(4,), sizes=(50,), steps=1)
     row = study.measure({"data": "diabetes", "n": 50, "method": "neuboots", "seed": 0}, RunContext())["scores"][0]
-    data = RunContext().data("diabetes", seed=0)
+    data = RunContext().load_data("diabetes", seed=0)
     assert data.target is not None
     y = data.target.inverse(load_rows(data.test).tensors[1])
     spread = float((y - data.target.mean[0]).square().mean().sqrt())
@@ -88,7 +88,7 @@ def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
 
 def test_each_seed_has_a_test_split_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(RunContext, "data", lambda self, name, **options: asked.append(options))
+    monkeypatch.setattr(RunContext, "load_data", lambda self, name, **options: asked.append(options))
     for seed in (0, 7, 23):
         AmortizedRegression()._data("uci/energy", seed, RunContext())
     assert [options["split"] for options in asked] == [0, 7, 3]

@@ -38,13 +38,13 @@ def test_a_band_overlaps_where_another_class_reaches_into_it() -> None:
 
 @pytest.fixture(scope="module")
 def study() -> Bands:
-    return replace(Bands.at("smoke"), epochs=1, n=80, n_group=20, num_validation=20, num_samples=5)
+    return replace(Bands.from_preset("smoke"), epochs=1, n=80, n_group=20, num_validation=20, num_samples=5)
 
 
 def test_an_image_can_be_drawn_again_from_its_row(study: Bands) -> None:
     rows = study.measure({"part": "images"}, RunContext())["images"]
     assert [row["image"] for row in rows] == [f"{name} ({which})" for which, name in study._shown]
-    digits = RunContext().data("digits")
+    digits = RunContext().load_data("digits")
     first = next(x for x, y in digits.test if digits.classes[y] == "3")  # type: ignore[union-attr]
     pixels = digits.standardizer.inverse(first) * 255  # type: ignore[union-attr]
     assert list(base64.b64decode(rows[0]["base64"])) == pytest.approx(pixels.flatten().tolist(), abs=0.51)
@@ -94,7 +94,7 @@ def rows_of(study: Bands, sign: int) -> Rows:
 @pytest.mark.parametrize(("sign", "word"), [(1, True), (-1, False)])
 def test_verdicts_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
     rows = rows_of(study, sign)
-    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 14
+    assert [verdict.holds for verdict in study.checks(rows)] == [word] * 14
     for table in rows.values():  # each form is judged by its own rows
         table[:] = [row for row in table if row["method"] == "neuboots"]
-    assert [verdict.holds for verdict in study.verdicts(rows)] == [word] * 7 + [None] * 7
+    assert [verdict.holds for verdict in study.checks(rows)] == [word] * 7 + [None] * 7

@@ -83,22 +83,22 @@ STUDY = Blocks(data=("diabetes",), sizes=(5, 100), net_sizes=(5, 100), seeds=(0,
 def made(near: float, regrouped: float = 0.02, stratified: float = 1.0) -> Rows:
     """Rows whose distance is 0.2 for 5 blocks, `near` for 100, and 0.02 between unblocked runs."""
     rows: list[dict[str, Any]] = []
-    for unit in STUDY.units():
-        noise = unit["seed"] / 1000
+    for job in STUDY.jobs():
+        noise = job["seed"] / 1000
         for size, kind, ks in (
             *((size, kind, ks) for size, ks in ((5, 0.2), (100, near)) for kind in GROUPINGS),
             (319, UNBLOCKED, 0.02),
         ):
             ratio = stratified if kind == "stratified" else 1.0
             row = {"ks": ks + noise, "ks_worst": ks, "w1": ks, "ratio": ratio + noise, "ratio_error": 0.1}
-            again = {"ks_regrouped": regrouped + 2 * noise} if kind == "random" and unit["model"] == "ridge" else {}
-            rows.append({**unit, "S": size, "grouping": kind, **row, **again})
+            again = {"ks_regrouped": regrouped + 2 * noise} if kind == "random" and job["model"] == "ridge" else {}
+            rows.append({**job, "S": size, "grouping": kind, **row, **again})
     return {"distances": rows}
 
 
 def test_verdicts_follow_the_rows() -> None:
     def held(rows: Rows) -> list[bool | None]:
-        return [verdict.holds for verdict in STUDY.verdicts(rows)]
+        return [verdict.holds for verdict in STUDY.checks(rows)]
 
     assert held(made(0.03)) == [True, True, True, True, True, True]
     assert held(made(0.3)) == [False, False, False, False, True, True]

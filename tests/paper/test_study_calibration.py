@@ -4,64 +4,64 @@ from typing import Any
 
 import pytest
 
-from neuboots_paper.studies.calibration import PRINTED, CalibrationStudy, overconfidence, times_faster
+from neuboots_paper.studies.calibration import PUBLISHED, CalibrationStudy, overconfidence, times_faster
 from neuboots_paper.study import SCALES, Rows
 
-STUDY = CalibrationStudy.at("cpu")
+STUDY = CalibrationStudy.from_preset("cpu")
 
 
 def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
     """Rows of all trained units with these ECEs, and times with these ratios of NeuBoots and the original ensemble."""
-    known = {"plain": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06, "neuboots-paper": 0.07}
+    known = {"deterministic": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06, "neuboots-paper": 0.07}
     ece = known | (ece or {})
-    units = STUDY.units()
+    jobs = STUDY.jobs()
     scores, bins, times = [], [], []
-    for unit in units:
-        if STUDY.timed(unit):
+    for job in jobs:
+        if STUDY.is_timing_job(job):
             for method in STUDY.methods:
-                ratio = ratios.get(method.replace("-", "_"), {"neuboots": 1.0, "plain": 1.0}.get(method, 11.0))
-                times.append({**unit, "method": method, "fit_ratio": ratio, "predict_ratio": ratio / 2 + 0.5})
+                ratio = ratios.get(method.replace("-", "_"), {"neuboots": 1.0, "deterministic": 1.0}.get(method, 11.0))
+                times.append({**job, "method": method, "fit_ratio": ratio, "predict_ratio": ratio / 2 + 0.5})
         else:
             figures = dict.fromkeys(("nll", "paper_nll", "brier", "overconfidence"), 1.0)
-            noise = unit["seed"] / 10_000
-            scores.append({**unit, **figures, "error": 0.3 + noise, "ece": ece.get(unit["method"], 0.3) + noise})
-            bins.append({**unit, "bin": 14, "confidence": 0.99, "accuracy": 0.9, "count": 10})
+            noise = job["seed"] / 10_000
+            scores.append({**job, **figures, "error": 0.3 + noise, "ece": ece.get(job["method"], 0.3) + noise})
+            bins.append({**job, "bin": 14, "confidence": 0.99, "accuracy": 0.9, "count": 10})
     return {"scores": scores, "bins": bins, "times": times}
 
 
 def test_every_set_and_net_has_the_paper_s_lines_at_every_scale_that_reads_them() -> None:
     families = {"resnet", "densenet"}
-    assert {(data, net) for data, net, _ in PRINTED} == {
+    assert {(data, net) for data, net, _ in PUBLISHED} == {
         (d, n) for d in ("cifar10", "cifar100", "svhn") for n in families
     }
-    for study in (CalibrationStudy.at("cpu"), CalibrationStudy.at("paper")):
+    for study in (CalibrationStudy.from_preset("cpu"), CalibrationStudy.from_preset("paper")):
         beside = study._paper()
-        assert len(beside) == len(PRINTED)
+        assert len(beside) == len(PUBLISHED)
         assert {(data, net) for data, net, _ in beside} == {(d, n) for d in study.data for n in study.nets}
         assert {method for *_, method in beside} == set(study.methods) - {"neuboots-paper"}
 
 
 def test_tables_have_one_line_for_scores_and_times_with_the_paper_s_beside() -> None:
     rows = made_up()
-    tables, figures = STUDY.tables(rows), STUDY.figures(rows)
+    tables, figures = STUDY.tables(rows), STUDY.plots(rows)
     for data, table in zip(STUDY.data, tables, strict=True):
         assert len(table.rows) == len(STUDY.nets) * len(STUDY.methods)
         assert table.columns.count("paper") == 6  # all but the true NLL and the overconfidence
         assert not any(cell.text == "–" for line in table.rows for cell in line[3:4])
         first = table.rows[0]
-        assert first[table.columns.index("error, %") + 1].text == PRINTED[data, "resnet", "plain"]["error"]
+        assert first[table.columns.index("error, %") + 1].text == PUBLISHED[data, "resnet", "deterministic"]["error"]
         assert all(link in figures for link in table.links)
     assert [ax.get_title() for ax in figures["figure-4a"].axes] == [f"{net} on cifar100" for net in STUDY.nets]
 
 
 def test_costly_methods_have_the_first_seed_alone() -> None:
     for scale in SCALES:
-        study = CalibrationStudy.at(scale)
-        trained = [unit for unit in study.units() if not study.timed(unit)]
+        study = CalibrationStudy.from_preset(scale)
+        trained = [job for job in study.jobs() if not study.is_timing_job(job)]
         for method in study.methods:
-            seeds = {unit["seed"] for unit in trained if unit["method"] == method}
+            seeds = {job["seed"] for job in trained if job["method"] == method}
             assert seeds == ({study.seeds[0]} if method in study.few_seeds else {*study.seeds})
-        timed = [(unit["data"], unit["net"]) for unit in study.units() if study.timed(unit)]
+        timed = [(job["data"], job["net"]) for job in study.jobs() if study.is_timing_job(job)]
         assert timed == [(data, net) for data in study.data for net in study.nets]
 
 
@@ -71,12 +71,12 @@ def test_overconfidence_is_the_mean_confidence_less_the_accuracy() -> None:
 
 
 def test_verdicts_follow_the_rows() -> None:
-    assert [verdict.holds for verdict in STUDY.verdicts(made_up())] == [True] * 10
-    worse = STUDY.verdicts(made_up(ece={"neuboots": 0.25}))
+    assert [verdict.holds for verdict in STUDY.checks(made_up())] == [True] * 10
+    worse = STUDY.checks(made_up(ece={"neuboots": 0.25}))
     assert [verdict.holds for verdict in worse] == [False] * 3 + [True] * 7
-    worse = STUDY.verdicts(made_up(ece={"neuboots-paper": 0.25}))
+    worse = STUDY.checks(made_up(ece={"neuboots-paper": 0.25}))
     assert [verdict.holds for verdict in worse] == [True] * 4 + [False] * 3 + [True] * 3
-    slow = STUDY.verdicts(made_up(neuboots=6.0))
+    slow = STUDY.checks(made_up(neuboots=6.0))
     assert [verdict.holds for verdict in slow] == [True] * 8 + [False] * 2
 
 

@@ -9,24 +9,24 @@ from neuboots.data import load_dataset
 from neuboots_paper.studies.corruption import METHODS, CorruptionStudy, as_pixels, shares
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = CorruptionStudy.of({**CorruptionStudy.at("smoke").settings, "seeds": (0, 1, 2)})
+STUDY = CorruptionStudy.from_settings({**CorruptionStudy.from_preset("smoke").settings, "seeds": (0, 1, 2)})
 
 
 def rows_of(**accuracy: float) -> Rows:
     """Rows of every case; a method has this accuracy (else 0.5), falling with severity, and an ECE that mirrors it."""
     found = []
-    for unit in STUDY.units():
-        value = accuracy.get(unit["method"].replace("-", "_"), 0.5) + 0.001 * unit["seed"]
+    for job in STUDY.jobs():
+        value = accuracy.get(job["method"].replace("-", "_"), 0.5) + 0.001 * job["seed"]
         cases = [("clean", 0), *((name, level) for name in STUDY.corruptions for level in STUDY.severities)]
         for name, level in cases:
             right = value - 0.02 * level
             figures = {"accuracy": right, "ece": 1 - right, "nll": 1.0, "brier": 1.0}
-            found.append({**unit, "corruption": name, "severity": level, **figures})
+            found.append({**job, "corruption": name, "severity": level, **figures})
     return {"shift": found}
 
 
 def holds(rows: Rows) -> list[bool | None]:
-    *found, of_algorithm_1 = STUDY.verdicts(rows)
+    *found, of_algorithm_1 = STUDY.checks(rows)
     assert "by Algorithm 1" in of_algorithm_1.claim
     return [verdict.holds for verdict in found]
 
@@ -39,7 +39,7 @@ def test_verdicts_follow_the_rows() -> None:
 
 @pytest.mark.parametrize(("accuracy", "word"), [(0.6, True), (0.4, False)])
 def test_algorithm_1_is_judged_by_its_own_rows(accuracy: float, word: bool) -> None:
-    assert STUDY.verdicts(rows_of(neuboots_paper=accuracy))[-1].holds is word
+    assert STUDY.checks(rows_of(neuboots_paper=accuracy))[-1].holds is word
 
 
 def test_only_the_papers_methods_compete() -> None:
@@ -78,8 +78,8 @@ def test_images_are_corrupted_before_they_are_normalised() -> None:
 
 
 def test_a_unit_has_a_row_for_each_case() -> None:
-    unit = {"data": "digits", "method": "neuboots", "seed": 0}
-    (rows,) = STUDY.measure(unit, RunContext()).values()
+    job = {"data": "digits", "method": "neuboots", "seed": 0}
+    (rows,) = STUDY.measure(job, RunContext()).values()
     assert [(row["corruption"], row["severity"]) for row in rows] == [
         ("clean", 0),
         *[(name, level) for name in STUDY.corruptions for level in STUDY.severities],

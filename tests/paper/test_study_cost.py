@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from neuboots_paper._common import make_method
 from neuboots_paper.studies.cost import (
     ABSOLUTE,
     MEGABYTES,
@@ -14,18 +15,17 @@ from neuboots_paper.studies.cost import (
     many_rows,
     mlp_rows,
     relative,
-    with_members,
 )
 from neuboots_paper.study import Rows
 
-STUDY = CostStudy.at("cpu")
+STUDY = CostStudy.from_preset("cpu")
 
 
 def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
     """Rows of a run in which NeuBoots costs `ours`, other methods `theirs`, and MIMO's memory grows by `mimo`."""
 
     def row(method: str, K: int, seed: int, **more: Any) -> dict[str, Any]:
-        ratio = {"plain": 1.0, "neuboots": ours}.get(method, theirs) + seed / 1000
+        ratio = {"deterministic": 1.0, "neuboots": ours}.get(method, theirs) + seed / 1000
         times = {"fit_ratio": ratio, "fit_seconds": 2 * ratio, "predict_ratio": ratio, "predict_seconds": ratio}
         grown = mimo if method == "mimo" and K in STUDY.counts[-1:] else 1.0
         memory = {"memory_mb": 10 * grown if seed == 0 else None, "fit_mb_ratio": 1.0, "size_mb": 1.0}
@@ -41,7 +41,7 @@ def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
 def test_the_paper_s_seconds_become_ratios_to_its_baseline() -> None:
     found = relative()
     assert set(found) == set(ABSOLUTE)
-    assert {*found["plain"].values()} == {"1.00"}
+    assert {*found["deterministic"].values()} == {"1.00"}
     assert float(found["deep-ensemble"]["fit_ratio"]) == pytest.approx(5.0)  # five nets, five times
     assert float(found["mc-dropout"]["predict_ratio"]) == pytest.approx(5.0)
 
@@ -64,17 +64,22 @@ def test_times_are_set_against_those_of_neuboots_in_the_same_run() -> None:
     assert found["neuboots", 2] == 1.0
 
 
-def test_members_are_given_where_a_method_has_them() -> None:
-    for name in ("deep-ensemble", "deep-ensemble-original", "batch-ensemble", "mimo", "lp-bnn", "standard-bootstrap"):
-        assert with_members(name, 3).num_members == 3  # type: ignore[attr-defined]
-    for name in ("plain", "mc-dropout", "neuboots", "neuboots-paper"):
-        assert not hasattr(with_members(name, 3), "num_members")
+@pytest.mark.parametrize(
+    "name", ["deep-ensemble", "adversarial-deep-ensemble", "batch-ensemble", "mimo", "lp-bnn", "standard-bootstrap"]
+)
+def test_make_method_sets_the_number_of_members(name: str) -> None:
+    assert make_method(name, members=3).num_members == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["deterministic", "mc-dropout", "neuboots", "neuboots-paper"])
+def test_make_method_ignores_members_of_a_single_net(name: str) -> None:
+    assert not hasattr(make_method(name, members=3), "num_members")
 
 
 def test_every_method_stands_in_the_table_once_with_the_paper_s_beside() -> None:
     orders, methods, memory, mlp, many = STUDY.tables(made_up())
     names = [line[0].text for line in methods.rows]
-    assert sorted(names) == sorted({"plain", *ORDERS, *STUDY.others})
+    assert sorted(names) == sorted({"deterministic", *ORDERS, *STUDY.others})
     assert set(ABSOLUTE) <= set(names)
     assert methods.columns.count("paper") == 3
     assert orders.columns.count("paper") == 3
@@ -86,11 +91,11 @@ def test_every_method_stands_in_the_table_once_with_the_paper_s_beside() -> None
 
 
 def test_verdicts_follow_the_rows() -> None:
-    good = STUDY.verdicts(made_up())
+    good = STUDY.checks(made_up())
     assert [verdict.holds for verdict in good if "gap" not in verdict.claim] == [True] * (len(good) - 1)
-    slow = {verdict.claim: verdict.holds for verdict in STUDY.verdicts(made_up(ours=5.0, theirs=1.0))}
+    slow = {verdict.claim: verdict.holds for verdict in STUDY.checks(made_up(ours=5.0, theirs=1.0))}
     assert [holds for claim, holds in slow.items() if "faster" in claim or "in the time" in claim] == [False] * 6
-    flat = [verdict for verdict in STUDY.verdicts(made_up(mimo=1.0)) if "MIMO needs" in verdict.claim]
+    flat = [verdict for verdict in STUDY.checks(made_up(mimo=1.0)) if "MIMO needs" in verdict.claim]
     assert [verdict.holds for verdict in flat] == [False]
 
 
@@ -98,7 +103,7 @@ def test_without_memory_nothing_is_said_of_it() -> None:
     rows = made_up()
     for row in rows["growth"]:
         row["memory_mb"] = None
-    memory = [verdict for verdict in STUDY.verdicts(rows) if "memory" in verdict.claim]
+    memory = [verdict for verdict in STUDY.checks(rows) if "memory" in verdict.claim]
     assert [verdict.holds for verdict in memory] == [None, None]
-    assert len(STUDY.figures(rows)["growth"].axes) == 2
-    assert len(STUDY.figures(made_up())["growth"].axes) == 3
+    assert len(STUDY.plots(rows)["growth"].axes) == 2
+    assert len(STUDY.plots(made_up())["growth"].axes) == 3

@@ -30,16 +30,16 @@ STUDY = CoverageStudy(
 def made(held: int = 10, **others: int) -> Rows:
     """Rows in which each band holds the curve in so many of ten data sets; `others` by method."""
     rows: Rows = {"scores": [], "places": [], "bands": []}
-    for unit in STUDY.units():
-        count = others.get(unit["method"].replace("-", "_"), held)
-        score = {"coverage": count / 10 + unit["seed"] / 1000, "band_std": 0.1, "curve_std": 0.2, "rmse": 0.1}
-        rows["scores"].append({**unit, **score})
-        rows["places"] += [{**unit, "x": x, "held": count} for x in (-1.0, 0.0, 1.0)]
+    for job in STUDY.jobs():
+        count = others.get(job["method"].replace("-", "_"), held)
+        score = {"coverage": count / 10 + job["seed"] / 1000, "band_std": 0.1, "curve_std": 0.2, "rmse": 0.1}
+        rows["scores"].append({**job, **score})
+        rows["places"] += [{**job, "x": x, "held": count} for x in (-1.0, 0.0, 1.0)]
     return rows
 
 
 def held(rows: Rows) -> list[bool | None]:
-    return [verdict.holds for verdict in STUDY.verdicts(rows)]
+    return [verdict.holds for verdict in STUDY.checks(rows)]
 
 
 def test_verdicts_follow_the_rows() -> None:
@@ -64,7 +64,7 @@ def test_one_bad_x_is_enough() -> None:
     for row in rows["places"]:
         if row["method"] == PAPER_LAW and row["width"] == 16 and row["x"] == 1.0:
             row["held"] = 7
-    verdict = STUDY.verdicts(rows)[0]
+    verdict = STUDY.checks(rows)[0]
     assert verdict.holds is False
     assert "70% at x = 1" in verdict.evidence
 
@@ -76,25 +76,25 @@ def test_what_chance_leaves_is_bonferronis_limit() -> None:
     tail = [sum(comb(30, k) * 0.95**k * 0.05 ** (30 - k) for k in range(count + 1)) for count in range(31)]
     least = next(count for count in range(31) if 3 * tail[count] > 0.05)
     rows = made(10)
-    assert f"chance leaves {least / 30:.0%} or more" in STUDY.verdicts(rows)[0].evidence
+    assert f"chance leaves {least / 30:.0%} or more" in STUDY.checks(rows)[0].evidence
     for low, expected in ((least, True), (least - 1, False)):
         changed = copy.deepcopy(rows)
         mine = [row for row in changed["places"] if row["method"] == PAPER_LAW and row["width"] == 16]
         at_zero = [row for row in mine if row["x"] == 0.0]
         for row, count in zip(at_zero, (10, 10, low - 20), strict=True):
             row["held"] = count
-        assert STUDY.verdicts(changed)[0].holds is expected
+        assert STUDY.checks(changed)[0].holds is expected
 
 
 def test_rates_are_those_of_one_long_check() -> None:
     """Two seeds of two data sets are four data sets; the places kept are every third of the grid."""
-    study = replace(CoverageStudy.at("smoke"), functions=("sine",), every=3)
+    study = replace(CoverageStudy.from_preset("smoke"), functions=("sine",), every=3)
     places: list[dict[str, Any]] = []
     counts = torch.zeros(41)
     for seed in (0, 1):
-        unit = {"function": "sine", "method": PAPER_LAW, "width": 8, "seed": seed}
-        rows = study.measure(unit, RunContext())
-        places += [{**unit, **row} for row in rows["places"]]
+        job = {"function": "sine", "method": PAPER_LAW, "width": 8, "seed": seed}
+        rows = study.measure(job, RunContext())
+        places += [{**job, **row} for row in rows["places"]]
         config = RunContext().config(
             epochs=study.steps,
             batch_size=study.n,
@@ -136,6 +136,6 @@ def test_methods_are_the_papers() -> None:
     net = curve_net(PAPER_LAW, 500)
     assert net is not None
     assert net().options["widths"] == [500, 500, 500]  # type: ignore[index]
-    assert (PAPER_LAW, 500) in CoverageStudy.at("cpu").arms
-    assert (PAPER_LAW_EXP, 500) in CoverageStudy.at("cpu").arms
+    assert (PAPER_LAW, 500) in CoverageStudy.from_preset("cpu").arms
+    assert (PAPER_LAW_EXP, 500) in CoverageStudy.from_preset("cpu").arms
     assert curve_net("gp", 0) is None

@@ -6,10 +6,10 @@ from torch import nn
 
 from neuboots.data import load_dataset
 from neuboots_paper._common import image_net, load_images, load_with_rows
-from neuboots_paper.studies.diversity import MEASURES, PAPER, DiversityStudy
+from neuboots_paper.studies.diversity import MEASURES, PUBLISHED, DiversityStudy
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = DiversityStudy.at("cpu")
+STUDY = DiversityStudy.from_preset("cpu")
 
 
 def made_up(**diverse: dict[str, float]) -> Rows:
@@ -30,17 +30,17 @@ def more(by: float, keys: tuple[str, ...] = tuple(MEASURES)) -> dict[str, float]
 
 
 def test_the_paper_s_table_has_every_measure_and_its_claim_is_in_its_figures() -> None:
-    for figures in PAPER.values():
+    for figures in PUBLISHED.values():
         assert figures.keys() == MEASURES.keys()
     for key, (_, better) in MEASURES.items():
-        ours, dropout = float(PAPER["neuboots"][key]), float(PAPER["mc-dropout"][key])
+        ours, dropout = float(PUBLISHED["neuboots"][key]), float(PUBLISHED["mc-dropout"][key])
         assert (ours > dropout) == (better == "higher")
 
 
 def test_more_diverse_than_dropout_in_each_measure() -> None:
-    verdicts = STUDY.verdicts(made_up(ours=more(0.1), dropout=more(0.0)))
+    verdicts = STUDY.checks(made_up(ours=more(0.1), dropout=more(0.0)))
     assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [True] * 8  # of both forms
-    verdicts = STUDY.verdicts(made_up(ours=more(0.0), dropout=more(0.1)))
+    verdicts = STUDY.checks(made_up(ours=more(0.0), dropout=more(0.1)))
     assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [False] * 8
 
 
@@ -48,12 +48,12 @@ def test_more_diverse_than_dropout_in_each_measure() -> None:
 def test_comparable_is_behind_in_two_measures_at_most(behind: int, holds: bool) -> None:
     keys = tuple(MEASURES)
     ours = more(-0.1, keys[:behind]) | more(0.1, keys[behind:])
-    assert STUDY.verdicts(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is holds
+    assert STUDY.checks(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is holds
 
 
 def test_comparable_is_open_where_too_much_is_within_noise() -> None:
     ours = more(-0.1, tuple(MEASURES)[:1])  # behind in one; the other three vary from seed to seed around the same
-    assert STUDY.verdicts(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is None
+    assert STUDY.checks(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is None
 
 
 def test_small_images_are_means_over_pixels_and_drawn_by_the_seed() -> None:

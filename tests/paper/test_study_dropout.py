@@ -11,17 +11,17 @@ from neuboots_paper.studies import dropout
 from neuboots_paper.studies.dropout import SAME, Dropout
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = Dropout.at("smoke")
+STUDY = Dropout.from_preset("smoke")
 BETTER = {"accuracy": 0.98, "ece": 0.01, "nll": 0.05, "brier": 0.02}
 WORSE = {"accuracy": 0.98, "ece": 0.02, "nll": 0.09, "brier": 0.04}
 
 
 def rows_of(ours: dict[str, float], dropout: dict[str, float]) -> Rows:
-    def row(unit: dict[str, Any]) -> dict[str, Any]:
-        values = dropout if unit["method"] == "mc-dropout" else ours
-        return {**unit, **{key: value + 1e-5 * unit["seed"] for key, value in values.items()}}
+    def row(job: dict[str, Any]) -> dict[str, Any]:
+        values = dropout if job["method"] == "mc-dropout" else ours
+        return {**job, **{key: value + 1e-5 * job["seed"] for key, value in values.items()}}
 
-    return {"scores": [row(unit) for unit in STUDY.units()]}
+    return {"scores": [row(job) for job in STUDY.jobs()]}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def rows_of(ours: dict[str, float], dropout: dict[str, float]) -> Rows:
     ],
 )
 def test_the_verdicts_follow_the_rows(ours: dict[str, float], other: dict[str, float], holds: list[bool]) -> None:
-    found = STUDY.verdicts(rows_of(ours, other))
+    found = STUDY.checks(rows_of(ours, other))
     assert [verdict.holds for verdict in found] == 2 * holds  # neuboots, then neuboots-paper
 
 
@@ -49,7 +49,7 @@ def test_dropout_is_that_of_the_paper_on_three_layers_with_batch_norm(monkeypatc
     STUDY.measure({"width": 8, "method": "mc-dropout", "seed": 0}, RunContext())
     (predictor,) = seen
     assert isinstance(predictor, MCDropoutPredictor)
-    assert predictor.layer_names == ("head",)
+    assert predictor.places == ("head",)
     assert MCDropout.paper_mlp().rate == 0.1
     norms = [layer.num_features for layer in predictor.module.modules() if isinstance(layer, nn.BatchNorm1d)]
     assert norms == [8, 8, 8]

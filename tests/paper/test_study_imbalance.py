@@ -7,28 +7,28 @@ import pytest
 from neuboots_paper.studies.imbalance import NAMED, ImbalanceStudy, summaries
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = ImbalanceStudy.of({**ImbalanceStudy.at("smoke").settings, "seeds": (0, 1, 2, 3, 4)})
-CELLS = ImbalanceStudy.of({**STUDY.settings, "cases": (("wbc_cells", "mlp-8", 1, 8),)})
+STUDY = ImbalanceStudy.from_settings({**ImbalanceStudy.from_preset("smoke").settings, "seeds": (0, 1, 2, 3, 4)})
+CELLS = ImbalanceStudy.from_settings({**STUDY.settings, "cases": (("wbc_cells", "mlp-8", 1, 8),)})
 ROLES = {"monocyte": "minor", "eosinophil": "", "neutrophil": "major"}
 
 
 def rows_of(study: ImbalanceStudy, ours: dict[str, float], spread: float = 1.0) -> Rows:
     """F1 of 0.5, a little more for each seed; NeuBoots has `ours` in some classes and seeds that differ by `spread`."""
     found = []
-    for unit in study.units():
-        mine = unit["method"].startswith("neuboots")
+    for job in study.jobs():
+        mine = job["method"].startswith("neuboots")
         for name, role in ROLES.items():
             f1 = ours.get(name, 0.5) if mine else 0.5
-            f1 += 0.001 * (unit["seed"] - 2) * (spread if mine else 1.0)
-            found.append({**unit, "class": name, "role": role, "train rows": 5, "test rows": 5, "f1": f1})
+            f1 += 0.001 * (job["seed"] - 2) * (spread if mine else 1.0)
+            found.append({**job, "class": name, "role": role, "train rows": 5, "test rows": 5, "f1": f1})
     return {"classes": found}
 
 
 def holds(ours: dict[str, float], spread: float = 1.0) -> dict[str, Any]:
-    verdicts = CELLS.verdicts(rows_of(CELLS, ours, spread))
+    verdicts = CELLS.checks(rows_of(CELLS, ours, spread))
     found, same = ([v.holds for v in verdicts if ("by Algorithm 1" in v.claim) == paper] for paper in (False, True))
     assert same == found  # of rows that are the same for both forms of NeuBoots
-    return dict(zip(("plain", "mc-dropout", "deep-ensemble", "minor", "named", "steady"), found, strict=True))
+    return dict(zip(("deterministic", "mc-dropout", "deep-ensemble", "minor", "named", "steady"), found, strict=True))
 
 
 def test_verdicts_follow_the_rows() -> None:
@@ -39,7 +39,7 @@ def test_verdicts_follow_the_rows() -> None:
     mixed = holds({"monocyte": 0.8, "eosinophil": 0.4, "neutrophil": 0.5})
     assert mixed["minor"] is True
     assert mixed["named"] is False
-    assert mixed["plain"] is True
+    assert mixed["deterministic"] is True
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.1, True), (1.0, None), (10.0, False)])
@@ -53,23 +53,23 @@ def test_a_class_that_is_never_found_is_not_found_steadily(lost: str) -> None:
     for row in rows["classes"]:
         if row["role"] == "minor" and row["method"] == lost:
             row["f1"] = 0.0
-    (steady,) = [v for v in CELLS.verdicts(rows) if "varies less with NeuBoots than" in v.claim]
+    (steady,) = [v for v in CELLS.checks(rows) if "varies less with NeuBoots than" in v.claim]
     assert f"{lost} never found the class" in steady.evidence
     assert steady.holds is (None if lost == "neuboots" else False)  # the others still count
 
 
 def test_one_seed_has_no_spread() -> None:
     single = CELLS.with_seeds((0,))
-    found = single.verdicts(rows_of(single, dict.fromkeys(ROLES, 0.6)))
+    found = single.checks(rows_of(single, dict.fromkeys(ROLES, 0.6)))
     assert {verdict.holds for verdict in found} == {None}
-    assert single.figures(rows_of(single, {})).keys() == {"minor-and-major", "classes-wbc_cells"}
+    assert single.plots(rows_of(single, {})).keys() == {"minor-and-major", "classes-wbc_cells"}
 
 
 def test_the_class_the_paper_names_is_judged_once() -> None:
     rows = rows_of(CELLS, {})
     for row in rows["classes"]:
         row["role"] = {NAMED: "minor", "monocyte": ""}.get(row["class"], row["role"])
-    assert sum(NAMED in verdict.claim for verdict in CELLS.verdicts(rows)) == 2  # of each form of NeuBoots
+    assert sum(NAMED in verdict.claim for verdict in CELLS.checks(rows)) == 2  # of each form of NeuBoots
 
 
 def test_a_unit_trains_on_the_counts_it_says() -> None:
@@ -77,7 +77,7 @@ def test_a_unit_trains_on_the_counts_it_says() -> None:
     assert [row["train rows"] for row in rows] == list(STUDY.counts)
     assert [row["role"] for row in rows] == ["minor", *[""] * 8, "major"]
     assert sum(row["test rows"] for row in rows) == 359
-    (free,) = STUDY.measure({"data": "shipped/rotated_digits", "method": "plain", "seed": 3}, RunContext()).values()
+    (free,) = STUDY.measure({"data": "toy/rotated_digits", "method": "deterministic", "seed": 3}, RunContext()).values()
     assert sum(row["train rows"] for row in free) == 1_438  # no row is kept apart
 
 
@@ -88,7 +88,7 @@ def test_a_training_is_summed_up() -> None:
 
 
 def test_the_papers_scale_is_the_papers() -> None:
-    paper = ImbalanceStudy.at("paper")
+    paper = ImbalanceStudy.from_preset("paper")
     assert paper.counts == tuple(range(50, 501, 50))
-    assert paper.sets == ["cifar10", "wbc_cells"]
+    assert paper.dataset_names == ["cifar10", "wbc_cells"]
     assert {net for _, net, _, _ in paper.cases} == {"resnet-18"}

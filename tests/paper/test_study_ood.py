@@ -12,14 +12,14 @@ from neuboots.data.dataset import TensorSource
 from neuboots.prediction import Predictor, SampleStream
 from neuboots.report.checks import Check
 from neuboots_paper._common import load_images, prepare_split
-from neuboots_paper.studies.ood import COLUMNS, PAPER, OutOfDistribution, most_of, spreads
+from neuboots_paper.studies.ood import COLUMNS, PUBLISHED, OutOfDistribution, most_of, spreads
 from neuboots_paper.study import Rows, RunContext
 
 
 def test_the_paper_has_nine_rows_of_five_figures_and_its_best_ones_stand_where_it_says() -> None:
-    assert len(PAPER) == 9
-    assert all([*figures] == [column.key for column in COLUMNS] for figures in PAPER.values())
-    best = {column.key: max(PAPER, key=lambda name: float(PAPER[name][column.key])) for column in COLUMNS}
+    assert len(PUBLISHED) == 9
+    assert all([*figures] == [column.key for column in COLUMNS] for figures in PUBLISHED.values())
+    best = {column.key: max(PUBLISHED, key=lambda name: float(PUBLISHED[name][column.key])) for column in COLUMNS}
     assert best["tnr"] == best["accuracy"] == best["aupr_out"] == "neuboots + calibration"
     assert best["aupr_in"] == "mahalanobis + calibration"
 
@@ -34,7 +34,7 @@ def image_set(x: Tensor, mean: float, std: float) -> DatasetBundle:
 def test_images_from_outside_are_given_in_the_units_of_the_training_set() -> None:
     x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     ours, theirs = image_set(x, 0.5, 0.25), image_set(x, 0.1, 2.0)
-    seen = load_images(theirs, "test", like=ours, shrink=2).tensors[0]
+    seen = load_images(theirs, "test", reference=ours, shrink=2).tensors[0]
     means = x.view(3, 1, 2, 2, 2, 2).mean((3, 5))  # of 2 × 2 pixels
     order = torch.cdist(seen.flatten(1), ((means - 0.5) / 0.25).flatten(1)).min(1)
     assert torch.allclose(order.values, torch.zeros(3), atol=1e-5)
@@ -74,7 +74,7 @@ def row(detector: str, seed: int, figure: float) -> dict[str, Any]:
 
 
 def rows_with(first: float, moved: float, rest: float, outside: float) -> Rows:
-    values = dict.fromkeys(PAPER, rest)
+    values = dict.fromkeys(PUBLISHED, rest)
     for name in ("neuboots", "neuboots-paper"):
         values |= {name: first, f"{name} + calibration": moved}
     spread = {"of": "probabilities", "B": 30, "std_in": 0.2}
@@ -86,8 +86,8 @@ def rows_with(first: float, moved: float, rest: float, outside: float) -> Rows:
 
 @pytest.mark.parametrize(("above", "outside", "word"), [(0.05, 0.4, True), (-0.05, 0.1, False)])
 def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> None:
-    study = OutOfDistribution.at("cpu")
-    found = study.verdicts(rows_with(0.8 + above, 0.8 + 2 * above, 0.8, outside))
+    study = OutOfDistribution.from_preset("cpu")
+    found = study.checks(rows_with(0.8 + above, 0.8 + 2 * above, 0.8, outside))
     assert [verdict.holds for verdict in found] == [word] * len(found)
     assert len(found) == 7 + 7 + 1  # of both forms of NeuBoots; and one of the spread
 
@@ -107,16 +107,16 @@ def test_most_means_more_than_half(parts: list[bool | None], word: bool | None) 
 
 
 def test_ensembles_have_fewer_seeds_and_everything_else_has_all() -> None:
-    study = OutOfDistribution.at("cpu")
-    seeds = {method: [unit["seed"] for unit in study.units() if unit["method"] == method] for method in study.methods}
-    assert seeds.pop("deep-ensemble") == seeds.pop("deep-ensemble-original") == [0, 1, 2]
+    study = OutOfDistribution.from_preset("cpu")
+    seeds = {method: [job["seed"] for job in study.jobs() if job["method"] == method] for method in study.methods}
+    assert seeds.pop("deep-ensemble") == seeds.pop("adversarial-deep-ensemble") == [0, 1, 2]
     assert all(found == [*study.seeds] for found in seeds.values())
 
 
 def test_a_unit_has_the_rows_that_its_method_stands_for() -> None:
-    study = replace(OutOfDistribution.at("smoke"), epochs=1, n=60, n_test=60, num_validation=20, num_samples=3)
+    study = replace(OutOfDistribution.from_preset("smoke"), epochs=1, n=60, n_test=60, num_validation=20, num_samples=3)
     names = []
-    for method in ("plain", "deep-ensemble", "neuboots"):
+    for method in ("deterministic", "deep-ensemble", "neuboots"):
         rows = study.measure({"method": method, "seed": 0}, RunContext())
         names += [row["detector"] for row in rows["detection"]]
         assert all(0 <= row[column.key] <= 1 for row in rows["detection"] for column in COLUMNS)
@@ -129,7 +129,7 @@ def test_a_unit_has_the_rows_that_its_method_stands_for() -> None:
                 counts = [row["count"] for row in rows["histogram"] if row["group"] == group]
                 assert sum(counts) == 40 * len(study.sizes)
     assert names == [
-        "plain",
+        "deterministic",
         "odin",
         "mahalanobis",
         "mahalanobis + calibration",

@@ -3,10 +3,10 @@
 import pytest
 
 from neuboots_paper._common import neuboots_variants
-from neuboots_paper.studies.rotated_mnist import PAPER, RotatedMnist
+from neuboots_paper.studies.rotated_mnist import PUBLISHED, RotatedMnist
 from neuboots_paper.study import Rows
 
-STUDY = RotatedMnist.at("cpu")
+STUDY = RotatedMnist.from_preset("cpu")
 
 
 def rows_of(ours: float, first: float) -> Rows:
@@ -14,11 +14,11 @@ def rows_of(ours: float, first: float) -> Rows:
     values = {25: ours, 1: first}
     return {
         "scores": [
-            {**unit, "B": B, "error": value, "ece": value}
-            for unit in STUDY.units()
+            {**job, "B": B, "error": value, "ece": value}
+            for job in STUDY.jobs()
             for B in STUDY.sizes
             for value in [
-                (values.get(B, 0.5) if unit["method"] in neuboots_variants(STUDY.methods) else 0.5) + unit["seed"] / 99
+                (values.get(B, 0.5) if job["method"] in neuboots_variants(STUDY.methods) else 0.5) + job["seed"] / 99
             ]
         ]
     }
@@ -35,17 +35,17 @@ def rows_of(ours: float, first: float) -> Rows:
 )
 def test_verdicts_follow_the_rows(ours: float, first: float, holds: list[bool]) -> None:
     rows = rows_of(ours, first)
-    assert [verdict.holds for verdict in STUDY.verdicts(rows)] == 2 * holds
+    assert [verdict.holds for verdict in STUDY.checks(rows)] == 2 * holds
     others = [row for row in rows["scores"] if row["method"] != "neuboots-paper"]
-    assert [verdict.holds for verdict in STUDY.verdicts({"scores": others})] == holds + [None] * 4
+    assert [verdict.holds for verdict in STUDY.checks({"scores": others})] == holds + [None] * 4
 
 
 def test_the_papers_figures_stand_beside_every_b() -> None:
-    assert {(B, method) for B, method in PAPER} == {
+    assert {(B, method) for B, method in PUBLISHED} == {
         (B, method) for B in STUDY.sizes for method in STUDY.methods if method != "neuboots-paper"
     }
 
 
 def test_versions_are_those_among_the_methods() -> None:
     assert [*neuboots_variants(STUDY.methods)] == ["neuboots", "neuboots-paper"]
-    assert not neuboots_variants(("plain", "neuboots-paper-exp"))
+    assert not neuboots_variants(("deterministic", "neuboots-paper-exp"))

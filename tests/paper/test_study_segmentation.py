@@ -50,11 +50,11 @@ def figure_of(key: str, method: str, *, favoured: str) -> float:
 
 @pytest.mark.parametrize("kind", STUDIES)
 def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
-    study = kind.at("cpu")
+    study = kind.from_preset("cpu")
     for favoured, holds in (("neuboots", True), ("deep-ensemble", False), ("nobody", None)):
         rows = scored(study, lambda key, name, best=favoured: figure_of(key, name, favoured=best))  # type: ignore[misc]
-        verdicts = [verdict for verdict in study.verdicts(rows) if "by Algorithm 1" not in verdict.claim]
-        assert len(study.verdicts(rows)) == 4 + 4 + 1 == len(verdicts) + 4
+        verdicts = [verdict for verdict in study.checks(rows) if "by Algorithm 1" not in verdict.claim]
+        assert len(study.checks(rows)) == 4 + 4 + 1 == len(verdicts) + 4
         found = {verdict.claim.split(",")[0]: verdict for verdict in verdicts}
         for claim in ("highest mIoU of all methods", "lowest ECE of all methods", "predicts faster"):
             verdict = next(verdict for name, verdict in found.items() if claim in name)
@@ -66,9 +66,9 @@ def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
 
 
 def test_algorithm_1_is_judged_by_its_own_rows() -> None:
-    study = Segmentation2d.at("cpu")
+    study = Segmentation2d.from_preset("cpu")
     rows = scored(study, lambda key, name: figure_of(key, name, favoured="neuboots-paper"))
-    found = {verdict.claim: verdict.holds for verdict in study.verdicts(rows)}
+    found = {verdict.claim: verdict.holds for verdict in study.checks(rows)}
     assert [holds for claim, holds in found.items() if "by Algorithm 1" in claim] == [True] * 4
     assert True not in [holds for claim, holds in found.items() if "by Algorithm 1" not in claim]
 
@@ -86,9 +86,9 @@ def test_the_papers_figures_are_those_of_its_table() -> None:
     text = TEX.read_text()
     text = text[text.index("Relative Prediction Time") : text.index("table_segmentation_2d-3d}", 10)]
     methods = {
-        "Baseline": "plain",
+        "Baseline": "deterministic",
         "MCDrop": "mc-dropout",
-        "DeepEnsemble": "deep-ensemble-original",
+        "DeepEnsemble": "adversarial-deep-ensemble",
         "DeepEnsemble_CE": "deep-ensemble",
         "NeuBoots": "neuboots",
     }
@@ -154,7 +154,7 @@ def test_maps_have_a_line_for_each_seed() -> None:
 
 @pytest.mark.parametrize("kind", STUDIES)
 def test_a_unit_gives_what_tables_and_figures_need(kind: type[SegmentationStudy]) -> None:
-    study = kind.at("smoke")
+    study = kind.from_preset("smoke")
     net = study.nets[0]
     rows = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
     again = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
@@ -166,16 +166,16 @@ def test_a_unit_gives_what_tables_and_figures_need(kind: type[SegmentationStudy]
     assert truth.ndim == 2
     assert plane_of(picture["input"]).shape == (*truth.shape, 3)
     assert plane_of(picture["prediction"]).max() < len(picture["classes"])
-    units = [{"net": each, "method": method, "seed": 0} for each in study.nets for method in study.methods]
+    jobs = [{"net": each, "method": method, "seed": 0} for each in study.nets for method in study.methods]
     tables = {**rows, "times": [{"relative_time": 2.0}]}
-    filled = {name: [unit | row for unit in units for row in table] for name, table in tables.items()}
+    filled = {name: [job | row for job in jobs for row in table] for name, table in tables.items()}
     (table,) = study.tables(filled)
     assert f"{100 * scores['constant_iou']:.2f} %" in table.note
     assert len(table.rows) == len(study.nets) * len(study.methods)
-    assert {*table.links} <= {*study.figures(filled)}
+    assert {*table.links} <= {*study.plots(filled)}
 
 
 def test_void_counts_neither_in_training_nor_in_scores() -> None:
-    study = Segmentation2d.at("smoke")
+    study = Segmentation2d.from_preset("smoke")
     losses = {name: study._method(name, 2).loss.ignore_index for name in study.methods}  # type: ignore[attr-defined]
     assert {*losses.values()} == {VOID}

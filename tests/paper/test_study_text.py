@@ -9,16 +9,16 @@ from neuboots_paper.studies import text
 from neuboots_paper.studies.text import Text
 from neuboots_paper.study import Rows, RunContext
 
-STUDY = Text.at("smoke")
+STUDY = Text.from_preset("smoke")
 GOOD, BAD = {"ece": 0.05, "nll": 0.5, "brier": 0.3}, {"ece": 0.1, "nll": 0.7, "brier": 0.4}
 
 
 def rows_of(ours: dict[str, float], others: dict[str, float]) -> Rows:
-    def row(unit: dict[str, Any]) -> dict[str, Any]:
-        values = ours if unit["method"].startswith("neuboots") else others
-        return {**unit, **{key: value + 1e-4 * unit["seed"] for key, value in values.items()}}
+    def row(job: dict[str, Any]) -> dict[str, Any]:
+        values = ours if job["method"].startswith("neuboots") else others
+        return {**job, **{key: value + 1e-4 * job["seed"] for key, value in values.items()}}
 
-    return {"scores": [row(unit) for unit in STUDY.units()]}
+    return {"scores": [row(job) for job in STUDY.jobs()]}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def rows_of(ours: dict[str, float], others: dict[str, float]) -> Rows:
     ],
 )
 def test_the_verdicts_follow_the_rows(ours: dict[str, float], others: dict[str, float], holds: list[bool]) -> None:
-    found = STUDY.verdicts(rows_of(ours, others))
+    found = STUDY.checks(rows_of(ours, others))
     assert [verdict.holds for verdict in found] == 4 * holds  # two of NeuBoots, against two
 
 
@@ -41,16 +41,14 @@ def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
     for row in rows["scores"]:
         if row["method"] == "neuboots":
             row["error"] += 0.005 * (-1) ** row["seed"]  # 5 points fewer, ± 6.4 over two seeds
-    verdict = next(
-        v for v in STUDY.verdicts(rows) if v.claim.startswith("neuboots makes no more errors than the plain")
-    )
+    verdict = next(v for v in STUDY.checks(rows) if v.claim.startswith("neuboots makes no more errors than the plain"))
     assert verdict.holds is None  # up to 1.4 points more
     for row in rows["scores"]:
-        if row["method"] == "plain":
+        if row["method"] == "deterministic":
             row["error"] += 0.01
-    (verdict,) = [v for v in STUDY.verdicts(rows) if v.claim == verdict.claim]
+    (verdict,) = [v for v in STUDY.checks(rows) if v.claim == verdict.claim]
     assert verdict.holds is True  # −6 ± 6.4: open as a gain, and no loss of a point
-    assert "against plain 26.00" in verdict.evidence or "against plain 26.01" in verdict.evidence
+    assert "against deterministic 26.00" in verdict.evidence or "against deterministic 26.01" in verdict.evidence
 
 
 def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +59,7 @@ def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.Monk
         return {}
 
     monkeypatch.setattr(text, "class_scores", see)
-    for method in ("plain", "mc-dropout"):
+    for method in ("deterministic", "mc-dropout"):
         STUDY.measure({"method": method, "seed": 0}, RunContext())
     plain, thinned = (sorted(float(p.detach().norm()) for p in each.module.parameters()) for each in seen)
     assert plain == pytest.approx(thinned, rel=1e-5)
@@ -71,7 +69,7 @@ def test_the_plain_net_and_mc_dropout_are_trained_alike(monkeypatch: pytest.Monk
 
 
 def test_texts_are_cut_to_the_length() -> None:
-    study = Text(data="shipped/sentences", length=3)
-    rows = study._cut(RunContext().data(study.data).train)
+    study = Text(data="toy/reviews", length=3)
+    rows = study._cut(RunContext().load_data(study.data).train)
     assert rows.tensors[0].shape == (120, 3)
     assert len(rows.tensors[1]) == 120

@@ -1,4 +1,4 @@
-"""Times against n: ratios inside a unit, growth as a power, and verdicts that follow the rows."""
+"""Times against n: ratios inside a job, growth as a power, and verdicts that follow the rows."""
 
 import pytest
 
@@ -13,18 +13,18 @@ SECONDS = {(PAPER_LAW, 64): 1.0, (PAPER_LAW, 500): 4.0, (BOOTSTRAP, 64): 8.0, (S
 def made(**slower: float) -> Rows:
     """Times that grow as √n for the nets and as n for the sparse GP; a busy machine doubles all those of seed 1."""
     rows = []
-    for unit in STUDY.units():
+    for job in STUDY.jobs():
         for (method, width), seconds in SECONDS.items():
             power = 1.0 if method == SPARSE else 0.5
-            took = (1 + unit["seed"]) * seconds * (unit["n"] / 100) ** power * slower.get(f"{method}-{width}", 1.0)
+            took = (1 + job["seed"]) * seconds * (job["n"] / 100) ** power * slower.get(f"{method}-{width}", 1.0)
             counts = {"replicates": 10 if method == BOOTSTRAP else 200}
             times = {"fit_seconds": 0.9 * took, "predict_seconds": 0.1 * took, "seconds": took}
-            rows.append({**unit, "method": method, "width": width, **counts, **times})
+            rows.append({**job, "method": method, "width": width, **counts, **times})
     return {"times": rows}
 
 
 def test_all_units_are_timed() -> None:
-    assert all(STUDY.timed(unit) for unit in STUDY.units())
+    assert all(STUDY.is_timing_job(job) for job in STUDY.jobs())
 
 
 def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
@@ -51,7 +51,7 @@ def test_growth_is_the_power_of_n() -> None:
 
 def test_verdicts_follow_the_rows() -> None:
     def held(rows: Rows) -> list[bool | None]:
-        return [verdict.holds for verdict in STUDY.verdicts(rows)]
+        return [verdict.holds for verdict in STUDY.checks(rows)]
 
     assert held(made()) == [True, True, True]
     assert held(made(**{f"{PAPER_LAW}-500": 100.0})) == [True, True, False]
@@ -64,7 +64,7 @@ def test_verdicts_follow_the_rows() -> None:
 
 
 def test_the_nets_and_their_training_are_those_of_figure_2() -> None:
-    times, bands = TimeVsN.at("cpu"), CoverageStudy.at("cpu")
+    times, bands = TimeVsN.from_preset("cpu"), CoverageStudy.from_preset("cpu")
     assert (times.steps, times.learning_rate, times.num_samples) == (
         bands.steps,
         bands.learning_rate,

@@ -22,22 +22,22 @@ def made(
 ) -> Rows:
     """MLPs of RMSE 2 and 1.5 on three sets; each split is harder than the last, alike for all."""
     rows = []
-    for unit in STUDY.units():
-        k, hard = STUDY.data.index(unit["data"]), 1 + unit["seed"]
-        ours = {"rmse": hard * rmse[k], "log_likelihood": gain[k] - hard - unit["seed"] * 1e-3, "rows": 100 + k}
+    for job in STUDY.jobs():
+        k, hard = STUDY.data.index(job["data"]), 1 + job["seed"]
+        ours = {"rmse": hard * rmse[k], "log_likelihood": gain[k] - hard - job["seed"] * 1e-3, "rows": 100 + k}
         ours |= {"coverage": covered[k], "width": 4.0, "band": 1.0, "seconds": 3.0, "epochs": 50}
         rows += [
-            {**unit, "method": OURS, **ours},
-            {**unit, "method": CONSTANT, "log_likelihood": -float(hard), "sigma": 1.0},
-            {**unit, "method": MARGINAL, "log_likelihood": -2.0 * hard},
-            {**unit, "method": MLP, "rmse": 2.0 * hard, "seconds": 1.0, "epochs": 200},
-            {**unit, "method": STANDARDISED, "rmse": 1.5 * hard, "seconds": 1.0, "epochs": 200},
+            {**job, "method": OURS, **ours},
+            {**job, "method": CONSTANT, "log_likelihood": -float(hard), "sigma": 1.0},
+            {**job, "method": MARGINAL, "log_likelihood": -2.0 * hard},
+            {**job, "method": MLP, "rmse": 2.0 * hard, "seconds": 1.0, "epochs": 200},
+            {**job, "method": STANDARDISED, "rmse": 1.5 * hard, "seconds": 1.0, "epochs": 200},
         ]
     return {"scores": rows}
 
 
 def held(rows: Rows) -> list[bool | None]:
-    return [verdict.holds for verdict in STUDY.verdicts(rows)]
+    return [verdict.holds for verdict in STUDY.checks(rows)]
 
 
 # -- verdicts ------------------------------------------------------------------------------------------
@@ -68,12 +68,12 @@ def test_differences_are_of_the_same_split() -> None:
 
 
 def test_the_rules_are_in_the_words() -> None:
-    claims = [verdict.claim for verdict in STUDY.verdicts(made())]
+    claims = [verdict.claim for verdict in STUDY.checks(made())]
     assert "on at least 2 of 3 sets" in claims[0]
-    assert "at least 5 of 6" in Uci(seeds=STUDY.seeds).verdicts(_of_six())[0].claim
+    assert "at least 5 of 6" in Uci(seeds=STUDY.seeds).checks(_of_six())[0].claim
     assert "92% to 98%" in claims[1]
     assert "standardised" in claims[4]
-    assert "uci/b +0.199 ± 0.001" in STUDY.verdicts(made())[2].evidence
+    assert "uci/b +0.199 ± 0.001" in STUDY.checks(made())[2].evidence
 
 
 def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None:
@@ -82,7 +82,7 @@ def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None
     rows = made()["scores"]
     more = [{**row, "seed": row["seed"] + 5} for row in made(rmse=(2.1, 2.1, 1.0), gain=(0.3, -0.1, 0.1))["scores"]]
     chosen = {"scores": [row for row in [*rows, *more] if row["seed"] in study.seeds]}
-    found = study.verdicts(chosen)
+    found = study.checks(chosen)
     assert found[0].holds is True
     assert [verdict.holds for verdict in found[5:]] == [False, True, False, False, False]
     assert "over 5 splits" in found[0].claim
@@ -115,7 +115,7 @@ def test_tables_have_a_line_for_each_set_with_standard_errors() -> None:
 
 
 def test_figures_are_made_from_the_rows() -> None:
-    assert {*STUDY.figures(made())} == {"splits"}
+    assert {*STUDY.plots(made())} == {"splits"}
 
 
 # -- rows ----------------------------------------------------------------------------------------------
@@ -162,16 +162,16 @@ def test_one_sigma_comes_from_all_rows_that_were_not_trained_on(
 
 
 def test_a_unit_has_what_the_tables_need() -> None:
-    study = Uci.at("smoke")
+    study = Uci.from_preset("smoke")
     rows: Rows = {"scores": []}
-    for unit in study.units():
-        rows["scores"] += [{**unit, **row} for row in study.measure(unit, RunContext())["scores"]]
+    for job in study.jobs():
+        rows["scores"] += [{**job, **row} for row in study.measure(job, RunContext())["scores"]]
     assert [row["method"] for row in rows["scores"][:5]] == [OURS, CONSTANT, MARGINAL, MLP, STANDARDISED]
     splits = [row["rmse"] for row in rows["scores"] if row["method"] == OURS]
     assert len({*splits}) == 2
     assert all(cell.value is not None for table in study.tables(rows) for line in table.rows for cell in line[1:])
-    assert len(study.verdicts(rows)) == 5
-    again = study.measure(study.units()[0], RunContext())["scores"]
+    assert len(study.checks(rows)) == 5
+    again = study.measure(study.jobs()[0], RunContext())["scores"]
     assert [{**row, "seconds": 0} for row in again] == [
         {**{key: value for key, value in row.items() if key not in ("data", "seed")}, "seconds": 0}
         for row in rows["scores"][:5]

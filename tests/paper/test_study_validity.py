@@ -15,8 +15,8 @@ from neuboots_paper.studies.validity import Validity
 from neuboots_paper.studies.validity_summary import (
     IDEAL,
     Found,
+    band_checks,
     band_tables,
-    band_verdicts,
     c4,
     jackknife,
     student,
@@ -66,8 +66,8 @@ def test_bands_of_the_regressor_are_its_own() -> None:
     """Counted by hand from the intervals that it gives, with either band."""
     from neuboots.estimators import NeuBootsRegressor
 
-    unit, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.curve("wiggly", "varying")
-    rows = curves.regressor_rows(unit, range(3, 5), 0, {"epochs": 8})
+    job, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.curve("wiggly", "varying")
+    rows = curves.regressor_rows(job, range(3, 5), 0, {"epochs": 8})
     for row, band in zip(rows, ("influence", "method"), strict=True):
         held, widths = [], []
         for number in (3, 4):
@@ -84,7 +84,7 @@ def test_every_method_is_measured() -> None:
     """By its name, or in its forms; the plain net has no band."""
     measured = {*curves.AROUND, *curves.FITTED, *curves.MORE, curves.TRUE}
     ours = {name for name, entry in METHODS.items() if entry.predictor.__module__.startswith("neuboots.")}
-    assert ours - measured == {"plain", "influence"}
+    assert ours - measured == {"deterministic", "influence"}
     assert any(name.startswith("influence") for name in measured)
 
 
@@ -246,7 +246,7 @@ def test_jackknife() -> None:
 def test_verdicts_name_where_the_mark_is_missed() -> None:
     flat = torch.full((10, 39), 0.2)
     good = made_rows(flat, flat, (flat, flat))
-    said = [str(verdict) for verdict in band_verdicts(good)]
+    said = [str(verdict) for verdict in band_checks(good)]
     assert said[1].startswith("does NOT hold")
     assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
     assert "missed in 1, by more than two standard errors in 1 of them" in said[1]
@@ -261,10 +261,10 @@ def test_a_mark_that_is_met_exactly_is_met() -> None:
     rows = made_rows(flat, flat, (flat, flat), function="gap")
     rows["bands"] = [{**row, "held": [186] * 39} for row in rows["bands"]]
     assert next(iter(summaries(rows).values()))[curves.SIZED].coverage < 0.93
-    assert str(band_verdicts(rows)[0]).startswith("holds")
+    assert str(band_checks(rows)[0]).startswith("holds")
     assert band_tables(rows)[0].rows[0][5].text == "0"
     rows["bands"] = [{**row, "held": [185] + [186] * 38} for row in rows["bands"]]
-    assert str(band_verdicts(rows)[0]).startswith("does NOT hold")
+    assert str(band_checks(rows)[0]).startswith("does NOT hold")
     assert band_tables(rows)[0].rows[0][5].text == "1"
 
 
@@ -289,7 +289,7 @@ def test_costs_are_in_trainings_and_judged() -> None:
     seconds = {curves.SIZED: 4.2, curves.WHOLE: 0.2, "neuboots": 3.0}
     costs = [{"method": name, "width": 8, "plain": 2.0, "seconds": value} for name, value in seconds.items()]
     rows = {**made_rows(flat, flat, (flat, flat)), "cost": costs}
-    said = [str(verdict) for verdict in band_verdicts(rows) if "plain trainings" in verdict.claim]
+    said = [str(verdict) for verdict in band_checks(rows) if "plain trainings" in verdict.claim]
     assert [each.split(":")[0] for each in said] == ["does NOT hold", "holds"]
     assert "2.10 at width 8" in said[0]
     assert "1.10 at width 8" in said[1]  # the net's own training, and a tenth
@@ -304,7 +304,11 @@ def test_costs_are_in_trainings_and_judged() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("validity") / "out"
     return run_study(
-        Validity.at("smoke"), "smoke", folder, RunContext(), command="neuboots reproduce validity --scale smoke"
+        Validity.from_preset("smoke"),
+        "smoke",
+        folder,
+        RunContext(),
+        command="neuboots reproduce validity --scale smoke",
     )
 
 
@@ -312,7 +316,7 @@ def test_smoke(run: Any) -> None:
     assert {"bands", "true", "cost", "classes", "regressor"} <= set(run.rows)
     methods = {row["method"] for row in run.rows["bands"]}
     assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED, *curves.MORE}
-    chapter = run.chapter()
+    chapter = run.section()
     assert len(chapter.checks) >= 5
     assert {"coverage", "methods"} <= set(chapter.plots)
     for table in chapter.tables:
@@ -323,16 +327,16 @@ def test_smoke(run: Any) -> None:
 
 
 def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
-    study = Validity.at("smoke")
-    unit = next(unit for unit in study.units() if unit["part"] == "bands")
-    again = study.measure(unit, RunContext())["bands"]
-    rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in unit.items())]
+    study = Validity.from_preset("smoke")
+    job = next(job for job in study.jobs() if job["part"] == "bands")
+    again = study.measure(job, RunContext())["bands"]
+    rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in job.items())]
     assert [row["method"] for row in rows] == [curves.WHOLE, curves.SIZED]
     assert [{key: row[key] for key in found} for row, found in zip(rows, again, strict=True)] == again
 
 
 def test_scales_differ_in_size_alone() -> None:
-    cpu, paper = Validity.at("cpu"), Validity.at("paper")
+    cpu, paper = Validity.from_preset("cpu"), Validity.from_preset("paper")
     for function in ("smooth", "wiggly", "gap"):
         for n in (100, 300, 1000):
             for noise in ("constant", "varying"):

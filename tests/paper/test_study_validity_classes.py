@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from neuboots_paper.studies.validity_classes import (
     TRUTHS,
     ClassSettings,
 )
-from neuboots_paper.study import RunContext
+from neuboots_paper.study import SCALES, RunContext
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -116,12 +117,12 @@ def test_a_spread_of_twice_the_size_around_a_moved_centre_is_found() -> None:
     assert wide_found["error"] == pytest.approx(float((probs.argmax(1) != labels).double().mean()))
 
 
-# -- a unit at the smallest scale ----------------------------------------------------------------------
+# -- a job at the smallest scale ----------------------------------------------------------------------
 
 
 @cache
 def smoke() -> list[dict[str, Any]]:
-    settings = ClassSettings.at("smoke")
+    settings = ClassSettings.from_preset("smoke")
     return [
         {"data": data, "seed": seed, **row}
         for data in settings.data
@@ -133,11 +134,11 @@ def smoke() -> list[dict[str, Any]]:
 def test_a_unit_has_a_row_for_every_method_and_truth_and_nothing_that_json_cannot_hold() -> None:
     rows = smoke()
     for data, methods in (("digits", [*FITTED, *AROUND]), ("digits-30", ONE_RUN)):  # kernels are for few rows
-        names = [(TRUTHS[0], name) for name in (*AGAIN, ORACLE, "plain", *methods, ENSEMBLE)]
-        names += [(TRUTHS[1], name) for name in (AGAIN[1], "plain", *methods)]
+        names = [(TRUTHS[0], name) for name in (*AGAIN, ORACLE, "deterministic", *methods, ENSEMBLE)]
+        names += [(TRUTHS[1], name) for name in (AGAIN[1], "deterministic", *methods)]
         assert [(row["truth"], row["method"]) for row in rows if row["data"] == data] == names
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
-    members = ClassSettings.at("smoke").members[0]
+    members = ClassSettings.from_preset("smoke").members[0]
     costs = {row["method"]: row["cost"] for row in rows}
     assert {costs[method] for method in ONE_RUN} == {1}
     assert costs[ENSEMBLE] == costs[AGAIN[0]] == members
@@ -145,15 +146,15 @@ def test_a_unit_has_a_row_for_every_method_and_truth_and_nothing_that_json_canno
 
 def test_the_net_without_spread_is_flat_and_methods_around_it_have_its_centre() -> None:
     for row in smoke():
-        assert (row["ratio"] == 0) == (row["method"] == "plain")
-        if row["method"] == "plain":
+        assert (row["ratio"] == 0) == (row["method"] == "deterministic")
+        if row["method"] == "deterministic":
             beside = [other for other in smoke() if all(other[key] == row[key] for key in ("data", "truth"))]
             shifts = {other["method"]: other["shift"] for other in beside}
             assert shifts.get(ORACLE, row["shift"]) == pytest.approx(row["shift"], abs=1e-5)
 
 
 def test_a_unit_is_named_by_its_seed() -> None:
-    settings = ClassSettings(**{**ClassSettings.presets["smoke"], "methods": ("influence, head",)})
+    settings = replace(ClassSettings.from_preset("smoke"), methods=("influence, head",))
     again = study.measure("digits", 0, settings, RunContext())
     before = [row for row in smoke() if row["data"] == "digits"]
 
@@ -165,11 +166,11 @@ def test_a_unit_is_named_by_its_seed() -> None:
 
 
 def test_settings_have_as_much_for_every_set() -> None:
-    for scale in ClassSettings.presets:
-        settings = ClassSettings.at(scale)
+    for scale in SCALES:
+        settings = ClassSettings.from_preset(scale)
         lengths = {len(part) for part in (settings.data, settings.nets, settings.n, settings.epochs, settings.members)}
         assert len(lengths) == 1
-        assert settings.sets[0] == "digits"
+        assert settings.dataset_names[0] == "digits"
         assert settings.case(settings.data[-1]).members >= 4  # the least that an audit takes
 
 
@@ -190,13 +191,13 @@ def made_up(**distances: float) -> list[dict[str, Any]]:
         for data in ("a", "b")
         for seed in range(3)
         for truth in TRUTHS
-        for method in (*AGAIN, ORACLE, "plain", *ONE_RUN, ENSEMBLE)
+        for method in (*AGAIN, ORACLE, "deterministic", *ONE_RUN, ENSEMBLE)
         if truth == TRUTHS[0] or method not in (AGAIN[0], ORACLE, ENSEMBLE)
     ]  # fmt: skip
 
 
 def holds(rows: list[dict[str, Any]], words: str) -> bool | None:
-    (found,) = [verdict.holds for verdict in study.verdicts(rows) if words in verdict.claim]
+    (found,) = [verdict.holds for verdict in study.checks(rows) if words in verdict.claim]
     return found
 
 
@@ -233,7 +234,7 @@ def test_sizes_and_the_share_of_first_weights_go_by_the_ratio() -> None:
 
 def test_methods_that_were_not_measured_are_not_claimed() -> None:
     rows = [row for row in made_up() if "influence" not in row["method"]]
-    assert all("influence" not in verdict.claim for verdict in study.verdicts(rows))
+    assert all("influence" not in verdict.claim for verdict in study.checks(rows))
 
 
 @pytest.mark.parametrize("make", [smoke, made_up])
@@ -242,10 +243,10 @@ def test_tables_verdicts_and_figures_are_made_of_the_rows(make: Any) -> None:
     tables = study.tables(rows)
     assert [len(table.rows) for table in tables[:1]] == [len({(row["data"], row["method"]) for row in rows})]
     assert all(ORACLE not in line[1].text for table in tables[1:] for line in table.rows)
-    assert all(verdict.evidence for verdict in study.verdicts(rows))
-    (figure,) = study.figures(rows).values()
+    assert all(verdict.evidence for verdict in study.checks(rows))
+    (figure,) = study.plots(rows).values()
     assert len(figure.axes) == 3 * len({row["data"] for row in rows})
 
 
 def test_of_no_rows_nothing_is_said() -> None:
-    assert study.tables([]) == study.verdicts([]) == []
+    assert study.tables([]) == study.checks([]) == []

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from neuboots.evaluation.active_learning import run_active_learning
 from neuboots.report.checks import Check, combine_checks, compare_groups
@@ -38,33 +38,6 @@ class Active(Study):
         "Asked by entropy, NeuBoots learns more from as many labels than random rows, MC dropout and a deep ensemble: "
         f"on CIFAR-100 it ends at {PAPER['cifar100', 'neuboots']['accuracy']} %, {GAP} points before the last two."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": ("digits", "shipped/rotated_digits"),
-            "net": "mlp-24",
-            "pool": 200,
-            "n_test": 100,
-            "start": 20,
-            "query": 20,
-            "rounds": 2,
-            "epochs": 3,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3)},
-        "paper": {
-            "data": ("cifar10", "cifar100"),
-            "net": "resnet-18",
-            "pool": 50_000,
-            "n_test": 10_000,
-            "start": 2_000,
-            "query": 2_000,
-            "rounds": 10,
-            "epochs": 200,
-            "batch_size": 128,
-            "augment": True,
-            "seeds": (0, 1, 2, 3, 4),
-        },
-    }
 
     data: tuple[str, ...] = ("cifar10", "fashion_mnist")
     net: str = "small-cnn/2"
@@ -79,25 +52,16 @@ class Active(Study):
     augment: bool = False
     methods: tuple[str, ...] = ("random", "mc-dropout", "deep-ensemble", "neuboots", "neuboots-paper")
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return self.data
+    def jobs(self) -> list[Job]:
+        return self.job_grid(data=self.data, method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [
-            {"data": data, "method": method, "seed": seed}
-            for seed in self.seeds
-            for data in self.data
-            for method in self.methods
-        ]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data, chance = bench.data(unit["data"], val_fraction=0.0), unit["method"] == "random"
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data, chance = context.load_data(job["data"], val_fraction=0.0), job["method"] == "random"
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD)
         found = run_active_learning(
-            make_method("plain" if chance else unit["method"]),
+            make_method("deterministic" if chance else job["method"]),
             image_net(self.net, data),
-            load_rows(data.augmented_train if self.augment else data.train, self.pool, unit["seed"]),
+            load_rows(data.augmented_train if self.augment else data.train, self.pool, job["seed"]),
             load_rows(data.test, self.n_test),
             replace(config, folder=None),  # each round has one of its own
             strategy="random" if chance else "entropy",
@@ -106,11 +70,11 @@ class Active(Study):
             num_rounds=self.rounds,
             num_trials=1,
             num_samples=self.num_samples,
-            seed=unit["seed"],
+            seed=job["seed"],
             folder=config.folder,
-            progress=bench.progress,
+            progress=context.progress,
         )
-        figures = {name: values[0].tolist() for name, values in found.metrics.items()}
+        figures = {name: values[0].tolist() for name, values in found.figures.items()}
         return {
             "curve": [
                 {"labels": labels} | {name: round(figures[name][r], 6) for name in ("accuracy", "ece", "nll")}
@@ -139,7 +103,7 @@ class Active(Study):
         )
         return [ends, curves]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         names, found = neuboots_variants(self.methods).items(), summaries(rows["curve"])
         return [
             verdict
@@ -148,7 +112,7 @@ class Active(Study):
             for verdict in _judged(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
         ]
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         import torch
         from matplotlib.figure import Figure
 

@@ -6,9 +6,8 @@ The paper names no data set here. These are the digits turned by any angle of it
 and Smyth's amortized bootstrap (ICML workshop on implicit models, 2017): a small multilayer perceptron.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from neuboots.report.checks import Check, compare_groups
 from neuboots.report.tables import Table, tabulate
@@ -38,20 +37,6 @@ class AmortizedClassification(Study):
     name = "amortized-classification"
     source = "figure B.1"
     claim = "Whatever the number N of training points, bagged NeuBoots makes fewer errors than the amortized bootstrap."
-    presets: ClassVar = {
-        "smoke": {
-            "data": "shipped/rotated_digits",
-            "net": "mlp-16",
-            "sizes": (50, 200),
-            "n_test": 100,
-            "steps": 10,
-            "num_samples": 3,
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {"net": "mlp-200-200", "sizes": (100, 300, 1_000, 3_000, 10_000), "n_test": 10_000, "steps": 5_000,
-                  "num_samples": 25},
-    }  # fmt: skip
 
     data: str = "rotated_mnist"
     net: str = "mlp-100-100"
@@ -63,25 +48,17 @@ class AmortizedClassification(Study):
     methods: tuple[str, ...] = ("standard-bootstrap", "amortized-bootstrap", "neuboots", "neuboots-paper")
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
+    def jobs(self) -> list[Job]:
+        return self.job_grid(n=self.sizes, method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [
-            {"n": n, "method": method, "seed": seed}
-            for seed in self.seeds
-            for n in self.sizes
-            for method in self.methods
-        ]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        n, seed = unit["n"], unit["seed"]
-        data = bench.data(self.data, seed=seed)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        n, seed = job["n"], job["seed"]
+        data = context.load_data(self.data, seed=seed)
         train, test = load_rows(data.train, n, seed), load_rows(data.test, self.n_test)
-        options = {"num_members": self.num_samples} if unit["method"] == "standard-bootstrap" else {}
-        config = bench.config(epochs=epochs_for(self.steps, n, self.batch_size), batch_size=self.batch_size, seed=seed)
-        predictor = make_method(unit["method"], **options).fit(classifier(self.net, data), train, config)
+        config = context.config(
+            epochs=epochs_for(self.steps, n, self.batch_size), batch_size=self.batch_size, seed=seed
+        )
+        predictor = make_method(job["method"], members=self.num_samples).fit(classifier(self.net, data), train, config)
         return round_rows(class_scores(predictor, test, num_samples=self.num_samples))
 
     def tables(self, rows: Rows) -> list[Table]:
@@ -94,7 +71,7 @@ class AmortizedClassification(Study):
         )
         return [table]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         found = []
         for ours in neuboots_variants(self.methods):
             first, second = {"method": ours}, {"method": "amortized-bootstrap"}
@@ -110,7 +87,7 @@ class AmortizedClassification(Study):
             ]  # fmt: skip
         return found
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9.5, 3.8), layout="constrained")

@@ -7,14 +7,12 @@ each seed. Densities are y | x ~ N(f̄(x), v(x) + σ²), with v over replicates 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from neuboots.data import DatasetBundle
 from neuboots.evaluation.regression import evaluate_regression
+from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method, residual_std
@@ -44,18 +42,6 @@ class AmortizedRegression(Study):
     name = "amortized-regression"
     source = "figure B.2"
     claim = "On two regression sets the error of bagged NeuBoots is lower than that of the amortized bootstrap."
-    presets: ClassVar = {
-        "smoke": {
-            "data": ("diabetes",),
-            "widths": (16,),
-            "sizes": (50, 200),
-            "steps": 20,
-            "num_samples": 5,
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {"widths": (100, 100), "steps": 5_000, "seeds": tuple(range(NUM_SPLITS))},
-    }
 
     data: tuple[str, ...] = ("uci/boston", "uci/concrete")
     widths: tuple[int, ...] = (50, 50)
@@ -66,29 +52,19 @@ class AmortizedRegression(Study):
     methods: tuple[str, ...] = ("standard-bootstrap", "amortized-bootstrap", "neuboots", "neuboots-paper")
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return self.data
+    def jobs(self) -> list[Job]:
+        return self.job_grid(data=self.data, n=self.sizes, method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [
-            {"data": data, "n": n, "method": method, "seed": seed}
-            for seed in self.seeds
-            for data in self.data
-            for n in self.sizes
-            for method in self.methods
-        ]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        n, seed = unit["n"], unit["seed"]
-        data = self._data(unit["data"], seed, bench)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        n, seed = job["n"], job["seed"]
+        data = self._data(job["data"], seed, context)
         assert data.target is not None, "a regression set knows the scale of its target"
-        config = bench.config(
+        config = context.config(
             epochs=epochs_for(self.steps, n, self.batch_size),
             batch_size=self.batch_size,
             seed=seed,
         )
-        predictor = self._method(unit["method"]).fit(
+        predictor = self._method(job["method"]).fit(
             lambda: MLP(data.channels, 1, widths=self.widths), load_rows(data.train, n, seed), config
         )
         noise = residual_std(predictor, *load_rows(data.validation).tensors)
@@ -104,15 +80,14 @@ class AmortizedRegression(Study):
         }
         return round_rows({"scores": [scores]})
 
-    def _data(self, name: str, seed: int, bench: RunContext) -> DatasetBundle:
+    def _data(self, name: str, seed: int, context: RunContext) -> DatasetBundle:
         options: dict[str, Any] = {"split": seed % NUM_SPLITS} if name.startswith("uci/") else {}
-        return bench.data(name, seed=seed, **options)
+        return context.load_data(name, seed=seed, **options)
 
     def _method(self, name: str) -> Method:
         if name == "neuboots":
             return NeuBoots.regression()
-        options = {"num_members": self.num_samples} if name == "standard-bootstrap" else {}
-        return make_method(name, loss=nn.MSELoss(), **options)
+        return make_method(name, members=self.num_samples, loss=SquaredError())
 
     def tables(self, rows: Rows) -> list[Table]:
         columns = (
@@ -132,7 +107,7 @@ class AmortizedRegression(Study):
             for name in self.data
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         found = []
         for name in self.data:
             for ours in neuboots_variants(self.methods):
@@ -150,7 +125,7 @@ class AmortizedRegression(Study):
                 ]  # fmt: skip
         return found
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.75 * len(self.data), 3.8), layout="constrained")

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,18 +19,14 @@ from neuboots.data import DatasetBundle
 from neuboots.evaluation.ood import ReplicateDetector
 from neuboots.prediction import Predictor
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots_paper._common import PAPER_SGD, classifier, load_images, make_method, neuboots_variants, prepare_split
-from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER: PaperValues = {  # of a bison, a gazelle and a German shepherd of TinyImageNet, for which these stand in
-    ("neuboots", "cattle (cifar100)"): {"outside": 0.7664},
-    ("neuboots", "camel (cifar100)"): {"outside": 0.5021},
-    ("neuboots", "wolf (cifar100)"): {"outside": 0.1983},
-}
+PUBLISHED = load_published("bands")
 COLUMNS = (
     MetricColumn("top", "probability of the top class", digits=3),
     MetricColumn("width", "width of its band", digits=3),
@@ -50,34 +46,6 @@ class Bands(Study):
         "out of distribution (a bison, 0.77; a gazelle, 0.50), but not an image much like a known class (a German "
         "shepherd, 0.20)."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "inside": "digits",
-            "outside": "shipped/rotated_digits",
-            "others": "shipped/rotated_digits",
-            "close": ("0", "8"),
-            "known": ("3",),
-            "unknown": ("7", "4", "0"),
-            "digits": (),
-            "shrink": 1,
-            "n": 300,
-            "n_group": 60,
-            "num_validation": 40,
-            "epochs": 3,
-            "num_samples": 20,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3, 4)},
-        "paper": {
-            "net": "resnet-34",
-            "shrink": 1,
-            "augment": True,
-            "n": 50_000,
-            "n_group": 10_000,
-            "num_validation": 1_000,
-            "epochs": 200,
-        },
-    }
 
     inside: str = "cifar10"
     outside: str = "svhn"
@@ -99,32 +67,31 @@ class Bands(Study):
     methods: tuple[str, ...] = ("neuboots", "neuboots-paper")
 
     @property
-    def sets(self) -> Sequence[str]:
+    def dataset_names(self) -> Sequence[str]:
         return tuple(dict.fromkeys((self.inside, self.outside, self.others)))
 
-    def units(self) -> list[Job]:
-        trained = [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
-        return [{"part": "images"}, *trained]
+    def jobs(self) -> list[Job]:
+        return [{"part": "images"}, *self.job_grid(method=self.methods)]
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        if "method" not in unit:
-            return {"images": [self._pixels(*which, bench) for which in self._shown]}
-        data = bench.data(self.inside)
-        train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
-        predictor = make_method(unit["method"]).fit(classifier(self.net, data), train, config)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        if "method" not in job:
+            return {"images": [self._pixels(*which, context) for which in self._shown]}
+        data = context.load_data(self.inside)
+        train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink, augment=self.augment)
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=job["seed"])
+        predictor = make_method(job["method"]).fit(classifier(self.net, data), train, config)
         detector = ReplicateDetector(predictor, num_samples=self.num_samples).fit(
-            *(self._x(bench, name, "validation", self.num_validation) for name in (self.inside, self.outside)),
+            *(self._x(context, name, "validation", self.num_validation) for name in (self.inside, self.outside)),
             progress=False,
         )
         rows: Rows = {"groups": [], "single": [], "bands": []}
-        for group, set_name, x in self._groups(bench):
+        for group, set_name, x in self._groups(context):
             found = band_figures(*bands(predictor, x, self.num_samples, self.level))
             found["outside"] = detector.score(x, progress=False).sigmoid()
             means = {key: float(values.double().mean()) for key, values in found.items()}
             rows["groups"].append({"group": group, "set": set_name, "images": len(x), **means})
         for set_name, class_name in self._shown:
-            image, x = f"{class_name} ({set_name})", self._one(set_name, class_name, bench)
+            image, x = f"{class_name} ({set_name})", self._one(set_name, class_name, context)
             parts = bands(predictor, x, self.num_samples, self.level)
             figures = band_figures(*parts) | {"outside": detector.score(x, progress=False).sigmoid()}
             rows["single"].append({"image": image, **{key: float(value) for key, value in figures.items()}})
@@ -139,34 +106,34 @@ class Bands(Study):
         pairs = ((self.inside, self.known), (self.others, self.unknown), (self.outside, self.digits))
         return [(set_name, class_name) for set_name, names in pairs for class_name in names]
 
-    def _groups(self, bench: RunContext) -> list[tuple[str, str, Tensor]]:
+    def _groups(self, context: RunContext) -> list[tuple[str, str, Tensor]]:
         """Test images in groups: known classes, classes close to those, other classes, and another kind of image."""
-        data, others = bench.data(self.inside), bench.data(self.others)
-        x, y = load_images(others, "test", like=data, shrink=self.shrink).tensors
+        data, others = context.load_data(self.inside), context.load_data(self.others)
+        x, y = load_images(others, "test", reference=data, shrink=self.shrink).tensors
         close = torch.isin(y, torch.tensor([others.classes.index(name) for name in self.close]))
         return [
-            ("known", self.inside, self._x(bench, self.inside, "test", self.n_group)),
+            ("known", self.inside, self._x(context, self.inside, "test", self.n_group)),
             ("close", self.others, x[close][: self.n_group]),
             ("unknown", self.others, x[~close][: self.n_group]),
-            ("far", self.outside, self._x(bench, self.outside, "test", self.n_group)),
+            ("far", self.outside, self._x(context, self.outside, "test", self.n_group)),
         ]
 
-    def _x(self, bench: RunContext, name: str, part: str, limit: int) -> Tensor:
+    def _x(self, context: RunContext, name: str, part: str, limit: int) -> Tensor:
         x: Tensor = load_images(
-            bench.data(name), part, limit, like=bench.data(self.inside), shrink=self.shrink
+            context.load_data(name), part, limit, reference=context.load_data(self.inside), shrink=self.shrink
         ).tensors[0]
         return x
 
-    def _one(self, set_name: str, class_name: str, bench: RunContext) -> Tensor:
+    def _one(self, set_name: str, class_name: str, context: RunContext) -> Tensor:
         """The first test image of a class, as the net is given it: (1, C, H, W)."""
-        data = bench.data(set_name)
-        return prepare_split(data, "test", like=bench.data(self.inside), shrink=self.shrink)[_first(data, class_name)][
-            0
-        ][None]
+        data = context.load_data(set_name)
+        return prepare_split(data, "test", reference=context.load_data(self.inside), shrink=self.shrink)[
+            _first(data, class_name)
+        ][0][None]
 
-    def _pixels(self, set_name: str, class_name: str, bench: RunContext) -> dict[str, Any]:
+    def _pixels(self, set_name: str, class_name: str, context: RunContext) -> dict[str, Any]:
         """The same image as bytes, all of its pixels."""
-        data = bench.data(set_name)
+        data = context.load_data(set_name)
         x: Tensor = data.test[_first(data, class_name)][0]  # type: ignore[index]
         raw = data.standardizer.inverse(x) if data.standardizer is not None else x  # type: ignore[attr-defined]
         coded = base64.b64encode(bytes((255 * raw.clamp(0, 1)).round().byte().flatten().tolist())).decode()
@@ -188,7 +155,7 @@ class Bands(Study):
                 sorted(rows["single"], key=lambda row: order.index(row["method"])),
                 by=("method", "image"),
                 columns=COLUMNS,
-                paper=PAPER,
+                paper=PUBLISHED,
                 link="bands-{method}",
                 note=(
                     "Beside cattle, camel and wolf stand the paper's bison, gazelle and German shepherd, where the set "
@@ -197,7 +164,7 @@ class Bands(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
         return [verdict for name, title in names for verdict in self._judged(name, title, rows)]
 
@@ -219,7 +186,7 @@ class Bands(Study):
         claim = f"{title}: P(out) of the image of {self.unknown[0]} is larger than that of {self.unknown[-1]}"
         yield larger(claim, rows=single, key="outside", first=first, second=last)
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         """For each method, every shown image beside the bands of its first seed."""
         methods = dict.fromkeys(row["method"] for row in rows["bands"])
         return {f"bands-{method}": self._figure(rows, method) for method in methods}

@@ -11,7 +11,7 @@ from one start. Two independent runs of the unblocked bootstrap have a distance 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.bootstrap_audit import ks_and_wasserstein
+from neuboots.losses import SquaredError
 from neuboots.methods import BayesianBootstrap, Deterministic
 from neuboots.nets import MLP
 from neuboots.prediction import Method
@@ -95,31 +96,6 @@ class Blocks(Study):
         "As the number of blocks S grows, a bootstrap whose weights are shared inside blocks tends to the same "
         "distribution as the one with a weight for each point, and it hardly matters how points are grouped."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": ("diabetes",),
-            "sizes": (4, 16),
-            "draws": 100,
-            "features": 8,
-            "net_sizes": (4, 16),
-            "net_draws": 8,
-            "widths": (8,),
-            "steps": 5,
-            "rows": 60,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3, 4)},
-        "paper": {
-            "data": ("diabetes", "uci/boston", "uci/concrete", "uci/energy", "uci/wine_red", "uci/yacht"),
-            "draws": 10_000,
-            "features": 100,
-            "net_sizes": (5, 10, 20, 50, 100, 200),
-            "net_draws": 1000,
-            "widths": (500, 500, 500),
-            "steps": 1000,
-            "seeds": tuple(range(10)),
-        },
-    }
 
     data: tuple[str, ...] = ("diabetes", "uci/concrete")
     sizes: tuple[int, ...] = (5, 10, 20, 50, 100, 200)  # S; n is added
@@ -136,24 +112,24 @@ class Blocks(Study):
     places: int = 50  # inputs at which the distributions are compared
 
     @property
-    def sets(self) -> Sequence[str]:
+    def dataset_names(self) -> Sequence[str]:
         return tuple(dict.fromkeys((*self.data, self.net_data)))
 
-    def units(self) -> list[Job]:
+    def jobs(self) -> list[Job]:
         return [
             {"model": model, "data": data, "seed": seed}
             for seed in self.seeds
             for model, data in (*(("ridge", data) for data in self.data), ("net", self.net_data))
         ]
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = bench.data(unit["data"])
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = context.load_data(job["data"])
         x, y = _tensors(data.train, self.rows)
         at = _tensors(data.test, self.places)[0]
-        run = self._ridge if unit["model"] == "ridge" else self._nets
-        return {"distances": run(x, y, at, unit["seed"], bench)}
+        run = self._ridge if job["model"] == "ridge" else self._nets
+        return {"distances": run(x, y, at, job["seed"], context)}
 
-    def _ridge(self, x: Tensor, y: Tensor, at: Tensor, seed: int, bench: RunContext) -> list[dict[str, Any]]:
+    def _ridge(self, x: Tensor, y: Tensor, at: Tensor, seed: int, context: RunContext) -> list[dict[str, Any]]:
         rng = torch.Generator().manual_seed(derive_seed("features"))  # the same for all seeds
         first = torch.randn(x.shape[1] + 1, self.features, generator=rng).double() / x.shape[1] ** 0.5
         phi, phi_at = (_random_features(inputs, first) for inputs in (x, at))
@@ -177,22 +153,22 @@ class Blocks(Study):
                 rows.append({"S": size, "grouping": kind, **found})
         return rows
 
-    def _nets(self, x: Tensor, y: Tensor, at: Tensor, seed: int, bench: RunContext) -> list[dict[str, Any]]:
-        data, loss, num = TensorDataset(x, y), nn.MSELoss(), self.net_draws
+    def _nets(self, x: Tensor, y: Tensor, at: Tensor, seed: int, context: RunContext) -> list[dict[str, Any]]:
+        data, loss, num = TensorDataset(x, y), SquaredError(), self.net_draws
 
         def model() -> nn.Module:
             torch.manual_seed(seed)  # one start for all members: they differ by their weights alone
             return MLP(x.shape[1], 1, widths=self.widths)
 
         def outputs(method: Method, part: str, named: int = seed) -> Tensor:
-            config = bench.config(
+            config = context.config(
                 part, epochs=self.steps, batch_size=len(y), seed=named,
                 optimizer=partial(torch.optim.Adam, lr=self.learning_rate),
             )  # fmt: skip
             predictor = method.fit(model, data, config)
             return predictor.predict(at, predictor.num_distinct or 1).samples[..., 0].double()
 
-        centre = outputs(Deterministic(loss), "plain")
+        centre = outputs(Deterministic(loss), "deterministic")
         true = outputs(BayesianBootstrap(loss, num_members=num), "unblocked") - centre
         again = outputs(BayesianBootstrap(loss, num_members=num), "again", derive_seed(seed, "again")) - centre
         rows = [{"S": len(y), "grouping": UNBLOCKED, **compared(again, true)}]
@@ -217,7 +193,7 @@ class Blocks(Study):
         return [
             tabulate(
                 f"Random blocks {title}",
-                [row | {"S": _shown(row)} for data in self.sets for row in random if row["data"] == data],
+                [row | {"S": _shown(row)} for data in self.dataset_names for row in random if row["data"] == data],
                 by=("model", "data", "S"),
                 columns=(*columns, regrouped),
                 note="W₁ / std: Wasserstein's distance in units of the unblocked standard deviation.",
@@ -231,7 +207,7 @@ class Blocks(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         found, pair = rows["distances"], ("data", "seed")
         verdicts = []
         for model, sizes in (("ridge", self.sizes), ("net", self.net_sizes)):
@@ -266,7 +242,7 @@ class Blocks(Study):
             ),
         ]  # fmt: skip
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         cases = [*(("ridge", data) for data in self.data), ("net", self.net_data)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import TensorDataset
 
@@ -25,7 +25,7 @@ from neuboots_paper.study import Job, Rows, RunContext, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METHODS = ("plain", "mc-dropout", "deep-ensemble", "neuboots")  # the paper's
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "neuboots")  # the paper's
 BETTER: Mapping[str, Any] = {"accuracy": max, "ece": min}
 
 
@@ -38,27 +38,6 @@ class CorruptionStudy(Study):
     claim = (
         "On corrupted images a deep ensemble does best in most cases, and NeuBoots is more accurate than the plain net."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": ("digits",),
-            "net": "mlp-24",
-            "n": 200,
-            "n_test": 60,
-            "epochs": 3,
-            "corruptions": ("gaussian_noise", "contrast"),
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {
-            "data": ("cifar10", "cifar100"),
-            "net": "resnet-110",
-            "n": 50_000,
-            "n_test": 10_000,
-            "epochs": 200,
-            "augment": True,
-            "seeds": (0, 1, 2, 3, 4),
-        },
-    }
 
     data: tuple[str, ...] = ("cifar10",)
     net: str = "small-cnn/2"
@@ -72,25 +51,16 @@ class CorruptionStudy(Study):
     augment: bool = False
     methods: tuple[str, ...] = (*METHODS, "neuboots-paper")
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return self.data
+    def jobs(self) -> list[Job]:
+        return self.job_grid(data=self.data, method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [
-            {"data": data, "method": method, "seed": seed}
-            for seed in self.seeds
-            for data in self.data
-            for method in self.methods
-        ]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = bench.data(unit["data"], val_fraction=0.0)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = context.load_data(job["data"], val_fraction=0.0)
         assert isinstance(data.standardizer, Standardizer), "images are normalised"
-        train = load_rows(data.augmented_train if self.augment else data.train, self.n, unit["seed"])
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"], optimizer=PAPER_SGD)
+        train = load_rows(data.augmented_train if self.augment else data.train, self.n, job["seed"])
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"], optimizer=PAPER_SGD)
         found = evaluate_corruptions(
-            make_method(unit["method"]).fit(image_net(self.net, data), train, config),
+            make_method(job["method"]).fit(image_net(self.net, data), train, config),
             as_pixels(data, self.n_test),
             {name: CORRUPTIONS[name] for name in self.corruptions},
             severities=self.severities,
@@ -124,7 +94,7 @@ class CorruptionStudy(Study):
         )
         return [by_severity, by_corruption]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         verdicts = []
         for data in self.data:
             found = [row for row in rows["shift"] if row["data"] == data]
@@ -140,13 +110,13 @@ class CorruptionStudy(Study):
             verdicts += [
                 compare_groups(
                     f"on corrupted {data}, {title} is more accurate than the plain net",
-                    corrupted, "accuracy", {"method": name}, {"method": "plain"}, expect="higher", scale=100,
+                    corrupted, "accuracy", {"method": name}, {"method": "deterministic"}, expect="higher", scale=100,
                 )
                 for name, title in neuboots_variants(self.methods).items()
             ]  # fmt: skip
         return verdicts
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_boxes
@@ -185,7 +155,7 @@ class CorruptionStudy(Study):
         )
 
 
-@cache  # the units of one process share them
+@cache  # jobs of one process share them
 def as_pixels(data: DatasetBundle, limit: int) -> TensorDataset:
     """Test images as they were before they were normalised, in [0, 1], in memory."""
     assert isinstance(data.standardizer, Standardizer), "images are normalised"

@@ -9,16 +9,13 @@ trained for an epoch on few rows: what they learn plays no role.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from neuboots.evaluation.benchmark import benchmark_methods
-from neuboots.methods import METHODS
-from neuboots.prediction import Method
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
 from neuboots.training import TrainingConfig
-from neuboots_paper._common import PAPER_SGD, RENAMED, image_net, load_images, load_with_rows, make_method
+from neuboots_paper._common import PAPER_SGD, image_net, load_images, load_with_rows, make_method
 from neuboots_paper.study import Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ ORDERS: PaperValues = {  # table 3.2
     "neuboots": {"fit": "O(L)", "predict": "O(L + K)", "memory": "O(M + I)"},
 }
 ABSOLUTE = {  # table B.1: seconds to train for an epoch, seconds to predict, MB
-    "plain": (29.1, 1.69, 1605),
+    "deterministic": (29.1, 1.69, 1605),
     "mc-dropout": (29.2, 8.45, 1605),
     "deep-ensemble": (145.5, 8.45, 7600),
     "batch-ensemble": (217.1, 6.59, 2474),
@@ -47,7 +44,7 @@ CASES = ("growth", "others", "mlp", "many")
 
 def relative() -> PaperValues:
     """Table B.1 as ratios to its first line."""
-    first = ABSOLUTE["plain"]
+    first = ABSOLUTE["deterministic"]
     keys = ("fit_ratio", "predict_ratio", "fit_mb_ratio")
     return {
         name: {key: f"{value / base:.2f}" for key, value, base in zip(keys, values, first, strict=True)}
@@ -66,40 +63,6 @@ class CostStudy(Study):
         "MC dropout need K passes, and MIMO more memory with every member. A hundred replicates of NeuBoots cost 1.9 s "
         "where MC dropout takes 112 s; on an MLP it trains several times faster than MIMO."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": "digits",
-            "many_data": "digits",
-            "mlp": "mlp-16-16-16-16",
-            "many": "resnet-8",
-            "n": 32,
-            "n_mlp": 64,
-            "n_many": 16,
-            "inputs": 32,
-            "inputs_many": 4,
-            "batch_size": 32,
-            "batch_size_mlp": 32,
-            "repeats": 1,
-            "counts": (1, 2),
-            "mlp_counts": (2, 3),
-            "replicates": 4,
-            "others": ("mc-dropout",),
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {
-            "net": "resnet-110",
-            "many": "resnet-34",
-            "shrink_many": 1,
-            "n": 50_000,
-            "n_mlp": 50_000,
-            "n_many": 50_000,
-            "inputs": 10_000,
-            "batch_size": 128,
-            "repeats": 3,
-            "inputs_many": 10_000,
-        },
-    }
 
     data: str = "cifar100"
     net: str = "resnet-8"
@@ -120,7 +83,7 @@ class CostStudy(Study):
     repeats: int = 2  # but with 100 replicates one
     others: tuple[str, ...] = (  # methods beside those of table 3.2
         "mc-dropout",
-        "deep-ensemble-original",
+        "adversarial-deep-ensemble",
         "standard-bootstrap",
         "lp-bnn",
         "gbs",
@@ -130,28 +93,28 @@ class CostStudy(Study):
     )
 
     @property
-    def sets(self) -> Sequence[str]:
+    def dataset_names(self) -> Sequence[str]:
         return (self.data, self.many_data)
 
-    def units(self) -> list[Job]:
-        return [{"case": case, "seed": seed} for seed in self.seeds for case in CASES]
+    def jobs(self) -> list[Job]:
+        return self.job_grid(case=CASES)
 
-    def timed(self, unit: Job) -> bool:
+    def is_timing_job(self, job: Job) -> bool:
         return True
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        case, seed = unit["case"], unit["seed"]
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        case, seed = job["case"], job["seed"]
         name, net, methods, counts, n, inputs, shrink = self._cases()[case]
-        data = load_with_rows(bench, name, n)
+        data = load_with_rows(context, name, n)
         memory = case in ("growth", "others") and seed == self.seeds[0]  # other runs would find the same
         batch_size = self.batch_size_mlp if case == "mlp" else self.batch_size
         found = benchmark_methods(
-            {method: partial(with_members, method) for method in methods},
+            {method: lambda K, method=method: make_method(method, members=K) for method in methods},  # type: ignore[misc]
             image_net(net, data),
             load_images(data, "train", n, seed, shrink=shrink),
             load_images(data, "test", inputs, shrink=shrink).tensors[0],
             TrainingConfig(epochs=1, batch_size=batch_size, optimizer=PAPER_SGD, seed=seed, progress=False),
-            baseline="plain",
+            baseline="deterministic",
             num_members=counts,
             repeats=1 if case == "many" else self.repeats,
             memory=memory,
@@ -159,19 +122,17 @@ class CostStudy(Study):
         )
         rows = [{key: _short(value) for key, value in asdict(row).items()} for row in found.rows]
         for row in rows:
-            row["members"] = row.pop("num_members")
-        for row in rows:
             row["memory_mb"] = None if row["predict_mb"] is None else _short(row["size_mb"] + row["predict_mb"])
         return {case: rows}
 
     def _cases(self) -> dict[str, tuple[str, str, Sequence[str], Sequence[int], int, int, int]]:
         """Data set, net, methods, counts K, rows to train on, inputs to predict at, shrinkage."""
         return {
-            "growth": (self.data, self.net, ("plain", *ORDERS), self.counts, self.n, self.inputs, 1),
-            "others": (self.data, self.net, ("plain", *self.others), self.counts[-1:], self.n, self.inputs, 1),
-            "mlp": (self.data, self.mlp, ("plain", *MLP_SECONDS[3]), self.mlp_counts, self.n_mlp, self.inputs, 1),
+            "growth": (self.data, self.net, ("deterministic", *ORDERS), self.counts, self.n, self.inputs, 1),
+            "others": (self.data, self.net, ("deterministic", *self.others), self.counts[-1:], self.n, self.inputs, 1),
+            "mlp": (self.data, self.mlp, ("deterministic", *MLP_SECONDS[3]), self.mlp_counts, self.n_mlp, self.inputs, 1),
             "many": (
-                self.many_data, self.many, ("plain", *MANY_SECONDS), (self.replicates,),
+                self.many_data, self.many, ("deterministic", *MANY_SECONDS), (self.replicates,),
                 self.n_many, self.inputs_many, self.shrink_many,
             ),
         }  # fmt: skip
@@ -239,7 +200,7 @@ class CostStudy(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         methods, growth = self._every_method(rows), growth_rows(rows["growth"], self.counts[-1:])
         ours, K = {"method": "neuboots"}, self.counts[-1]
 
@@ -250,7 +211,7 @@ class CostStudy(Study):
         return [
             compare_groups(
                 "NeuBoots trains in the time of the plain net, within a quarter",
-                methods, "fit_ratio", ours, {"method": "plain"}, expect="equal", margin=0.25,
+                methods, "fit_ratio", ours, {"method": "deterministic"}, expect="equal", margin=0.25,
             ),
             combine_checks(
                 "NeuBoots trains faster than the deep ensemble and BatchEnsemble",
@@ -258,7 +219,7 @@ class CostStudy(Study):
             ),
             compare_groups(
                 f"NeuBoots predicts K = {K} replicates in the time of the plain net, within a quarter",
-                methods, "predict_ratio", ours, {"method": "plain"}, expect="equal", margin=0.25,
+                methods, "predict_ratio", ours, {"method": "deterministic"}, expect="equal", margin=0.25,
             ),
             combine_checks(
                 f"NeuBoots predicts K = {K} replicates faster than MC dropout, the deep ensemble and BatchEnsemble",
@@ -288,11 +249,11 @@ class CostStudy(Study):
     def _every_method(self, rows: Rows) -> list[dict[str, Any]]:
         """What the largest K costs, all methods in one list, in the order of table B.1."""
         growing = [row for row in rows["growth"] if row["members"] == self.counts[-1]]
-        found = growing + [row for row in rows["others"] if row["method"] != "plain"]
-        order = ["plain", *self.others, *ORDERS]
+        found = growing + [row for row in rows["others"] if row["method"] != "deterministic"]
+        order = ["deterministic", *self.others, *ORDERS]
         return sorted(found, key=lambda row: order.index(row["method"]))
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         import torch
         from matplotlib.figure import Figure
 
@@ -325,13 +286,6 @@ class CostStudy(Study):
         )
 
 
-def with_members(name: str, K: int) -> Method:
-    """The method with K members, where it has members; of the others K replicates are asked for."""
-    info = METHODS.get(RENAMED.get(name, name))
-    members = info is not None and hasattr(info.make, "num_members")
-    return make_method(name, **({"num_members": K} if members else {}))
-
-
 def growth_rows(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> list[dict[str, Any]]:
     """Time and memory at each K in units of those at the least K, in each run; times as ratios to the plain net."""
     least = min(row["members"] for row in rows)
@@ -352,7 +306,7 @@ def growth_rows(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> list[d
                     "memory_mb": row["memory_mb"],
                 }
             )
-    return sorted(found, key=lambda row: ["plain", *ORDERS].index(row["method"]))
+    return sorted(found, key=lambda row: ["deterministic", *ORDERS].index(row["method"]))
 
 
 def memory_verdicts(growth: Sequence[dict[str, Any]], few: int, many: int) -> list[Check]:

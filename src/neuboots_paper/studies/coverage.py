@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverage
+from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method
@@ -47,9 +48,8 @@ def regressor(name: str, num_members: int) -> Method:
     if name == "neuboots":
         return NeuBoots.regression()
     if name == PAPER_LAW_EXP:
-        return replace(NeuBoots.paper(nn.MSELoss()), link="exp")
-    members = {"num_members": num_members} if name == "standard-bootstrap" else {}
-    return make_method(name, loss=nn.MSELoss(), **members)
+        return replace(NeuBoots.paper(SquaredError()), link="exp")
+    return make_method(name, members=num_members, loss=SquaredError())
 
 
 def curve_net(name: str, width: int) -> Callable[[], nn.Module] | None:
@@ -75,37 +75,11 @@ class CoverageStudy(Study):
 
     name = "coverage"
     source = "figure 2"
+    requires = ("gpytorch",)
     claim = (
         "The 95 % confidence band of NeuBoots holds the true regression function at each x in almost 95 % of the data "
         "sets, much as the standard bootstrap's does; that of MC dropout is unstable and sometimes below 70 %."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "functions": ("sine", "jump"),
-            "arms": (
-                *((PAPER_LAW, 8), (PAPER_LAW, 16), (PAPER_LAW_EXP, 16)),
-                *(("standard-bootstrap", 8), ("gp", 0), ("mc-dropout", 8)),
-            ),
-            "n": 30,
-            "steps": 10,
-            "num_sets": 2,
-            "members": 3,
-            "num_samples": 20,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3)},
-        "paper": {
-            "arms": (
-                *((name, width) for name in (PAPER_LAW, PAPER_LAW_EXP, "neuboots") for width in (64, 160, 500)),
-                *(("standard-bootstrap", 500), ("gp", 0), ("mc-dropout", 500)),
-            ),
-            "num_sets": 25,
-            "members": 1000,
-            "num_samples": 1000,
-            "every": 1,
-            "seeds": (0, 1, 2, 3),
-        },
-    }
 
     functions: tuple[str, ...] = ("sine", "uneven", "jump")
     arms: tuple[tuple[str, int], ...] = (  # the method and the width of its net
@@ -122,11 +96,7 @@ class CoverageStudy(Study):
     level: float = 0.95
     every: int = 3  # of the grid's inputs, that rows are kept of
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return ()
-
-    def units(self) -> list[Job]:
+    def jobs(self) -> list[Job]:
         return [
             {"function": function, "method": method, "width": width, "seed": seed}
             for seed in self.seeds
@@ -134,21 +104,21 @@ class CoverageStudy(Study):
             for method, width in self.arms
         ]
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        method, width = unit["method"], unit["width"]
-        config = bench.config(
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        method, width = job["method"], job["width"]
+        config = context.config(
             epochs=self.steps, batch_size=self.n, optimizer=partial(torch.optim.Adam, lr=self.learning_rate)
         )
         found = simulate_coverage(
             regressor(method, self.members),
             curve_net(method, width),
-            SYNTHETIC_REGRESSIONS[unit["function"]],
+            SYNTHETIC_REGRESSIONS[job["function"]],
             replace(config, folder=None),
             num_datasets=self.num_sets,
             n=self.n,
             level=self.level,
             num_samples=self.num_samples,
-            seed=unit["seed"],
+            seed=job["seed"],
             folder=config.folder,
             progress=False,
         )
@@ -165,7 +135,7 @@ class CoverageStudy(Study):
             "scores": [{key: round(value, 5) for key, value in score.items()}],
             "places": [{"x": x[k], "held": held[k]} for k in range(0, len(x), self.every)],
         }
-        if unit["seed"] == self.seeds[0] and (method, width) in self._drawn:
+        if job["seed"] == self.seeds[0] and (method, width) in self._drawn:
             band = found.bands[0]
             curves = {key: getattr(band, key).tolist() for key in ("mean", "low", "high")}
             rows["bands"] = [
@@ -215,7 +185,7 @@ class CoverageStudy(Study):
             note += f" The worst x, and the lines of the figure, are of one x in {self.every}."
         return [tabulate(title, shown, by=("function", "method", "net"), columns=columns, note=note)]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         ours, bootstrap, dropout = map(self._widest, (PAPER_LAW, "standard-bootstrap", "mc-dropout"))
         each = [
             combine_checks(
@@ -281,7 +251,7 @@ class CoverageStudy(Study):
             f"{total} data sets",
         )
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import BLUE, ORANGE, plot_coverage, plot_regression_band

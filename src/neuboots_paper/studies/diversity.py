@@ -5,13 +5,13 @@
 and the Q-statistic and the correlation of their errors, of five members or replicates each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.evaluation.diversity import evaluate_diversity
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     PAPER_SGD,
@@ -23,7 +23,7 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
-from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,11 +34,7 @@ MEASURES: dict[str, tuple[str, Literal["lower", "higher"]]] = {  # and where the
     "correlation": ("correlation, %", "lower"),
     "disagreement": ("disagreement, %", "higher"),
 }
-PAPER: PaperValues = {
-    "deep-ensemble": {"ratio_error": "98.00", "q_statistic": "61.31", "correlation": "78.56", "disagreement": "23.41"},
-    "mc-dropout": {"ratio_error": "27.38", "q_statistic": "96.33", "correlation": "92.00", "disagreement": "10.40"},
-    "neuboots": {"ratio_error": "93.79", "q_statistic": "63.95", "correlation": "76.11", "disagreement": "32.20"},
-}
+PUBLISHED = load_published("diversity")
 
 
 @dataclass(frozen=True)
@@ -51,28 +47,6 @@ class DiversityStudy(Study):
         "The replicates of NeuBoots differ from each other more than those of MC dropout in every measure, and about "
         "as much as the members of a deep ensemble."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": "digits",
-            "net": "densenet-10",
-            "shrink": 1,
-            "n": 128,
-            "n_test": 100,
-            "epochs": 1,
-            "num_samples": 2,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3)},
-        "paper": {
-            "net": "densenet-100",
-            "shrink": 1,
-            "augment": True,
-            "n": 50_000,
-            "n_test": 10_000,
-            "epochs": 200,
-            "batch_size": 128,
-        },
-    }
 
     data: str = "cifar100"
     net: str = "densenet-10"
@@ -85,20 +59,15 @@ class DiversityStudy(Study):
     num_samples: int = 5  # members of the ensemble, replicates of the others
     methods: tuple[str, ...] = ("deep-ensemble", "mc-dropout", "neuboots", "neuboots-paper")
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
+    def jobs(self) -> list[Job]:
+        return self.job_grid(method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = load_with_rows(bench, self.data, self.n)
-        train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = load_with_rows(context, self.data, self.n)
+        train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink, augment=self.augment)
         test = load_images(data, "test", self.n_test, shrink=self.shrink)
-        options = {"num_members": self.num_samples} if unit["method"] == "deep-ensemble" else {}
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
-        predictor = make_method(unit["method"], **options).fit(image_net(self.net, data), train, config)
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=job["seed"])
+        predictor = make_method(job["method"], members=self.num_samples).fit(image_net(self.net, data), train, config)
         found = evaluate_diversity(predictor, test, num_samples=self.num_samples, progress=False)
         return {"diversity": [found.figures], **class_scores(predictor, test, num_samples=self.num_samples)}
 
@@ -111,7 +80,7 @@ class DiversityStudy(Study):
                 rows["diversity"],
                 by=("method",),
                 columns=(*measures, MetricColumn("pairwise_kl", "pairwise KL, nats", digits=3)),
-                paper=PAPER,
+                paper=PUBLISHED,
                 note="Higher ratio-error and disagreement, lower Q-statistic and correlation mean more diversity.",
             ),
             tabulate(
@@ -127,7 +96,7 @@ class DiversityStudy(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
         return [verdict for name, title in names for verdict in self._of(name, title, rows["diversity"])]
 
@@ -148,7 +117,7 @@ class DiversityStudy(Study):
             "; ".join(verdict.evidence for verdict in ensemble),
         )
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         return reliability_plots(rows["bins"], ("method",))
 
     @property

@@ -5,9 +5,8 @@
 Both multiply the last features of a net; only NeuBoots weighs the loss by what it multiplies with.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from neuboots.methods import MCDropout
 from neuboots.nets import MLP
@@ -44,12 +43,6 @@ class Dropout(Study):
         "On MNIST NeuBoots is as accurate as a net with Dropout before its last layer, and has a lower ECE, NLL and "
         "Brier score."
     )
-    presets: ClassVar = {
-        "smoke": {"data": "digits", "widths": (8, 16), "n": 300, "n_test": 150, "epochs": 2, "num_samples": 20,
-                  "seeds": (0, 1)},
-        "cpu": {},
-        "paper": {"n": 60_000, "epochs": 100},
-    }  # fmt: skip
 
     data: str = "mnist"
     widths: tuple[int, ...] = (50, 100, 200)
@@ -61,24 +54,15 @@ class Dropout(Study):
     methods: tuple[str, ...] = ("mc-dropout", "neuboots", "neuboots-paper")
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
+    def jobs(self) -> list[Job]:
+        return self.job_grid(width=self.widths, method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [
-            {"width": width, "method": method, "seed": seed}
-            for seed in self.seeds
-            for width in self.widths
-            for method in self.methods
-        ]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = load_with_rows(bench, self.data, self.n)
-        train, test = load_rows(data.train, self.n, unit["seed"]), load_rows(data.test, self.n_test)
-        size, widths = train[0][0].numel(), (unit["width"],) * 3
-        method = MCDropout.paper_mlp() if unit["method"] == "mc-dropout" else make_method(unit["method"])
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"])
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = load_with_rows(context, self.data, self.n)
+        train, test = load_rows(data.train, self.n, job["seed"]), load_rows(data.test, self.n_test)
+        size, widths = train[0][0].numel(), (job["width"],) * 3
+        method = MCDropout.paper_mlp() if job["method"] == "mc-dropout" else make_method(job["method"])
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"])
         predictor = method.fit(lambda: MLP(size, data.num_classes, widths=widths, batch_norm=True), train, config)
         return round_rows(class_scores(predictor, test, num_samples=self.num_samples))
 
@@ -93,7 +77,7 @@ class Dropout(Study):
         )
         return [table]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         found, places = [], [{"width": width} for width in self.widths]
         for ours in neuboots_variants(self.methods):
             both = {"method": ours}, {"method": "mc-dropout"}
@@ -112,7 +96,7 @@ class Dropout(Study):
             ]  # fmt: skip
         return found
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(12, 3.8), layout="constrained")

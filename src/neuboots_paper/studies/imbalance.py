@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from neuboots.data.imbalance import subsample_classes
 from neuboots.evaluation.imbalance import evaluate_imbalance
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTS = (50, 100, 150, 200, 250, 300, 350, 400, 450, 500)  # section 4.5: airplane … truck
-OTHERS = ("plain", "mc-dropout", "deep-ensemble")
+OTHERS = ("deterministic", "mc-dropout", "deep-ensemble")
 NAMED = "eosinophil"  # the class that the paper speaks of, its rarest
 
 
@@ -38,20 +38,6 @@ class ImbalanceStudy(Study):
         "On imbalanced data NeuBoots classifies better than the plain net, MC dropout and a deep ensemble, above all "
         "the rarest class (eosinophil), and varies little."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "cases": (("digits", "mlp-24", 4, 32), ("shipped/rotated_digits", "mlp-24", 2, 32)),
-            "thinned": "digits",
-            "counts": (5, 10, 15, 20, 25, 30, 35, 40, 45, 50),
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3, 4)},
-        "paper": {
-            "cases": (("cifar10", "resnet-18", 200, 128), ("wbc_cells", "resnet-18", 200, 128)),
-            "augment": True,
-            "seeds": (0, 1, 2, 3, 4),
-        },
-    }
 
     cases: tuple[tuple[str, str, int, int], ...] = (  # data, net, epochs, batch size
         ("cifar10", "small-cnn/2", 15, 128),
@@ -64,26 +50,21 @@ class ImbalanceStudy(Study):
     methods: tuple[str, ...] = (*OTHERS, "neuboots", "neuboots-paper")
 
     @property
-    def sets(self) -> Sequence[str]:
+    def dataset_names(self) -> Sequence[str]:
         return [case[0] for case in self.cases]
 
-    def units(self) -> list[Job]:
-        return [
-            {"data": data, "method": method, "seed": seed}
-            for seed in self.seeds
-            for data in self.sets
-            for method in self.methods
-        ]
+    def jobs(self) -> list[Job]:
+        return self.job_grid(data=self.dataset_names, method=self.methods)
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        _, net, epochs, batch_size = next(case for case in self.cases if case[0] == unit["data"])
-        data = bench.data(unit["data"], val_fraction=0.0)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        _, net, epochs, batch_size = next(case for case in self.cases if case[0] == job["data"])
+        data = context.load_data(job["data"], val_fraction=0.0)
         train = load_rows(data.augmented_train if self.augment else data.train)
-        if unit["data"] == self.thinned:
-            train = subsample_classes(train, self.counts, seed=unit["seed"])
+        if job["data"] == self.thinned:
+            train = subsample_classes(train, self.counts, seed=job["seed"])
         counts = load_class_labels(train).bincount(minlength=data.num_classes)
-        config = bench.config(epochs=epochs, batch_size=batch_size, seed=unit["seed"], optimizer=PAPER_SGD)
-        predictor = make_method(unit["method"]).fit(image_net(net, data), train, config)
+        config = context.config(epochs=epochs, batch_size=batch_size, seed=job["seed"], optimizer=PAPER_SGD)
+        predictor = make_method(job["method"]).fit(image_net(net, data), train, config)
         found = evaluate_imbalance(
             predictor, load_rows(data.test), train_counts=counts.tolist(), num_samples=self.num_samples, progress=False
         )
@@ -121,22 +102,24 @@ class ImbalanceStudy(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         return [
             verdict
-            for data in self.sets
+            for data in self.dataset_names
             for ours, title in neuboots_variants(self.methods).items()
             for verdict in _judged(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
         ]
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_bars
 
-        ends = Figure(figsize=(4.6 * len(self.sets), 3.8), layout="constrained")
+        ends = Figure(figsize=(4.6 * len(self.dataset_names), 3.8), layout="constrained")
         figures = {"minor-and-major": ends}
-        for ax, data in zip(ends.subplots(1, len(self.sets), squeeze=False)[0], self.sets, strict=True):
+        for ax, data in zip(
+            ends.subplots(1, len(self.dataset_names), squeeze=False)[0], self.dataset_names, strict=True
+        ):
             of_set = [row for row in rows["classes"] if row["data"] == data]
             titles = {row["class"]: f"{row['class']}\n{row['train rows']}" for row in of_set}
             roles = {row["class"]: row["role"] for row in of_set if row["role"]}
@@ -162,7 +145,7 @@ class ImbalanceStudy(Study):
         cells = (
             " The paper's cells (144 eosinophils, 281 monocytes, 2,195 lymphocytes, 3,177 neutrophils) are not public: "
             "wbc_cells has 233 to train and 115 to test, and its rarest class is the monocyte."
-            if "wbc_cells" in self.sets
+            if "wbc_cells" in self.dataset_names
             else ""
         )
         return f"{cases}.{cells} The paper: ResNet-18, and bars without numbers."

@@ -10,7 +10,7 @@ dropout and both deep ensembles use it. The plain net has the baseline, ODIN and
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from neuboots.evaluation.ood import (
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import Predictor
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     PAPER_SGD,
@@ -40,24 +40,12 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
-from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER: PaperValues = {
-    "plain": {"tnr": 32.47, "auroc": 89.88, "accuracy": 85.06, "aupr_in": 85.4, "aupr_out": 93.96},
-    "mc-dropout": {"tnr": 51.4, "auroc": 92.01, "accuracy": 89.46, "aupr_in": 86.82, "aupr_out": 95.41},
-    "deep-ensemble-original": {"tnr": 56.7, "auroc": 91.85, "accuracy": 88.91, "aupr_in": 81.66, "aupr_out": 95.46},
-    "deep-ensemble": {"tnr": 48.5, "auroc": 92.29, "accuracy": 90.48, "aupr_in": 86.33, "aupr_out": 95.49},
-    "odin": {"tnr": 86.55, "auroc": 96.65, "accuracy": 91.08, "aupr_in": 92.54, "aupr_out": 98.52},
-    "mahalanobis": {"tnr": 54.51, "auroc": 93.92, "accuracy": 89.13, "aupr_in": 91.54, "aupr_out": 98.52},
-    "mahalanobis + calibration": {
-        "tnr": 96.42, "auroc": 99.14, "accuracy": 95.75, "aupr_in": 98.26, "aupr_out": 99.6,
-    },
-    "neuboots": {"tnr": "89.40", "auroc": 97.26, "accuracy": "93.80", "aupr_in": 93.97, "aupr_out": 98.86},
-    "neuboots + calibration": {"tnr": "99.00", "auroc": 99.14, "accuracy": 96.52, "aupr_in": 97.78, "aupr_out": 99.68},
-}  # fmt: skip
+PUBLISHED = load_published("ood")
 COLUMNS = (
     MetricColumn("tnr", "TNR at TPR 95 %", 100, better="higher"),
     MetricColumn("auroc", "AUROC", 100, better="higher"),
@@ -66,9 +54,9 @@ COLUMNS = (
     MetricColumn("aupr_out", "AUPR out", 100, better="higher"),
 )
 OTHERS = {  # without moved inputs
-    "plain": "the baseline",
+    "deterministic": "the baseline",
     "mc-dropout": "MC dropout",
-    "deep-ensemble-original": "the original deep ensemble",
+    "adversarial-deep-ensemble": "the original deep ensemble",
     "deep-ensemble": "the deep ensemble with cross-entropy",
     "odin": "ODIN",
 }
@@ -87,30 +75,6 @@ class OutOfDistribution(Study):
         "The statistics of NeuBoots tell CIFAR-10 from SVHN better than the baseline, both deep ensembles and ODIN do, "
         "and with moved inputs better than Mahalanobis in most figures; the spread of its replicates parts the sets."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "inside": "digits",
-            "outside": "shipped/rotated_digits",
-            "shrink": 1,
-            "n": 300,
-            "n_test": 100,
-            "epochs": 2,
-            "num_validation": 30,
-            "num_members": 2,
-            "num_samples": 5,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3, 4)},
-        "paper": {
-            "net": "resnet-34",
-            "shrink": 1,
-            "augment": True,
-            "n": 50_000,
-            "n_test": 30_000,
-            "epochs": 200,
-            "num_validation": 1_000,
-        },
-    }
 
     inside: str = "cifar10"
     outside: str = "svhn"
@@ -127,45 +91,40 @@ class OutOfDistribution(Study):
     sizes: tuple[int, ...] = (2, 5, 10, 20, 30)  # B of figure B.5
     bins: int = 24
     methods: tuple[str, ...] = (
-        "plain",
+        "deterministic",
         "mc-dropout",
-        "deep-ensemble-original",
+        "adversarial-deep-ensemble",
         "deep-ensemble",
         "neuboots",
         "neuboots-paper",
     )
 
     @property
-    def sets(self) -> Sequence[str]:
+    def dataset_names(self) -> Sequence[str]:
         return (self.inside, self.outside)
 
-    def units(self) -> list[Job]:
-        few = self.seeds[:ENSEMBLE_SEEDS]
-        return [
-            {"method": method, "seed": seed}
-            for seed in self.seeds
-            for method in self.methods
-            if seed in few or not is_ensemble(method)
-        ]
+    def jobs(self) -> list[Job]:
+        few, grid = self.seeds[:ENSEMBLE_SEEDS], self.job_grid(method=self.methods)
+        return [job for job in grid if job["seed"] in few or "ensemble" not in job["method"]]
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data, other = load_with_rows(bench, self.inside, self.n), bench.data(self.outside)
-        train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink, augment=self.augment)
-        test = [load_images(each, "test", self.n_test, like=data, shrink=self.shrink).tensors for each in (data, other)]
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data, other = load_with_rows(context, self.inside, self.n), context.load_data(self.outside)
+        train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink, augment=self.augment)
+        test = [
+            load_images(each, "test", self.n_test, reference=data, shrink=self.shrink).tensors for each in (data, other)
+        ]
         validation, (inside, outside) = zip(*(holdout_split(each, self.num_validation) for each in test), strict=True)
-        options = {"num_members": self.num_members} if is_ensemble(unit["method"]) else {}
-        method = make_method(unit["method"], **options)
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=unit["seed"])
-        predictor = method.fit(classifier(self.net, data), train, config)
-        B = 1 if unit["method"] == "plain" else predictor.num_distinct or self.num_samples
-        plain_train = load_images(data, "train", self.n, unit["seed"], shrink=self.shrink)
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=job["seed"])
+        predictor = make_method(job["method"], members=self.num_members).fit(classifier(self.net, data), train, config)
+        B = 1 if job["method"] == "deterministic" else predictor.num_distinct or self.num_samples
+        plain_train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink)
         found = []
-        for name, detector in detectors(unit["method"], predictor, B).items():
+        for name, detector in detectors(job["method"], predictor, B).items():
             fitted = detector.fit(validation[0][0], validation[1][0], train_data=plain_train, progress=False)
             tally = fitted.evaluate(inside[0], outside[0], positive="in", progress=False)
             found.append({"detector": name, "n_in": len(inside[0]), "n_out": len(outside[0]), **figures_of(tally)})
         rows = {"detection": found, **class_scores(predictor, TensorDataset(*inside), num_samples=B)}
-        return rows | (self._spreads(predictor, inside[0], outside[0]) if unit["method"] == "neuboots" else {})
+        return rows | (self._spreads(predictor, inside[0], outside[0]) if job["method"] == "neuboots" else {})
 
     def _spreads(self, predictor: Predictor, inside: Tensor, outside: Tensor) -> Rows:
         """The predictive standard deviation with each B: how well it parts the sets, and the histograms of it."""
@@ -187,7 +146,7 @@ class OutOfDistribution(Study):
         return rows
 
     def tables(self, rows: Rows) -> list[Table]:
-        order = [*PAPER, "neuboots-paper", "neuboots-paper + calibration"]
+        order = [*PUBLISHED, "neuboots-paper", "neuboots-paper + calibration"]
         fewer = f", of ensembles {ENSEMBLE_SEEDS}" if len(self.seeds) > ENSEMBLE_SEEDS else ""
         seeds = f"mean ± standard deviation over {len(self.seeds)} seeds"
         some = rows["detection"][0]
@@ -203,7 +162,7 @@ class OutOfDistribution(Study):
                 sorted(rows["detection"], key=lambda row: order.index(row["detector"])),
                 by=("detector",),
                 columns=COLUMNS,
-                paper=PAPER,
+                paper=PUBLISHED,
             ),
             tabulate(
                 f"The standard deviation over B replicates of NeuBoots, mean over the classes, {seeds}.",
@@ -220,7 +179,7 @@ class OutOfDistribution(Study):
             ),
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         names, last = neuboots_variants(self.methods).items(), max(self.sizes)
         sides = [
             {"seed": row["seed"], "group": group, "std": row[f"std_{group}"]}
@@ -235,7 +194,7 @@ class OutOfDistribution(Study):
             ),
         ]  # fmt: skip
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         """Figure B.5, of the first seed; and the reliability of each method's nets."""
         from matplotlib.figure import Figure
 
@@ -291,15 +250,11 @@ def spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple
 # -- detectors -----------------------------------------------------------------------------------------
 
 
-def is_ensemble(method: str) -> bool:
-    return method.startswith("deep-ensemble")
-
-
 def detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, Detector]:
     """The rows of table 4.1 that the net of a method has, by name."""
-    if method == "plain":
+    if method == "deterministic":
         return {
-            "plain": MaxSoftmax(predictor, num_samples=num_samples),
+            "deterministic": MaxSoftmax(predictor, num_samples=num_samples),
             "odin": Odin(predictor, num_samples=num_samples),
             "mahalanobis": Mahalanobis(predictor),
             "mahalanobis + calibration": MahalanobisEnsemble(predictor),

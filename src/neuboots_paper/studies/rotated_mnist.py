@@ -6,13 +6,12 @@ The setting is that of Nalisnick and Smyth's amortized bootstrap (ICML workshop 
 multilayer perceptron on digits turned by any angle.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots_paper._common import (
     class_scores,
     classifier,
@@ -21,22 +20,12 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
-from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER: PaperValues = {
-    (1, "standard-bootstrap"): {"error": 22.57},
-    (5, "standard-bootstrap"): {"error": 19.68},
-    (25, "standard-bootstrap"): {"error": 18.57},
-    (1, "amortized-bootstrap"): {"error": 17.03},
-    (5, "amortized-bootstrap"): {"error": 16.82},
-    (25, "amortized-bootstrap"): {"error": 16.18},
-    (1, "neuboots"): {"error": "17.94 ± 0.74", "ece": "15.00"},
-    (5, "neuboots"): {"error": "14.98 ± 0.31"},
-    (25, "neuboots"): {"error": "14.45 ± 0.31", "ece": 2.98},
-}
+PUBLISHED = load_published("rotated-mnist")
 
 
 @dataclass(frozen=True)
@@ -49,18 +38,6 @@ class RotatedMnist(Study):
         "On rotated digits bagged NeuBoots makes fewer errors than the standard and the amortized bootstrap, and its "
         "calibration improves as B grows."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": "shipped/rotated_digits",
-            "net": "mlp-32",
-            "n": 300,
-            "n_test": 200,
-            "epochs": 3,
-            "seeds": (0, 1),
-        },
-        "cpu": {"seeds": (0, 1, 2, 3, 4)},
-        "paper": {"n_test": 10_000, "epochs": 100, "seeds": (0, 1, 2, 3, 4)},
-    }
 
     data: str = "rotated_mnist"
     net: str = "mlp-200-200"
@@ -71,20 +48,14 @@ class RotatedMnist(Study):
     sizes: tuple[int, ...] = (1, 5, 25)  # B
     methods: tuple[str, ...] = ("standard-bootstrap", "amortized-bootstrap", "neuboots", "neuboots-paper")
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
+    def jobs(self) -> list[Job]:
+        return self.job_grid(method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = bench.data(self.data, seed=unit["seed"])
-        train, test = load_rows(data.train, self.n, unit["seed"]), load_rows(data.test, self.n_test)
-        options = {"num_members": max(self.sizes)} if unit["method"] == "standard-bootstrap" else {}
-        method = make_method(unit["method"], **options)
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"])
-        predictor = method.fit(classifier(self.net, data), train, config)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = context.load_data(self.data, seed=job["seed"])
+        train, test = load_rows(data.train, self.n, job["seed"]), load_rows(data.test, self.n_test)
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"])
+        predictor = make_method(job["method"], members=max(self.sizes)).fit(classifier(self.net, data), train, config)
         rows: Rows = {"scores": [], "bins": []}
         for size in self.sizes:
             found = class_scores(predictor, test, num_samples=size)
@@ -103,12 +74,12 @@ class RotatedMnist(Study):
             sorted(rows["scores"], key=lambda row: row["B"]),
             by=("B", "method"),
             columns=columns,
-            paper=PAPER,
+            paper=PUBLISHED,
             link="reliability-{B}-{method}",
         )
         return [table]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         last, verdicts = max(self.sizes), []
         for name, title in neuboots_variants(self.methods).items():
             lower = partial(
@@ -122,7 +93,7 @@ class RotatedMnist(Study):
                 verdicts.append(lower(claim, key=key, second={"method": name, "B": 1}))
         return verdicts
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         return reliability_plots(rows["bins"], ("B", "method"))
 
     @property

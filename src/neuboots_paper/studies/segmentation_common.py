@@ -26,20 +26,19 @@ from neuboots.data.dataset import Augmentation, to_unit_range
 from neuboots.evaluation.benchmark import benchmark_methods
 from neuboots.evaluation.segmentation import evaluate_segmentation, predict_segmentation
 from neuboots.evaluation.segmentation.io import class_colors, colorize_labels, to_uint8
-from neuboots.losses import BrierLoss
-from neuboots.methods import METHODS as REGISTRY
+from neuboots.losses import BrierLoss, CrossEntropy
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
 from neuboots.training import OptimizerFactory, TrainingConfig
-from neuboots_paper._common import RENAMED, make_method, neuboots_variants, reliability_plots
+from neuboots_paper._common import make_method, neuboots_variants, reliability_plots
 from neuboots_paper.study import Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VOID = 255
-METHODS = ("plain", "mc-dropout", "deep-ensemble-original", "deep-ensemble", "neuboots", "neuboots-paper")
+METHODS = ("deterministic", "mc-dropout", "adversarial-deep-ensemble", "deep-ensemble", "neuboots", "neuboots-paper")
 MakeNet = Callable[[int, int], nn.Module]  # of channels and classes
 
 _OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -80,40 +79,30 @@ class SegmentationStudy(Study):
     methods: tuple[str, ...] = METHODS
 
     @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
-
-    @property
     def stands_for(self) -> dict[str, str]:
         """The paper's net for each of ours."""
         return dict(zip(self.nets, dict.fromkeys(net for net, _ in self.paper), strict=True))
 
-    def units(self) -> list[Job]:
-        trained = [
-            {"net": net, "method": method, "seed": seed}
-            for seed in self.seeds
-            for net in self.nets
-            for method in self.methods
-        ]
-        return trained + [{"net": net, "seed": seed} for seed in self.seeds for net in self.nets]
+    def jobs(self) -> list[Job]:
+        return self.job_grid(net=self.nets, method=self.methods) + self.job_grid(net=self.nets)
 
-    def timed(self, unit: Job) -> bool:
-        return "method" not in unit
+    def is_timing_job(self, job: Job) -> bool:
+        return "method" not in job
 
     # -- measuring
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = bench.data(self.data, seed=unit["seed"])
-        if self.timed(unit):
-            return {"times": self._times(unit, data)}
-        net, seed = unit["net"], unit["seed"]
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = context.load_data(self.data, seed=job["seed"])
+        if self.is_timing_job(job):
+            return {"times": self._times(job, data)}
+        net, seed = job["net"], job["seed"]
         place, test = self.nets.index(net), self._test(data)
         rate: OptimizerFactory = partial(_OPTIMIZERS[self.optimizer], lr=self.learning_rates[place])
-        config = bench.config(epochs=self.epochs[place], batch_size=self.batch_size, optimizer=rate, seed=seed)
+        config = context.config(epochs=self.epochs[place], batch_size=self.batch_size, optimizer=rate, seed=seed)
         train = shrunk(data.augmented_train, self.shrink, limit=self.n, seed=seed)
-        predictor = self._method(unit["method"], self.replicates).fit(self._maker(net, data), train, config)
+        predictor = self._method(job["method"], self.replicates).fit(self._maker(net, data), train, config)
         rows = pixel_scores(predictor, test, num_samples=self.replicates, batch_size=self.batch_size)
-        if (net, unit["method"]) == (self.nets[0], "neuboots"):  # each seed shows an image of its own
+        if (net, job["method"]) == (self.nets[0], "neuboots"):  # each seed shows an image of its own
             rows["pictures"] = [self._picture(predictor, data, test, seed)]
         return rows
 
@@ -124,22 +113,20 @@ class SegmentationStudy(Study):
         return partial(self.makes[net], data.channels, data.num_classes)
 
     def _method(self, name: str, members: int) -> Method:
-        loss = (BrierLoss if name == "deep-ensemble-original" else nn.CrossEntropyLoss)(ignore_index=VOID)
-        registered = REGISTRY.get(RENAMED.get(name, name))
-        options = {"num_members": members} if registered is not None and registered.members else {}
-        return make_method(name, loss=loss, **options)
+        loss = (BrierLoss if name == "adversarial-deep-ensemble" else CrossEntropy)(ignore_index=VOID)
+        return make_method(name, members=members, loss=loss)
 
-    def _times(self, unit: Job, data: DatasetBundle) -> list[dict[str, Any]]:
+    def _times(self, job: Job, data: DatasetBundle) -> list[dict[str, Any]]:
         """Of nets that have learnt nothing to speak of; they predict some copies of a test image."""
         x, _ = self._test(data)[0]
         names = [name for name in self.methods if name != "neuboots-paper"]  # which predicts as neuboots does
         found = benchmark_methods(
             {name: partial(self._method, name) for name in names},
-            self._maker(unit["net"], data),
-            shrunk(data.augmented_train, self.shrink, limit=2, seed=unit["seed"]),
+            self._maker(job["net"], data),
+            shrunk(data.augmented_train, self.shrink, limit=2, seed=job["seed"]),
             x.expand(_TIMED, *x.shape).contiguous(),
-            TrainingConfig(epochs=1, batch_size=2, seed=unit["seed"], progress=False),  # nothing to resume
-            baseline="plain",
+            TrainingConfig(epochs=1, batch_size=2, seed=job["seed"], progress=False),  # nothing to resume
+            baseline="deterministic",
             num_members=(self.replicates,),
             repeats=self.time_repeats,
             memory=False,
@@ -189,15 +176,15 @@ class SegmentationStudy(Study):
         )
         return [table]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         scores, times, both = rows["scores"], rows["times"], self.nets
         best = [net for net in both if self.stands_for[net] in self.calibrated]
         ours = neuboots_variants(self.methods)
         others = [name for name in self.methods if name not in ours]
-        rivals = [name for name in others if name != "plain"]
+        rivals = [name for name in others if name != "deterministic"]
         claims: tuple[tuple[str, str, Sequence[str], Sequence[str]], ...] = (
-            ("a higher mIoU than the plain net", "mean_iou", both, ["plain"]),
-            ("a lower ECE than the plain net", "ece", both, ["plain"]),
+            ("a higher mIoU than the plain net", "mean_iou", both, ["deterministic"]),
+            ("a lower ECE than the plain net", "ece", both, ["deterministic"]),
             ("the highest mIoU of all methods", "mean_iou", both, others),
             ("the lowest ECE of all methods", "ece", best, others),
         )
@@ -211,7 +198,7 @@ class SegmentationStudy(Study):
             _better(faster, times, "relative_time", both, rivals),
         ]
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         maps = {"maps": draw_maps(rows["pictures"])} if rows.get("pictures") else {}
         return {**maps, **reliability_plots(rows["bins"], ("net", "method"))}
 
@@ -288,7 +275,7 @@ def shrunk(part: Any, factor: int, *, limit: int | None = None, seed: int = 0) -
     return LazyDataset(_smaller(source, some.rows or (), factor), some.transform, _smaller_crop(some.augment, factor))
 
 
-@cache  # the units of one process share what they hold
+@cache  # jobs of one process share what they hold
 def _smaller(source: Any, rows: tuple[int, ...], factor: int) -> Listed:
     pairs = [_smaller_row(x, y, factor) for x, y in zip(*source.read(rows), strict=True)]
     return Listed([x for x, _ in pairs], [y for _, y in pairs])

@@ -6,10 +6,9 @@ The net has dropout of its own. The plain net switches it off at prediction, MC 
 alike. NeuBoots trains the same net, dropout and all, and re-weights its last features.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import TensorDataset
 
@@ -44,20 +43,6 @@ class Text(Study):
         "The paper only proposes to try NeuBoots on transformers for language. Asked here: are its class probabilities "
         "better calibrated than those of the plain net and of MC dropout, at no loss of error?"
     )
-    presets: ClassVar = {
-        "smoke": {
-            "data": "shipped/sentences",
-            "width": 16,
-            "depth": 1,
-            "heads": 2,
-            "length": 8,
-            "epochs": 3,
-            "num_samples": 5,
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {"width": 256, "depth": 4, "heads": 8, "length": 64, "epochs": 20},
-    }
 
     data: str = "sst2"
     width: int = 64
@@ -68,18 +53,14 @@ class Text(Study):
     epochs: int = 5
     batch_size: int = 64
     num_samples: int = 20  # B
-    methods: tuple[str, ...] = ("plain", "mc-dropout", "neuboots", "neuboots-paper")
+    methods: tuple[str, ...] = ("deterministic", "mc-dropout", "neuboots", "neuboots-paper")
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return (self.data,)
+    def jobs(self) -> list[Job]:
+        return self.job_grid(method=self.methods)
 
-    def units(self) -> list[Job]:
-        return [{"method": method, "seed": seed} for seed in self.seeds for method in self.methods]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        data = bench.data(self.data)
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        data = context.load_data(self.data)
         model = partial(
             TextTransformer,
             data.channels,
@@ -90,9 +71,9 @@ class Text(Study):
             max_length=self.length,
             dropout=self.dropout,
         )
-        options = {"where": "existing"} if unit["method"] == "mc-dropout" else {}
-        config = bench.config(epochs=self.epochs, batch_size=self.batch_size, seed=unit["seed"])
-        predictor = make_method(unit["method"], **options).fit(model, self._cut(data.train), config)
+        options: dict[str, Any] = {"where": "own"} if job["method"] == "mc-dropout" else {}
+        config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"])
+        predictor = make_method(job["method"], **options).fit(model, self._cut(data.train), config)
         return round_rows(class_scores(predictor, self._cut(data.test), num_samples=self.num_samples))
 
     def _cut(self, part: Any) -> TensorDataset:
@@ -109,14 +90,14 @@ class Text(Study):
         )
         return [table]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         found = []
         for ours in neuboots_variants(self.methods):
-            for other, title in (("plain", "the plain net"), ("mc-dropout", "MC dropout")):
+            for other, title in (("deterministic", "the plain net"), ("mc-dropout", "MC dropout")):
                 found += [_calibrated(rows, ours, other, title), _no_loss(rows, ours, other, title)]
         return found
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_reliability

@@ -2,15 +2,14 @@
 
     t(n) = seconds to train + seconds to draw the band,   growth = log(t(n') / t(n)) / log(n' / n)
 
-All methods run in turn inside one unit, so that a busy machine slows them alike and their ratios stay.
+All methods run in turn inside one job, so that a busy machine slows them alike and their ratios stay.
 """
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,28 +35,11 @@ class TimeVsN(Study):
 
     name = "time-vs-n"
     source = "figure 3"
+    requires = ("gpytorch",)
     claim = (
         "On the curves of figure 2 NeuBoots takes less time than the standard bootstrap and than the sparse Gaussian "
         "process, whatever the number n of training data."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "arms": ((PAPER_LAW, 8), (PAPER_LAW, 16), (BOOTSTRAP, 8), (SPARSE, 0)),
-            "sizes": (20, 80),
-            "steps": 5,
-            "members": 3,
-            "num_samples": 20,
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {
-            "arms": ((PAPER_LAW, 64), (PAPER_LAW, 500), (BOOTSTRAP, 64), (BOOTSTRAP, 500), (SPARSE, 0)),
-            "sizes": (100, 300, 1_000, 3_000, 10_000, 30_000),
-            "members": 1000,
-            "num_samples": 1000,
-            "seeds": (0, 1, 2, 3, 4),
-        },
-    }
 
     function: str = "sine"
     arms: tuple[tuple[str, int], ...] = ((PAPER_LAW, 64), (PAPER_LAW, 500), (BOOTSTRAP, 64), (SPARSE, 0))
@@ -67,18 +49,14 @@ class TimeVsN(Study):
     members: int = 10  # K nets of the standard bootstrap
     num_samples: int = 200  # B of all others
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return ()
+    def jobs(self) -> list[Job]:
+        return self.job_grid(n=self.sizes)
 
-    def units(self) -> list[Job]:
-        return [{"n": n, "seed": seed} for seed in self.seeds for n in self.sizes]
-
-    def timed(self, unit: Job) -> bool:
+    def is_timing_job(self, job: Job) -> bool:
         return True
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        truth, n, seed = SYNTHETIC_REGRESSIONS[self.function], unit["n"], unit["seed"]
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        truth, n, seed = SYNTHETIC_REGRESSIONS[self.function], job["n"], job["seed"]
         _warm_up(self)
         rows = []
         turn = seed % len(self.arms)  # whoever comes first at one seed does not at the next
@@ -134,7 +112,7 @@ class TimeVsN(Study):
         ]
 
     def _ratios(self, rows: Rows) -> list[dict[str, Any]]:
-        """The rows with their ratio to NeuBoots in the same unit, and the time of one replicate."""
+        """The rows with their ratio to NeuBoots in the same job, and the time of one replicate."""
         widest = self._widest(PAPER_LAW)
         ours = {(row["n"], row["seed"], row["width"]): row for row in rows["times"] if row["method"] == PAPER_LAW}
         found = []
@@ -162,7 +140,7 @@ class TimeVsN(Study):
             for seed in self.seeds
         ]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         pairs = [(width, BOOTSTRAP, width) for name, width in self.arms if name == BOOTSTRAP]
         pairs += [(width, SPARSE, 0) for name, width in self.arms if name == PAPER_LAW]
         return [
@@ -184,7 +162,7 @@ class TimeVsN(Study):
         shown = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (min(ratios), max(ratios))))
         return Check("", faster.pop() if len(faster) == 1 else None, f"n = {n:,}: {shown} times")
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_scaling

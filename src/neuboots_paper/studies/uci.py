@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from neuboots.metrics import gaussian_nll, interval_coverage, mean_width, rmse
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MISSING, Cell, MetricColumn, Table
 from neuboots_paper._common import round_rows
-from neuboots_paper.study import BEYOND, Job, Rows, RunContext, Study
+from neuboots_paper.study import BEYOND_PAPER, Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,16 +48,12 @@ class Uci(Study):
     """The regressor's defaults against scikit-learn's, and its densities against simpler ones."""
 
     name = "uci"
-    source = BEYOND
+    source = BEYOND_PAPER
+    requires = ("pandas",)
     claim = (
         "As it comes, the regressor errs no more than scikit-learn's MLP, its 95 % intervals keep their level, and it "
         "knows where it is uncertain: its density is better than one of the same means and a constant variance."
     )
-    presets: ClassVar = {
-        "smoke": {"data": ("diabetes",), "epochs": 4, "seeds": (0, 1)},
-        "cpu": {},
-        "paper": {},
-    }
 
     data: tuple[str, ...] = (
         "uci/boston", "uci/concrete", "uci/energy", "uci/power", "uci/wine_red", "uci/yacht",
@@ -65,14 +61,10 @@ class Uci(Study):
     epochs: int | None = None  # the defaults of each estimator
     seeds: tuple[int, ...] = tuple(range(NUM_SPLITS))
 
-    @property
-    def sets(self) -> Sequence[str]:
-        return self.data
+    def jobs(self) -> list[Job]:
+        return self.job_grid(data=self.data)
 
-    def units(self) -> list[Job]:
-        return [{"data": data, "seed": seed} for seed in self.seeds for data in self.data]
-
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
+    def measure(self, job: Job, context: RunContext) -> Rows:
         from sklearn.compose import TransformedTargetRegressor
         from sklearn.neural_network import MLPRegressor
         from sklearn.pipeline import make_pipeline
@@ -82,8 +74,8 @@ class Uci(Study):
         from neuboots.estimators import NeuBootsRegressor
 
         _warm_up()
-        seed = unit["seed"]
-        (x, y), (x_test, y_test) = _split(unit["data"], seed, bench)
+        seed = job["seed"]
+        (x, y), (x_test, y_test) = _split(job["data"], seed, context)
         ours = NeuBootsRegressor(random_state=seed, **_given(epochs=self.epochs))
         mlp = MLPRegressor(random_state=seed, **_given(max_iter=self.epochs))
         scaled = TransformedTargetRegressor(make_pipeline(StandardScaler(), mlp), transformer=StandardScaler())
@@ -194,7 +186,7 @@ class Uci(Study):
 
     # -- verdicts --------------------------------------------------------------------------------------
 
-    def verdicts(self, rows: Rows) -> list[Check]:
+    def checks(self, rows: Rows) -> list[Check]:
         parts = {f"{len(self.seeds)} splits": rows}
         if others := self._others(rows):
             parts[f"the {len(self._other_seeds)} splits that no default was chosen by"] = others
@@ -238,7 +230,7 @@ class Uci(Study):
             in_mean.append(Check("", fmean(line[key] for line in splits) > 0, found))
             here = [row for row in rows["scores"] if row["data"] == name]
             pair = ({"method": OURS}, {"method": CONSTANT})
-            surely.append(replace(compare_groups("", here, "log_likelihood", *pair, expect="higher"), found=found))
+            surely.append(replace(compare_groups("", here, "log_likelihood", *pair, expect="higher"), evidence=found))
         claim = "the regressor's log-likelihood is higher than that of one σ for all x"
         return [
             combine_checks(f"{claim}, in the mean over {over}, on every set", in_mean),
@@ -252,7 +244,7 @@ class Uci(Study):
 
     # -- figures ---------------------------------------------------------------------------------------
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_boxes
@@ -337,10 +329,12 @@ def _rmse(mean: Array, y: Array) -> float:
     return float(rmse(torch.from_numpy(mean), torch.from_numpy(y)))
 
 
-def _split(name: str, seed: int, bench: RunContext) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+def _split(name: str, seed: int, context: RunContext) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """x and y as the user has them, to train and to test with."""
     if name.startswith("uci/"):
-        x, y, test = (part.numpy() for part in read_uci(name.removeprefix("uci/"), bench.root, split=seed % NUM_SPLITS))
+        x, y, test = (
+            part.numpy() for part in read_uci(name.removeprefix("uci/"), context.root, split=seed % NUM_SPLITS)
+        )
         y = y[:, 0]
     else:
         from sklearn.datasets import load_diabetes

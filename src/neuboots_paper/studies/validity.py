@@ -10,7 +10,7 @@ but on other data sets (docs/decisions/0010).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper.studies import validity_classes as classes
 from neuboots_paper.studies import validity_curves as curves
-from neuboots_paper.studies.validity_summary import band_figures, band_tables, band_verdicts
-from neuboots_paper.study import BEYOND, Job, Rows, RunContext, Study
+from neuboots_paper.studies.validity_summary import band_checks, band_plots, band_tables
+from neuboots_paper.study import BEYOND_PAPER, Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,38 +40,12 @@ class Validity(Study):
     """Coverage at each x, width and shape of the band of every method, beside those of a true bootstrap."""
 
     name = "validity"
-    source = BEYOND
+    source = BEYOND_PAPER
+    requires = ("gpytorch",)
     claim = (
         "A 95 % confidence band for the regression function that costs one training, or two at most, holds the truth "
         "95 % of the time, at every x inside the data, and is no wider than it need be."
     )
-    presets: ClassVar = {
-        "smoke": {
-            "cells": (("smooth", "constant", 8, 30), ("gap", "varying", 8, 30)),
-            "others": (("smooth", "constant", 8, 30),),
-            "more": ("smooth", "constant", 8, 30),
-            "more_each": 1,
-            "sets_each": 3,
-            "others_each": ((8, 2),),
-            "true_sets": ((8, 2),),
-            "members": ((8, 4),),
-            "steps": 12,
-            "regressor_cells": (("smooth", "varying", 60),),
-            "regressor_each": 2,
-            "regressor_options": (("epochs", 10),),
-            "cost_widths": (8,),
-            "class_scale": "smoke",
-            "num_samples": 20,
-            "seeds": (0, 1),
-        },
-        "cpu": {},
-        "paper": {
-            "cells": _GRID,
-            "true_sets": ((64, 24), (256, 24), (500, 24)),
-            "members": ((64, 100), (256, 100), (500, 100)),
-            "class_scale": "paper",
-        },
-    }
 
     cells: tuple[Cell, ...] = (*_GRID, ("edge", "constant", 64, 1000))
     others: tuple[Cell, ...] = (  # where the other methods are measured
@@ -105,18 +79,18 @@ class Validity(Study):
     seeds: tuple[int, ...] = (0, 1, 2, 3)
 
     @property
-    def sets(self) -> Sequence[str]:
-        return self._classes.sets
+    def dataset_names(self) -> Sequence[str]:
+        return self._classes.dataset_names
 
     @property
     def _classes(self) -> classes.ClassSettings:
-        return classes.ClassSettings.at(self.class_scale)
+        return classes.ClassSettings.from_preset(self.class_scale)
 
     @property
     def training(self) -> curves.Training:
         return curves.Training(self.steps, self.batch_size, self.learning_rate)
 
-    def units(self) -> list[Job]:
+    def jobs(self) -> list[Job]:
         found: list[Job] = []
         for seed in self.seeds:
             found += [{"part": "bands", **_named(cell), "seed": seed} for cell in self.cells]
@@ -138,12 +112,12 @@ class Validity(Study):
                 found += [{"part": "cost", "width": width, "seed": seed} for width in self.cost_widths]
         return found
 
-    def timed(self, unit: Job) -> bool:
-        return bool(unit["part"] == "cost")
+    def is_timing_job(self, job: Job) -> bool:
+        return bool(job["part"] == "cost")
 
-    def measure(self, unit: Job, bench: RunContext) -> Rows:
-        if unit["part"] == "classes":
-            return {"classes": classes.measure(unit["data"], unit["seed"], self._classes, bench)}
+    def measure(self, job: Job, context: RunContext) -> Rows:
+        if job["part"] == "classes":
+            return {"classes": classes.measure(job["data"], job["seed"], self._classes, context)}
         parts: dict[str, Callable[[Job], Rows]] = {
             "bands": self._bands,
             "around": self._around,
@@ -153,99 +127,99 @@ class Validity(Study):
             "true": self._true,
             "cost": self._cost,
         }
-        return parts[unit["part"]](unit)
+        return parts[job["part"]](job)
 
-    def _bands(self, unit: Job) -> Rows:
+    def _bands(self, job: Job) -> Rows:
         """The influence bootstrap of the whole net, and the same with its size set by a second training."""
-        first, config = unit["seed"] * self.sets_each, self.training.config(unit["n"], _DATA)
+        first, config = job["seed"] * self.sets_each, self.training.config(job["n"], _DATA)
         numbers = range(first, first + self.sets_each)
-        others = curves.replicates_of(unit, numbers, self.training, _DATA)
+        others = curves.replicates_of(job, numbers, self.training, _DATA)
         whole: list[tuple[Tensor, Tensor]] = []
         sized: list[tuple[Tensor, Tensor]] = []
-        for (data, net), other in zip(curves.plain_nets(unit, numbers, self.training, _DATA), others, strict=True):
+        for (data, net), other in zip(curves.plain_nets(job, numbers, self.training, _DATA), others, strict=True):
             for found, predictor in zip((whole, sized), curves.whole_and_sized(net, other, data, config), strict=True):
-                found.append(self._moments(unit, predictor))
+                found.append(self._moments(job, predictor))
         return {
-            "bands": [self._row(unit, curves.WHOLE, whole, first), self._row(unit, curves.SIZED, sized, first)],
+            "bands": [self._row(job, curves.WHOLE, whole, first), self._row(job, curves.SIZED, sized, first)],
         }
 
-    def _around(self, unit: Job) -> Rows:
+    def _around(self, job: Job) -> Rows:
         """The other methods that go around a trained net, all around the same."""
-        each, config = self._of(self.others_each, unit), self.training.config(unit["n"], _DATA)
-        first = unit["seed"] * each
-        pairs = curves.plain_nets(unit, range(first, first + each), self.training, _DATA)
+        each, config = self._of(self.others_each, job), self.training.config(job["n"], _DATA)
+        first = job["seed"] * each
+        pairs = curves.plain_nets(job, range(first, first + each), self.training, _DATA)
         rows = []
         for name, make in curves.AROUND.items():
             if name != curves.WHOLE:
-                found = [self._moments(unit, make().from_trained(net, data, config)) for data, net in pairs]
-                rows.append(self._row(unit, name, found, first))
+                found = [self._moments(job, make().from_trained(net, data, config)) for data, net in pairs]
+                rows.append(self._row(job, name, found, first))
         return {"bands": rows}
 
-    def _moments(self, unit: Job, predictor: Predictor) -> tuple[Tensor, Tensor]:
-        return curves.moments_of(predictor, curves.curve(unit["function"], unit["noise"]).grid, self.num_samples)
+    def _moments(self, job: Job, predictor: Predictor) -> tuple[Tensor, Tensor]:
+        return curves.moments_of(predictor, curves.curve(job["function"], job["noise"]).grid, self.num_samples)
 
-    def _row(self, unit: Job, method: str, moments: Sequence[tuple[Tensor, Tensor]], first: int) -> dict[str, Any]:
+    def _row(self, job: Job, method: str, moments: Sequence[tuple[Tensor, Tensor]], first: int) -> dict[str, Any]:
         """With the widths of every band of a data set that has a true bootstrap."""
-        kept = max(0, self._of(self.true_sets, unit) - first)
+        kept = max(0, self._of(self.true_sets, job) - first)
         mean, std = (torch.stack(part) for part in zip(*moments, strict=True))
-        return curves.band_row(method, mean, std, curves.curve(unit["function"], unit["noise"]), kept)
+        return curves.band_row(method, mean, std, curves.curve(job["function"], job["noise"]), kept)
 
-    def _fitted(self, unit: Job) -> Rows:
-        return self._trained(unit, curves.FITTED, self._of(self.others_each, unit))
+    def _fitted(self, job: Job) -> Rows:
+        return self._trained(job, curves.FITTED, self._of(self.others_each, job))
 
-    def _more(self, unit: Job) -> Rows:
-        return self._trained(unit, curves.MORE, self.more_each)
+    def _more(self, job: Job) -> Rows:
+        return self._trained(job, curves.MORE, self.more_each)
 
-    def _trained(self, unit: Job, methods: Mapping[str, Callable[[], Any]], each: int) -> Rows:
+    def _trained(self, job: Job, methods: Mapping[str, Callable[[], Any]], each: int) -> Rows:
         """A method with a training of its own."""
-        truth = curves.curve(unit["function"], unit["noise"])
-        first, found = unit["seed"] * each, []
+        truth = curves.curve(job["function"], job["noise"])
+        first, found = job["seed"] * each, []
         for number in range(first, first + each):
-            data = truth.draw(unit["n"], seed=_DATA, number=number)
-            config = self.training.config(unit["n"], derive_seed(_DATA, "net", number))
-            predictor = methods[unit["method"]]().fit(curves.net_of(unit["width"]), data, config)
-            found.append(self._moments(unit, predictor))
-        return {"bands": [self._row(unit, unit["method"], found, first)]}
+            data = truth.draw(job["n"], seed=_DATA, number=number)
+            config = self.training.config(job["n"], derive_seed(_DATA, "net", number))
+            predictor = methods[job["method"]]().fit(curves.net_of(job["width"]), data, config)
+            found.append(self._moments(job, predictor))
+        return {"bands": [self._row(job, job["method"], found, first)]}
 
-    def _regressor(self, unit: Job) -> Rows:
+    def _regressor(self, job: Job) -> Rows:
         """The estimator, which has a net and a training of its own."""
-        first = unit["seed"] * self.regressor_each
+        first = job["seed"] * self.regressor_each
         numbers = range(first, first + self.regressor_each)
-        return {"regressor": curves.regressor_rows(unit, numbers, _DATA, dict(self.regressor_options))}
+        return {"regressor": curves.regressor_rows(job, numbers, _DATA, dict(self.regressor_options))}
 
-    def _true(self, unit: Job) -> Rows:
+    def _true(self, job: Job) -> Rows:
         """A true random-weight bootstrap of the first few data sets."""
-        truth, members = curves.curve(unit["function"], unit["noise"]), self._of(self.members, unit)
+        truth, members = curves.curve(job["function"], job["noise"]), self._of(self.members, job)
         outputs = torch.stack(
             [
-                curves.true_members(unit, number, members, self.training, _DATA)
-                for number in range(self._of(self.true_sets, unit))
+                curves.true_members(job, number, members, self.training, _DATA)
+                for number in range(self._of(self.true_sets, job))
             ]
         )  # (R, K, N)
         return {"true": [curves.true_row(outputs, truth)]}
 
-    def _cost(self, unit: Job) -> Rows:
+    def _cost(self, job: Job) -> Rows:
         """Seconds of one training, and of each method's work after it or with it, at n = 300."""
         methods = (
             *curves.TWO_NETS,
             *curves.AROUND,
             *curves.FITTED,
-            *(curves.MORE if unit["width"] == self.more[2] else ()),
+            *(curves.MORE if job["width"] == self.more[2] else ()),
         )
-        return {"cost": curves.cost_rows(unit["width"], self.training, self.num_samples, methods)}
+        return {"cost": curves.cost_rows(job["width"], self.training, self.num_samples, methods)}
 
-    def _of(self, by_width: tuple[tuple[int, int], ...], unit: Job) -> int:
-        return dict(by_width)[unit["width"]]
+    def _of(self, by_width: tuple[tuple[int, int], ...], job: Job) -> int:
+        return dict(by_width)[job["width"]]
 
     def tables(self, rows: Rows) -> list[Table]:
         return [*band_tables(rows), *classes.tables(rows.get("classes", []))]
 
-    def verdicts(self, rows: Rows) -> list[Check]:
-        return [*band_verdicts(rows), *classes.verdicts(rows.get("classes", []))]
+    def checks(self, rows: Rows) -> list[Check]:
+        return [*band_checks(rows), *classes.checks(rows.get("classes", []))]
 
-    def figures(self, rows: Rows) -> "dict[str, Figure]":
-        drawn = classes.figures(rows["classes"]) if rows.get("classes") else {}
-        return {**band_figures(rows), **{f"classes-{name}": figure for name, figure in drawn.items()}}
+    def plots(self, rows: Rows) -> "dict[str, Figure]":
+        drawn = classes.plots(rows["classes"]) if rows.get("classes") else {}
+        return {**band_plots(rows), **{f"classes-{name}": figure for name, figure in drawn.items()}}
 
     @property
     def note(self) -> str:
@@ -258,7 +232,7 @@ class Validity(Study):
             "the truth. The rules of the influence bootstrap were chosen, among several, on curves of the same kind, "
             f"but on other data sets. {self._measured} What is recommended for a confidence band follows from this "
             'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
-            "trained net; where the net is wide and a second training can be paid for, `fit` with `replicates=1`. The "
+            "trained net; where the net is wide and a second training can be paid for, `fit` with `num_calibration_fits=1`. The "
             "regressor and the command use the first by default, with a Gaussian head and the step that early stopping "
             "left undone. "
             "A verdict on every cell compares what was measured with the mark, whatever its error; where it is missed, "
@@ -274,7 +248,7 @@ class Validity(Study):
         return f"Of {3 * len(_CASES)} cells of function, noise and n, these many were measured: {', '.join(counts)}."
 
 
-_DATA = 0  # names the data sets: all units draw from the same ones
+_DATA = 0  # names the data sets: all jobs draw from the same ones
 
 
 def _named(cell: Cell) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -36,7 +36,7 @@ from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots.training import TrainingConfig, initialize_model
 from neuboots_paper._common import image_net, load_images, load_with_rows
 from neuboots_paper.energy_distance import compare_replicates
-from neuboots_paper.study import RunContext
+from neuboots_paper.study import RunContext, load_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,25 +86,13 @@ class ClassSettings:
     methods: tuple[str, ...] = ONE_RUN
     seeds: tuple[int, ...] = (0, 1, 2)
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "smoke": {
-            **{"data": ("digits", "digits-30"), "nets": ("mlp-16-16",) * 2, "n": (60, 30), "n_test": (40, 40)},
-            **{"epochs": (4, 4), "members": (4, 4), "num_samples": 20, "refits": 8, "kernel_rows": 30, "seeds": (0,)},
-        },
-        "cpu": {},
-        "paper": {
-            **{"data": ("digits", "digits-500", "fashion_mnist", "fashion_mnist-500"), "n": (1438, 500, 60_000, 500)},
-            **{"nets": ("mlp-100-100", "mlp-100-100", "small-cnn", "small-cnn"), "n_test": (359, 359, 10_000, 10_000)},
-            **{"members": (100, 100, 50, 50), "num_samples": 1000, "refits": 200, "kernel_rows": 500},
-        },
-    }
-
     @classmethod
-    def at(cls, scale: str) -> "ClassSettings":
-        return cls(**cls.presets[scale])
+    def from_preset(cls, scale: str) -> "ClassSettings":
+        """The settings of a scale."""
+        return cls(**load_preset("validity-classes", scale))
 
     @property
-    def sets(self) -> tuple[str, ...]:
+    def dataset_names(self) -> tuple[str, ...]:
         """The data sets that are read."""
         return tuple(dict.fromkeys(map(_set_of, self.data)))
 
@@ -136,18 +124,18 @@ def _set_of(name: str) -> str:
 # -- one unit ------------------------------------------------------------------------------------------
 
 
-def measure(data: str, seed: int, settings: ClassSettings, bench: RunContext) -> list[dict[str, Any]]:
+def measure(data: str, seed: int, settings: ClassSettings, context: RunContext) -> list[dict[str, Any]]:
     """A row for each method and each of the two truths; those that go around a net all go around the same one."""
     case = settings.case(data)
-    source = load_with_rows(bench, case.data, case.n)
+    source = load_with_rows(context, case.data, case.n)
     train, test = load_images(source, "train", case.n, seed), load_images(source, "test", case.n_test)
     x, labels = test.tensors
     model = image_net(case.net, source)
 
     def config(part: str) -> TrainingConfig:
         """The plain net has the seed itself; all others have seeds of their own."""
-        named = seed if part == "plain" else derive_seed(seed, part)
-        return bench.config(part, epochs=case.epochs, batch_size=settings.batch_size, seed=named)
+        named = seed if part == "deterministic" else derive_seed(seed, part)
+        return context.config(part, epochs=case.epochs, batch_size=settings.batch_size, seed=named)
 
     def drawn(predictor: Predictor, size: int = settings.num_samples) -> Tensor:
         """Its replicates at the test inputs, or its members: (B, N, C)."""
@@ -161,13 +149,13 @@ def measure(data: str, seed: int, settings: ClassSettings, bench: RunContext) ->
 
     truths = {name: bootstrap(name, one_start=k == 1) for k, name in enumerate(TRUTHS)}
     again = {name: bootstrap(name, one_start=k == 1) for k, name in enumerate(AGAIN)}
-    plain, unit = _timed(lambda: Deterministic().fit(model, train, config("plain")))
+    plain, plain_seconds = _timed(lambda: Deterministic().fit(model, train, config("deterministic")))
     centre = drawn(plain)
     spread = again[AGAIN[0]] - again[AGAIN[0]].mean(0)
     arms: list[tuple[str, Row, Tensor]] = [
         *((name, {"cost": case.members}, samples) for name, samples in again.items()),
         (ORACLE, {"cost": case.members + 1}, centre[:1] + spread),
-        ("plain", {"cost": 1, "time": 1.0}, centre),
+        ("deterministic", {"cost": 1, "time": 1.0}, centre),
     ]
     makers = _makers(settings, plain.fitted, model, train, config)
     ensemble = DeepEnsemble(num_members=case.members)
@@ -175,9 +163,9 @@ def measure(data: str, seed: int, settings: ClassSettings, bench: RunContext) ->
     for name, make in makers.items():
         predictor, seconds = _timed(make)
         cost = case.members if name == ENSEMBLE else 1
-        before = unit if name in AROUND or name in KERNEL else 0.0  # the plain net's training
+        before = plain_seconds if name in AROUND or name in KERNEL else 0.0  # the plain net's training
         samples = drawn(predictor, settings.refits) if name == REFITTED else drawn(predictor)
-        arms.append((name, {"cost": cost, "time": (before + seconds) / unit}, samples))
+        arms.append((name, {"cost": cost, "time": (before + seconds) / plain_seconds}, samples))
     return [
         {"method": name, "truth": truth, **_rounded({**about, **compare_replicates(true, samples, labels, seed=seed)})}
         for truth, true in truths.items()
@@ -200,7 +188,7 @@ def _makers(
         if name in FITTED:
             found[name] = partial(method.fit, model, train, config(name))
         elif name in AROUND or len(train) <= settings.kernel_rows:
-            found[name] = partial(method.from_trained, net, train, config("plain"))
+            found[name] = partial(method.from_trained, net, train, config("deterministic"))
     return found
 
 
@@ -283,7 +271,7 @@ _NOTES = (
 )
 
 
-def verdicts(rows: Sequence[Row]) -> list[Check]:
+def checks(rows: Sequence[Row]) -> list[Check]:
     """What the rows say for themselves: who is near to a true bootstrap, and who is not; nothing of no rows."""
     if not rows:
         return []
@@ -361,7 +349,7 @@ def _mean(rows: Sequence[Row], data: str, method: str, key: str) -> float | None
     return fmean(found) if found else None
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def plots(rows: Sequence[Row]) -> "dict[str, Figure]":
     """Each method's distance, size and correlation on every set: filled against one truth, hollow against the other."""
     from matplotlib.figure import Figure
 

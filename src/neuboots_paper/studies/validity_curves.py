@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, uniform_design
+from neuboots.losses import SquaredError
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods.influence.scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
@@ -71,7 +72,7 @@ def inside(function: str, x: Tensor) -> Tensor:
 
 
 def _influence(**options: Any) -> Method:
-    return InfluenceBootstrap(nn.MSELoss(), **options)
+    return InfluenceBootstrap(SquaredError(), **options)
 
 
 WHOLE = "influence, whole net"
@@ -85,23 +86,23 @@ AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     "influence, last 2 layers": partial(_influence, layers=2),
     "influence, head": _influence,
     "influence, refitted head": partial(_influence, refit=True),
-    "laplace": lambda: Laplace(nn.MSELoss()),
+    "laplace": lambda: Laplace(SquaredError()),
 }
 
-TWO_NETS: dict[str, Callable[[], Any]] = {SIZED: partial(_influence, layers="all", replicates=1)}
+TWO_NETS: dict[str, Callable[[], Any]] = {SIZED: partial(_influence, layers="all", num_calibration_fits=1)}
 
 FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
-    "neuboots-paper": lambda: NeuBoots.paper(nn.MSELoss()),
-    "neuboots-paper-exp": lambda: replace(NeuBoots.paper(nn.MSELoss()), link="exp"),
+    "neuboots-paper": lambda: NeuBoots.paper(SquaredError()),
+    "neuboots-paper-exp": lambda: replace(NeuBoots.paper(SquaredError()), link="exp"),
     "neuboots": NeuBoots.regression,
-    "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=nn.MSELoss()),
-    "mc-dropout": lambda: MCDropout(nn.MSELoss(), rate=0.1),
+    "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=SquaredError()),
+    "mc-dropout": lambda: MCDropout(SquaredError(), rate=0.1),
 }
 
 MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
-    name: partial(make_method, name, loss=nn.MSELoss())
+    name: partial(make_method, name, loss=SquaredError())
     for name in (
-        *("standard-bootstrap", "deep-ensemble", "deep-ensemble-original", "gbs", "amortized-bootstrap", "gp"),
+        *("standard-bootstrap", "deep-ensemble", "adversarial-deep-ensemble", "gbs", "amortized-bootstrap", "gp"),
         *("sparse-gp", "batch-ensemble", "mimo", "lp-bnn", "swag"),
     )
 }
@@ -140,27 +141,27 @@ def _groups(numbers: Sequence[int], width: int) -> list[Sequence[int]]:
 
 
 def plain_nets(
-    unit: Job, numbers: Sequence[int], training: Training, seed: int
+    job: Job, numbers: Sequence[int], training: Training, seed: int
 ) -> list[tuple[TensorDataset, nn.Module]]:
     """The data sets of these numbers, each with a net trained on it."""
-    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    truth, n = curve(job["function"], job["noise"]), job["n"]
     found = []
-    for some in _groups(numbers, unit["width"]):
+    for some in _groups(numbers, job["width"]):
         sets = [truth.draw(n, seed=seed, number=number) for number in some]
         seeds = [derive_seed(seed, "net", number) for number in some]
-        nets = train_side_by_side(net_of(unit["width"]), sets, training.config(n, seed), seeds=seeds)
+        nets = train_side_by_side(net_of(job["width"]), sets, training.config(n, seed), seeds=seeds)
         found += list(zip(sets, nets, strict=True))
     return found
 
 
-def replicates_of(unit: Job, numbers: Sequence[int], training: Training, seed: int) -> list[nn.Module]:
+def replicates_of(job: Job, numbers: Sequence[int], training: Training, seed: int) -> list[nn.Module]:
     """For each of these data sets a net trained like its plain one, from the same start, on random weights."""
-    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    truth, n = curve(job["function"], job["noise"]), job["n"]
     found: list[nn.Module] = []
-    for some in _groups(numbers, unit["width"]):
+    for some in _groups(numbers, job["width"]):
         weights = Dirichlet().sample(derive_keys(torch.tensor([*some]), seed, "replicate"), n)  # (R, n)
         found += train_side_by_side(
-            net_of(unit["width"]),
+            net_of(job["width"]),
             [truth.draw(n, seed=seed, number=number) for number in some],
             training.config(n, seed),
             seeds=[derive_seed(seed, "net", number) for number in some],
@@ -173,21 +174,21 @@ def whole_and_sized(
     net: nn.Module, replicate: nn.Module, data: TensorDataset, config: TrainingConfig
 ) -> tuple[Predictor, Predictor]:
     """What `InfluenceBootstrap(layers="all")` gives with no replicate and with one, from nets trained already."""
-    predictor, raw = with_raw_residuals(InfluenceBootstrap(nn.MSELoss(), layers="all"), net, data, config)
-    return predictor, scale_by_replicates(nn.MSELoss(), predictor, raw, [replicate], data, config)
+    predictor, raw = with_raw_residuals(InfluenceBootstrap(SquaredError(), layers="all"), net, data, config)
+    return predictor, scale_by_replicates(SquaredError(), predictor, raw, [replicate], data, config)
 
 
-def true_members(unit: Job, number: int, members: int, training: Training, seed: int) -> Tensor:
+def true_members(job: Job, number: int, members: int, training: Training, seed: int) -> Tensor:
     """The outputs on the grid of nets trained on random weights of a data set, from other first numbers: (K, N)."""
-    truth, n = curve(unit["function"], unit["noise"]), unit["n"]
+    truth, n = curve(job["function"], job["noise"]), job["n"]
     data = truth.draw(n, seed=seed, number=number)
     weights = Dirichlet().sample(derive_keys(torch.arange(members), seed, "true bootstrap", number), n)  # (K, n)
     outputs = []
-    for some in _groups(range(members), unit["width"]):
+    for some in _groups(range(members), job["width"]):
         seeds = [derive_seed(seed, "true bootstrap", number, k) for k in some]
         config = training.config(n, seed)
         nets = train_side_by_side(
-            net_of(unit["width"]), [data] * len(some), config, seeds=seeds, weights=weights[[*some]]
+            net_of(job["width"]), [data] * len(some), config, seeds=seeds, weights=weights[[*some]]
         )
         with torch.no_grad():
             outputs += [net(truth.grid)[:, 0] for net in nets]
@@ -225,15 +226,15 @@ def true_row(outputs: Tensor, truth: SyntheticRegression) -> Row:
     }
 
 
-def regressor_rows(unit: Job, numbers: Sequence[int], seed: int, options: Mapping[str, Any]) -> list[Row]:
+def regressor_rows(job: Job, numbers: Sequence[int], seed: int, options: Mapping[str, Any]) -> list[Row]:
     """The confidence band of `NeuBootsRegressor` as it is, and the spread of its method's replicates beside it."""
     from neuboots.estimators import NeuBootsRegressor
 
-    truth = curve(unit["function"], unit["noise"])
+    truth = curve(job["function"], job["noise"])
     grid = truth.grid.numpy()
     bands: dict[str, list[tuple[Tensor, Tensor]]] = {REGRESSOR: [], REPLICATES: []}
     for number in numbers:
-        x, y = (part.numpy() for part in truth.draw(unit["n"], seed=seed, number=number).tensors)
+        x, y = (part.numpy() for part in truth.draw(job["n"], seed=seed, number=number).tensors)
         regressor = NeuBootsRegressor(random_state=number, **options).fit(x, y)
         low, high = map(torch.from_numpy, regressor.predict_interval(grid, LEVEL, interval="confidence"))
         mean = (low + high) / 2
@@ -258,7 +259,7 @@ def cost_rows(
     data, config, model = truth.draw(n, seed=0, number=0), training.config(n, 0), net_of(width)
 
     def train() -> nn.Module:
-        return Deterministic(nn.MSELoss()).fit(model, data, config).net
+        return Deterministic(SquaredError()).fit(model, data, config).net
 
     def answer(method: str) -> None:
         if method in AROUND:

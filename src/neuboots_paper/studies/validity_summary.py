@@ -602,7 +602,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def band_figures(rows: Rows) -> "dict[str, Figure]":
+def band_plots(rows: Rows) -> "dict[str, Figure]":
     from matplotlib.figure import Figure
 
     from neuboots.report.plots import plot_coverage
@@ -656,7 +656,7 @@ def _bars(cells: Sequence[tuple[tuple[Any, ...], Mapping[str, Found]]]) -> "Figu
     return figure
 
 
-def band_verdicts(rows: Rows) -> list[Check]:
+def band_checks(rows: Rows) -> list[Check]:
     cells = summaries(rows)
     found = [verdict for method in (SIZED, WHOLE) for verdict in _marks(bands_of(cells, method), TITLES[method])]
     ideal = in_the_mark(judged(cells)[IDEAL])
