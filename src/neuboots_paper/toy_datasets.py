@@ -97,7 +97,7 @@ def toy_reviews(seed: int = 0, n: int = 240) -> DatasetBundle:
         f"the {things[int(4 * a)]} {(bad, good)[int(label)][int(4 * b)]} {ends[int(4 * c)]}"
         for label, (_, a, b, c) in zip(labels, draws.tolist(), strict=True)
     ]
-    vocabulary = Vocabulary.of(texts, min_count=1, length=8)
+    vocabulary = Vocabulary.from_texts(texts, min_count=1, length=8)
     flipped = labels ^ (draws[:, 1] < 0.125).long()
     every = LazyDataset(TensorSource(torch.stack([vocabulary.encode(text) for text in texts]), flipped))
     return DatasetBundle(

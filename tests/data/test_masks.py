@@ -19,8 +19,8 @@ from neuboots.data import (
     StreamingDataset,
     load_dataset,
 )
+from neuboots.data.image_datasets import CAMVID, VOC2012, WBC_SEGMENTATION, load_wbc_segmentation, voc_color
 from neuboots.data.images import decode_mask
-from neuboots.data.masks import CAMVID, VOC2012, WBC_SEGMENTATION, load_wbc_segmentation, voc_color
 from neuboots.loading import EpochLoader
 
 __all__ = ["own_cache"]

@@ -9,7 +9,7 @@ masks of 0, 1, 2 and 255 → three classes and void;    of 0 and 255 → two cla
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,16 @@ from neuboots.app.rejection import MahalanobisScore
 from neuboots.data import CorruptFileError, DatasetBundle, DatasetNotFoundError, LazyDataset, Standardizer
 from neuboots.data.dataset import to_unit_range
 from neuboots.data.image_folder import (
+    IGNORE_INDEX,
+    IMAGE_FOLDERS,
     IMAGE_SUFFIXES,
     IMAGENET_STANDARDIZERS,
+    MASK_FOLDERS,
     MASK_SUFFIXES,
     FileListing,
     FilePairs,
-    check_class_names,
+    LabelMap,
+    MaskFileSource,
     check_folder,
     find_paired_folders,
     find_split_folders,
@@ -36,7 +40,7 @@ from neuboots.data.image_folder import (
     list_folders,
     list_pairs,
 )
-from neuboots.data.images import decode_image, decode_mask, read_image_and_mask, read_image_size
+from neuboots.data.images import decode_image, decode_mask, read_image_size
 from neuboots.data.splits import train_val_test_split
 from neuboots.evaluation.ood.mahalanobis import extract_features, find_feature_net
 from neuboots.head import HeadSplit
@@ -140,7 +144,7 @@ def read_batches(
         try:
             row = read(i)
         except CorruptFileError as fault:
-            said.append(f"passed over {name}: {error_reason(fault)}")
+            said.append(f"passed over {name}: {fault.reason}")
             continue
         if rows and full(rows, row):
             yield numbers, rows, tuple(said)
@@ -149,16 +153,8 @@ def read_batches(
         rows.append(row)
         done += 1
     if not done:
-        raise CorruptFileError(
-            f"got {len(names)} file(s) of which none can be read ({said[-1]}); expected whole images"
-        )
+        raise CorruptFileError(f"{len(names)} file(s)", f"none of them is an image ({said[-1]})")
     yield numbers, rows, tuple(said)
-
-
-def error_reason(fault: CorruptFileError) -> str:
-    """What is wrong, without what to do about it, which is said once for all files."""
-    words = str(fault).split("; expected")[0]
-    return words.split(": ", 1)[1] if words.startswith("cannot read ") and ": " in words else words
 
 
 def join_names(names: Iterable[str], most: int = 5) -> str:
@@ -197,9 +193,7 @@ def median_size(files: Sequence[str | Path]) -> tuple[int, int]:
         except CorruptFileError:
             continue  # it is named when it is read
     if not sizes:
-        raise CorruptFileError(
-            f"got {len(files)} files of which none can be read, such as {files[0]}; expected whole images"
-        )
+        raise CorruptFileError(f"{len(files)} files", f"none of them is an image, such as {files[0]}")
     height, width = np.median(sizes, axis=0)
     return int(height), int(width)
 
@@ -310,17 +304,12 @@ def _check_readable(
 ) -> None:
     """Are there images enough, in every part and of every class?"""
     if len(faults) > max(1, MAX_CORRUPT_FRACTION * total):
-        raise CorruptFileError(
-            f"got {total:,} images of which {len(faults):,} cannot be read, the first of them {faults[0]}; expected at "
-            f"most {MAX_CORRUPT_FRACTION:.0%} broken ones: fetch them again, or remove them"
-        )
+        raise CorruptFileError(f"{len(faults):,} of {total:,} images", f"the first is {faults[0]}")
     empty = [name for name, part in parts.items() if not len(part)]
     if counts is not None and not bool(counts.all()):
         empty.append(repr(classes[int(counts.argmin())]))
     if empty:
-        raise CorruptFileError(
-            f"got no image of {empty[0]} that can be read ({faults[0]}); expected some: add whole ones"
-        )
+        raise CorruptFileError(f"any image of {empty[0]}", f"the first is {faults[0]}", "Add complete images.")
 
 
 def _readable(part: LazyDataset, files: Sequence[str], step: Callable[[str], None]) -> tuple[LazyDataset, list[str]]:
@@ -332,7 +321,7 @@ def _readable(part: LazyDataset, files: Sequence[str], step: Callable[[str], Non
         try:
             (x,), (y,) = part.source.read([row])
         except CorruptFileError as fault:
-            faults.append(f"{files[row]} ({error_reason(fault)})")
+            faults.append(f"{files[row]} ({fault.reason})")
         else:
             y = y.to(torch.uint8) if y.ndim > 1 else y  # of a mask, whose classes and void are bytes
             size += x.nbytes + y.nbytes
@@ -425,10 +414,7 @@ def check_consistent(
         raise ValueError(f"the parts of {folder} do not fit together; expected what one neuboots fit wrote")
 
 
-IGNORE_INDEX = 255  # a pixel without a class, once a mask is read
-MAX_MASK_CLASSES = 64  # numbers that are taken for classes unasked: a mask with smoothed borders holds more
 MIN_IMAGE_SIZE = 8  # pixels of a side that a net can tell anything about
-_IMAGES, _MASKS = ("images",), ("masks", "labels")  # what the folders may be called
 
 # -- files ---------------------------------------------------------------------------------------------
 
@@ -436,7 +422,7 @@ _IMAGES, _MASKS = ("images",), ("masks", "labels")  # what the folders may be ca
 def find_pairs(path: str | Path) -> tuple[Path, dict[str, FilePairs]]:
     """(the folder, part → images and masks of the same names), in any layout that has images and masks (or labels)."""
     folder = check_folder(path, "a folder with the folders images and masks")
-    parts = find_paired_folders(folder, _IMAGES, _MASKS)
+    parts = find_paired_folders(folder, IMAGE_FOLDERS, MASK_FOLDERS)
     return folder, {part: list_pairs(folders, IMAGE_SUFFIXES, MASK_SUFFIXES) for part, folders in parts.items()}
 
 
@@ -458,70 +444,27 @@ def exclude_masks(root: Path, files: Iterable[Path]) -> list[Path]:
     def of_masks(file: Path) -> bool:
         inner = file.relative_to(root).parts[:-1]
         return any(
-            name in _MASKS and any(root.joinpath(*inner[:i], images).is_dir() for images in _IMAGES)
+            name in MASK_FOLDERS and any(root.joinpath(*inner[:i], images).is_dir() for images in IMAGE_FOLDERS)
             for i, name in enumerate(inner)
         )
 
     return [file for file in files if not of_masks(file)]
 
 
-# -- numbers -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LabelMap:
-    """The number of each class in the files of masks, and that of pixels without one.
-
-    >>> LabelMap((0, 255), ignore_index=9)(torch.tensor([[0, 255, 9]]), "mask.png").tolist()
-    [[0, 1, 255]]
-    """
-
-    numbers: tuple[int, ...]
-    ignore_index: int | None = None
-
-    def __call__(self, mask: Tensor, where: str | Path) -> Tensor:
-        """Classes 0, 1, … and VOID from the numbers of a file."""
-        numbers, classes = torch.tensor(self.numbers).sort()
-        places = torch.searchsorted(numbers, mask).clamp(max=len(numbers) - 1)
-        known = numbers[places] == mask
-        wrong = mask[~known] if self.ignore_index is None else mask[~known & (mask != self.ignore_index)]
-        if len(wrong):
-            expected = ", ".join(map(str, self.numbers[:8])) + (" …" if len(self.numbers) > 8 else "")
-            ignore_index = "" if self.ignore_index is None else f", or {self.ignore_index} for void"
-            raise CorruptFileError(
-                f"got {where} with the number {int(wrong[0])}; expected one of {expected}{ignore_index}"
-            )
-        return classes[places].where(known, IGNORE_INDEX)
-
-
 @dataclass(frozen=True, eq=False)
-class MaskPairSource:
-    """Files of images and of their masks, as a source of bytes (C, H, W) and classes (H, W)."""
-
-    images: tuple[str, ...] = field(repr=False)
-    masks: tuple[str, ...] = field(repr=False)
-    channels: int
-    coding: LabelMap
-
-    def __len__(self) -> int:
-        return len(self.images)
+class MaskPairSource(MaskFileSource):
+    """Source of image files with mask files that rejects images of a few pixels."""
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        pairs = [read_image_and_mask(Path(self.images[row]), Path(self.masks[row]), self.channels) for row in rows]
-        masks = [self.coding(mask, self.masks[row]) for (_, mask), row in zip(pairs, rows, strict=True)]
-        return [check_image_size(image, self.images[row]) for (image, _), row in zip(pairs, rows, strict=True)], masks
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        return [self.coding(decode_mask(self.masks[row], self.masks[row]), self.masks[row]) for row in rows]
+        images, masks = super().read(rows)
+        return [check_image_size(image, self.images[row]) for image, row in zip(images, rows, strict=True)], masks
 
 
 def check_image_size(image: Tensor, where: str | Path) -> Tensor:
     """The image (C, H, W), or what to raise for one of a few pixels."""
     height, width = image.shape[-2:]
     if min(height, width) < MIN_IMAGE_SIZE:
-        raise CorruptFileError(
-            f"got {where} of {height} × {width} pixels; expected at least {MIN_IMAGE_SIZE} on each side"
-        )
+        raise CorruptFileError(where, f"it has {height} × {width} pixels; expected at least {MIN_IMAGE_SIZE} per side")
     return image
 
 
@@ -541,54 +484,13 @@ def mask_values(masks: Sequence[str], *, progress: bool) -> set[int]:
     return found
 
 
-def infer_label_map(
-    found: Iterable[int], classes: Sequence[str] | None = None, ignore_index: int | None = None
-) -> tuple[tuple[str, ...], LabelMap]:
-    """(names, coding) of the classes in masks that hold these numbers.
-
-    Where `ignore_index` is not given, it is 255 if that is found and the others are 0, 1, … or as many as the names; else there
-    is none. A class that no mask holds may be named where numbers are 0, 1, …
-
-    >>> infer_label_map([0, 255])
-    (('0', '255'), Coding(numbers=(0, 255), void=None))
-    >>> infer_label_map([0, 1, 255], ["ground", "house"])
-    (('ground', 'house'), Coding(numbers=(0, 1), void=255))
-    >>> infer_label_map([0, 2], ["ground", "house", "road"])
-    (('ground', 'house', 'road'), Coding(numbers=(0, 1, 2), void=None))
-    """
-    names = None if classes is None else check_class_names(classes)
-    everything = sorted(set(found))
-    if ignore_index is None and IGNORE_INDEX in everything and (names is None or len(names) != len(everything)):
-        others = [number for number in everything if number != IGNORE_INDEX]
-        if names is not None or (len(others) > 1 and others[-1] < 2 * len(others)):
-            ignore_index = IGNORE_INDEX
-    numbers = [number for number in everything if number != ignore_index]
-    shown = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
-    shown = (shown or "none") + ("" if ignore_index is None else f", besides {ignore_index} for void")
-    if len(numbers) < 2 or (names is None and len(numbers) > MAX_MASK_CLASSES):
-        how = "mark at least two in them" if len(numbers) < 2 else "save them without smoothed borders, or name all"
-        raise ValueError(
-            f"got masks with the numbers {shown}; expected one for each of 2 to {MAX_MASK_CLASSES} classes: {how}"
-        )
-    if names is not None:
-        in_turn = [number for number in range(len(names) + 1) if number != ignore_index][: len(names)]
-        numbers = in_turn if set(numbers) <= set(in_turn) else numbers
-        if len(names) != len(numbers):
-            raise ValueError(
-                f"got {len(names)} names of classes for masks with the numbers {shown}; expected a name for each number"
-            )
-        if len(names) > IGNORE_INDEX:
-            raise ValueError(f"got {len(names)} names of classes; expected at most {IGNORE_INDEX}")
-    return names or tuple(map(str, numbers)), LabelMap(tuple(numbers), ignore_index)
-
-
 def make_dataset(
     folder: Path, pairs: dict[str, FilePairs], names: tuple[str, ...], coding: LabelMap, channels: int
 ) -> DatasetBundle:
     """The images and masks of a folder, each of its own size."""
     look = IMAGENET_STANDARDIZERS[channels]
     parts: dict[str, LazyDataset | None] = {
-        part: LazyDataset(MaskPairSource(tuple(found.inputs), tuple(found.targets), channels, coding), look)
+        part: LazyDataset(MaskPairSource(found.inputs, found.targets, coding, channels), look)
         for part, found in pairs.items()
     }
     return DatasetBundle(

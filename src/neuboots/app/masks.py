@@ -26,10 +26,8 @@ from torch import Tensor
 from neuboots._io import atomic_folder
 from neuboots._validation import check_int
 from neuboots.app._images import (
-    IGNORE_INDEX,
     FeatureExtractor,
     ImagePreprocessing,
-    LabelMap,
     MaskPairSource,
     OnStart,
     check_consistent,
@@ -39,7 +37,6 @@ from neuboots.app._images import (
     find_images,
     find_pairs,
     find_test_pairs,
-    infer_label_map,
     make_dataset,
     mask_values,
     median_size,
@@ -54,7 +51,7 @@ from neuboots.app._images import (
 from neuboots.app.model import Array, Model, ModelCard, PredictionTable, RowBatch
 from neuboots.app.rejection import MahalanobisScore
 from neuboots.data import CropFlip, LazyDataset
-from neuboots.data.image_folder import IMAGENET_STANDARDIZERS
+from neuboots.data.image_folder import IGNORE_INDEX, IMAGENET_STANDARDIZERS, LabelMap, infer_label_map
 from neuboots.evaluation.segmentation import SegmentationMaps, SegmentationReport, predict_segmentation, write_maps
 from neuboots.evaluation.segmentation.predict import clip_window, make_tiles
 from neuboots.evaluation.selective import SelectivePredictionReport
@@ -193,7 +190,7 @@ class MaskModel(Model):
             root, pairs, notes = find_test_pairs(source)
             images: Sequence[str | Path] = pairs.inputs
             notes += skipped_files_note(root, pairs.skipped)
-            rows = MaskPairSource(tuple(pairs.inputs), tuple(pairs.targets), self.look.channels, self.coding)
+            rows = MaskPairSource(pairs.inputs, pairs.targets, self.coding, self.look.channels)
         else:
             root, images, notes = self._images_at(source)
             rows = None
@@ -313,7 +310,7 @@ class MaskModel(Model):
         save_file(self.unusual.state_dict(), folder / "arrays.safetensors")
         return {
             "classes": self.names,
-            "numbers": self.coding.numbers,
+            "numbers": self.coding.values,
             "void": self.coding.ignore_index,
             "look": self.look.config(),
             "sure": self.sure,
@@ -390,7 +387,7 @@ def fit_masks(
     ...         picture.paste(255, (i, 4, i + 9, 12))  # white on black, in both
     ...         picture.save(folder / name / f"{i}.png")
     >>> model = fit_masks(folder, classes=["paper", "ink"], epochs=1, num_samples=2, progress=False)
-    >>> model.classes, model.coding.numbers, model.card.rows
+    >>> model.classes, model.coding.values, model.card.rows
     (('paper', 'ink'), (0, 255), {'train': 6, 'held out': 1, 'test': 1})
     """
     maker = method_for_task(method, "segmentation", CrossEntropy(ignore_index=IGNORE_INDEX))
@@ -463,7 +460,7 @@ def _recipe(
 
 def _about(names: tuple[str, ...], coding: LabelMap) -> str:
     """What the numbers in the masks were taken for."""
-    pairs = zip(coding.numbers, names, strict=True)
+    pairs = zip(coding.values, names, strict=True)
     of = ", ".join(name if name == str(number) else f"{number} is {name}" for number, name in pairs)
     ignore_index = (
         "no number is void"

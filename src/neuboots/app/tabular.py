@@ -33,8 +33,9 @@ from neuboots.app.rejection import (
     predict_classes,
 )
 from neuboots.data import DatasetBundle, TableSchema, load_table
+from neuboots.data._common import format_names
 from neuboots.data.table_files import MAX_CHUNK_CELLS, MISSING_VALUES, TableFile, select_columns
-from neuboots.data.tabular import CategoricalColumn, NumericColumn, TargetColumn, canonical_text, format_names
+from neuboots.data.tabular import CategoricalColumn, NumericColumn, TargetColumn, canonical_text
 from neuboots.prediction import Predictor
 from neuboots.serialization import load_tensors
 
@@ -93,13 +94,13 @@ class TabularModel(Model):
         odd = _Odd(self.schema)
         waiting: RowBatch | None = None
         wanted = (*self.schema.columns, *target, *kept)
-        for frame in _pieces(file.frames(wanted, texts=self.schema.texts, raw=kept), len(self.schema.features)):
+        for frame in _pieces(file.frames(wanted, texts=self.schema.text_columns, raw=kept), len(self.schema.features)):
             if waiting is not None:
                 yield waiting
             keys = {"row": frame.index.to_numpy() + 1}
             for name in kept:
                 keys[unique_name(name, keys)] = frame[name].to_numpy(dtype=object)
-            if file.form == "csv":
+            if file.format == "csv":
                 frame = self._understood(frame, {*kept}, file.decimal)
             y = self.schema.read_target(frame) if target else None
             odd.add(frame, y)
@@ -367,7 +368,7 @@ def _rows(data: DatasetBundle, part: str) -> tuple[Tensor, Tensor]:
     if found is None:
         return torch.empty(0, data.channels), torch.empty(0)
     x, y = found.tensors
-    return x, y if data.target is None else data.target.inverse(y.double())
+    return x, y if data.target_standardizer is None else data.target_standardizer.inverse(y.double())
 
 
 def _narrow(y: Tensor, max_width: float | None) -> tuple[RejectRule, str]:

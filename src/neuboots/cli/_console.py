@@ -19,7 +19,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 from neuboots.app import Model
-from neuboots.data.tabular import MAX_INTEGER_CLASSES, NUMBER_LIKE, TableSchema, TargetColumn, format_names
+from neuboots.data._common import format_names
+from neuboots.data.tabular import MAX_INTEGER_CLASSES, NUMBER_LIKE, TableSchema, TargetColumn
 
 
 class Command(Protocol):

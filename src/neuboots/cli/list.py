@@ -10,8 +10,6 @@ from neuboots.cli._console import Console, print_json, user_errors
 from neuboots.methods import METHODS
 
 TASKS = ("classification", "regression", "segmentation")
-SEGMENTATION = ("camvid", "wbc_segmentation", "voc2012", "hippocampus3d")
-REGRESSION = ("diabetes",)  # and the UCI sets
 ALSO = {"voc2012": "VOCdevkit/VOC2012", "hippocampus3d": "Task04_Hippocampus"}  # folders as they are unpacked
 WORDS: dict[str, dict[bool | None, str]] = {
     "package": {True: "shipped", False: "shipped with scikit-learn, which is not installed"},
@@ -67,16 +65,10 @@ def find_datasets(root: Path | None) -> list[dict[str, Any]]:
 
     found = []
     for name, entry in DATASETS.items():
-        where, place, there = _found(name, entry.hub, shipped="shipped" in entry.how, root=root)
-        known: dict[str, Any] = {"name": name, "task": _task(name), "summary": entry.summary, "hub": entry.hub}
-        found.append(known | {"where": where, "place": place, "there": there, "how": entry.how or None})
+        where, place, there = _found(name, entry.hub, shipped=entry.shipped, root=root)
+        known: dict[str, Any] = {"name": name, "task": entry.task, "summary": entry.summary, "hub": entry.hub}
+        found.append(known | {"where": where, "place": place, "there": there, "how": entry.hint or None})
     return found
-
-
-def _task(name: str) -> str:
-    if name in SEGMENTATION:
-        return "segmentation"
-    return "regression" if name in REGRESSION or name.startswith("uci/") else "classification"
 
 
 def _found(name: str, hub: str | None, *, shipped: bool, root: Path | None) -> tuple[str, str | None, bool | None]:

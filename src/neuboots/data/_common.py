@@ -1,97 +1,101 @@
-"""Where a data set lies: the data root that was given, else the environment's, else the hub.
-
-    root = argument, else $NEUBOOTS_DATA, else none: the Hugging Face hub
-
-What is not there or cannot be read is said in one sentence: which set, where it was looked for, and how to get it.
-"""
+"""Errors, the data root and optional imports that all data modules share."""
 
 import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from neuboots._prng import derive_seed
-
-
-def identity(x: Tensor) -> Tensor:
-    """x, for data that need no normalisation."""
-    return x
-
+from neuboots._validation import ArgumentError
 
 DATA_ROOT_VARIABLE = "NEUBOOTS_DATA"
+NO_DATA_ROOT = f"no data root (neither root=... nor the environment variable {DATA_ROOT_VARIABLE} is set)"
+
+SPLIT_NAMES: dict[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
+}
+"""Each split with the names that its files or its folder may have."""
+
+_T = TypeVar("_T")
 
 
 class DatasetNotFoundError(ValueError):
-    """A set that is in none of the places where it was looked for."""
+    """A data set, a folder or a file that is not where it is expected."""
+
+    @classmethod
+    def for_dataset(cls, name: str, searched: Sequence[str | Path], hint: str) -> "DatasetNotFoundError":
+        """Error for a named data set.
+
+        Args:
+            name: Name of the data set.
+            searched: The places where it was searched.
+            hint: How to get it.
+
+        Returns:
+            The error to raise.
+        """
+        return cls(f"Data set {name!r} not found in {' or '.join(map(str, searched))}. To get it, {hint}.")
 
 
 class CorruptFileError(ValueError):
-    """A file or a row that cannot be read."""
+    """A file, or a row of a file, that cannot be read.
 
+    Attributes:
+        file: The file, or a description of the row.
+        reason: What is wrong with it.
 
-def not_found_error(name: str, looked: Sequence[str | Path], how: str) -> DatasetNotFoundError:
-    """What to raise for a set that is not there.
-
-    >>> print(not_found_error("svhn", ["/data/svhn"], "copy it there"))
-    the data set 'svhn' is not there: looked in /data/svhn; to get it, copy it there
+    Example:
+        >>> print(CorruptFileError("cats/7.png", "not an image"))
+        Cannot read cats/7.png: not an image. Download the file again or remove it.
     """
-    return DatasetNotFoundError(
-        f"the data set {name!r} is not there: looked in {' and in '.join(map(str, looked))}; to get it, {how}"
-    )
 
+    def __init__(self, file: str | Path, reason: str, hint: str = "Download the file again or remove it.") -> None:
+        """Store the fields.
 
-def corrupt_file_error(file: str | Path, fault: str) -> CorruptFileError:
-    """What to raise for a file, or a row of a set, that cannot be read.
+        Args:
+            file: The file, or a description of the row.
+            reason: What is wrong with it.
+            hint: What to do about it.
+        """
+        super().__init__(file, reason, hint)
+        self.file, self.reason, self.hint = file, reason, hint
 
-    >>> print(corrupt_file_error("cats/7.png", "it holds no image"))
-    cannot read cats/7.png: it holds no image; expected a whole file: fetch it again, or remove it
-    """
-    return CorruptFileError(f"cannot read {file}: {fault}; expected a whole file: fetch it again, or remove it")
+    def __str__(self) -> str:
+        return f"Cannot read {self.file}: {self.reason}. {self.hint}"
 
 
 def resolve_data_root(root: str | Path | None) -> Path | None:
-    """The folder of all sets: the argument, else the environment variable NEUBOOTS_DATA, else None, the hub."""
-    given, where = (
-        (root, "root") if root is not None else (os.environ.get(DATA_ROOT_VARIABLE) or None, DATA_ROOT_VARIABLE)
-    )
-    if given is None:
+    """Folder that holds all data sets: the argument, else the environment variable; None stands for the hub."""
+    given, name = (root, "root") if root is not None else (os.environ.get(DATA_ROOT_VARIABLE), DATA_ROOT_VARIABLE)
+    if given is None or (root is None and not given):
         return None
     if not isinstance(given, str | os.PathLike):
-        raise ValueError(f"got {where}={given!r}; expected the folder that holds the data sets, as a path")
-    path = Path(os.path.expanduser(given))
-    if not os.fspath(given) or not path.is_dir():  # Path("") would be the folder where the program runs
-        raise DatasetNotFoundError(
-            f"got {where}={str(given)!r}, which is no folder; expected the folder that holds the data sets"
-        )
+        raise ArgumentError(name, given, "the path of the folder that holds the data sets")
+    path = Path(given).expanduser()
+    if not os.fspath(given) or not path.is_dir():  # Path("") would be the working directory
+        raise DatasetNotFoundError(f"{name}={str(given)!r} is not a folder.")
     return path
 
 
 def import_optional(module: str, extra: str = "data") -> ModuleType:
-    """The library of this name, or a sentence that says how to get it.
-
-    >>> import_optional("math").sqrt(4.0)
-    2.0
-    """
+    """Import a module of an optional dependency, with an install hint if it is missing."""
     try:
         return importlib.import_module(module)
-    except ImportError as fault:
-        raise ImportError(
-            f"this needs {module.split('.')[0]}, which could not be imported ({fault}): pip install 'neuboots[{extra}]'"
-        ) from None
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise ImportError(f"{package} is required ({error}): pip install 'neuboots[{extra}]'") from None
 
 
-def check_fraction(share: Any) -> float:
-    """A share of the training rows for validation, in [0, 1)."""
-    if isinstance(share, bool | str) or not hasattr(share, "__float__") or not 0 <= float(share) < 1:  # NaN fails too
-        raise ValueError(f"got validation={share!r}; expected a share of the training rows from 0 to below 1")
-    return float(share)
+def identity(x: _T) -> _T:
+    """Return x; unlike a lambda, it can be sent to worker processes."""
+    return x
 
 
-def named_generator(*name: str | int) -> torch.Generator:
-    """A generator of this name: the same on every machine."""
-    return torch.Generator().manual_seed(derive_seed(*name))
+def format_names(names: Sequence[object], max_names: int = 8, *, max_length: int = 60) -> str:
+    """Join quoted names, at most `max_names` of them, each cut to `max_length` characters."""
+    texts = [str(name) for name in names[:max_names]]
+    shown = ", ".join(repr(text if len(text) <= max_length else f"{text[: max_length - 1]}…") for text in texts)
+    return shown + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")

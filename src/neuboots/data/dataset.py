@@ -1,14 +1,9 @@
-"""A part of a data set: rows that are read when they are asked for, many at once where that is quicker.
+"""Data sets that are read on demand, standardization, and the bundle of a data set's splits.
 
-    part[i] = (normalise(augment(xᵢ)), yᵢ)
+    dataset[i] = (transform(augment(xᵢ)), yᵢ),    standardization: x̂ = (x − mean) / std for each channel
 
-xᵢ comes from its source as it lies there: bytes 0 … 255, which are taken as numbers in [0, 1], or floating-point
-numbers. What the augmentation draws, it draws from torch's random state, which the loop that trains seeds by name for
-each batch.
-
-A data set: its parts, and what a net must know of them.
-
-x̂ = (x − mean) / std,   a mean and a std for each channel
+xᵢ comes from a source as it is stored: uint8 values, which are scaled to [0, 1], or floating-point numbers. Random
+augmentation draws from torch's global random state, which the training loop seeds for each batch.
 """
 
 import itertools
@@ -22,44 +17,105 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from neuboots._validation import check_int
+from neuboots._validation import ArgumentError, check_int
 from neuboots.data._common import identity
 from neuboots.data.corruptions import CORRUPTIONS, ROTATION, CorruptedDataset
 from neuboots.data.imbalance import subsample_classes
 
-STREAM_BATCH_SIZE = 32  # rows of a stream that are prepared together, which takes a third of the time of one by one
-LARGE_EXAMPLE = 1 << 16  # numbers of a row that is prepared by itself: a stream holds few of those
+STREAM_BATCH_SIZE = 32  # rows of a stream that are transformed at once
+LARGE_EXAMPLE = 1 << 16  # values of a row that is transformed by itself
+
+Task = Literal["classification", "regression", "segmentation"]
 
 Transform = Callable[[Tensor], Tensor]
 """(N, C, *) → (N, C, *)."""
 
 Augmentation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Images (N, C, *) in [0, 1] and their labels (N,) or masks (N, *) → the same, changed at random; labels stay."""
+"""Images (N, C, *) in [0, 1] with labels (N,) or masks (N, *) → the same after a random change."""
 
 
 class Source(Protocol):
-    """Where rows lie: files, columns of a table, tensors. Nothing is read before it is asked for."""
+    """Storage of rows (files, columns of a table, tensors) that is read on demand."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs, (C, *) each, and targets of these rows."""
+        """Read inputs (C, *) and targets of some rows.
+
+        Args:
+            rows: Indices of the rows.
+
+        Returns:
+            One input and one target for each row.
+        """
         ...
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        """Targets alone: no image is decoded for its label."""
+        """Read targets alone, without decoding inputs.
+
+        Args:
+            rows: Indices of the rows.
+
+        Returns:
+            One target for each row.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class LazyDataset(Dataset[Any]):
-    """Some rows (all, if `flatten_probs` is None) of a source, normalised, and augmented if there is an augmentation.
+class TensorSource:
+    """Source in memory.
 
-    >>> source = TensorSource(torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.arange(4))
-    >>> part = LazyDataset(source, transform=lambda x: x - 0.5)
-    >>> x, y = part[3]
-    >>> x.shape, float(x.max()), int(y), len(part.take([0, 2]))
-    (torch.Size([1, 8, 8]), 0.5, 3, 2)
+    Attributes:
+        x: Inputs (n, C, *).
+        y: Targets (n, ...).
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs and targets of some rows; see `Source`."""
+        return list(self.x[list(rows)]), self.read_targets(rows)
+
+    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
+        """Targets of some rows; see `Source`."""
+        return list(self.y[list(rows)])
+
+
+def to_unit_range(x: Tensor) -> Tensor:
+    """Scale uint8 values to [0, 1]; other floating-point numbers become float32, integers stay.
+
+    Args:
+        x: Values as a source stores them.
+
+    Returns:
+        Values as a net takes them.
+    """
+    if x.dtype == torch.uint8:
+        return x.float().div_(255)
+    return x.to(torch.float32) if x.is_floating_point() else x
+
+
+@dataclass(frozen=True, eq=False)
+class LazyDataset(Dataset[Any]):
+    """Map-style data set that reads, augments and transforms rows of a source on demand.
+
+    Attributes:
+        source: Where the rows come from.
+        transform: Applied to inputs (N, C, *) after the augmentation.
+        augment: Random augmentation of inputs and targets; None for none.
+        rows: Indices of the rows in the source; None for all.
+
+    Example:
+        >>> source = TensorSource(torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.arange(4))
+        >>> dataset = LazyDataset(source, transform=lambda x: x - 0.5)
+        >>> x, y = dataset[3]
+        >>> x.shape, float(x.max()), int(y), len(dataset.take([0, 2]))
+        (torch.Size([1, 8, 8]), 0.5, 3, 2)
     """
 
     source: Source
@@ -73,74 +129,84 @@ class LazyDataset(Dataset[Any]):
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         return self.__getitems__([check_int("row", i)])[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Many rows at once; images of one size are augmented and normalised together."""
-        xs, ys = self.source.read(self._places(numbers))
-        return _prepared(xs, ys, self.transform, self.augment)
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Many rows at once; rows of the same shape are augmented and transformed together."""
+        xs, ys = self.source.read(self._source_rows(indices))
+        return _prepare(xs, ys, self.transform, self.augment)
 
-    def take(self, numbers: Iterable[int]) -> "LazyDataset":
-        """These rows of the part, by their numbers, as a part."""
-        listed = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
-        return replace(self, rows=tuple(self._places([check_int("row", i) for i in listed])))
+    def take(self, indices: Iterable[int]) -> "LazyDataset":
+        """Select rows.
+
+        Args:
+            indices: Indices of the rows in this data set; a Boolean mask is an error.
+
+        Returns:
+            Data set of these rows, in this order.
+        """
+        values = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else list(indices)
+        return replace(self, rows=tuple(self._source_rows([check_int("row", i) for i in values])))
 
     def target(self, i: int) -> Tensor:
-        """yᵢ alone."""
-        return self.source.read_targets(self._places([i]))[0]
+        """Read one target.
+
+        Args:
+            i: Index of the row.
+
+        Returns:
+            The target yᵢ.
+        """
+        return self.source.read_targets(self._source_rows([i]))[0]
 
     @property
     def targets(self) -> Tensor | None:
-        """All labels or numbers, (n,); None where targets are masks, which need not fit in memory."""
+        """All targets (n,); None for masks, which may not fit in memory, and for an empty data set."""
         if len(self) == 0 or self.target(0).ndim > 1:
             return None
-        return torch.stack(self.source.read_targets(self._places(range(len(self)))))
+        return torch.stack(self.source.read_targets(self._source_rows(range(len(self)))))
 
-    def _places(self, numbers: Sequence[int]) -> list[int]:
+    def to_stream(self) -> "StreamingDataset":
+        """Read the rows in order as an iterable-style data set.
+
+        Returns:
+            The stream.
+        """
+        return StreamingDataset(self._iterate_indices, self.transform, self.augment, self._read_one)
+
+    def _iterate_indices(self) -> Iterator[int]:
+        return iter(self._source_rows(range(len(self))))
+
+    def _read_one(self, row: int) -> tuple[Tensor, Tensor]:
+        (x,), (y,) = self.source.read([row])
+        return x, y
+
+    def _source_rows(self, indices: Sequence[int]) -> list[int]:
         n = len(self)
-        for i in numbers:
+        for i in indices:
             if not -n <= i < n:
-                raise IndexError(f"got row {i}; expected 0 … {n - 1}")  # which also ends a loop over the part
-        if self.rows is None:
-            return [i % n for i in numbers]
-        return [self.rows[i] for i in numbers]
-
-
-def _prepared(
-    xs: list[Tensor], ys: list[Tensor], normalise: Transform, augment: Augmentation | None
-) -> list[tuple[Tensor, Tensor]]:
-    one_size = all(x.shape == xs[0].shape for x in xs) and all(y.shape == ys[0].shape for y in ys)
-    groups = [(xs, ys)] if one_size and xs else [([x], [y]) for x, y in zip(xs, ys, strict=True)]
-    rows: list[tuple[Tensor, Tensor]] = []
-    for some_x, some_y in groups:
-        x, y = to_unit_range(torch.stack(some_x)), torch.stack(some_y)
-        if augment is not None:
-            x, y = augment(x, y)
-        rows += zip(normalise(x), y, strict=True)
-    return rows
-
-
-def to_unit_range(x: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1]; other numbers as they are, in single precision at most."""
-    if x.dtype == torch.uint8:
-        return x.float().div_(255)
-    return x if not x.is_floating_point() else x.to(torch.float32)
+                raise IndexError(f"Row {i} is out of range for {n} rows.")  # which also ends a loop over the data set
+        return [i % n if self.rows is None else self.rows[i] for i in indices]
 
 
 @dataclass(frozen=True, eq=False)
 class StreamingDataset(IterableDataset[Any]):
-    """Rows that come one after the other, of unknown number: a part that is never held.
+    """Iterable-style data set; worker processes and data-parallel ranks take turns, each decoding its rows alone.
 
-    `read()` begins anew and gives rows, which `decode` turns into (x, y) as a source gives them; loader processes and
-    data-parallel ranks take turns, and decode their own alone. Small rows are augmented and normalised some at once.
+    Attributes:
+        read: Starts a new pass and yields rows.
+        transform: Applied to inputs (N, C, *) after the augmentation.
+        augment: Random augmentation of inputs and targets; None for none.
+        decode: Turns a row into (x, y); None if rows are pairs already.
 
-    >>> stream = StreamingDataset(lambda: iter([(torch.full((1, 2), 255, dtype=torch.uint8), torch.tensor(3))]))
-    >>> [(x.tolist(), int(y)) for x, y in stream]
-    [([[1.0, 1.0]], 3)]
+    Example:
+        >>> stream = StreamingDataset(lambda: iter([(torch.full((1, 2), 255, dtype=torch.uint8), torch.tensor(3))]))
+        >>> [(x.tolist(), int(y)) for x, y in stream]
+        [([[1.0, 1.0]], 3)]
     """
 
     read: Callable[[], Iterator[Any]]
     transform: Transform = identity
     augment: Augmentation | None = None
-    decode: Callable[[Any], tuple[Tensor, Tensor]] | None = None  # None: they are (x, y)
+    decode: Callable[[Any], tuple[Tensor, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         worker = get_worker_info()
@@ -155,41 +221,41 @@ class StreamingDataset(IterableDataset[Any]):
             xs.append(x)
             ys.append(y)
             if len(xs) == STREAM_BATCH_SIZE or x.numel() > LARGE_EXAMPLE:
-                yield from _prepared(xs, ys, self.transform, self.augment)
+                yield from _prepare(xs, ys, self.transform, self.augment)
                 xs, ys = [], []
-        yield from _prepared(xs, ys, self.transform, self.augment)
+        yield from _prepare(xs, ys, self.transform, self.augment)
 
 
-@dataclass(frozen=True, eq=False)
-class TensorSource:
-    """A source in memory: inputs (n, C, *) and targets (n, …)."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        return list(self.x[list(rows)]), self.read_targets(rows)
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        return list(self.y[list(rows)])
-
-
-Task = Literal["classification", "regression", "segmentation"]
+def _prepare(
+    xs: list[Tensor], ys: list[Tensor], transform: Transform, augment: Augmentation | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Augment and transform rows, together if they have one shape."""
+    same_shape = len({x.shape for x in xs}) == 1 == len({y.shape for y in ys})
+    groups = [(xs, ys)] if same_shape else [([x], [y]) for x, y in zip(xs, ys, strict=True)]
+    rows: list[tuple[Tensor, Tensor]] = []
+    for group_x, group_y in groups:
+        x, y = to_unit_range(torch.stack(group_x)), torch.stack(group_y)
+        if augment is not None:
+            x, y = augment(x, y)
+        rows += zip(transform(x), y, strict=True)
+    return rows
 
 
 @dataclass(frozen=True)
 class Standardizer:
-    """x̂ = (x − mean) / std, with a pair of numbers for each channel; `axes` pixel axes follow the channels.
+    """x̂ = (x − mean) / std with one mean and standard deviation for each channel.
 
-    >>> import torch
-    >>> normalise = Standardizer((0.5, 0.0), (0.25, 1.0), axes=0)
-    >>> normalise(torch.tensor([[1.0, 3.0]]))
-    tensor([[2., 3.]])
-    >>> normalise.inverse(torch.tensor([2.0, 3.0]))
-    tensor([1., 3.])
+    Attributes:
+        mean: Mean of each channel.
+        std: Standard deviation of each channel, above 0.
+        axes: Number of pixel axes that follow the channel axis; 0 for rows of a table.
+
+    Example:
+        >>> standardizer = Standardizer((0.5, 0.0), (0.25, 1.0), axes=0)
+        >>> standardizer(torch.tensor([[1.0, 3.0]]))
+        tensor([[2., 3.]])
+        >>> standardizer.inverse(torch.tensor([2.0, 3.0]))
+        tensor([1., 3.])
     """
 
     mean: tuple[float, ...]
@@ -197,128 +263,180 @@ class Standardizer:
     axes: int = 2
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not self.mean:
-            raise ValueError(
-                f"got {len(self.mean)} means and {len(self.std)} standard deviations; expected one for each channel"
-            )
-        if not all(map(math.isfinite, self.mean)) or not all(math.isfinite(s) and s > 0 for s in self.std):
-            raise ValueError(f"got mean={self.mean}, std={self.std}; expected finite numbers, standard deviations > 0")
+        if not self.mean or not all(map(math.isfinite, self.mean)):
+            raise ArgumentError("mean", self.mean, "a finite number for each channel")
+        if len(self.std) != len(self.mean) or not all(0 < s < math.inf for s in self.std):
+            raise ArgumentError("std", self.std, f"a finite number above 0 for each of {len(self.mean)} channels")
 
     @classmethod
-    def of(cls, x: Tensor, *, axes: int = 0) -> "Standardizer":
-        """That of these inputs (n, C, *); a constant channel is only shifted."""
-        others = [0, *range(2, x.ndim)]
-        mean, std = x.double().mean(others), x.double().std(others, correction=0)
-        varies = x.amin(others) < x.amax(others)  # the computed spread of a constant is rounding
-        return cls(tuple(mean.tolist()), tuple(std.where(varies & (std > 0), 1.0).tolist()), axes)
+    def from_data(cls, x: Tensor, *, axes: int = 0) -> "Standardizer":
+        """Mean and standard deviation of data; a constant channel has the standard deviation 1.
+
+        Args:
+            x: Inputs (n, C, *).
+            axes: Number of pixel axes after the channel axis.
+
+        Returns:
+            The standardizer of these data.
+        """
+        values = np.moveaxis(x.double().cpu().numpy(), 1, -1).reshape(-1, x.shape[1])
+        mean, std = values.mean(0), values.std(0)
+        constant = values.min(0) == values.max(0)  # the computed deviation of a constant is rounding error
+        mean, std = np.where(constant, values[0], mean), np.where(constant | (std == 0), 1.0, std)
+        return cls(tuple(mean.tolist()), tuple(std.tolist()), axes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        mean, std = self._shaped(x)
+        mean, std = self._broadcastable(x)
         return (x - mean) / std
 
     def inverse(self, x: Tensor) -> Tensor:
-        """x from x̂."""
-        mean, std = self._shaped(x)
+        """Undo the standardization.
+
+        Args:
+            x: Standardized values (..., C, *).
+
+        Returns:
+            Values in their units.
+        """
+        mean, std = self._broadcastable(x)
         return x * std + mean
 
-    def _shaped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _broadcastable(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if x.ndim <= self.axes or x.shape[-1 - self.axes] != len(self.mean):
-            raise ValueError(
-                f"got an input of shape {tuple(x.shape)}; expected {len(self.mean)} channels before its last "
-                f"{self.axes} axes"
-            )
+            expected = f"{len(self.mean)} channels before the last {self.axes} axes"
+            raise ArgumentError("x", f"a tensor of shape {tuple(x.shape)}", expected)
         shape = (len(self.mean), *[1] * self.axes)
         return x.new_tensor(self.mean).view(shape), x.new_tensor(self.std).view(shape)
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetBundle:
-    """Parts of rows (x, y), and what a net and a task must know of them.
+    """Splits of a data set with what a net and a task need to know about them.
 
-    x is floating point and normalised: (C, H, W), (C, D, H, W) or (C,) for a row of a table; or the numbers of words,
-    (T,). y is a class, a mask (H, W) or (D, H, W) whose `ignore_index` pixels count nowhere, or a number, standardised by
-    `target`.
+    Inputs are floating point and standardized: (C, H, W), (C, D, H, W), (C,) for a row of a table; or token ids (T,).
+    Targets are classes, masks (H, W) or (D, H, W), or standardized numbers (1,).
+
+    Attributes:
+        name: Name of the data set.
+        task: "classification", "regression" or "segmentation".
+        train: Training split.
+        validation: Validation split; None if there is none.
+        test: Test split; None if there is none.
+        channels: Channels of an image or volume, columns of a table, or size of a vocabulary.
+        classes: Names of the classes; empty in regression.
+        standardizer: Transform of the inputs.
+        augmentation: Augmentation of the training split; see `augmented_train`.
+        ignore_index: Mask value of pixels without a class; None if there are none.
+        target_standardizer: Standardizer of regression targets; its `inverse` gives their units.
+        vocabulary: Vocabulary of a text data set.
+        schema: Schema of a table.
     """
 
     name: str
     task: Task
     train: Dataset[Any]
-    validation: Dataset[Any] | None  # None where none of the training rows were to be kept apart
-    test: Dataset[Any] | None  # None where the labels of a set's test rows are not public
-    channels: int  # of an image or a volume; columns of a table; words of a vocabulary
-    classes: tuple[str, ...] = ()  # their names; none in regression
+    validation: Dataset[Any] | None
+    test: Dataset[Any] | None
+    channels: int
+    classes: tuple[str, ...] = ()
     standardizer: Transform | None = None
     augmentation: Augmentation | None = None
     ignore_index: int | None = None
-    target: Standardizer | None = None  # of the targets of a regression: target.inverse gives them in their units
-    vocabulary: Any = None  # of a set of texts: vocabulary.encode(sentence) gives x
-    schema: Any = None  # of a table: what was made of each column; schema.encode(frame) gives x
+    target_standardizer: Standardizer | None = None
+    vocabulary: Any = None
+    schema: Any = None
 
     @property
     def num_classes(self) -> int:
+        """Number of classes; 0 in regression."""
         return len(self.classes)
 
     @property
     def augmented_train(self) -> Dataset[Any]:
-        """The training part with the set's augmentation, drawn anew at each reading; train itself without one."""
-        return self.train if self.augmentation is None else _augmented(self.train, self.augmentation)
+        """Training split with the augmentation, drawn anew at each reading; `train` itself if there is none."""
+        return self.train if self.augmentation is None else _with_augmentation(self.train, self.augmentation)
+
+    def map_splits(self, function: Callable[[Any], Any]) -> "DatasetBundle":
+        """Apply a function to each split that exists.
+
+        Args:
+            function: Maps a data set to a data set.
+
+        Returns:
+            The bundle of the new splits.
+        """
+        names = [name for name in ("train", "validation", "test") if getattr(self, name) is not None]
+        return replace(self, **{name: function(getattr(self, name)) for name in names})
 
     def with_class_counts(self, counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "DatasetBundle":
-        """The same set with counts[c] training rows of class c, drawn by the seed (paper, section 4.5: 50 … 500)."""
-        self._must_be("classification", "imbalanced")
-        rows = subsample_classes(self.train, counts, seed=seed)
-        train = self.train.take(rows.indices) if isinstance(self.train, LazyDataset) else rows
+        """Subsample the training split to given numbers of rows per class.
+
+        Args:
+            counts: counts[c] rows of class c (paper, section 4.5: 50 ... 500).
+            seed: Random seed.
+
+        Returns:
+            The bundle with an imbalanced training split.
+
+        Raises:
+            ValueError: If the data set is a stream or has no classes.
+        """
+        if self.task != "classification" or isinstance(self.train, IterableDataset):
+            raise ValueError(f"{self.name} has no rows to count by class: it must be a map-style classification set.")
+        subset = subsample_classes(self.train, counts, seed=seed)
+        train = self.train.take(subset.indices) if isinstance(self.train, LazyDataset) else subset
         return replace(self, train=train)
 
     def with_corruption(self, corruption: str, severity: int, *, seed: int = 0) -> "DatasetBundle":
-        """The same set with corrupted test images: before they are normalised, as a camera would."""
+        """Corrupt the test images before they are standardized.
+
+        Args:
+            corruption: Name of a corruption, or "rotation"; see `neuboots.data.corruptions`.
+            severity: Severity, from 1 on.
+            seed: Random seed.
+
+        Returns:
+            The bundle with a corrupted test split.
+
+        Raises:
+            ValueError: If there are no test images that can be indexed, or masks would not turn with their images.
+        """
         known = CORRUPTIONS | ROTATION
         if corruption not in known:
-            raise ValueError(f"got corruption={corruption!r}; expected one of {', '.join(known)}")
+            raise ArgumentError("corruption", corruption, f"one of {', '.join(known)}")
         if not isinstance(self.standardizer, Standardizer) or self.standardizer.axes != 2:
-            raise ValueError(f"got {self.name}, whose inputs are no images; expected images to corrupt")
+            raise ValueError(f"The inputs of {self.name} are not images.")
         if corruption in ROTATION and self.task == "segmentation":
-            raise ValueError(
-                f"got {corruption} of {self.name}, whose masks would not turn with their images; expected one of "
-                f"{', '.join(CORRUPTIONS)}"
-            )
+            raise ArgumentError("corruption", corruption, f"one of {', '.join(CORRUPTIONS)}, as masks do not rotate")
         if self.test is None or isinstance(self.test, IterableDataset):
-            raise ValueError(f"got {self.name} without test rows that can be read by number; expected some")
-        raw = _Raw(self.test, self.standardizer)
+            raise ValueError(f"{self.name} has no test rows that can be indexed.")
+        raw = _RawImages(self.test, self.standardizer)
         test = CorruptedDataset(raw, known[corruption], severity, seed=seed, transform=self.standardizer)
         return replace(self, test=test)
 
-    def _must_be(self, task: Task, what: str) -> None:
-        if self.task != task or isinstance(self.train, IterableDataset):
-            kind = "a stream" if isinstance(self.train, IterableDataset) else self.task
-            raise ValueError(f"got {self.name}, which is {kind}; expected {task} with rows to count for .{what}(…)")
-
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name} {_size(getattr(self, name))}" for name in ("train", "validation", "test"))
+        sizes = ", ".join(f"{name} {_format_size(getattr(self, name))}" for name in ("train", "validation", "test"))
         kind = f"{self.num_classes} classes" if self.classes else "numbers"
-        return f"DataSet({self.name!r}, {self.task}, {kind}, {self.channels} channels; {sizes})"
+        return f"DatasetBundle({self.name!r}, {self.task}, {kind}, {self.channels} channels; {sizes})"
 
 
-def _augmented(train: Dataset[Any], augment: Augmentation) -> Dataset[Any]:
-    if isinstance(train, Subset):  # random_split's, too
-        return Subset(_augmented(train.dataset, augment), train.indices)
+def _with_augmentation(train: Dataset[Any], augment: Augmentation) -> Dataset[Any]:
+    if isinstance(train, Subset):  # as random_split makes them
+        return Subset(_with_augmentation(train.dataset, augment), train.indices)
     if not isinstance(train, LazyDataset | StreamingDataset):
-        raise ValueError(
-            f"got training rows of type {type(train).__name__}, which take no augmentation; expected a Part, a Stream, "
-            "or a Subset of a Part"
-        )
+        raise TypeError(f"Cannot augment a {type(train).__name__}; expected a LazyDataset or a StreamingDataset.")
     return replace(train, augment=augment)
 
 
-def _size(part: Dataset[Any] | None) -> str:
-    if part is None:
+def _format_size(split: Dataset[Any] | None) -> str:
+    if split is None:
         return "none"
-    return f"{len(part):,}" if hasattr(part, "__len__") else "streamed"
+    return f"{len(split):,}" if hasattr(split, "__len__") else "streamed"
 
 
 @dataclass(frozen=True, eq=False)
-class _Raw(Dataset[Any]):
-    """The images of a part as they were before they were normalised, in [0, 1]."""
+class _RawImages(Dataset[Any]):
+    """Images in [0, 1], as they were before standardization."""
 
     data: Dataset[Any]
     standardizer: Standardizer

@@ -1,18 +1,12 @@
-"""Tables of Hugging Face datasets: from a data root in the hub's layout, or from the hub.
+"""Data sets in the format of the Hugging Face hub: from a data root or downloaded, in memory-mapped or streamed form.
 
-    root/<set>/data/<split>-*.parquet, or load_dataset(<hub name>)  →  Arrow files that are mapped into memory
+    root/<name>/data/<split>-*.parquet, or datasets.load_dataset(<hub name>)  →  Arrow tables
 
-The Arrow files hold the columns that are needed, and lie in the cache of Hugging Face datasets, wherever HF_HOME says.
-A stream reads Parquet as it goes and keeps nothing.
+Arrow files with the required columns are cached by the `datasets` library (HF_HOME). A stream reads Parquet as it goes
+and stores nothing. A data set with validation rows but no public test labels uses its validation rows as test split, as
+published results do, and a fraction of its training rows for validation.
 
 Lhoest et al., Datasets: a community library for natural language processing, EMNLP 2021.
-
-Rows of tables of Hugging Face datasets: read by their number, or as they come; and the parts they make.
-
-    validation = the set's own, else a share of the training rows;  test = the set's own
-
-Where a set has rows for validation and none to test on, as their labels are not public, those for validation are the
-test part, on which results are published, and a share of the training rows is for validation.
 """
 
 import logging
@@ -29,153 +23,164 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import check_int
+from neuboots._validation import check_fraction, check_int
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
+    NO_DATA_ROOT,
+    SPLIT_NAMES,
+    CorruptFileError,
     DatasetNotFoundError,
-    check_fraction,
-    corrupt_file_error,
+    format_names,
     import_optional,
-    not_found_error,
 )
-from neuboots.data.dataset import LazyDataset, Source, StreamingDataset, Transform
+from neuboots.data.dataset import LazyDataset, StreamingDataset, Transform
 from neuboots.data.splits import hold_out
 
-HUB_SPLIT_NAMES: dict[str, tuple[str, ...]] = {
-    "train": ("train",),
-    "validation": ("validation", "val", "valid", "dev"),
-    "test": ("test",),
-}
-"""What the splits are called: ours, and the names that are taken for it."""
+ROWS_PER_READ = 64  # rows of a stream that are in memory at once
+_TIMEOUT_SECONDS = 10.0  # for the hub's first answer
 
-ROWS_PER_READ = 64  # rows of a stream that are in memory
-PROBE_SECONDS = 10.0  # how long the hub may take to answer before it counts as out of reach
+Decoder = Callable[[Any, str], Tensor]
+"""Value of a column and a description of its row → tensor; sent to worker processes."""
 
 
 @dataclass(frozen=True)
 class DatasetLocation:
-    """Where a set lies: its folder in a data root, and its name on the hub (None: it is on no hub)."""
+    """Where a data set is found.
+
+    Attributes:
+        name: Folder in a data root.
+        hub: Name on the Hugging Face hub; None if it is not there.
+        config: Configuration on the hub.
+        hint: How to get it otherwise.
+    """
 
     name: str
     hub: str | None = None
     config: str | None = None
-    how: str = ""  # how to get what is on no hub, or is elsewhere too
+    hint: str = ""
+
+    def download_hint(self, root: Path | None) -> str:
+        """Instructions for an error message.
+
+        Args:
+            root: The data root, if there is one.
+
+        Returns:
+            How to get the data set.
+        """
+        if self.hub is None:
+            return f"{self.hint} and pass its parent folder as root=... or in {DATA_ROOT_VARIABLE}"
+        folder = (root or Path("<data root>")) / self.name
+        other = f"or unset root and {DATA_ROOT_VARIABLE} to load it from the hub" if root else "and pass <data root>"
+        alternative = f"; or {self.hint}" if self.hint else ""
+        return f"run `hf download {self.hub} --repo-type dataset --local-dir {folder}` {other}{alternative}"
+
+
+def find_folder(location: DatasetLocation, root: Path) -> Path:
+    """Find the folder of a data set in a data root, by its name or by that of its repository on the hub.
+
+    Args:
+        location: The data set.
+        root: The data root.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        DatasetNotFoundError: If there is none.
+    """
+    names = [location.name] + ([location.hub.split("/")[-1], location.hub] if location.hub else [])
+    for folder in (root / name for name in names):
+        if folder.is_dir():
+            return folder
+    raise DatasetNotFoundError.for_dataset(location.name, [root / location.name], location.download_hint(root))
 
 
 def open_tables(
-    place: DatasetLocation, root: Path | None, columns: Sequence[Sequence[str]], *, streaming: bool
-) -> "SplitTables":
-    """The splits of a set, each with one column for each group of names in `columns`, under the group's first name.
+    location: DatasetLocation, root: Path | None, columns: Sequence[Sequence[str]], *, streaming: bool
+) -> dict[str, Any]:
+    """Open the splits of a data set.
 
-    With a data root, that is where the set must lie; without, it is loaded from the hub.
+    Args:
+        location: The data set.
+        root: Data root in which it must be; None loads it from the hub.
+        columns: Accepted names of each required column; it gets the first one.
+        streaming: Whether to stream.
+
+    Returns:
+        Table (a `datasets.Dataset` or `IterableDataset` of Arrow tables) of each split.
+
+    Raises:
+        DatasetNotFoundError: If the data set, its training split or a column is missing.
+        CorruptFileError: If a file cannot be read.
     """
     datasets = import_optional("datasets")
     if root is None:
-        found = _from_hub(datasets, place, streaming)
-        tables = {ours: found[theirs] for ours, theirs in _named(place, list(found)).items()}
+        found = _load_from_hub(datasets, location, streaming)
+        tables = {split: found[name] for split, name in _match_splits(location, list(found)).items()}
     else:
-        tables = _from_root(datasets, place, root, columns, streaming)
-    return {split: _with_columns(place, split, table, columns) for split, table in tables.items()}
+        tables = _load_from_root(datasets, location, root, columns, streaming)
+    return {split: _select_columns(location, split, table, columns) for split, table in tables.items()}
 
 
-SplitTables = Mapping[str, Any]
-"""Split → a datasets.Dataset or IterableDataset."""
-
-
-# -- a data root ---------------------------------------------------------------------------------------
-
-
-def find_folder(place: DatasetLocation, root: Path) -> Path:
-    """The folder of a set in a data root: by its name, or by that of its repository on the hub."""
-    looked = [root / name for name in dict.fromkeys([place.name, *_hub_names(place)])]
-    for folder in looked:
-        if folder.is_dir():
-            return folder
-    raise not_found_error(place.name, looked[:1], download_hint(place, root))
-
-
-def download_hint(place: DatasetLocation, root: Path | None) -> str:
-    if place.hub is None:
-        return f"{place.how}, and give its folder's parent as root=… or in the variable {DATA_ROOT_VARIABLE}"
-    target = (root or Path("<data root>")) / place.name
-    elsewhere = (
-        f"or, with internet, load it from the Hugging Face hub as {place.hub}: without root and {DATA_ROOT_VARIABLE}"
-        if root is not None
-        else f"and give <data root> as root=… or in the variable {DATA_ROOT_VARIABLE}"
-    )
-    or_else = f"; or {place.how}" if place.how else ""
-    return f"run `hf download {place.hub} --repo-type dataset --local-dir {target}`, {elsewhere}{or_else}"
-
-
-def _hub_names(place: DatasetLocation) -> list[str]:
-    return [] if place.hub is None else [place.hub.split("/")[-1], place.hub]
-
-
-def _from_root(
-    datasets: Any, place: DatasetLocation, root: Path, columns: Sequence[Sequence[str]], streaming: bool
+def _load_from_root(
+    datasets: Any, location: DatasetLocation, root: Path, columns: Sequence[Sequence[str]], streaming: bool
 ) -> dict[str, Any]:
-    folder = find_folder(place, root)
-    files = _parquet_files(place, folder, root)
+    files = _find_parquet_files(location, find_folder(location, root), root)
     tables = {}
-    for ours, theirs in _named(place, list(files)).items():
-        paths = files[theirs]
-        present = _columns_in_all(paths)
-        chosen = [_chosen(place, ours, present, names) for names in columns]
-        with silence_datasets(datasets):
-            try:
-                tables[ours] = datasets.load_dataset(
+    for split, name in _match_splits(location, list(files)).items():
+        paths = files[name]
+        present = _read_common_columns(paths)
+        selected = [_find_column(location, split, present, names) for names in columns]
+        try:
+            with silence_datasets(datasets):
+                tables[split] = datasets.load_dataset(
                     "parquet",
-                    data_files={ours: [str(path) for path in paths]},
-                    split=ours,
-                    columns=chosen,
+                    data_files={split: [str(path) for path in paths]},
+                    split=split,
+                    columns=selected,
                     streaming=streaming,
                 )
-            except Exception as fault:  # Arrow's, fsspec's and datasets' own
-                raise _fault_of(paths, fault) from None
+        except Exception as error:  # of Arrow, fsspec and datasets
+            raise _diagnose(paths, error) from None
     return tables
 
 
-def _parquet_files(place: DatasetLocation, folder: Path, root: Path) -> dict[str, list[Path]]:
-    """Split → its files, in the first of the folders that has any; no file of a split may be missing."""
-    names = dict.fromkeys(filter(None, [place.config, "data", "plain_text", place.name, "."]))
-    for place_in in (folder / name for name in names):
+def _find_parquet_files(location: DatasetLocation, folder: Path, root: Path) -> dict[str, list[Path]]:
+    """Files of each split, from the first subfolder that has any."""
+    names = dict.fromkeys(filter(None, [location.config, "data", "plain_text", location.name, "."]))
+    for subfolder in (folder / name for name in names):
         files: dict[str, list[Path]] = {}
-        for path in sorted(place_in.glob("*.parquet")):
+        for path in sorted(subfolder.glob("*.parquet")):
             files.setdefault(re.split(r"[-.]", path.name)[0], []).append(path)
+        for paths in files.values():
+            total = re.search(r"-of-(\d+)", paths[0].name)
+            if total is not None and int(total[1]) != len(paths):
+                raise DatasetNotFoundError(f"Found {len(paths)} of {int(total[1])} files such as {paths[0]}.")
         if files:
-            for paths in files.values():
-                _check_whole(paths)
             return files
-    raise not_found_error(place.name, [folder / "data" / "<split>-*.parquet"], download_hint(place, root))
+    pattern = folder / "data" / "<split>-*.parquet"
+    raise DatasetNotFoundError.for_dataset(location.name, [pattern], location.download_hint(root))
 
 
-def _check_whole(paths: list[Path]) -> None:
-    of = re.search(r"-of-(\d+)", paths[0].name)
-    if of is not None and int(of[1]) != len(paths):
-        raise DatasetNotFoundError(
-            f"got {len(paths)} files such as {paths[0]}; expected {int(of[1])}, as its name says: fetch those that are "
-            "missing, or remove those of another version"
-        )
-
-
-def _columns_in_all(paths: list[Path]) -> list[str]:
-    """The columns that every file of a split has."""
+def _read_common_columns(paths: list[Path]) -> list[str]:
+    """Columns that every file of a split has."""
     parquet = import_optional("pyarrow.parquet")
-    found: list[list[str]] = []
+    columns: list[list[str]] = []
     for path in paths:
         try:
             with parquet.ParquetFile(path) as file:
-                found.append(file.schema_arrow.names)
+                columns.append(file.schema_arrow.names)
                 rows = file.metadata.num_rows
-        except Exception as fault:
-            raise corrupt_file_error(path, f"it is no whole Parquet file ({type(fault).__name__})") from None
-        if rows == 0:  # the library stumbles over such a file
-            raise corrupt_file_error(path, "it has no row")
-    return [name for name in found[0] if all(name in names for names in found)]
+        except Exception as error:
+            raise CorruptFileError(path, f"not a complete Parquet file ({type(error).__name__})") from None
+        if rows == 0:  # which `datasets` cannot load
+            raise CorruptFileError(path, "it has no rows")
+    return [name for name in columns[0] if all(name in others for others in columns)]
 
 
-def _fault_of(paths: list[Path], fault: Exception) -> ValueError:
-    """Which file is to blame, by reading each; if none is, it was the writing of the cache, or they do not fit."""
+def _diagnose(paths: list[Path], error: Exception) -> ValueError:
+    """Name the file that cannot be read; if there is none, the cache could not be written or column types differ."""
     parquet = import_optional("pyarrow.parquet")
     for path in paths:
         try:
@@ -183,68 +188,60 @@ def _fault_of(paths: list[Path], fault: Exception) -> ValueError:
                 for batch in file.iter_batches(batch_size=256):
                     del batch
         except Exception as inner:
-            return corrupt_file_error(path, f"it is no whole Parquet file ({type(inner).__name__})")
-    cause: BaseException = fault
+            return CorruptFileError(path, f"not a complete Parquet file ({type(inner).__name__})")
+    cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    expected = (
-        "a cache that can be written: set HF_HOME to a folder with room"
-        if isinstance(cause, OSError)
-        else "files of a split whose columns are of the same types"
-    )
-    return ValueError(f"could not prepare {paths[0].parent} ({_line(cause)}); expected {expected}")
+    hint = "set HF_HOME to a folder with free space" if isinstance(cause, OSError) else "files must have the same types"
+    return ValueError(f"Cannot load {paths[0].parent} ({_one_line(cause)}): {hint}.")
 
 
-def _line(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:200]
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-# -- the hub -------------------------------------------------------------------------------------------
-
-
-def _from_hub(datasets: Any, place: DatasetLocation, streaming: bool) -> dict[str, Any]:
-    if place.hub is None:
-        looked = f"no data root, since neither root=… nor the variable {DATA_ROOT_VARIABLE} was given"
-        raise not_found_error(place.name, [looked], download_hint(place, None))
-    reachable = _is_reachable(place)
+def _load_from_hub(datasets: Any, location: DatasetLocation, streaming: bool) -> dict[str, Any]:
+    hint = location.download_hint(None)
+    if location.hub is None:
+        raise DatasetNotFoundError.for_dataset(location.name, [NO_DATA_ROOT], hint)
+    reachable, offline = _is_reachable(location.hub), datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or not reachable  # then the cache alone is used, without retries
     try:
-        with silence_datasets(datasets, bars=reachable), _offline(datasets, not reachable):
-            found = datasets.load_dataset(place.hub, place.config, streaming=streaming)
-            return dict(found.items())
-    except Exception as fault:
-        state = _line(fault) if reachable else "which cannot be reached from here"
-        looked = f"the Hugging Face hub as {place.hub} ({state})"
-        raise not_found_error(place.name, [looked], download_hint(place, None)) from None
+        with silence_datasets(datasets, progress_bars=reachable):
+            return dict(datasets.load_dataset(location.hub, location.config, streaming=streaming).items())
+    except Exception as error:
+        state = _one_line(error) if reachable else "which cannot be reached"
+        searched = f"the Hugging Face hub as {location.hub} ({state})"
+        raise DatasetNotFoundError.for_dataset(location.name, [searched], hint) from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
 
 
-def _is_reachable(place: DatasetLocation) -> bool:
-    """Asked once, with a time limit: what follows tries again and again for half a minute."""
-    hub = import_optional("huggingface_hub")
+def _is_reachable(name: str) -> bool:
+    """Ask the hub once with a time limit: `datasets` itself retries for half a minute."""
     try:
-        hub.HfApi().dataset_info(place.hub, timeout=PROBE_SECONDS)
-    except Exception:  # of the network, of a proxy, of a library set to be offline
+        import_optional("huggingface_hub").HfApi().dataset_info(name, timeout=_TIMEOUT_SECONDS)
+    except Exception:  # of the network, a proxy, or offline mode
         return False
     return True
 
 
 @contextmanager
-def _offline(datasets: Any, offline: bool) -> Iterator[None]:
-    """The cache alone is asked, where the hub is out of reach."""
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or offline
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
+def silence_datasets(datasets: Any, *, progress_bars: bool = False) -> Iterator[None]:
+    """Suppress log messages and, unless wanted, progress bars of the `datasets` library.
 
+    Args:
+        datasets: The module `datasets`.
+        progress_bars: Whether progress bars are shown.
 
-@contextmanager
-def silence_datasets(datasets: Any, *, bars: bool = False) -> Iterator[None]:
-    """No words of the library below an error; no bars but for a download."""
+    Yields:
+        Nothing.
+    """
     logger = logging.getLogger("datasets")
     level, hidden = logger.level, datasets.are_progress_bars_disabled()
     logger.setLevel(logging.CRITICAL)
-    hide = not bars and not hidden and datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is None  # else it would warn
+    fixed = datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None  # by the environment: changing it warns
+    hide = not progress_bars and not hidden and not fixed
     if hide:
         datasets.disable_progress_bars()
     try:
@@ -255,192 +252,214 @@ def silence_datasets(datasets: Any, *, bars: bool = False) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-# -- splits and columns --------------------------------------------------------------------------------
+def _match_splits(location: DatasetLocation, found: list[str]) -> dict[str, str]:
+    """Split → its name among those found; "train" must be one of them."""
+    matched = {split: name for split, names in SPLIT_NAMES.items() for name in reversed(names) if name in found}
+    if "train" not in matched:
+        raise DatasetNotFoundError(f"{location.name} has no training split, but {format_names(found) or 'none'}.")
+    return matched
 
 
-def _named(place: DatasetLocation, found: list[str]) -> dict[str, str]:
-    """Our names of the splits that were found; train must be among them."""
-    named = {ours: name for ours, names in HUB_SPLIT_NAMES.items() for name in reversed(names) if name in found}
-    if "train" not in named:
-        raise DatasetNotFoundError(
-            f"got {place.name} with the splits {', '.join(found) or 'none'}; expected train among them"
-        )
-    return named
-
-
-def _chosen(place: DatasetLocation, split: str, present: Sequence[str], names: Sequence[str]) -> str:
+def _find_column(location: DatasetLocation, split: str, present: Sequence[str], names: Sequence[str]) -> str:
     for name in names:
         if name in present:
             return name
     raise DatasetNotFoundError(
-        f"got {place.name}, split {split}, with the columns {', '.join(present)}; expected one called "
-        f"{' or '.join(names)}"
+        f"{location.name}, split {split}, has no column {' or '.join(map(repr, names))}, but {format_names(present)}."
     )
 
 
-def _with_columns(place: DatasetLocation, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
+def _select_columns(location: DatasetLocation, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
     present = table.column_names or list(next(iter(table)))
-    chosen = [_chosen(place, split, present, names) for names in columns]
-    table = table.select_columns(chosen).with_format("arrow")
-    ours = {old: names[0] for old, names in zip(chosen, columns, strict=True)}
-    if all(old == new for old, new in ours.items()):
+    selected = [_find_column(location, split, present, names) for names in columns]
+    table = table.select_columns(selected).with_format("arrow")
+    renamed = {old: names[0] for old, names in zip(selected, columns, strict=True)}
+    if all(old == new for old, new in renamed.items()):
         return table
     if hasattr(table, "__len__"):
-        return table.rename_columns(ours)
-    # a stream's own rename_columns takes rows apart and guesses their types anew: one null, and it breaks off
-    kinds = table.features and type(table.features)({ours[name]: kind for name, kind in table.features.items()})
-    return table.map(partial(_renamed, names=ours), batched=True, batch_size=ROWS_PER_READ, features=kinds)
+        return table.rename_columns(renamed)
+    # rename_columns of a stream infers types from rows again and fails at a null
+    features = table.features and type(table.features)({renamed[name]: kind for name, kind in table.features.items()})
+    return table.map(partial(_rename, names=renamed), batched=True, batch_size=ROWS_PER_READ, features=features)
 
 
-def _renamed(rows: Any, names: Mapping[str, str]) -> Any:
+def _rename(rows: Any, names: Mapping[str, str]) -> Any:
     return rows.rename_columns([names[name] for name in rows.column_names])
 
 
 def read_class_names(table: Any, column: str) -> tuple[str, ...]:
-    """Those that the file gives for a column of labels; none if it gives none."""
+    """Read the class names that a file stores for a column of labels.
+
+    Args:
+        table: A table of `open_tables`.
+        column: The column of labels.
+
+    Returns:
+        The names; empty if there are none.
+    """
     feature = (table.features or {}).get(column)
     return tuple(getattr(feature, "names", None) or ())
 
 
-Decoder = Callable[[Any, str], Tensor]
-"""What a column holds, and where it lies for a sentence → a tensor. What decodes pickles: workers take it along."""
+@dataclass(frozen=True)
+class ColumnSpec:
+    """How two columns become inputs and targets.
+
+    Attributes:
+        x: Column of the inputs.
+        y: Column of the targets.
+        decode_x: Decodes an input.
+        decode_y: Decodes a target.
+        integer_target: Whether y holds integers, which are validated once and then read without decoding.
+    """
+
+    x: str
+    y: str
+    decode_x: Decoder
+    decode_y: Decoder
+    integer_target: bool
+
+    def decode(self, x: Any, y: Any, where: str) -> tuple[Tensor, Tensor]:
+        """Decode a row.
+
+        Args:
+            x: Value of the input column.
+            y: Value of the target column.
+            where: Description of the row, for error messages.
+
+        Returns:
+            Input and target.
+
+        Raises:
+            CorruptFileError: If a value cannot be decoded, or the mask has another size than its image.
+        """
+        decoded = self.decode_x(x, where), self.decode_y(y, where)
+        image, mask = decoded[0].shape[1:], decoded[1].shape
+        if len(mask) > 1 and image != mask:
+            raise CorruptFileError(where, f"its mask is {tuple(mask)}, but its image {tuple(image)} pixels")
+        return decoded
 
 
 @dataclass(frozen=True, eq=False)
 class ArrowSource:
-    """The rows of a table as a source: columns x and y, decoded as they are read."""
+    """Source that decodes rows of an Arrow table.
 
-    table: Any  # a datasets.Dataset that gives Arrow tables
-    where: str  # such as "cifar10, split train"
-    x: str
-    y: str
-    decode_x: Decoder
-    decode_y: Decoder | None = None  # None: numbers, as they lie
+    Attributes:
+        table: A `datasets.Dataset` of Arrow tables.
+        where: Description such as "cifar10, split train".
+        columns: How columns become inputs and targets.
+    """
+
+    table: Any
+    where: str
+    columns: ColumnSpec
 
     def __len__(self) -> int:
         return len(self.table)
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
         found = self.table[list(rows)]
-        xs, ys = self._decoded(found, self.x, self.decode_x, rows), self._targets(found, rows)
-        for x, y, row in zip(xs, ys, rows, strict=True):
-            _check_sizes(x, y, f"{self.where}, row {row}")
-        return xs, ys
+        values = (found.column(name).to_pylist() for name in (self.columns.x, self.columns.y))
+        pairs = [self.columns.decode(x, y, f"{self.where}, row {row}") for x, y, row in zip(*values, rows, strict=True)]
+        return [x for x, _ in pairs], [y for _, y in pairs]
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        if self.decode_y is None:  # one column of numbers, faster than its rows
-            return list(torch.from_numpy(self.table.data.column(self.y).to_numpy()[list(rows)]).long())
-        return self._targets(self.table.select_columns([self.y])[list(rows)], rows)
+        """Targets of some rows; see `neuboots.data.dataset.Source`."""
+        if self.columns.integer_target:
+            return list(torch.from_numpy(self.table.data.column(self.columns.y).to_numpy()[list(rows)]).long())
+        values = self.table.select_columns([self.columns.y])[list(rows)].column(self.columns.y).to_pylist()
+        return [self.columns.decode_y(y, f"{self.where}, row {row}") for y, row in zip(values, rows, strict=True)]
 
-    def _targets(self, found: Any, rows: Sequence[int]) -> list[Tensor]:
-        if self.decode_y is None:
-            return list(torch.tensor(found.column(self.y).to_pylist(), dtype=torch.int64))
-        return self._decoded(found, self.y, self.decode_y, rows)
+    def check_targets(self) -> None:
+        """Decode each distinct integer target once.
 
-    def _decoded(self, found: Any, column: str, decode: Decoder, rows: Sequence[int]) -> list[Tensor]:
-        values = found.column(column).to_pylist()
-        return [decode(value, f"{self.where}, row {row}") for value, row in zip(values, rows, strict=True)]
-
-
-def _check_sizes(x: Tensor, y: Tensor, where: str) -> None:
-    if y.ndim > 1 and x.shape[1:] != y.shape:
-        image, mask = (" × ".join(map(str, shape)) for shape in (x.shape[1:], y.shape))
-        raise corrupt_file_error(where, f"its mask of {mask} pixels does not fit its image of {image}")
-
-
-NumberedRow = tuple[int, Any, Any]
-"""The number of a row in its split, and what its two columns hold."""
+        Raises:
+            CorruptFileError: If a target is not valid; the first such row is named.
+        """
+        values, first = self.table.data.column(self.columns.y).to_pylist(), dict[str, int]()
+        for row, value in enumerate(values):
+            first.setdefault(repr(value), row)  # of any type: NaN, which differs from itself, and lists
+        for row in first.values():
+            self.columns.decode_y(values[row], f"{self.where}, row {row}")
 
 
 @dataclass(frozen=True, eq=False)
 class ArrowStream:
-    """The rows of a streamed table from the start, not yet decoded: what `Stream(read=…)` takes.
+    """Rows of a streamed table, from the start at each call; the argument `read` of `StreamingDataset`.
 
-    Of a share, the rows are taken that stand at even distances: ⌊(r + 1) share + φ⌋ > ⌊r share + φ⌋, φ by the seed.
+    A fraction is held out at even distances: row r if ⌊(r + 1) f + φ⌋ > ⌊r f + φ⌋, with φ given by the seed.
+
+    Attributes:
+        table: A `datasets.IterableDataset` of Arrow tables.
+        where: Description such as "cifar10, split train".
+        columns: How columns become inputs and targets.
+        fraction: Fraction of the rows that is held out.
+        seed: Random seed.
+        held_out: Whether to read the rows held out, or all others.
     """
 
-    table: Any  # a datasets.IterableDataset that gives Arrow tables
+    table: Any
     where: str
-    x: str
-    y: str
+    columns: ColumnSpec
     fraction: float = 0.0
     seed: int = 0
-    held_out: bool = False  # the rows of the share, or all others
+    held_out: bool = False
 
-    def __call__(self) -> Iterator[NumberedRow]:
+    def __call__(self) -> Iterator[tuple[int, Any, Any]]:
         number, datasets = 0, import_optional("datasets")
-        phase = float(
-            draw_uniform(derive_keys(torch.zeros(1), self.seed, "validation"), torch.zeros(1, dtype=torch.int64))
-        )
-        batches = iter(
-            self.table.iter(batch_size=ROWS_PER_READ)
-        )  # in a worker, iter(table) itself would leave out rows
+        key = derive_keys(torch.zeros(1), self.seed, "validation")
+        phase = float(draw_uniform(key, torch.zeros(1, dtype=torch.int64)))
+        batches = iter(self.table.iter(batch_size=ROWS_PER_READ))  # iter(table) would skip rows in a worker process
         while True:
             try:
                 with silence_datasets(datasets):
                     batch = next(batches, None)
-            except Exception as fault:  # of the network, of Parquet
-                raise corrupt_file_error(
-                    f"{self.where}, row {number} or after", f"the stream broke off ({type(fault).__name__})"
-                ) from None
+            except Exception as error:  # of the network or Parquet
+                where = f"{self.where}, row {number} or after"
+                raise CorruptFileError(where, f"the stream ended ({type(error).__name__})") from None
             if batch is None:
                 return
-            for x, y in zip(batch.column(self.x).to_pylist(), batch.column(self.y).to_pylist(), strict=True):
+            values = (batch.column(name).to_pylist() for name in (self.columns.x, self.columns.y))
+            for x, y in zip(*values, strict=True):
                 if is_held_out(number, self.fraction, phase) == self.held_out:
                     yield number, x, y
                 number += 1
 
+    def decode(self, row: tuple[int, Any, Any]) -> tuple[Tensor, Tensor]:
+        """Decode a row; the argument `decode` of `StreamingDataset`.
+
+        Args:
+            row: Index of the row and the values of its two columns.
+
+        Returns:
+            Input and target.
+        """
+        number, x, y = row
+        return self.columns.decode(x, y, f"{self.where}, row {number}")
+
 
 def is_held_out(number: int, fraction: float, phase: float) -> bool:
-    """Whether a row of a stream is one of the share.
+    """Whether a row of a stream belongs to the fraction that is held out.
 
-    >>> [number for number in range(20) if is_held_out(number, 0.2, 0.0)]
-    [4, 9, 14, 19]
+    Args:
+        number: Index of the row.
+        fraction: The fraction.
+        phase: Offset in [0, 1).
+
+    Returns:
+        Whether the row is held out.
+
+    Example:
+        >>> [number for number in range(20) if is_held_out(number, 0.2, 0.0)]
+        [4, 9, 14, 19]
     """
     return math.floor((number + 1) * fraction + phase) > math.floor(number * fraction + phase)
 
 
-@dataclass(frozen=True, eq=False)
-class RowDecoder:
-    """A row of a flow as (x, y): what `Stream(decode=…)` takes."""
-
-    where: str
-    decode_x: Decoder
-    decode_y: Decoder
-
-    def __call__(self, row: NumberedRow) -> tuple[Tensor, Tensor]:
-        number, x, y = row
-        where = f"{self.where}, row {number}"
-        decoded = self.decode_x(x, where), self.decode_y(y, where)
-        _check_sizes(*decoded, where)
-        return decoded
-
-
-def split_stream(flow: ArrowStream, fraction: float, *, seed: int) -> tuple[ArrowStream, ArrowStream | None]:
-    """(the rest, a share of the rows for validation) of a stream."""
-    fraction = check_fraction(fraction)
-    if fraction == 0:
-        return flow, None
-    return replace(flow, fraction=fraction, seed=seed), replace(flow, fraction=fraction, seed=seed, held_out=True)
-
-
-# -- parts ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """How the two columns of a set become x and y."""
-
-    x: str
-    y: str
-    decode_x: Decoder
-    decode_y: Decoder
-    numbers: bool  # y is a column of numbers, which are read without decoding, and checked all at once
-
-
 def build_splits(
     name: str,
-    tables: SplitTables,
+    tables: Mapping[str, Any],
     columns: ColumnSpec,
     transform: Transform,
     *,
@@ -448,71 +467,45 @@ def build_splits(
     seed: int,
     streaming: bool,
 ) -> dict[str, Any]:
-    """{"train": …, "validation": …, "test": …} of the splits of a set, as parts or streams."""
-    seed = check_int("seed", seed)
-    splits = {split: split for split in tables}
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    make = _stream if streaming else _part
-    parts: dict[str, Any] = {"validation": None, "test": None}
-    for part, split in splits.items():
-        parts[part] = make(f"{name}, split {split}", tables[split], columns, transform)
-    if "validation" in splits:
-        check_fraction(val_fraction)
-    elif streaming:
-        flow, apart = split_stream(parts["train"].read, val_fraction, seed=seed)
-        parts["validation"] = None if apart is None else replace(parts["train"], read=apart)
-        parts["train"] = replace(parts["train"], read=flow)
-    else:
-        strata = parts["train"].targets if columns.numbers else None
-        parts["train"], parts["validation"] = hold_out(parts["train"], val_fraction, seed=seed, strata=strata)
-    return parts
+    """Make data sets of the splits of a table; a missing validation split is held out of the training split.
 
+    Args:
+        name: Name of the data set, for error messages.
+        tables: Table of each split, as `open_tables` returns them.
+        columns: How columns become inputs and targets.
+        transform: Transform of the inputs.
+        val_fraction: Fraction of the training rows for validation, where there is no validation split.
+        seed: Random seed of the validation split.
+        streaming: Whether the tables are streams.
 
-def _part(where: str, table: Any, columns: ColumnSpec, normalise: Transform) -> LazyDataset:
-    if columns.numbers:
-        _check_numbers(table.data.column(columns.y), columns.decode_y, where)
-    decode_y = None if columns.numbers else columns.decode_y
-    return LazyDataset(ArrowSource(table, where, columns.x, columns.y, columns.decode_x, decode_y), normalise)
+    Returns:
+        "train", "validation" and "test" → data set or None.
 
-
-def _stream(where: str, table: Any, columns: ColumnSpec, normalise: Transform) -> StreamingDataset:
-    decode = RowDecoder(where, columns.decode_x, columns.decode_y)
-    return StreamingDataset(ArrowStream(table, where, columns.x, columns.y), normalise, decode=decode)
-
-
-def _check_numbers(values: Any, decode: Decoder, where: str) -> None:
-    """Each value that occurs is decoded once; the first row that has a bad one is named."""
-    listed, first = values.to_pylist(), dict[str, int]()
-    for row, value in enumerate(listed):
-        first.setdefault(repr(value), row)  # of whatever type: NaN, which is not itself, and lists too
-    for row in first.values():
-        decode(listed[row], f"{where}, row {row}")
-
-
-def to_stream(part: LazyDataset) -> StreamingDataset:
-    """A part as a stream of its rows.
-
-    >>> from neuboots.data.dataset import Tensors
-    >>> [int(y) for _, y in to_stream(LazyDataset(Tensors(torch.zeros(3, 1), torch.arange(3))).take([2, 0]))]
-    [2, 0]
+    Raises:
+        CorruptFileError: If an integer target is not valid.
     """
-    rows = part.rows if part.rows is not None else range(len(part))
-    return StreamingDataset(_Numbers(rows), part.transform, part.augment, _Read(part.source))
-
-
-@dataclass(frozen=True, eq=False)
-class _Numbers:
-    rows: Sequence[int]
-
-    def __call__(self) -> Iterator[int]:
-        return iter(self.rows)
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    source: Source
-
-    def __call__(self, row: int) -> tuple[Tensor, Tensor]:
-        (x,), (y,) = self.source.read([row])
-        return x, y
+    seed, val_fraction = check_int("seed", seed), check_fraction("val_fraction", val_fraction, zero=True)
+    names = {split: split for split in tables}
+    if "test" not in names and "validation" in names:
+        names["test"] = names.pop("validation")
+    splits: dict[str, Any] = {"validation": None, "test": None}
+    for split, table_name in names.items():
+        where, table = f"{name}, split {table_name}", tables[table_name]
+        if streaming:
+            stream = ArrowStream(table, where, columns)
+            splits[split] = StreamingDataset(stream, transform, decode=stream.decode)
+        else:
+            source = ArrowSource(table, where, columns)
+            if columns.integer_target:
+                source.check_targets()
+            splits[split] = LazyDataset(source, transform)
+    if "validation" not in names and val_fraction > 0:
+        train = splits["train"]
+        if streaming:
+            rest = replace(train.read, fraction=val_fraction, seed=seed)
+            splits["validation"] = replace(train, read=replace(rest, held_out=True))
+            splits["train"] = replace(train, read=rest)
+        else:
+            strata = train.targets if columns.integer_target else None
+            splits["train"], splits["validation"] = hold_out(train, val_fraction, seed=seed, strata=strata)
+    return splits

@@ -1,25 +1,17 @@
-"""Files in folders: which there are, in which split, and which belong together.
+"""Data sets from folders of files: images by class, images with masks, and PASCAL VOC.
 
-    path/<class>/…,               path/<split>/<class>/…
-    path/{images, masks}/<name>,  path/<split>/{images, masks}/<name>,  path/{images, masks}/<split>/<name>
+    path/<class>/…,               path/<split>/<class>/…                                          → a class
+    path/{images, masks}/<name>,  path/<split>/{images, masks}/<name>,  path/{images, masks}/<split>/<name>  → a mask
 
-Files come sorted by name, folders are walked to the bottom, and what is hidden is passed over: .DS_Store,
-.ipynb_checkpoints, and the ._ files that archives of a Mac leave beside every other.
-
-The user's own images: a folder by class, a folder of images and masks, and PASCAL VOC's.
-
-    path/<class>/<any name>.jpg → the class;    images/<name>.jpg, masks/<name>.png → a class for each pixel
-
-An image is read and decoded when its row is asked for: turned as its EXIF tag says, made grey (channels=1) or colour
-(channels=3), without its transparency, with 16 bits rounded to 8. Given a size, it is made as small as will cover that,
-keeping its proportions, and cropped at the centre; without one, rows have the sizes of their files.
+Files are sorted by name and read on demand; hidden files and folders are skipped. Images are converted as in
+`neuboots.data.images`.
 
 Everingham, Van Gool, Williams, Winn and Zisserman, The PASCAL visual object classes challenge 2012. Hariharan,
 Arbelaez, Bourdev, Maji and Malik, Semantic contours from inverse detectors, ICCV 2011 (SegmentationClassAug).
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,209 +20,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuboots._validation import check_int
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError
-from neuboots.data.augment import CropFlip, CropFlipCutout
+from neuboots._validation import ArgumentError, check_int
+from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, format_names
+from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
 from neuboots.data.dataset import Augmentation, DatasetBundle, LazyDataset, Standardizer
-from neuboots.data.images import decode_image, decode_mask, read_image_and_mask
+from neuboots.data.images import ImageSize, decode_image, decode_mask, read_image_and_mask
 from neuboots.data.splits import complete_splits, hold_out
 
-FOLDER_SPLIT_NAMES: Mapping[str, tuple[str, ...]] = {
-    "train": ("train", "training"),
-    "validation": ("validation", "val", "valid", "dev"),
-    "test": ("test", "testing"),
-}
-"""What the folders of a split may be called."""
-
-
-class FileListing(NamedTuple):
-    files: list[Path]
-    others: list[Path]  # of other kinds, passed over
-
-
-def check_folder(path: str | Path, what: str) -> Path:
-    """The folder that was given, or a sentence."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "is not there"
-        raise DatasetNotFoundError(f"got {str(path)!r}, which {kind}; expected {what}")
-    return folder
-
-
-def list_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, by name, without hidden ones."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _is_hidden(entry.name))
-
-
-def list_files(folder: Path, endings: Collection[str]) -> FileListing:
-    """All files below a folder whose names end so, and all others; links are followed, but in no circle."""
-    found = FileListing([], [])
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not _is_hidden(name))
-        if real in seen:
-            continue
-        seen.add(real)
-        for name in names:
-            if not _is_hidden(name):
-                (found.files if name.lower().endswith(tuple(endings)) else found.others).append(Path(place, name))
-    found.files.sort()
-    found.others.sort()
-    return found
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "__MACOSX"))
-
-
-# -- splits --------------------------------------------------------------------------------------------
-
-
-def find_split_folders(folder: Path) -> dict[str, Path]:
-    """Split → its folder, for those that there are; none of them, unless train is one."""
-    found: dict[str, Path] = {}
-    for entry in list_folders(folder):
-        for split, names in FOLDER_SPLIT_NAMES.items():
-            if entry.name.lower() in names:
-                if split in found:
-                    raise ValueError(f"got {found[split]} and {entry}; expected one folder for {split}: join the two")
-                found[split] = entry
-    return found if "train" in found else {}
-
-
-# -- pairs ---------------------------------------------------------------------------------------------
-
-
-class FilePairs(NamedTuple):
-    inputs: list[str]
-    targets: list[str]
-    skipped: list[str]
-
-
-def find_paired_folders(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> dict[str, tuple[Path, Path]]:
-    """Split → (folder of inputs, folder of targets), in any of the three layouts; all is train where none is named."""
-    here = _pair_in(folder, inputs, targets)
-    if here is not None:
-        first, second = find_split_folders(here[0]), find_split_folders(here[1])
-        if not first:
-            return {"train": here}
-        for split, entry in first.items():
-            if split not in second:
-                raise DatasetNotFoundError(f"got {entry}, but no folder for {split} in {here[1]}; expected one in both")
-        return {split: (entry, second[split]) for split, entry in first.items()}
-    splits = find_split_folders(folder)
-    found = {split: _pair_in(entry, inputs, targets) for split, entry in splits.items()}
-    for split, pair in found.items():
-        if pair is None:
-            raise DatasetNotFoundError(
-                f"got {splits[split]} without {' or '.join(inputs)}, or without {' or '.join(targets)}; expected both "
-                "folders in it"
-            )
-    if not found:
-        raise DatasetNotFoundError(
-            f"got {folder} with {_listed(list_folders(folder))}; expected the folders {' or '.join(inputs)} and "
-            f"{' or '.join(targets)}, or train with both in it"
-        )
-    return {split: pair for split, pair in found.items() if pair is not None}
-
-
-def _pair_in(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> tuple[Path, Path] | None:
-    names = {entry.name: entry for entry in list_folders(folder)}
-    first = next((names[name] for name in inputs if name in names), None)
-    second = next((names[name] for name in targets if name in names), None)
-    return None if first is None or second is None else (first, second)
-
-
-def list_pairs(folders: tuple[Path, Path], endings: Sequence[str], target_endings: Sequence[str]) -> FilePairs:
-    """Inputs and targets of one name, whatever their endings; one without the other is named."""
-    found = [list_files(folder, ends) for folder, ends in zip(folders, (endings, target_endings), strict=True)]
-    inputs, targets = (
-        _by_stem(listed.files, folder, ends)
-        for listed, folder, ends in zip(found, folders, (endings, target_endings), strict=True)
-    )
-    for stem, file in inputs.items():
-        if stem not in targets:
-            expected = folders[1] / (stem + target_endings[0])
-            raise DatasetNotFoundError(
-                f"got {file} without its {folders[1].name}; expected a file such as {expected} "
-                f"({_or(target_endings)}), or neither"
-            )
-    for stem, file in targets.items():
-        if stem not in inputs:
-            raise DatasetNotFoundError(
-                f"got {file} without its file in {folders[0]}; expected one of the same name, or neither"
-            )
-    if not inputs:
-        others = _kinds(found[0].others)
-        raise DatasetNotFoundError(
-            f"got {folders[0]} without any file{others}; expected names that end in {_or(endings)}"
-        )
-    passed_over = [str(file) for listed in found for file in listed.others]
-    return FilePairs([str(file) for file in inputs.values()], [str(targets[stem]) for stem in inputs], passed_over)
-
-
-def _by_stem(files: list[Path], folder: Path, endings: Collection[str]) -> dict[str, Path]:
-    by_stem: dict[str, Path] = {}
-    for file in files:
-        name = file.relative_to(folder).as_posix()
-        ending = max((end for end in endings if name.lower().endswith(end)), key=len)
-        stem = name[: -len(ending)]
-        if stem in by_stem:
-            raise ValueError(f"got {by_stem[stem]} and {file}; expected one file of a name: remove one of them")
-        by_stem[stem] = file
-    return by_stem
-
-
-def _kinds(others: list[Path]) -> str:
-    """Of what was passed over, for a sentence."""
-    if not others:
-        return ""
-    kinds = sorted({other.suffix or other.name for other in others})[:5]
-    return f" that can be taken ({len(others)} of other kinds were passed over: {', '.join(kinds)})"
-
-
-def _listed(folders: list[Path]) -> str:
-    names = [folder.name for folder in folders]
-    if not names:
-        return "no folders"
-    return f"the folders {', '.join(names[:8])}" + (" …" if len(names) > 8 else "")
-
-
-def _or(endings: Collection[str]) -> str:
-    return ", ".join(sorted(endings))
-
-
 IMAGE_SUFFIXES = (
-    ".bmp",
-    ".gif",
-    ".jfif",
-    ".jp2",
-    ".jpeg",
-    ".jpg",
-    ".pbm",
-    ".pgm",
-    ".png",
-    ".ppm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
-MASK_SUFFIXES = (
-    ".png",
-    ".bmp",
-    ".gif",
-    ".pgm",
-    ".tif",
-    ".tiff",
-)  # nothing lossy: it would invent classes along borders
+    ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+MASK_SUFFIXES = (".png", ".bmp", ".gif", ".pgm", ".tif", ".tiff")  # lossless: JPEG would add classes at borders
+IMAGE_FOLDERS, MASK_FOLDERS = ("images",), ("masks", "labels")
+IGNORE_INDEX = 255  # mask value of pixels without a class, once a file is read
+MAX_MASK_CLASSES = 64  # mask values that are taken for classes; masks with smoothed borders have more
 
 IMAGENET_STANDARDIZERS = {
     1: Standardizer((0.449,), (0.226,)),
     3: Standardizer((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-"""What images of one's own are normalised by, unless told otherwise: the statistics of ImageNet, as pretrained nets
-expect; of grey images, their means over the colours."""
+"""Default standardization for 1 and 3 channels: the statistics of ImageNet, as pretrained nets expect."""
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "dining table",
@@ -238,7 +47,222 @@ VOC_CLASSES = (
 )  # fmt: skip
 
 
+# -- files and folders ---------------------------------------------------------------------------------
+
+
+class FileListing(NamedTuple):
+    """Files below a folder: those with an accepted suffix, and all others."""
+
+    files: list[Path]
+    others: list[Path]
+
+
+class FilePairs(NamedTuple):
+    """Files of inputs and of their targets, and files with other suffixes, which are skipped."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def check_folder(path: str | Path, expected: str) -> Path:
+    """Return a folder that exists.
+
+    Args:
+        path: Path of the folder.
+        expected: What it should contain, for the error message.
+
+    Returns:
+        The path.
+
+    Raises:
+        DatasetNotFoundError: If it is not a folder.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        state = "is a file" if folder.exists() else "does not exist"
+        raise DatasetNotFoundError(f"{str(path)!r} {state}; expected {expected}.")
+    return folder
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """List the folders in a folder, sorted by name, without hidden ones.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Its subfolders.
+    """
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _is_hidden(entry.name))
+
+
+def list_files(folder: Path, suffixes: Collection[str]) -> FileListing:
+    """List all files below a folder, sorted by name; links are followed once.
+
+    Args:
+        folder: The folder.
+        suffixes: Accepted suffixes, in lower case.
+
+    Returns:
+        Files with these suffixes, and all others.
+    """
+    listing, seen = FileListing([], []), set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        for name in names:
+            if not _is_hidden(name):
+                (listing.files if name.lower().endswith(tuple(suffixes)) else listing.others).append(Path(place, name))
+    return FileListing(sorted(listing.files), sorted(listing.others))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "__MACOSX"))
+
+
+def find_split_folders(folder: Path) -> dict[str, Path]:
+    """Find the folders of the splits.
+
+    Args:
+        folder: Folder that may have folders such as train, val and test.
+
+    Returns:
+        Folder of each split; empty without a training split.
+
+    Raises:
+        ValueError: If a split has two folders.
+    """
+    found: dict[str, Path] = {}
+    for entry in list_folders(folder):
+        for split, names in SPLIT_NAMES.items():
+            if entry.name.lower() in names:
+                if split in found:
+                    raise ValueError(f"Two folders for the split {split!r}: {found[split]} and {entry}.")
+                found[split] = entry
+    return found if "train" in found else {}
+
+
+def find_paired_folders(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> dict[str, tuple[Path, Path]]:
+    """Find the folders of inputs and targets of each split.
+
+    Args:
+        folder: Folder in one of the layouts of this module.
+        inputs: Accepted names of the folder of inputs.
+        targets: Accepted names of the folder of targets.
+
+    Returns:
+        Folders of inputs and targets of each split; all files are "train" without folders of splits.
+
+    Raises:
+        DatasetNotFoundError: If a folder is missing.
+    """
+    expected = f"{' or '.join(inputs)} and {' or '.join(targets)}"
+    pair = _find_pair(folder, inputs, targets)
+    if pair is not None:
+        input_splits, target_splits = map(find_split_folders, pair)
+        if missing := [split for split in input_splits if split not in target_splits]:
+            raise DatasetNotFoundError(f"{pair[1]} has no folder for the split {missing[0]!r}.")
+        return {split: (entry, target_splits[split]) for split, entry in input_splits.items()} or {"train": pair}
+    splits = find_split_folders(folder)
+    found = {split: _find_pair(entry, inputs, targets) for split, entry in splits.items()}
+    for split, split_pair in found.items():
+        if split_pair is None:
+            raise DatasetNotFoundError(f"{splits[split]} does not have both folders {expected}.")
+    if not found:
+        names = format_names([entry.name for entry in list_folders(folder)]) or "none"
+        raise DatasetNotFoundError(f"{folder} has the folders {names}; expected {expected}, or train with both in it.")
+    return {split: split_pair for split, split_pair in found.items() if split_pair is not None}
+
+
+def _find_pair(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> tuple[Path, Path] | None:
+    names = {entry.name: entry for entry in list_folders(folder)}
+    first, second = (next((names[name] for name in group if name in names), None) for group in (inputs, targets))
+    return None if first is None or second is None else (first, second)
+
+
+def list_pairs(folders: tuple[Path, Path], suffixes: Sequence[str], target_suffixes: Sequence[str]) -> FilePairs:
+    """Match files of inputs and targets by name.
+
+    Args:
+        folders: Folder of the inputs and folder of the targets.
+        suffixes: Accepted suffixes of the inputs.
+        target_suffixes: Accepted suffixes of the targets.
+
+    Returns:
+        The pairs, sorted by name.
+
+    Raises:
+        DatasetNotFoundError: If there are no inputs, or a file has no partner.
+        ValueError: If two files of a folder differ by their suffix only.
+    """
+    listings = [list_files(folder, ends) for folder, ends in zip(folders, (suffixes, target_suffixes), strict=True)]
+    inputs, targets = (
+        _index_by_stem(listing.files, folder, ends)
+        for listing, folder, ends in zip(listings, folders, (suffixes, target_suffixes), strict=True)
+    )
+    skipped = tuple(str(file) for listing in listings for file in listing.others)
+    if not inputs:
+        raise DatasetNotFoundError(
+            f"{folders[0]} has no file that ends in {', '.join(suffixes)} ({len(listings[0].others)} other files)."
+        )
+    for stem in [*inputs, *targets]:
+        if stem not in targets:
+            raise DatasetNotFoundError(
+                f"{inputs[stem]} has no partner such as {folders[1] / stem}{target_suffixes[0]}."
+            )
+        if stem not in inputs:
+            raise DatasetNotFoundError(f"{targets[stem]} has no partner in {folders[0]}.")
+    return FilePairs(tuple(map(str, inputs.values())), tuple(str(targets[stem]) for stem in inputs), skipped)
+
+
+def _index_by_stem(files: list[Path], folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
+    by_stem: dict[str, Path] = {}
+    for file in files:
+        name = file.relative_to(folder).as_posix()
+        stem = name[: -max(len(suffix) for suffix in suffixes if name.lower().endswith(suffix))]
+        if stem in by_stem:
+            raise ValueError(f"{by_stem[stem]} and {file} have the same name: remove one of them.")
+        by_stem[stem] = file
+    return by_stem
+
+
 # -- images by class -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFileSource:
+    """Source of image files with labels.
+
+    Attributes:
+        files: Paths of the images.
+        labels: Their classes (n,).
+        channels: 1 for grayscale, 3 for RGB.
+        size: Height and width to resize to; None to keep the size of each file.
+        skipped: Files that are not images by their suffix.
+    """
+
+    files: tuple[str, ...] = field(repr=False)
+    labels: Tensor = field(repr=False)
+    channels: int
+    size: ImageSize | None
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
+        files = [self.files[row] for row in rows]
+        return [decode_image(file, self.channels, file, size=self.size) for file in files], self.read_targets(rows)
+
+    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
+        """Targets of some rows; see `neuboots.data.dataset.Source`."""
+        return list(self.labels[list(rows)])
 
 
 def load_image_folder(
@@ -251,104 +275,258 @@ def load_image_folder(
     channels: int = 3,
     standardizer: Standardizer | None = None,
 ) -> DatasetBundle:
-    """Images by class: path/<class>/…, or with train, val and test above the classes.
+    """Load images from one folder per class, path/<class>/…, which may be in folders train, val and test.
 
-    A split without a folder of its own is a share of the training images, of each class the same, drawn by the seed; a
-    share of 0 gives None. Files that are no images by their names are passed over: `data.train.source.passed_over`
-    lists them. With a size, the augmentation pads by an eighth, crops and mirrors; without, there is none.
+    Args:
+        path: The folder.
+        val_fraction: Fraction of the images for validation, stratified, if there is no folder for it; 0 for none.
+        test_fraction: Fraction of the images for testing, stratified, if there is no folder for it; 0 for none.
+        seed: Random seed of the splits.
+        size: Height and width of the images. With a size, the augmentation pads by an eighth, crops and mirrors;
+            without one, images keep their sizes and there is no augmentation.
+        channels: 1 for grayscale, 3 for RGB.
+        standardizer: Standardization of the images; None for that of ImageNet.
 
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name, colour in [("blue", "#0000ff"), ("red", "#ff0000")]:
-    ...     (folder / name).mkdir()
-    ...     for i in range(10):
-    ...         Image.new("RGB", (40, 30), colour).save(folder / name / f"{i}.png")
-    >>> data = load_image_folder(folder, size=(32, 32))
-    >>> x, y = data.train[0]
-    >>> len(data.train), len(data.test), data.classes, x.shape, int(y)
-    (16, 2, ('blue', 'red'), torch.Size([3, 32, 32]), 0)
+    Returns:
+        The splits; `data.train.source.skipped` lists files that are not images by their suffix.
+
+    Raises:
+        DatasetNotFoundError: If folders or images are missing.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name, color in [("blue", "#0000ff"), ("red", "#ff0000")]:
+        ...     (folder / name).mkdir()
+        ...     for i in range(10):
+        ...         Image.new("RGB", (40, 30), color).save(folder / name / f"{i}.png")
+        >>> data = load_image_folder(folder, size=(32, 32))
+        >>> x, y = data.train[0]
+        >>> len(data.train), len(data.test), data.classes, x.shape, int(y)
+        (16, 2, ('blue', 'red'), torch.Size([3, 32, 32]), 0)
     """
     folder = check_folder(path, "a folder with one folder of images for each class")
-    standardizer = _normalisation(standardizer, channels)
-    size = _checked_size(size)
+    standardizer = _check_standardizer(standardizer, channels)
+    size = None if size is None else check_sides("size", size, axes=(2,))
     splits = find_split_folders(folder)
-    if not splits or not list_folders(splits["train"]):  # a class may be called train: its images lie right in it
+    if not splits or not list_folders(splits["train"]):  # a class may be called train, with images right in it
         splits = {"train": folder}
     classes = tuple(entry.name for entry in list_folders(splits["train"]))
     if len(classes) < 2:
-        had = f"one folder, {classes[0]}" if classes else "no folder"
         raise DatasetNotFoundError(
-            f"got {splits['train']} with {had} in it; expected at least two, one of images for each class"
+            f"{splits['train']} has {len(classes)} folder(s); expected at least two, one of images for each class."
         )
-    sources = {split: _by_class(entry, classes, size, channels) for split, entry in splits.items()}
-    parts = {split: LazyDataset(source, standardizer) for split, source in sources.items()}
-    train, held_out, tested = complete_splits(
-        parts, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed, stratified=True
+    datasets = {
+        split: LazyDataset(_list_images(entry, classes, size, channels), standardizer)
+        for split, entry in splits.items()
+    }
+    train, validation, test = complete_splits(
+        datasets, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed, stratify=True
     )
-    augmentation: Augmentation | None = None
-    if size is not None:
-        augmentation = CropFlipCutout(size, padding=max(1, min(size) // 8), fill=standardizer.mean)
     return DatasetBundle(
-        folder.resolve().name, "classification", train, held_out, tested, channels, classes, standardizer, augmentation
+        folder.resolve().name,
+        "classification",
+        train,
+        validation,
+        test,
+        channels,
+        classes,
+        standardizer,
+        size and CropFlipCutout(size, padding=max(1, min(size) // 8), fill=standardizer.mean),
     )
+
+
+def _list_images(folder: Path, classes: tuple[str, ...], size: ImageSize | None, channels: int) -> ImageFileSource:
+    if different := sorted({entry.name for entry in list_folders(folder)} ^ {*classes}):
+        raise DatasetNotFoundError(f"{folder} and the training split do not both have the class {different[0]!r}.")
+    files: list[Path] = []
+    labels: list[int] = []
+    others = [entry for entry in sorted(folder.iterdir()) if entry.is_file() and not _is_hidden(entry.name)]
+    for label, name in enumerate(classes):
+        listing = list_files(folder / name, IMAGE_SUFFIXES)
+        if not listing.files:
+            raise DatasetNotFoundError(
+                f"{folder / name}, the folder of a class, has no image ({len(listing.others)} other files)."
+            )
+        files += listing.files
+        labels += [label] * len(listing.files)
+        others += listing.others
+    return ImageFileSource(tuple(map(str, files)), torch.tensor(labels), channels, size, tuple(map(str, others)))
+
+
+# -- images with masks ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Values of the classes in mask files.
+
+    Attributes:
+        values: Value of each class 0, 1, …
+        ignore_index: Value of pixels without a class; None if there are none.
+
+    Example:
+        >>> LabelMap((0, 255), ignore_index=9)(torch.tensor([[0, 255, 9]]), "mask.png").tolist()
+        [[0, 1, 255]]
+    """
+
+    values: tuple[int, ...]
+    ignore_index: int | None = None
+
+    def __call__(self, mask: Tensor, where: str | Path) -> Tensor:
+        """Map the values of a file to classes.
+
+        Args:
+            mask: Values (H, W).
+            where: The file, for error messages.
+
+        Returns:
+            Classes 0, 1, …, and `IGNORE_INDEX` for pixels without a class.
+
+        Raises:
+            CorruptFileError: If a value is unknown.
+        """
+        values, classes = torch.tensor(self.values).sort()
+        index = torch.searchsorted(values, mask).clamp(max=len(values) - 1)
+        known = values[index] == mask
+        wrong = mask[~known] if self.ignore_index is None else mask[~known & (mask != self.ignore_index)]
+        if len(wrong):
+            accepted = format_names(self.values) + ("" if self.ignore_index is None else f" or {self.ignore_index}")
+            raise CorruptFileError(where, f"it has the value {int(wrong[0])}", f"Expected {accepted}.")
+        return classes[index].where(known, IGNORE_INDEX)
+
+
+def check_class_names(classes: Any) -> tuple[str, ...]:
+    """Return class names as a tuple.
+
+    Args:
+        classes: At least two distinct names.
+
+    Returns:
+        The names.
+
+    Raises:
+        ArgumentError: If there are fewer than two, or names repeat.
+    """
+    names = () if isinstance(classes, str) else tuple(map(str, classes))
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ArgumentError("classes", classes, "at least two distinct names such as ['background', 'cell']")
+    return names
+
+
+def infer_label_map(
+    found: Iterable[int], classes: Sequence[str] | None = None, ignore_index: int | None = None
+) -> tuple[tuple[str, ...], LabelMap]:
+    """Infer the classes of masks from the values in their files.
+
+    Args:
+        found: Values in the files.
+        classes: Names of the classes; None names them by their values. Names may include classes that no mask has,
+            where values are 0, 1, …
+        ignore_index: Value of pixels without a class. None takes 255, if it is found besides values 0, 1, … or besides
+            as many values as there are names, and otherwise none.
+
+    Returns:
+        Names of the classes, and the map from values to classes.
+
+    Raises:
+        ArgumentError: If the values do not match the names, are fewer than 2, or more than 64 without names.
+
+    Example:
+        >>> infer_label_map([0, 255])
+        (('0', '255'), LabelMap(values=(0, 255), ignore_index=None))
+        >>> infer_label_map([0, 1, 255], ["ground", "house"])
+        (('ground', 'house'), LabelMap(values=(0, 1), ignore_index=255))
+        >>> infer_label_map([0, 2], ["ground", "house", "road"])
+        (('ground', 'house', 'road'), LabelMap(values=(0, 1, 2), ignore_index=None))
+    """
+    names = None if classes is None else check_class_names(classes)
+    distinct = sorted(set(found))
+    if ignore_index is None and IGNORE_INDEX in distinct and (names is None or len(names) != len(distinct)):
+        others = [value for value in distinct if value != IGNORE_INDEX]
+        if names is not None or (len(others) > 1 and others[-1] < 2 * len(others)):
+            ignore_index = IGNORE_INDEX
+    values = [value for value in distinct if value != ignore_index]
+    if len(values) < 2 and (names is None or ignore_index in distinct):  # 255 in binary masks would be ignored silently
+        hint = "masks need at least two classes; renumber binary masks to 0 and 1"
+        raise ArgumentError("ignore_index", ignore_index, f"a value besides those of the classes {values}", hint=hint)
+    if names is None and len(values) > MAX_MASK_CLASSES:
+        hint = "save masks without smoothed borders, or name all classes"
+        raise ArgumentError("classes", classes, f"names, as masks have {len(values)} values", hint=hint)
+    if names is not None:
+        consecutive = [value for value in range(len(names) + 1) if value != ignore_index][: len(names)]
+        values = consecutive if set(values) <= set(consecutive) else values
+        if len(names) != len(values) or len(names) > IGNORE_INDEX:
+            expected = f"a name for each of the values {format_names(values)}, at most {IGNORE_INDEX}"
+            raise ArgumentError("classes", names, expected)
+    return names or tuple(map(str, values)), LabelMap(tuple(values), ignore_index)
+
+
+def read_label_map(
+    files: Iterable[Any], read: Callable[[Any], Tensor], classes: Sequence[str] | None, ignore_index: int | None
+) -> tuple[tuple[str, ...], LabelMap]:
+    """Infer the classes of masks by reading them; with names, only until two of the classes were found.
+
+    Args:
+        files: The masks.
+        read: Reads the values of a mask.
+        classes: Names of the classes; None names them by their values.
+        ignore_index: Value of pixels without a class; see `infer_label_map`.
+
+    Returns:
+        Names of the classes, and the map from values to classes.
+    """
+    found = set[int]()
+    for file in files:
+        found |= set(np.unique(read(file).numpy()).tolist())
+        values = found - {ignore_index}
+        if classes is not None and len(values) > 1 and values <= set(range(len(classes))):
+            break
+    return infer_label_map(found, classes, ignore_index)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFileSource:
-    """Files of images and their labels (n,), as a source."""
+class MaskFileSource:
+    """Source of image files with mask files.
 
-    files: tuple[str, ...] = field(repr=False)
-    labels: Tensor = field(repr=False)
-    channels: int
-    size: tuple[int, int] | None
+    Attributes:
+        images: Paths of the images.
+        masks: Paths of the masks.
+        label_map: Values of the classes in the masks.
+        channels: 1 for grayscale, 3 for RGB.
+        size: Height and width to resize to; None to keep the size of each file.
+        skipped: Files with other suffixes.
+    """
+
+    images: tuple[str, ...] = field(repr=False)
+    masks: tuple[str, ...] = field(repr=False)
+    label_map: LabelMap
+    channels: int = 3
+    size: ImageSize | None = None
     skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.images)
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        files = [self.files[row] for row in rows]
-        return [decode_image(file, self.channels, file, size=self.size) for file in files], self.read_targets(rows)
+        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
+        paths = [(Path(self.images[row]), Path(self.masks[row])) for row in rows]
+        pairs = [read_image_and_mask(image, mask, self.channels, size=self.size) for image, mask in paths]
+        masks = [self.label_map(mask, path) for (_, mask), (_, path) in zip(pairs, paths, strict=True)]
+        return [image for image, _ in pairs], masks
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        return list(self.labels[list(rows)])
-
-
-def _by_class(folder: Path, classes: tuple[str, ...], size: tuple[int, int] | None, channels: int) -> ImageFileSource:
-    names = [entry.name for entry in list_folders(folder)]
-    if sorted(names) != sorted(classes):
-        for there, here, what in ((names, classes, "with"), (classes, names, "without")):
-            for name in there:
-                if name not in here:
-                    raise DatasetNotFoundError(
-                        f"got {folder} {what} the class {name!r}; expected those of train: {_few(classes)}"
-                    )
-    files: list[str] = []
-    labels: list[int] = []
-    others = [str(entry) for entry in sorted(folder.iterdir()) if entry.is_file() and not entry.name.startswith(".")]
-    for label, name in enumerate(classes):
-        found = list_files(folder / name, IMAGE_SUFFIXES)
-        if not found.files:
-            more = f" ({len(found.others)} files of other kinds were passed over)" if found.others else ""
-            raise DatasetNotFoundError(
-                f"got {folder / name}, the folder of a class, without an image{more}; expected files such as "
-                f"{folder / name}/1.jpg: add some, or remove the folder"
-            )
-        files += map(str, found.files)
-        labels += [label] * len(found.files)
-        others += map(str, found.others)
-    return ImageFileSource(tuple(files), torch.tensor(labels), channels, size, tuple(others))
-
-
-# -- images and masks ----------------------------------------------------------------------------------
+        """Targets of some rows; see `neuboots.data.dataset.Source`."""
+        files = [self.masks[row] for row in rows]
+        return [self.label_map(decode_mask(file, file, size=self.size), file) for file in files]
 
 
 def load_mask_folder(
     path: str | Path,
     *,
     classes: Sequence[str] | None = None,
-    ignore_index: int = 255,
+    ignore_index: int | None = 255,
     val_fraction: float = 0.1,
     test_fraction: float = 0.1,
     seed: int = 0,
@@ -356,133 +534,80 @@ def load_mask_folder(
     channels: int = 3,
     standardizer: Standardizer | None = None,
 ) -> DatasetBundle:
-    """Images and masks of the same names: path/images and path/masks (or labels), in or above train, val and test.
+    """Load images with masks of the same names from path/images and path/masks (or labels), in or above split folders.
 
-    A mask is a picture, grey or with a palette, whose numbers are the classes 0, 1, …, and `ignore_index` where a pixel counts
-    nowhere. `classes` are their names; without, all masks are read once to count them; with, until two classes came. A
-    split without a folder is a share of the training images, drawn by the seed. With a size, the augmentation resizes
-    by 0.5 … 2, crops and mirrors; without, there is none.
+    Args:
+        path: The folder.
+        classes: Names of the classes; None reads all masks and names classes by their values.
+        ignore_index: Value of mask pixels without a class, which becomes 255; None infers it.
+        val_fraction: Fraction of the images for validation, if there is no folder for it; 0 for none.
+        test_fraction: Fraction of the images for testing, if there is no folder for it; 0 for none.
+        seed: Random seed of the splits.
+        size: Height and width of the images. With a size, the augmentation scales by 0.5 … 2, crops and mirrors;
+            without one, images keep their sizes and there is no augmentation.
+        channels: 1 for grayscale, 3 for RGB.
+        standardizer: Standardization of the images; None for that of ImageNet.
 
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name, colour in [("images", "#0000ff"), ("masks", 1)]:
-    ...     (folder / name).mkdir()
-    ...     for i in range(10):
-    ...         Image.new("RGB" if name == "images" else "L", (40, 30), colour).save(folder / name / f"{i}.png")
-    >>> data = load_mask_folder(folder, classes=["background", "cell"])
-    >>> x, y = data.train[0]
-    >>> len(data.train), x.shape, y.shape, int(y.max()), data.ignore_index
-    (8, torch.Size([3, 30, 40]), torch.Size([30, 40]), 1, 255)
+    Returns:
+        The splits.
+
+    Raises:
+        DatasetNotFoundError: If folders or files are missing.
+        ArgumentError: If mask values do not match the classes.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name, color in [("images", "#0000ff"), ("masks", 1)]:
+        ...     (folder / name).mkdir()
+        ...     for i in range(10):
+        ...         Image.new("RGB" if name == "images" else "L", (40, 30), color).save(folder / name / f"{i}.png")
+        >>> data = load_mask_folder(folder, classes=["background", "cell"])
+        >>> x, y = data.train[0]
+        >>> len(data.train), x.shape, y.shape, int(y.max()), data.ignore_index
+        (8, torch.Size([3, 30, 40]), torch.Size([30, 40]), 1, 255)
     """
     folder = check_folder(path, "a folder with the folders images and masks")
-    ignore_index = check_int("void", ignore_index)
-    standardizer = _normalisation(standardizer, channels)
-    size = _checked_size(size)
-    found = {
+    ignore_index = None if ignore_index is None else check_int("ignore_index", ignore_index)
+    standardizer = _check_standardizer(standardizer, channels)
+    size = None if size is None else check_sides("size", size, axes=(2,))
+    pairs = {
         split: list_pairs(folders, IMAGE_SUFFIXES, MASK_SUFFIXES)
-        for split, folders in find_paired_folders(folder, ("images",), ("masks", "labels")).items()
+        for split, folders in find_paired_folders(folder, IMAGE_FOLDERS, MASK_FOLDERS).items()
     }
-    names = infer_class_names(classes, _numbers_in(found), ignore_index)
-    parts = {
-        split: LazyDataset(_mask_files(pairs, len(names), ignore_index, channels, size), standardizer)
-        for split, pairs in found.items()
-    }
-    train, held_out, tested = complete_splits(parts, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
-    augmentation: Augmentation | None = None
-    if size is not None:
-        augmentation = CropFlip(size, scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=ignore_index)
+    masks = [mask for files in pairs.values() for mask in files.targets]
+    names, label_map = read_label_map(masks, lambda file: decode_mask(file, file), classes, ignore_index)
+    datasets = _make_mask_datasets(pairs, label_map, channels, size, standardizer)
+    train, validation, test = complete_splits(
+        datasets, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed
+    )
+    augmentation = size and CropFlip(size, scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
     return DatasetBundle(
         folder.resolve().name,
         "segmentation",
         train,
-        held_out,
-        tested,
+        validation,
+        test,
         channels,
         names,
         standardizer,
         augmentation,
-        ignore_index,
+        IGNORE_INDEX,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class MaskFileSource:
-    """Files of images and of their masks, as a source; `ignore_index` pixels count nowhere."""
-
-    images: tuple[str, ...] = field(repr=False)
-    masks: tuple[str, ...] = field(repr=False)
-    num_classes: int
-    ignore_index: int
-    channels: int
-    size: tuple[int, int] | None
-    skipped: tuple[str, ...] = field(default=(), repr=False)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        pairs = [(Path(self.images[row]), Path(self.masks[row])) for row in rows]
-        read = [read_image_and_mask(image, mask, self.channels, size=self.size) for image, mask in pairs]
-        masks = [self._checked(mask, row) for (_, mask), row in zip(read, rows, strict=True)]
-        return [image for image, _ in read], masks
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        masks = [decode_mask(self.masks[row], self.masks[row], size=self.size) for row in rows]
-        return [self._checked(mask, row) for mask, row in zip(masks, rows, strict=True)]
-
-    def _checked(self, mask: Tensor, row: int) -> Tensor:
-        wrong = mask[((mask < 0) | (mask >= self.num_classes)) & (mask != self.ignore_index)]
-        if len(wrong):
-            raise CorruptFileError(
-                f"got {self.masks[row]} with the number {int(wrong[0])}; expected classes from 0 to "
-                f"{self.num_classes - 1}, or {self.ignore_index} for void"
-            )
-        return mask
-
-
-def _mask_files(
-    pairs: FilePairs, num_classes: int, ignore_index: int, channels: int, size: tuple[int, int] | None
-) -> MaskFileSource:
-    images, masks, others = map(tuple, pairs)
-    return MaskFileSource(images, masks, num_classes, ignore_index, channels, size, others)
-
-
-def _numbers_in(found: Mapping[str, FilePairs]) -> Iterator[set[int]]:
-    for pairs in found.values():
-        for file in pairs.targets:
-            yield set(np.unique(decode_mask(file, file).numpy()).tolist())
-
-
-def infer_class_names(classes: Any, numbers: Iterable[set[int]], ignore_index: int) -> tuple[str, ...]:
-    """The names of the classes: those given, else their numbers; `flatten_reals` are those in each mask, read if need be.
-
-    Masks of one class and void are refused: those of black and white have 255 for a class, which would count nowhere.
-    """
-    names = () if classes is None else check_class_names(classes)
-    found: set[int] = set()
-    for some in numbers:
-        found |= some
-        if names and len(found - {ignore_index}) > 1:
-            return names
-    if names and ignore_index not in found:
-        return names
-    known = found - {ignore_index}
-    if len(known) < 2 or min(known) < 0 or 2 * len(known) <= max(known):
-        hint = "" if names else ", or name the classes=[…] that there may be"
-        raise ValueError(
-            f"got masks with the numbers {sorted(found)[:8]}, where {ignore_index} is void; expected classes 0, 1, …: renumber "
-            f"them, such as 255 to 1 in masks of black and white{hint}"
-        )
-    return tuple(str(number) for number in range(max(known) + 1))
-
-
-def check_class_names(classes: Any) -> tuple[str, ...]:
-    """Names of classes, each its own."""
-    names = () if isinstance(classes, str) else tuple(map(str, classes))
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ValueError(f"got classes={classes!r}; expected at least two names, such as ['background', 'cell']")
-    return names
+def _make_mask_datasets(
+    pairs: Mapping[str, FilePairs],
+    label_map: LabelMap,
+    channels: int,
+    size: ImageSize | None,
+    standardizer: Standardizer,
+) -> dict[str, LazyDataset]:
+    return {
+        split: LazyDataset(MaskFileSource(images, masks, label_map, channels, size, skipped), standardizer)
+        for split, (images, masks, skipped) in pairs.items()
+    }
 
 
 # -- PASCAL VOC ----------------------------------------------------------------------------------------
@@ -491,95 +616,90 @@ def check_class_names(classes: Any) -> tuple[str, ...]:
 def load_voc_folder(
     path: str | Path, *, val_fraction: float = 0.1, seed: int = 0, size: tuple[int, int] | None = None
 ) -> DatasetBundle:
-    """PASCAL VOC 2012 as it is published: 21 classes, 255 on the borders of objects; `path` is VOC2012 or above it.
+    """Load PASCAL VOC 2012 from its published folders: 21 classes, and 255 at the borders of objects.
 
-    train.txt gives train, and its share for validation; val.txt gives test, since the test masks are not public. Where
-    there are SegmentationClassAug and trainaug.txt, the 10,582 images of the latter are train. The augmentation is
-    DeepLab's: resized by 0.5 … 2, cropped to 513 × 513 (or `size`), mirrored.
+    train.txt is the training split and val.txt the test split, because the test masks are not public. If
+    SegmentationClassAug and trainaug.txt exist, the 10,582 images of the latter are the training split. The
+    augmentation is that of DeepLab: scaled by 0.5 … 2, cropped and mirrored.
 
-    >>> load_voc_folder("/nowhere")
-    Traceback (most recent call last):
-    neuboots.data._common.DatasetNotFoundError: got '/nowhere', which is not there; expected the folder VOC2012, or one above it
+    Args:
+        path: The folder VOC2012, or one above it.
+        val_fraction: Fraction of the training images for validation.
+        seed: Random seed of the validation split.
+        size: Height and width of the images; None keeps their sizes and crops to 513 × 513 in the augmentation.
+
+    Returns:
+        The splits.
+
+    Raises:
+        DatasetNotFoundError: If folders or files are missing.
     """
-    folder = check_folder(path, "the folder VOC2012, or one above it")
-    root = _voc_root(folder)
-    lists = root / "ImageSets" / "Segmentation"
-    more = root / "SegmentationClassAug"
-    augmented = next((lists / name for name in ("trainaug.txt", "train_aug.txt") if (lists / name).is_file()), None)
-    official = root / "SegmentationClass"
-    if augmented is not None and more.is_dir():
-        train_list, train_masks = augmented, more
-    else:
-        train_list, train_masks = lists / "train.txt", official
-    size = _checked_size(size)
-    found = {"train": _voc_pairs(root, train_list, train_masks), "test": _voc_pairs(root, lists / "val.txt", official)}
-    both = set(found["train"].inputs) & set(found["test"].inputs)
-    if both:
-        raise ValueError(f"got {min(both)} in {train_list} and in {lists / 'val.txt'}; expected it in one of them")
-    normalise = IMAGENET_STANDARDIZERS[3]
-    parts = {
-        split: LazyDataset(_mask_files(pairs, len(VOC_CLASSES), 255, 3, size), normalise)
-        for split, pairs in found.items()
+    root = _find_voc_root(check_folder(path, "the folder VOC2012, or one above it"))
+    lists, train_masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
+    train_list = lists / "train.txt"
+    for name in ("train_aug.txt", "trainaug.txt"):
+        if (lists / name).is_file() and (root / "SegmentationClassAug").is_dir():
+            train_list, train_masks = lists / name, root / "SegmentationClassAug"
+    size = None if size is None else check_sides("size", size, axes=(2,))
+    pairs = {
+        "train": _list_voc_pairs(root, train_list, train_masks),
+        "test": _list_voc_pairs(root, lists / "val.txt", root / "SegmentationClass"),
     }
-    train, held_out = hold_out(parts["train"], val_fraction, seed=check_int("seed", seed))
-    augmentation = CropFlip(size or (513, 513), scale=(0.5, 2.0), fill=normalise.mean, ignore_index=255)
+    if both := set(pairs["train"].inputs) & set(pairs["test"].inputs):
+        raise ValueError(f"{min(both)} is in {train_list} and in {lists / 'val.txt'}; expected it in one of them.")
+    standardizer = IMAGENET_STANDARDIZERS[3]
+    label_map = LabelMap(tuple(range(len(VOC_CLASSES))), IGNORE_INDEX)
+    datasets = _make_mask_datasets(pairs, label_map, 3, size, standardizer)
+    train, validation = hold_out(datasets["train"], val_fraction, seed=check_int("seed", seed))
+    augmentation: Augmentation = CropFlip(
+        size or (513, 513), scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX
+    )
     return DatasetBundle(
-        "voc2012", "segmentation", train, held_out, parts["test"], 3, VOC_CLASSES, normalise, augmentation, 255
+        "voc2012",
+        "segmentation",
+        train,
+        validation,
+        datasets["test"],
+        3,
+        VOC_CLASSES,
+        standardizer,
+        augmentation,
+        IGNORE_INDEX,
     )
 
 
-def _voc_root(folder: Path) -> Path:
-    usual = [folder, folder / "VOC2012", folder / "VOCdevkit" / "VOC2012"]
-    for root in [*usual, *sorted(folder.glob("*/VOC2012")), *sorted(folder.glob("*/VOCdevkit/VOC2012"))]:
+def _find_voc_root(folder: Path) -> Path:
+    patterns = ("*/VOC2012", "*/VOCdevkit/VOC2012")
+    candidates = [folder, folder / "VOC2012", folder / "VOCdevkit" / "VOC2012"]
+    for root in [*candidates, *(found for pattern in patterns for found in sorted(folder.glob(pattern)))]:
         if (root / "JPEGImages").is_dir() and (root / "ImageSets" / "Segmentation").is_dir():
             return root
     raise DatasetNotFoundError(
-        f"got {folder}, where neither it nor {usual[1]} nor {usual[2]} holds JPEGImages, SegmentationClass and "
-        "ImageSets/Segmentation; expected PASCAL VOC 2012 as it is published: unpack VOCtrainval_11-May-2012.tar there"
+        f"{folder} has no folder VOC2012 with JPEGImages, SegmentationClass and ImageSets/Segmentation: unpack "
+        "VOCtrainval_11-May-2012.tar there."
     )
 
 
-def _voc_pairs(root: Path, listed: Path, masks: Path) -> FilePairs:
+def _list_voc_pairs(root: Path, list_file: Path, masks: Path) -> FilePairs:
     try:
-        lines = listed.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise DatasetNotFoundError(
-            f"cannot read {listed} ({type(fault).__name__}); expected a list of images in it"
-        ) from None
-    names = [Path(line.split()[0]).stem for line in lines if line.strip()]  # some lists give paths of both files
+        lines = list_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetNotFoundError(f"Cannot read the list of images {list_file} ({type(error).__name__}).") from None
+    names = dict.fromkeys(Path(line.split()[0]).stem for line in lines if line.strip())  # a line may have two paths
     if not names:
-        raise DatasetNotFoundError(f"got {listed} without a name; expected one on each line")
-    pairs = FilePairs([], [], [])
-    for name in dict.fromkeys(names):
-        image, mask = root / "JPEGImages" / f"{name}.jpg", masks / f"{name}.png"
-        for file in (image, mask):
-            if not file.is_file():
-                raise DatasetNotFoundError(f"got {name} in {listed}, but no file {file}; expected it there")
-        pairs.inputs.append(str(image))
-        pairs.targets.append(str(mask))
-    return pairs
+        raise DatasetNotFoundError(f"{list_file} lists no image.")
+    images = [root / "JPEGImages" / f"{name}.jpg" for name in names]
+    targets = [masks / f"{name}.png" for name in names]
+    for file in [*images, *targets]:
+        if not file.is_file():
+            raise DatasetNotFoundError(f"{file}, which {list_file} lists, does not exist.")
+    return FilePairs(tuple(map(str, images)), tuple(map(str, targets)), ())
 
 
-# -- what may be given ---------------------------------------------------------------------------------
-
-
-def _normalisation(given: Standardizer | None, channels: int) -> Standardizer:
+def _check_standardizer(standardizer: Standardizer | None, channels: int) -> Standardizer:
     if isinstance(channels, bool) or channels not in IMAGENET_STANDARDIZERS:
-        raise ValueError(f"got channels={channels!r}; expected 1 (grey) or 3 (colour)")
-    normalisation = IMAGENET_STANDARDIZERS[channels] if given is None else given
-    if len(normalisation.mean) != channels or normalisation.axes != 2:
-        raise ValueError(
-            f"got normalisation={normalisation} for {channels} channels; expected a mean and a standard deviation for "
-            "each, and axes=2"
-        )
-    return normalisation
-
-
-def _checked_size(size: Any) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    return CropFlipCutout(size).size  # which says what is wrong with it
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+        raise ArgumentError("channels", channels, "1 (grayscale) or 3 (RGB)")
+    standardizer = IMAGENET_STANDARDIZERS[channels] if standardizer is None else standardizer
+    if len(standardizer.mean) != channels or standardizer.axes != 2:
+        raise ArgumentError("standardizer", standardizer, f"one for {channels} channels, with axes=2")
+    return standardizer

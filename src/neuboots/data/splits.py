@@ -1,112 +1,143 @@
-"""neuboots.data.splits"""
+"""Train, validation and test splits: random, stratified by class, a function of (seed, number of rows) alone.
+
+Rows are ordered by class and, within a class, at random; a split takes rows at even distances in that order, so that
+each class has the same fraction in each split up to rounding. Unlike scikit-learn's stratified splitters, a class may
+have a single row, which stays in the training split.
+"""
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from neuboots._validation import check_int
-from neuboots.data._common import check_fraction, named_generator
+from neuboots._prng import derive_seed
+from neuboots._validation import ArgumentError, check_fraction, check_int
 
 if TYPE_CHECKING:
     from neuboots.data.dataset import LazyDataset
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 def train_val_test_split(
     n: int, val_fraction: float, test_fraction: float | Tensor, *, seed: int, strata: Tensor | None = None
 ) -> Tensor:
-    """The part of each row: 0 training, 1 validation, 2 test; drawn by the seed: (n,) bytes.
+    """Assign each of n rows to the training, validation or test split.
 
-    `test` is a share of the rows or their numbers, `validation` a share of the others. Of every class of `strata` (n,)
-    the same share is taken, as nearly as can be, and at least one row is left to train with.
+    Args:
+        n: Number of rows.
+        val_fraction: Fraction of the rows that are not in the test split.
+        test_fraction: Fraction of all rows, or the indices of the test rows.
+        seed: Random seed.
+        strata: Class of each row (n,). Each class has the same fraction in each split up to rounding, and at least one
+            row in the training split.
 
-    >>> part = train_val_test_split(20, 0.25, 0.2, seed=0, strata=torch.arange(20) % 2)
-    >>> [int((part == k).sum()) for k in range(3)], part[::2].bincount().tolist()
-    ([12, 4, 4], [6, 2, 2])
+    Returns:
+        Split of each row, 0 (training), 1 (validation) or 2 (test): (n,), uint8.
+
+    Raises:
+        ArgumentError: If there are too few rows to leave one of each class for training.
+
+    Example:
+        >>> split = train_val_test_split(20, 0.25, 0.2, seed=0, strata=torch.arange(20) % 2)
+        >>> split.bincount().tolist(), split[::2].bincount().tolist()
+        ([12, 4, 4], [6, 2, 2])
     """
-    part, seed = torch.zeros(n, dtype=torch.uint8), check_int("seed", seed)
+    split, seed = torch.zeros(n, dtype=torch.uint8), check_int("seed", seed)
     if isinstance(test_fraction, Tensor):
-        part[test_fraction] = 2
+        split[test_fraction] = TEST
     else:
-        part[_draw_rows(torch.arange(n), test_fraction, "test", seed, strata)] = 2
-    rest = (part == 0).nonzero()[:, 0]
-    part[_draw_rows(rest, val_fraction, "validation", seed, None if strata is None else strata[rest])] = 1
-    return part
+        split[_draw_rows(n, test_fraction, "test", seed, strata)] = TEST
+    rest = (split == TRAIN).nonzero()[:, 0]
+    drawn = _draw_rows(len(rest), val_fraction, "validation", seed, None if strata is None else strata[rest])
+    split[rest[drawn]] = VALIDATION
+    return split
 
 
-def _draw_rows(rows: Tensor, share: float, name: str, seed: int, strata: Tensor | None) -> Tensor:
-    """A share of the rows, at even distances once they are ordered by class and, within a class, by chance."""
-    order = torch.randperm(len(rows), generator=named_generator(name, seed))
-    classes = torch.zeros(len(rows)) if strata is None else strata
+def _draw_rows(
+    n: int, fraction: float, name: str, seed: int, strata: Tensor | None, *, keep_one: bool = True
+) -> Tensor:
+    """Indices of a random fraction of n rows; with `keep_one`, never the first one of each class."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(name, seed)))
+    classes = torch.zeros(n) if strata is None else strata.cpu()
     order = order[classes[order].argsort(stable=True)]
-    first = classes[order].diff(prepend=classes[order][:1] - 1) != 0  # of its class: it stays
-    free = order[~first]
-    size = round(share * len(rows)) if len(rows) * share >= 1 else int(share > 0)
-    if size > len(free):
-        raise ValueError(
-            f"got {name}={share:g} of {len(rows)} rows in {int(first.sum())} class(es); expected enough rows to leave "
-            f"one of each class to train with: add rows, or give {name}=0"
+    if keep_one:
+        order = order[classes[order].diff(prepend=classes[order][:1] - 1) == 0]
+    size = max(1, round(fraction * n)) if fraction > 0 else 0
+    if size > len(order) - (not keep_one):
+        raise ArgumentError(
+            f"{'val' if name == 'validation' else name}_fraction",
+            fraction,
+            f"a fraction of {n} rows that leaves one of each class for training",
+            hint="add rows, or use a smaller fraction",
         )
-    places = ((torch.arange(size) + 0.5) * (len(free) / max(1, size))).long()
-    return rows[free[places]]
-
-
-def complete_splits(
-    parts: "Mapping[str, LazyDataset]", *, val_fraction: Any, test_fraction: Any, seed: int, stratified: bool = False
-) -> "tuple[LazyDataset, LazyDataset | None, LazyDataset | None]":
-    """(train, validation, test): those that have folders of their own, the others as shares of all rows of train,
-    of each class the same share if `stratified`."""
-    seed = check_int("seed", seed)
-    shares = {"validation": val_fraction, "test": test_fraction}
-    for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:  # NaN fails too
-            raise ValueError(f"got {name}={share!r}; expected a share of the rows from 0 to below 1")
-    drawn = {name: float(share) for name, share in shares.items() if name not in parts}
-    if sum(drawn.values()) >= 1:
-        raise ValueError(
-            f"got validation={val_fraction:g} and test={test_fraction:g}; expected shares that leave rows to train on"
-        )
-    train, n = parts["train"], len(parts["train"])
-    needed = 1 + sum(share > 0 for share in drawn.values())
-    if n < needed:
-        names = " and ".join(f"{name}=0" for name, share in drawn.items() if share > 0)
-        raise ValueError(f"got {n} rows to share out; expected at least {needed}: add some, or take {names}")
-    found: dict[str, LazyDataset | None] = dict(parts)
-    left = 1.0
-    for name in ("test", "validation"):
-        if name not in drawn:
-            continue
-        strata = train.targets if stratified else None
-        train, found[name] = hold_out(train, drawn[name] / left, seed=seed, strata=strata)
-        left -= drawn[name]
-    return train, found["validation"], found["test"]
+    return order[((torch.arange(size) + 0.5) * (len(order) / max(1, size))).long()]
 
 
 def hold_out(
-    part: "LazyDataset", fraction: float, *, seed: int, strata: Tensor | None = None
-) -> "tuple[LazyDataset, LazyDataset | None]":
-    """(the rest, a share of the rows for validation), drawn by the seed; of each class of `strata` (n,) the same share.
+    dataset: "LazyDataset", fraction: float, *, seed: int, strata: Tensor | None = None
+) -> tuple["LazyDataset", "LazyDataset | None"]:
+    """Split a random fraction off a data set.
 
-    >>> from neuboots.data.dataset import Tensors
-    >>> whole = LazyDataset(Tensors(torch.zeros(20, 1), torch.arange(20) % 2))
-    >>> rest, val_data = hold_out(whole, 0.2, seed=0, strata=whole.targets)
-    >>> len(rest), sorted(val_data.targets.tolist())
-    (16, [0, 0, 1, 1])
+    Args:
+        dataset: The data set to split.
+        fraction: Fraction of its rows to hold out; 0 holds out none.
+        seed: Random seed.
+        strata: Class of each row (n,), for a stratified split.
+
+    Returns:
+        The remaining rows, and those held out (None if `fraction` is 0), both in the order of the data set.
+
+    Raises:
+        ArgumentError: If no row would remain.
+
+    Example:
+        >>> from neuboots.data.dataset import LazyDataset, TensorSource
+        >>> dataset = LazyDataset(TensorSource(torch.zeros(20, 1), torch.arange(20) % 2))
+        >>> rest, held_out = hold_out(dataset, 0.2, seed=0, strata=dataset.targets)
+        >>> len(rest), sorted(held_out.targets.tolist())
+        (16, [0, 0, 1, 1])
     """
-    fraction = check_fraction(fraction)
-    if fraction == 0:
-        return part, None
-    n = len(part)
-    if n < 2:
-        raise ValueError(f"got validation={fraction:g} of {n} rows; expected at least two rows, or validation=0")
-    if strata is not None and strata.shape != (n,):
-        raise ValueError(f"got strata of shape {tuple(strata.shape)} for {n} rows; expected one class for each")
-    order = torch.randperm(n, generator=named_generator("validation", seed))
-    if strata is not None:
-        order = order[strata.cpu()[order].argsort(stable=True)]  # class by class, each in an order of its own
-    size = min(max(1, round(fraction * n)), n - 1)
-    apart = torch.zeros(n, dtype=torch.bool)
-    apart[order[((torch.arange(size) + 0.5) * (n / size)).long()]] = True  # evenly spaced: so many of every class
-    return part.take((~apart).nonzero()[:, 0].tolist()), part.take(apart.nonzero()[:, 0].tolist())
+    if check_fraction("val_fraction", fraction, zero=True) == 0:
+        return dataset, None
+    drawn = torch.zeros(len(dataset), dtype=torch.bool)
+    drawn[_draw_rows(len(dataset), fraction, "validation", seed, strata, keep_one=False)] = True
+    return dataset.take((~drawn).nonzero()[:, 0]), dataset.take(drawn.nonzero()[:, 0])
+
+
+def complete_splits(
+    splits: Mapping[str, "LazyDataset"], *, val_fraction: float, test_fraction: float, seed: int, stratify: bool = False
+) -> tuple["LazyDataset", "LazyDataset | None", "LazyDataset | None"]:
+    """Hold out the splits that a data set does not have.
+
+    Args:
+        splits: The existing splits by name; "train" is among them.
+        val_fraction: Fraction of the training rows for "validation", if that split does not exist.
+        test_fraction: Fraction of the training rows for "test", if that split does not exist.
+        seed: Random seed.
+        stratify: Whether each class has the same fraction in each split.
+
+    Returns:
+        Training, validation and test split; None for one that does not exist and whose fraction is 0.
+
+    Raises:
+        ArgumentError: If the fractions leave no row for training.
+    """
+    fractions = {"validation": val_fraction, "test": test_fraction}
+    for name, argument in (("validation", "val_fraction"), ("test", "test_fraction")):
+        check_fraction(argument, fractions[name], zero=True)
+    missing = {name: float(fraction) for name, fraction in fractions.items() if name not in splits}
+    if sum(missing.values()) >= 1:
+        raise ArgumentError("val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}")
+    found: dict[str, Any] = dict(splits)
+    remaining = 1.0
+    for name in ("test", "validation"):
+        if name in missing:
+            strata = found["train"].targets if stratify else None
+            fraction = missing[name] / remaining
+            found["train"], found[name] = hold_out(
+                found["train"], fraction, seed=check_int("seed", seed), strata=strata
+            )
+            remaining -= missing[name]
+    return found["train"], found["validation"], found["test"]

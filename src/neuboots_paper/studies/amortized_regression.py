@@ -58,7 +58,7 @@ class AmortizedRegression(Study):
     def measure(self, job: Job, context: RunContext) -> Rows:
         n, seed = job["n"], job["seed"]
         data = self._data(job["data"], seed, context)
-        assert data.target is not None, "a regression set knows the scale of its target"
+        assert data.target_standardizer is not None, "a regression set knows the scale of its target"
         config = context.config(
             epochs=epochs_for(self.steps, n, self.batch_size),
             batch_size=self.batch_size,
@@ -68,7 +68,7 @@ class AmortizedRegression(Study):
             lambda: MLP(data.channels, 1, widths=self.widths), load_rows(data.train, n, seed), config
         )
         noise = residual_std(predictor, *load_rows(data.validation).tensors)
-        test, std = load_rows(data.test), data.target.std[0]  # all is in units of std up to here
+        test, std = load_rows(data.test), data.target_standardizer.std[0]  # all is in units of std up to here
         found = evaluate_regression(
             predictor, test, noise_std=noise, num_samples=self.num_samples, progress=False
         ).figures

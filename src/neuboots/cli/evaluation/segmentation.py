@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from neuboots.app import ModelCard
-from neuboots.app._images import IGNORE_INDEX
 from neuboots.app.masks import MaskModel
 from neuboots.cli.evaluation import checks
 from neuboots.cli.evaluation.checks import percent, short
 from neuboots.cli.evaluation.sections import Draw, RowCounts, Show, cell, chapter, counted, figures_table, rows_chapter
+from neuboots.data.image_folder import IGNORE_INDEX
 from neuboots.evaluation.segmentation import SegmentationReport
 from neuboots.evaluation.segmentation.metrics import UNCERTAINTY_MEASURES
 from neuboots.report.checks import Check
