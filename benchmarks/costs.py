@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.memory import EXACT, resident
 from benchmarks.timing import Watch, interleave
-from neuboots import CrossEntropy, Method, Predictor, SquaredError, TrainingConfig, load, save
+from neuboots import Method, Predictor, TrainingConfig, load, save
 from neuboots.losses import Loss
 from neuboots.methods import METHODS, MethodInfo, find_method
 from neuboots.nets import MLP, SmallCNN
@@ -50,7 +50,7 @@ class Net:
     config: TrainingConfig
 
     def can(self, entry: MethodInfo) -> bool:
-        return ("regression" if isinstance(self.loss, SquaredError) else "classification") in entry.tasks
+        return ("regression" if isinstance(self.loss, nn.MSELoss) else "classification") in entry.tasks
 
 
 def cnn(quick: bool = False) -> Net:
@@ -59,7 +59,9 @@ def cnn(quick: bool = False) -> Net:
     data = TensorDataset(torch.randn(n, 3, 32, 32), torch.arange(n) % 10)
     title = f"CNN with {len(widths)} convolutions of {widths[0]} to {widths[-1]} channels, {n} images of 3 × 32 × 32"
     config = TrainingConfig(epochs=epochs, batch_size=32, seed=SEED, progress=False)
-    return Net(title, CrossEntropy(), lambda: SmallCNN(3, 10, widths=widths), data, torch.randn(n, 3, 32, 32), config)
+    return Net(
+        title, nn.CrossEntropyLoss(), lambda: SmallCNN(3, 10, widths=widths), data, torch.randn(n, 3, 32, 32), config
+    )
 
 
 def mlp(quick: bool = False) -> Net:
@@ -68,7 +70,7 @@ def mlp(quick: bool = False) -> Net:
     data = TensorDataset(x, x[:, :10].sum(1) + 0.1 * torch.randn(n))
     config = TrainingConfig(epochs=epochs, batch_size=64, seed=SEED, progress=False)
     title = f"MLP with five layers of {width}, {n} rows of 100 columns"
-    return Net(title, SquaredError(), lambda: MLP(100, 1, widths=(width,) * 5), data, torch.randn(n, 100), config)
+    return Net(title, nn.MSELoss(), lambda: MLP(100, 1, widths=(width,) * 5), data, torch.randn(n, 100), config)
 
 
 NETS: dict[str, Callable[..., Net]] = {"cnn": cnn, "mlp": mlp}
@@ -78,7 +80,7 @@ def made(entry: MethodInfo, loss: Loss, K: int) -> Method:
     """The method with K members where it has members; `adversarial-deep-ensemble` keeps its own score for classes."""
     probe = entry.make()
     options: dict[str, object] = {} if isinstance(probe.loss, type(loss)) else {"loss": loss}  # type: ignore[attr-defined]
-    if entry.name == "adversarial-deep-ensemble" and isinstance(loss, CrossEntropy):
+    if entry.name == "adversarial-deep-ensemble" and isinstance(loss, nn.CrossEntropyLoss):
         options = {}
     has = {option.name for option in fields(probe)}  # type: ignore[arg-type]
     size = "num_members" if entry.members else "num_resamples"

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, Dirichlet, Method, NeuBoots, SquaredError, TrainingConfig
+from neuboots import Deterministic, Dirichlet, Method, NeuBoots, TrainingConfig
 from neuboots.metrics import brier, ece, error, nll
 from neuboots.nets import MLP, SmallCNN
 
@@ -52,10 +52,10 @@ VARIANTS = {
 }
 
 REGRESSION = {
-    "plain": Deterministic(loss=SquaredError()),
-    "paper: identity, c = 1, epoch": NeuBoots.paper(SquaredError()),
+    "plain": Deterministic(loss=nn.MSELoss()),
+    "paper: identity, c = 1, epoch": NeuBoots.paper(nn.MSELoss()),
     **{
-        f"identity, c = {c}, sample": NeuBoots(loss=SquaredError(), weight_distribution=Dirichlet(float(c)))
+        f"identity, c = {c}, sample": NeuBoots(loss=nn.MSELoss(), weight_distribution=Dirichlet(float(c)))
         for c in (1, 5, 20, 100)
     },
 }

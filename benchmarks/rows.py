@@ -14,16 +14,7 @@ from benchmarks.influence import influence
 from benchmarks.pixels import data_path, pixels
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
-from neuboots import (
-    BootstrapGenerator,
-    Deterministic,
-    EpochReport,
-    Method,
-    NeuBoots,
-    NeuBootsPredictor,
-    SquaredError,
-    TrainingConfig,
-)
+from neuboots import BootstrapGenerator, Deterministic, EpochReport, Method, NeuBoots, NeuBootsPredictor, TrainingConfig
 from neuboots.methods import MCDropout, StandardBootstrap
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
@@ -181,7 +172,7 @@ def members(scale: Scale) -> list[Row]:
     config = TrainingConfig(epochs=epochs, seed=SEED, progress=False)
 
     def mlps(together: bool) -> object:
-        method = StandardBootstrap(SquaredError(), num_members=num, vectorized=together)
+        method = StandardBootstrap(nn.MSELoss(), num_members=num, vectorized=together)
         return method.fit(lambda: MLP(8, 1, widths=(64, 64)), table, config)
 
     def cnns(together: bool) -> object:
@@ -209,10 +200,10 @@ def drawing(scale: Scale) -> list[Row]:
     data = TensorDataset(x, x[:, :10].sum(1))
     config = TrainingConfig(epochs=epochs, batch_size=64, seed=SEED, progress=False)
     methods: dict[str, Method] = {
-        "plain": Deterministic(SquaredError()),
-        'redraw="sample"': NeuBoots(SquaredError()),
-        'redraw="step"': NeuBoots(SquaredError(), resample="step"),
-        "the paper's": NeuBoots.paper(SquaredError()),
+        "plain": Deterministic(nn.MSELoss()),
+        'redraw="sample"': NeuBoots(nn.MSELoss()),
+        'redraw="step"': NeuBoots(nn.MSELoss(), resample="step"),
+        "the paper's": NeuBoots.paper(nn.MSELoss()),
     }
     watch = Watch()
     runners = {

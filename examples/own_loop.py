@@ -27,13 +27,13 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
     method = NeuBoots()
-    generator = method.generator(net)
-    plan = method.plan(generator, data)
+    generator = method.make_generator(net)
+    schedule = method.make_schedule(generator, data)
 
     optimizer = torch.optim.AdamW(generator.parameters(), lr=3e-3)
     loader = DataLoader(IndexedDataset(data), batch_size=100, shuffle=True)
     for epoch in range(30):
-        weights = plan.at_epoch(epoch)  # 1: the draws of this epoch
+        weights = schedule.at_epoch(epoch)  # 1: the draws of this epoch
         for inputs, labels, index in loader:
             alpha, w = weights(index)  # 2: α for the net, w for the loss
             losses = F.cross_entropy(generator(inputs, alpha), labels, reduction="none")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import CrossEntropy, NeuBoots, TrainingConfig
+from neuboots import NeuBoots, TrainingConfig
 
 VOID = 255  # the label of pixels that count for nothing
 
@@ -43,7 +43,7 @@ def squares(n: int, rng: torch.Generator, size: int = 24) -> tuple[Tensor, Tenso
 def main() -> None:
     rng = torch.Generator().manual_seed(0)
     config = TrainingConfig(epochs=10, batch_size=32, optimizer=partial(torch.optim.AdamW, lr=3e-3))
-    method = NeuBoots(loss=CrossEntropy(ignore_index=VOID))
+    method = NeuBoots(loss=nn.CrossEntropyLoss(ignore_index=VOID))
     predictor = method.fit(HalfNet, TensorDataset(*squares(400, rng)), config)
 
     x, y = squares(100, rng)

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_diabetes, load_digits
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import BayesianBootstrap, Deterministic, NeuBoots, Predictor, SquaredError, TrainingConfig, residual_std
+from neuboots import BayesianBootstrap, Deterministic, NeuBoots, Predictor, TrainingConfig, residual_std
 from neuboots.data.corruptions import CORRUPTIONS
 from neuboots.evaluation.active_learning import run_active_learning
 from neuboots.evaluation.calibration import evaluate_calibration
@@ -73,7 +73,7 @@ def main(out: Path) -> None:
 
     methods = {
         "NeuBoots": NeuBoots.regression(),
-        "Bayesian bootstrap": BayesianBootstrap(SquaredError(), num_members=10),
+        "Bayesian bootstrap": BayesianBootstrap(nn.MSELoss(), num_members=10),
     }
     checks = {
         name: simulate_coverage(

@@ -7,15 +7,7 @@ pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import HeadSplit, find_head_candidates, split_head
 from neuboots.loading import Batch, IndexedDataset
-from neuboots.losses import (
-    BinaryCrossEntropy,
-    BrierLoss,
-    CrossEntropy,
-    GaussianNLL,
-    SquaredError,
-    valid_mask,
-    weighted_mean,
-)
+from neuboots.losses import BrierLoss, GaussianNLL, valid_mask, weighted_mean
 from neuboots.methods import (
     METHODS,
     MIMO,
@@ -66,12 +58,10 @@ __all__ = [
     "Batch",
     "BatchEnsemble",
     "BayesianBootstrap",
-    "BinaryCrossEntropy",
     "BlockTable",
     "BootstrapGenerator",
     "BrierLoss",
     "Constant",
-    "CrossEntropy",
     "DeepEnsemble",
     "Deterministic",
     "DeterministicPredictor",
@@ -96,7 +86,6 @@ __all__ = [
     "Prediction",
     "Predictor",
     "SparseGP",
-    "SquaredError",
     "StandardBootstrap",
     "Summary",
     "TrainingConfig",

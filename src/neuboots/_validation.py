@@ -1,5 +1,6 @@
 """Argument checks: an exception with fields and the checks that most callers need."""
 
+import math
 import operator
 from collections.abc import Collection
 from numbers import Real
@@ -57,6 +58,18 @@ def check_fraction(name: str, value: Any, *, zero: bool = False, one: bool = Fal
     if not valid or not 0 <= value <= 1 or (value == 0 and not zero) or (value == 1 and not one):
         ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         raise ArgumentError(name, value, f"a number in {ends}")
+    return float(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return the value as a `float` if it is positive and finite; raise ArgumentError otherwise.
+
+    >>> check_positive("scale", 2)
+    2.0
+    """
+    valid = isinstance(value, Real) and not isinstance(value, bool)
+    if not valid or not 0 < value < math.inf:
+        raise ArgumentError(name, value, "a positive number")
     return float(value)
 
 

@@ -1,148 +1,438 @@
-"""Save a predictor as `config.json` + `model.safetensors`, and load it back: never pickle.
+"""Saving and loading: folders of JSON and safetensors, never pickle.
 
-The folder is written aside and renamed, so that a good one is never replaced by half of another.
+An artifact is a folder with `config.json`, `model.safetensors` and any further files that the config names. It is
+written to a temporary folder that is then renamed, so that a complete artifact is never replaced by an incomplete one.
 """
 
+import copy
+import functools
+import inspect
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
-from neuboots._io import atomic_folder
+from neuboots._validation import ArgumentError
 from neuboots.head import has_lazy_layers, unwrap_model
-from neuboots.methods._base import METHODS, find_predictor_class, find_saved_method
-from neuboots.nets import build_net, describe_net
+from neuboots.methods._base import METHODS, WRAPPERS
 from neuboots.prediction import Predictor
 
 FORMAT = "neuboots"
-VERSION = 1
+VERSION = 2
+CONFIG, TENSORS = "config.json", "model.safetensors"
+
+M = TypeVar("M", bound=type[nn.Module])
+
+
+class ArtifactError(ValueError):
+    """A saved artifact cannot be read: it is damaged, of another kind, or of another version.
+
+    Args:
+        path: Folder of the artifact.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path, self.reason = Path(path), reason
+        super().__init__(f"cannot load {path}: {reason}")
+
+
+# -- predictors ----------------------------------------------------------------------------------------
 
 
 def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
-    """Write the predictor to a folder; an earlier save there is replaced as a whole."""
-    from safetensors.torch import save_file
+    """Write a predictor to a folder; an earlier predictor there is replaced.
 
-    if not isinstance(predictor, Predictor):
-        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as fit gives one")
-    net = None if predictor.net is None else describe_net(predictor.net)
-    config = {"format": FORMAT, "version": VERSION, **predictor.config(), "net": net}
-    with atomic_folder(folder, ("config.json", "model.safetensors"), "a saved predictor") as aside:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.state_dict().items()}
-        save_file(_unshared(tensors), aside / "model.safetensors")
-        (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    Args:
+        predictor: Fitted predictor.
+        folder: Folder to write.
 
-
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses two names for one storage (tied weights): the second gets a copy."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        out[name] = tensor.clone() if place in seen and place else tensor
-        seen.add(place)
-    return out
-
-
-def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> Predictor:
-    """Read a predictor. A net of `neuboots.nets` is rebuilt; for your own, give one of the same architecture.
-
-    >>> import tempfile
-    >>> from neuboots.methods import DeterministicPredictor
-    >>> from neuboots.nets import MLP
-    >>> folder = Path(tempfile.mkdtemp()) / "model"
-    >>> save(DeterministicPredictor(MLP(4, 2)), folder)
-    >>> load(folder).net.head
-    Linear(in_features=500, out_features=2, bias=True)
+    Raises:
+        ArgumentError: If the first argument is not a predictor, or has an option that cannot be saved.
+        FileExistsError: If the folder holds other files.
     """
-    source = Path(folder)
+    if not isinstance(predictor, Predictor):
+        raise ArgumentError("predictor", type(predictor), "a Predictor, as returned by fit")
+    write_artifact(folder, describe_predictor(predictor), predictor.state_dict(), kind="predictor")
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Predictor:
+    """Load a predictor.
+
+    Args:
+        folder: Folder written by `save`.
+        model: Net of the saved architecture. Not needed for the nets of `neuboots.nets` and other `configurable`
+            classes, which are built from their saved options.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        ArtifactError: If the folder is damaged, or its weights do not fit the model.
+        ArgumentError: If `model` is missing or not needed.
+
+    Example:
+        >>> from neuboots.methods import DeterministicPredictor
+        >>> from neuboots.nets import MLP
+        >>> folder = Path(tempfile.mkdtemp()) / "model"
+        >>> save(DeterministicPredictor(MLP(4, 2)), folder)
+        >>> load(folder).net.head
+        Linear(in_features=500, out_features=2, bias=True)
+    """
+    artifact = read_artifact(folder, kind="predictor")
+    return build_predictor(artifact.config, artifact.tensors, model, path=artifact.folder)
+
+
+def describe_predictor(predictor: Predictor) -> dict[str, Any]:
+    """Return the config from which `build_predictor` rebuilds a predictor: method, options and net, as JSON."""
+    return {**predictor.config(), "net": None if predictor.net is None else describe_net(predictor.net)}
+
+
+def build_predictor(
+    config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    model: nn.Module | None = None,
+    *,
+    path: str | os.PathLike[str] = "the predictor",
+) -> Predictor:
+    """Rebuild a predictor from its config and tensors.
+
+    Args:
+        config: Config from `describe_predictor`.
+        tensors: Its `state_dict()`.
+        model: Net of the saved architecture, if the config does not describe it.
+        path: Where the config comes from, for error messages.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        ArtifactError: If config, tensors and model do not fit together.
+        ArgumentError: If `model` is missing or not needed.
+    """
+    method = config
+    try:
+        while method["method"] in WRAPPERS:
+            method = method["inner"]
+        info = METHODS[method["method"]]
+        predictor_class = WRAPPERS.get(config["method"], info.predictor)
+    except (KeyError, TypeError):
+        name = method.get("method") if isinstance(method, dict) else None
+        raise ArtifactError(path, f"method {name!r} is not registered ({', '.join(METHODS)})") from None
     if model is not None and not isinstance(model, nn.Module):
-        raise ValueError(f"got net={model!r}; expected an nn.Module, such as MyNet()")
-    config = _read_config(source)
-    tensors = load_tensors(source / "model.safetensors")
-    maker = find_predictor_class(config)
-    if not find_saved_method(config).needs_net:
+        raise ArgumentError("model", model, "an nn.Module")
+    if not info.needs_net:
         if model is not None:
-            raise ValueError(f"got a net for {config['method']!r}, which has none; expected load(folder) alone")
+            raise ArgumentError("model", type(model), f"None, since {info.name!r} has no net")
         model = nn.Module()
     elif model is None:
-        if config["net"] is None:
-            raise ValueError(
-                f"{source} holds a net that is not one of neuboots.nets, so its architecture is not in the file: "
-                "give a fresh net, load(folder, net=MyNet())"
-            )
-        model = build_net(config["net"])
+        if config.get("net") is None:
+            hint = "the saved config does not describe its net"
+            raise ArgumentError("model", None, "a net of the saved architecture", hint=hint)
+        model = build_net(config["net"], path=path)
     if has_lazy_layers(model):
-        raise ValueError("got a net with lazy layers that have seen no input; expected known shapes: run it once first")
+        raise ArgumentError("model", type(model), "a net without lazy layers", hint="run it once before loading")
     try:
-        predictor = maker.from_config(config, unwrap_model(model).eval())
+        predictor = predictor_class.from_config(config, unwrap_model(model).eval())
     except (KeyError, TypeError, ValueError) as error:
-        if maker.module is Predictor.module:  # the tensors are the net's own
-            _fill(unwrap_model(model), tensors, source)  # weights that do not fit say more than options that do not
-        raise ValueError(f"{source / 'config.json'} does not fit the net, or is damaged: {error}") from error
-    _fill(predictor.module, tensors, source)
+        if predictor_class.module is Predictor.module:  # the tensors are the net's own: report what differs
+            _load_tensors_into(unwrap_model(model), tensors, path)
+        raise ArtifactError(path, f"the config does not fit the net ({error})") from error
+    _load_tensors_into(predictor.module, tensors, path)
     return predictor
 
 
-def _read_config(source: Path) -> dict[str, Any]:
-    path = source / "config.json"
+def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Load the tensors into the net, in their own precision; raise ArtifactError if they do not fit."""
+    expected = net.state_dict()
+    differences = {
+        "missing": sorted(expected.keys() - tensors.keys()),
+        "not in the net": sorted(tensors.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {tuple(tensors[name].shape)} for {tuple(expected[name].shape)}"
+            for name in sorted(expected.keys() & tensors.keys())
+            if tensors[name].shape != expected[name].shape
+        ],
+    }
+    if any(differences.values()):
+        reason = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in differences.items() if names)
+        raise ArtifactError(path, f"the weights do not fit the net ({reason})")
+    # loading into another precision would round silently
+    precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(precisions) == 1:
+        net.to(dtype=precisions.pop())
+    for name, target in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
+        if name in tensors and target.is_floating_point():
+            target.data = target.data.to(tensors[name].dtype)
+    net.load_state_dict(dict(tensors))
+
+
+# -- nets that are rebuilt from their options ----------------------------------------------------------
+
+_NETS: dict[str, type[nn.Module]] = {}
+
+
+def configurable(cls: M) -> M:
+    """Register a class of nets that can be rebuilt from its constructor arguments, as a class decorator.
+
+    The arguments, which must be JSON values, are stored in `options`; predictors around such a net are loaded without
+    passing a model.
+
+    Args:
+        cls: Subclass of `nn.Module`.
+
+    Returns:
+        The same class.
+
+    Example:
+        >>> @configurable
+        ... class Scale(nn.Module):
+        ...     def __init__(self, factor=2.0):
+        ...         super().__init__()
+        >>> describe_net(Scale())
+        {'net': 'Scale', 'options': {'factor': 2.0}}
+    """
+    init = cls.__init__
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if type(self) is cls and "options" not in vars(self):
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            options = list(bound.arguments.items())[1:]
+            cast(Any, self).options = {
+                name: list(value) if isinstance(value, tuple) else value for name, value in options
+            }
+
+    cls.__init__ = wrapped  # type: ignore[method-assign]
+    _NETS[cls.__name__] = cls
+    return cls
+
+
+def describe_net(net: nn.Module) -> dict[str, Any] | None:
+    """Return the class and options of a `configurable` net; None for another net, or one whose layers were changed.
+
+    Example:
+        >>> from neuboots.nets import SmallCNN
+        >>> describe_net(SmallCNN(1, 10))
+        {'net': 'SmallCNN', 'options': {'in_channels': 1, 'out_features': 10, 'widths': [32, 64, 128]}}
+        >>> describe_net(nn.Linear(4, 2)) is None
+        True
+    """
+    name = type(net).__name__
+    if _NETS.get(name) is not type(net):
+        return None
+    description = {"net": name, "options": copy.deepcopy(cast(Any, net).options)}
+    # a twin without weights shows whether the layers are those that the options give
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        twin = build_net(description)
+    return description if repr(twin) == repr(net) else None
+
+
+def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = "the net") -> nn.Module:
+    """Return the net that `describe_net` described, with new weights.
+
+    Args:
+        description: What `describe_net` returned.
+        path: Where the description comes from, for error messages.
+
+    Raises:
+        ArtifactError: If the class is not registered, or the options do not fit.
+
+    Example:
+        >>> build_net({"net": "MLP", "options": {"in_features": 4, "out_features": 2}}).head
+        Linear(in_features=500, out_features=2, bias=True)
+    """
+    import neuboots.nets  # noqa: F401 (registers its classes)
+
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; expected a folder written by neuboots.save") from None
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}); the file is damaged or foreign") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT or "net" not in config:
-        raise ValueError(f"{path} is not a neuboots config; expected a folder written by neuboots.save")
-    if config.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has version {config.get('version')}; expected {VERSION}: load it with the release that wrote it"
-        )
+        return _NETS[description["net"]](**description["options"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(path, f"no net can be built from {description!r} ({error!r})") from error
+
+
+# -- artifacts -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Content of an artifact folder.
+
+    Attributes:
+        folder: The folder.
+        config: Content of `config.json`.
+        tensors: Content of `model.safetensors`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def select(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors whose names start with the prefix, without it."""
+        return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
+
+
+def write_artifact(
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    kind: str,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write an artifact, replacing an earlier one as a whole.
+
+    Args:
+        folder: Folder to write.
+        config: JSON values, without the keys "format", "version", "kind" and "files".
+        tensors: Tensors by name; an object that contains another prefixes the other's names, as in "predictor.weight".
+        kind: Kind of the object, such as "predictor".
+        files: Content of further files by name.
+
+    Raises:
+        FileExistsError: If the folder holds files that are no artifact.
+    """
+    from safetensors.torch import save_file
+
+    files = files or {}
+    header = {"format": FORMAT, "version": VERSION, "kind": kind, "files": sorted(files)}
+    with atomic_folder(folder, _artifact_files(folder), "an artifact of neuboots") as temporary:
+        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(_copy_shared(stored), temporary / TENSORS)
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
+        text = json.dumps({**header, **config}, indent=2) + "\n"
+        (temporary / CONFIG).write_text(text, encoding="utf-8")
+
+
+def read_artifact(folder: str | os.PathLike[str], *, kind: str) -> Artifact:
+    """Read an artifact.
+
+    Args:
+        folder: Folder written by `write_artifact`.
+        kind: Expected kind.
+
+    Returns:
+        Its config and tensors.
+
+    Raises:
+        FileNotFoundError: If there is no artifact.
+        ArtifactError: If it is damaged, or of another kind or version.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(folder)
     try:
-        find_saved_method(config)
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(
-            f"{path} names the method {config.get('method')!r}; expected one of {', '.join(METHODS)}: a method of "
-            "your own is registered first"
-        ) from None
-    return config
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or config.get("format") != FORMAT:
+            raise ArtifactError(path, f"{CONFIG} was not written by neuboots")
+        if config.get("version") != VERSION:
+            raise ArtifactError(path, f"it has version {config.get('version')}, expected {VERSION}")
+        if config.get("kind") != kind:
+            raise ArtifactError(path, f"it is a {config.get('kind')}, expected a {kind}")
+        return Artifact(path, config, load_file(path / TENSORS))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{error.filename or path / TENSORS} does not exist; expected a saved {kind}") from None
+    except ArtifactError:
+        raise
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(path, f"a file is damaged ({error})") from error
+
+
+def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise FileExistsError if `write_artifact` could not write to this folder; for a check before long work."""
+    check_replaceable(folder, _artifact_files(folder), "an artifact of neuboots")
+
+
+def _artifact_files(folder: str | os.PathLike[str]) -> set[str]:
+    """Names of the files that an artifact in this folder may have."""
+    try:
+        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+        return {CONFIG, TENSORS, *config["files"]} if config["format"] == FORMAT else {CONFIG, TENSORS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {CONFIG, TENSORS}
+
+
+def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share storage with an earlier one (tied weights), which safetensors rejects."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.clone() if pointer in seen and pointer else tensor
+        seen.add(pointer)
+    return out
+
+
+@contextmanager
+def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: str) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` as a whole on exit; on an error nothing changes.
+
+    Args:
+        folder: Folder to replace.
+        names: Files that an existing folder may hold; others are not deleted.
+        what: What such a folder is, for the error message.
+
+    Yields:
+        The temporary folder.
+
+    Raises:
+        FileExistsError: If the existing folder holds other files.
+    """
+    target = Path(folder).resolve()  # a link stays one
+    check_replaceable(target, names, what)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o777 & ~umask)
+        yield temporary
+        if target.exists():
+            old = temporary.with_name(temporary.name + ".old")
+            os.rename(target, old)
+            try:
+                os.rename(temporary, target)
+            except BaseException:  # including KeyboardInterrupt
+                os.rename(old, target)
+                raise
+            shutil.rmtree(old)
+        else:
+            os.rename(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], what: str) -> None:
+    """Raise FileExistsError if the folder holds other files than these, or contains the working directory."""
+    target = Path(folder)
+    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
+        raise FileExistsError(f"{target} exists and is not {what}: choose another name")
+    if Path.cwd().is_relative_to(target.resolve()):
+        raise FileExistsError(f"{target} contains the working directory: choose another name")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; raise ArtifactError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; expected it beside config.json") from None
+        raise FileNotFoundError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read as safetensors ({error}); it is truncated, damaged or foreign"
-        ) from error
-
-
-def _fill(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Load the tensors into the net, or say in one sentence what does not fit."""
-    wanted = net.state_dict()
-    missing = sorted(wanted.keys() - tensors.keys())
-    extra = sorted(tensors.keys() - wanted.keys())
-    shapes = [
-        f"{name} {tuple(tensors[name].shape)} for {tuple(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & tensors.keys())
-        if tensors[name].shape != wanted[name].shape
-    ]
-    if missing or extra or shapes:
-        parts = {"missing": missing, "not in the net": extra, "of another shape": shapes}
-        said = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in parts.items() if names)
-        raise ValueError(f"the weights in {source} do not fit the net ({said}): give the net they were saved from")
-    # Loading into another precision would round in silence.
-    precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(precisions) == 1:
-        net.to(dtype=precisions.pop())
-    places = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
-    for name, place in places:
-        if name in tensors and place.is_floating_point():
-            place.data = place.data.to(tensors[name].dtype)
-    net.load_state_dict(tensors)
+        raise ArtifactError(path, f"the file is damaged ({error})") from error

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots.losses import CrossEntropy, Loss, SquaredError
+from neuboots.losses import Loss
 from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.methods._base import TASKS, Task
 from neuboots.prediction import Predictor
@@ -91,7 +91,7 @@ class ExampleTask:
 
 def _classification() -> ExampleTask:
     return ExampleTask(
-        CrossEntropy(),
+        nn.CrossEntropyLoss(),
         lambda: TwoBranches(3),
         TensorDataset(_rows(50, 4), torch.arange(50) % 3),
         _rows(9, 4, seed=5),
@@ -102,7 +102,7 @@ def _classification() -> ExampleTask:
 def _regression() -> ExampleTask:
     x = _rows(50, 4)
     y = x.sum(1) + 0.1 * _rows(50, seed=1)
-    return ExampleTask(SquaredError(), lambda: TwoBranches(1), TensorDataset(x, y), _rows(9, 4, seed=5), (1,))
+    return ExampleTask(nn.MSELoss(), lambda: TwoBranches(1), TensorDataset(x, y), _rows(9, 4, seed=5), (1,))
 
 
 def _segmentation() -> ExampleTask:
@@ -110,7 +110,7 @@ def _segmentation() -> ExampleTask:
     y = (x[:, 0] > 0).long()
     y[:, :2] = 255  # void
     return ExampleTask(
-        CrossEntropy(ignore_index=255), Upsampling, TensorDataset(x, y), _rows(3, 2, 8, 8, seed=5), (3, 8, 8)
+        nn.CrossEntropyLoss(ignore_index=255), Upsampling, TensorDataset(x, y), _rows(3, 2, 8, 8, seed=5), (3, 8, 8)
     )
 
 

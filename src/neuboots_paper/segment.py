@@ -23,7 +23,6 @@ from neuboots.cli._console import UsageError
 from neuboots.data import CorruptFileError, DatasetBundle, Standardizer, find_volume_file, load_dataset, read_affine
 from neuboots.evaluation._batching import format_table
 from neuboots.evaluation.segmentation import SegmentationReport, evaluate_segmentation, predict_segmentation, write_maps
-from neuboots.losses import CrossEntropy
 from neuboots.methods import METHODS
 from neuboots.nets import UResNet, small_deeplab
 from neuboots.prediction import Predictor
@@ -121,7 +120,7 @@ class Segment:
 
     def _fit(self, name: str, data: DatasetBundle, folder: Path) -> Predictor:
         setting = SETTINGS[self.data]
-        method = METHODS[name].make(loss=CrossEntropy(ignore_index=VOID))
+        method = METHODS[name].make(loss=nn.CrossEntropyLoss(ignore_index=VOID))
         config = TrainingConfig(
             epochs=self.epochs or setting.epochs,
             batch_size=setting.batch_size,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.loading import Batch
-from neuboots.losses import SquaredError
+from neuboots.losses import as_loss
 from neuboots.training import Objective, TrainingConfig, initialize_model, train
 
 
@@ -40,7 +40,7 @@ def train_side_by_side(
     nets = [initialize_model(model, seed) for seed in seeds]
     together = _Together(nets)
     x, y = (torch.stack([data.tensors[k] for data in sets], 1) for k in (0, 1))  # (n, R, d), (n, R)
-    loss = SquaredError()
+    loss = as_loss(nn.MSELoss())
 
     def objective(net: nn.Module, batch: Batch) -> Tensor:
         losses = loss(net(batch.x.movedim(1, 0))[..., 0], batch.y.T)  # (R, N)

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys
-from neuboots.losses import (
-    BinaryCrossEntropy,
-    BrierLoss,
-    CrossEntropy,
-    GaussianNLL,
-    SquaredError,
-    valid_mask,
-    weighted_mean,
-)
+from neuboots.losses import BrierLoss, GaussianNLL, valid_mask, weighted_mean
 from neuboots.weights import Multinomial
 
 VOID = 255
@@ -51,7 +43,7 @@ def test_weights_of_one_give_torchs_mean(N: int, C: int, pixels: tuple[int, ...]
     outputs = random(N, C, *pixels, seed=seed).requires_grad_()
     targets = labels(N, *pixels, classes=C, seed=seed, ignore_index=0.3)
     targets.view(-1)[0] = 0  # at least one counts
-    ours = mean_loss(CrossEntropy(ignore_index=VOID), outputs, targets, torch.ones(N))
+    ours = mean_loss(nn.CrossEntropyLoss(ignore_index=VOID), outputs, targets, torch.ones(N))
     theirs = F.cross_entropy(outputs, targets, ignore_index=VOID)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(value, outputs)[0] for value in (ours, theirs)))
@@ -90,7 +82,7 @@ def test_multinomial_weights_are_the_resampled_data_set(draw: int, pixels: tuple
     assert len(rows) == n
     assert counts.max() > 1  # some points are drawn twice and others never
 
-    weighted = weighted_mean(CrossEntropy()(net(x), y), counts)
+    weighted = weighted_mean(nn.CrossEntropyLoss()(net(x), y), counts)
     resampled = F.cross_entropy(net(x[rows]), y[rows])
     torch.testing.assert_close(weighted, resampled, rtol=1e-12, atol=0)
     parameters = list(net.parameters())
@@ -100,7 +92,7 @@ def test_multinomial_weights_are_the_resampled_data_set(draw: int, pixels: tuple
 
 def test_multinomial_weights_are_the_resampled_data_set_with_void_pixels() -> None:
     """Σ wᵢ ℓᵢ is the sum over the resampled images; the divisor stays that of the data."""
-    loss, n = CrossEntropy(ignore_index=VOID), 10
+    loss, n = nn.CrossEntropyLoss(ignore_index=VOID), 10
     outputs, targets = random(n, 3, 4, 4), labels(n, 4, 4, classes=3, ignore_index=0.4)
     counts = Multinomial().sample(derive_keys(torch.tensor([0]), 0), n)[0]
     rows = torch.repeat_interleave(torch.arange(n), counts.long())
@@ -124,7 +116,7 @@ def test_a_loss_that_reduces_is_refused(losses: Tensor, weights: Tensor, sentenc
 
 # -- void pixels ---------------------------------------------------------------------------------------
 
-CROSS_ENTROPIES = [CrossEntropy(ignore_index=VOID), nn.CrossEntropyLoss(reduction="none", ignore_index=VOID)]
+CROSS_ENTROPIES = [nn.CrossEntropyLoss(ignore_index=VOID), nn.CrossEntropyLoss(reduction="none", ignore_index=VOID)]
 both = pytest.mark.parametrize("loss", CROSS_ENTROPIES, ids=["ours", "torch's"])
 
 
@@ -158,10 +150,10 @@ def test_a_batch_of_void_pixels_costs_nothing(loss: Callable[[Tensor, Tensor], T
 
 def test_where_targets_count() -> None:
     y = torch.tensor([0, VOID, 2])
-    assert valid_mask(CrossEntropy(ignore_index=VOID), y).tolist() == [True, False, True]
-    assert valid_mask(CrossEntropy(ignore_index=VOID), torch.tensor([0, 1])) is None
-    assert valid_mask(CrossEntropy(), torch.tensor([0, -100])).tolist() == [True, False]
-    assert valid_mask(SquaredError(), y) is None
+    assert valid_mask(nn.CrossEntropyLoss(ignore_index=VOID), y).tolist() == [True, False, True]
+    assert valid_mask(nn.CrossEntropyLoss(ignore_index=VOID), torch.tensor([0, 1])) is None
+    assert valid_mask(nn.CrossEntropyLoss(), torch.tensor([0, -100])).tolist() == [True, False]
+    assert valid_mask(nn.MSELoss(), y) is None
     probabilities = torch.tensor([[0.0, 1.0], [0.5, 0.5]])  # in which 0 is no label
     assert valid_mask(nn.CrossEntropyLoss(reduction="none", ignore_index=0), probabilities) is None
 
@@ -173,12 +165,12 @@ def test_where_targets_count() -> None:
 @pytest.mark.parametrize("pixels", [(), (5,), (4, 3), (2, 3, 2)])
 def test_cross_entropy(pixels: tuple[int, ...], smoothing: float) -> None:
     outputs, targets = random(6, 4, *pixels), labels(6, *pixels, classes=4, ignore_index=0.2)
-    ours = CrossEntropy(VOID, smoothing)(outputs, targets)
+    ours = nn.CrossEntropyLoss(VOID, smoothing)(outputs, targets)
     assert ours.shape == targets.shape
     theirs = nn.CrossEntropyLoss(reduction="none", ignore_index=VOID, label_smoothing=smoothing)(outputs, targets)
     torch.testing.assert_close(ours, theirs)
     mean = nn.CrossEntropyLoss(ignore_index=VOID, label_smoothing=smoothing)(outputs, targets)
-    loss = CrossEntropy(VOID, smoothing)
+    loss = nn.CrossEntropyLoss(VOID, smoothing)
     torch.testing.assert_close(mean_loss(loss, outputs, targets, torch.ones(6)), mean)
 
 
@@ -187,13 +179,13 @@ def test_labels_of_every_whole_type(dtype: torch.dtype) -> None:
     """156 is a class, not −100, also where both are the same byte."""
     outputs = random(3, 200)
     targets = torch.tensor([0, 156, 199])
-    ours = mean_loss(CrossEntropy(), outputs, targets.to(dtype), torch.ones(3))
+    ours = mean_loss(nn.CrossEntropyLoss(), outputs, targets.to(dtype), torch.ones(3))
     torch.testing.assert_close(ours, F.cross_entropy(outputs, targets))
 
 
 def test_squared_error() -> None:
     outputs, targets = random(6, 2), random(6, 2, seed=1)
-    assert torch.equal(SquaredError()(outputs, targets), F.mse_loss(outputs, targets, reduction="none"))
+    assert torch.equal(nn.MSELoss()(outputs, targets), F.mse_loss(outputs, targets, reduction="none"))
 
 
 def test_gaussian_nll() -> None:
@@ -216,16 +208,16 @@ def test_gaussian_nll_has_a_floor() -> None:
 def test_binary_cross_entropy() -> None:
     outputs, soft = random(6, 3), random(6, 3, seed=1).sigmoid()
     theirs = F.binary_cross_entropy_with_logits(outputs, soft, reduction="none")
-    torch.testing.assert_close(BinaryCrossEntropy()(outputs, soft), theirs)
+    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs, soft), theirs)
     hard = labels(6, classes=2)
     theirs = F.binary_cross_entropy(outputs[:, :1].sigmoid(), hard[:, None].double(), reduction="none")
-    torch.testing.assert_close(BinaryCrossEntropy()(outputs[:, :1], hard), theirs)
-    torch.testing.assert_close(BinaryCrossEntropy()(outputs[:, :1], hard.bool()), theirs)
+    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs[:, :1], hard), theirs)
+    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs[:, :1], hard.bool()), theirs)
 
 
 # -- shapes that would mislead -------------------------------------------------------------------------
 
-SAME_SHAPE = [(SquaredError(), 1), (GaussianNLL(), 2), (BinaryCrossEntropy(), 1)]
+SAME_SHAPE = [(nn.MSELoss(), 1), (GaussianNLL(), 2), (nn.BCEWithLogitsLoss(), 1)]
 one_shape = pytest.mark.parametrize(("loss", "heads"), SAME_SHAPE, ids=["squared", "gaussian", "binary"])
 
 
@@ -242,7 +234,7 @@ def test_n_targets_against_n_1_outputs_do_not_broadcast(loss, heads: int, pixels
 
 def test_n_1_targets_against_n_outputs_do_not_broadcast() -> None:
     outputs, targets = random(6), random(6, seed=1)
-    assert torch.equal(SquaredError()(outputs, targets[:, None]), (outputs - targets).square())
+    assert torch.equal(nn.MSELoss()(outputs, targets[:, None]), (outputs - targets).square())
 
 
 @one_shape
@@ -275,7 +267,7 @@ def test_a_gaussian_head_has_two_outputs_for_each_mean(shape: tuple[int, ...]) -
 def test_probabilities_lie_between_0_and_1(targets: list[float]) -> None:
     sentence = r"^got targets outside \[0, 1\]; expected probabilities or 0/1 labels$"
     with pytest.raises(ValueError, match=sentence):
-        BinaryCrossEntropy()(torch.zeros(2), torch.tensor(targets))
+        nn.BCEWithLogitsLoss()(torch.zeros(2), torch.tensor(targets))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +276,7 @@ def test_probabilities_lie_between_0_and_1(targets: list[float]) -> None:
 def test_one_label_for_each_output(outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
     sentence = r"^got outputs \(.*\) and labels \(.*\); expected \(N, C, \*\) and \(N, \*\), one class label for each "
     with pytest.raises(ValueError, match=sentence):
-        CrossEntropy()(torch.zeros(outputs), torch.zeros(targets, dtype=torch.long))
+        nn.CrossEntropyLoss()(torch.zeros(outputs), torch.zeros(targets, dtype=torch.long))
 
 
 @pytest.mark.parametrize("label", [3, -1, 255])
@@ -292,13 +284,13 @@ def test_labels_out_of_range(label: int) -> None:
     """On a GPU torch would stop the process with no word of which label it was."""
     sentence = rf"^got label {label} for a net with 3 outputs; expected 0 … 2 \(or -100, which is ignored\)$"
     with pytest.raises(ValueError, match=sentence):
-        CrossEntropy()(torch.zeros(2, 3), torch.tensor([0, label]))
+        nn.CrossEntropyLoss()(torch.zeros(2, 3), torch.tensor([0, label]))
 
 
 def test_labels_are_whole_numbers() -> None:
     sentence = r"^got floating-point labels; expected integers 0 … C − 1: use labels.long\(\)$"
     with pytest.raises(ValueError, match=sentence):
-        CrossEntropy()(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
+        nn.CrossEntropyLoss()(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
 
 
 # -- Brier -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from _reference import least_squares, p_value, sandwich, standard_errors
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys
-from neuboots.losses import SquaredError, weighted_mean
+from neuboots.losses import weighted_mean
 from neuboots.weights import (
     BlockTable,
     Dirichlet,
@@ -99,7 +99,7 @@ def linear(theta: np.ndarray) -> nn.Linear:
 
 
 def loss_of(net: nn.Linear, X: np.ndarray, y: np.ndarray, w: Tensor) -> Tensor:
-    return weighted_mean(SquaredError()(net(torch.from_numpy(X)), torch.from_numpy(y)), w)
+    return weighted_mean(nn.MSELoss()(net(torch.from_numpy(X)), torch.from_numpy(y)), w)
 
 
 @every_law

@@ -20,13 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from neuboots import (
     Batch,
-    BinaryCrossEntropy,
     BootstrapGenerator,
     Deterministic,
     EpochReport,
     IndexedDataset,
     NeuBoots,
-    SquaredError,
     TrainingConfig,
     WeightSchedule,
     constant_schedule,
@@ -396,7 +394,7 @@ def test_lbfgs_evaluates_its_loss_as_often_as_it_likes() -> None:
     config = TrainingConfig(
         epochs=5, batch_size=40, optimizer=torch.optim.LBFGS, lr_scheduler=constant_schedule, progress=False
     )
-    predictor = Deterministic(loss=SquaredError()).fit(lambda: nn.Linear(3, 1), data, config)
+    predictor = Deterministic(loss=nn.MSELoss()).fit(lambda: nn.Linear(3, 1), data, config)
     torch.testing.assert_close(predictor.net.weight, torch.ones(1, 3), rtol=1e-3, atol=1e-3)
 
 
@@ -406,7 +404,7 @@ def test_validation_errors_of_one_logit() -> None:
     reports: list[EpochReport] = []
     config = TrainingConfig(epochs=30, batch_size=20, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False,
                     on_epoch=reports.append)  # fmt: skip
-    net = Deterministic(loss=BinaryCrossEntropy()).fit(lambda: nn.Linear(4, 1), data, config, val_data=data)
+    net = Deterministic(loss=nn.BCEWithLogitsLoss()).fit(lambda: nn.Linear(4, 1), data, config, val_data=data)
     wrong = (net.predict(x, 1).labels != data.tensors[1]).float().mean()
     assert reports[-1].val_metrics["error"] == pytest.approx(float(wrong))
     assert reports[-1].val_metrics["error"] < 0.2
@@ -446,8 +444,8 @@ def test_a_loop_of_ones_own_in_three_lines() -> None:
     data = TensorDataset(x, (x[:, 0] > 0).long())
     torch.manual_seed(0)
     method = NeuBoots.paper()
-    g = method.generator(MLP(4, 2, widths=(32,)))
-    plan = method.plan(g, data, seed=0)
+    g = method.make_generator(MLP(4, 2, widths=(32,)))
+    plan = method.make_schedule(g, data, seed=0)
     optimizer = torch.optim.Adam(g.parameters(), lr=0.01)
     loader = DataLoader(IndexedDataset(data), batch_size=32, shuffle=True)
     for epoch in range(15):
@@ -466,7 +464,7 @@ def test_fit_minimises_eq_2_6_as_the_own_loop_does() -> None:
     """The method's objective, step by step, against the three lines in a loop over the same rows."""
     data = TensorDataset(rows(30, 4), rows(30, 1, seed=1))
     config = TrainingConfig(epochs=3, batch_size=8, optimizer=SGD, lr_scheduler=constant_schedule, progress=False)
-    for method in (NeuBoots.paper(SquaredError()), NeuBoots(loss=SquaredError())):
+    for method in (NeuBoots.paper(nn.MSELoss()), NeuBoots(loss=nn.MSELoss())):
         net = MLP(4, 1, widths=(16,))
         start = {key: value.clone() for key, value in net.state_dict().items()}
         fitted = method.fit(lambda net=net: net, data, config).state_dict()
@@ -550,7 +548,7 @@ def test_more_bad_calls() -> None:
     with pytest.raises(ValueError, match="got patience=2 without validation data"):
         Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, patience=2))
     with pytest.raises(FloatingPointError, match=r"the loss became (nan|inf).*lower the learning rate"):
-        Deterministic(loss=SquaredError()).fit(
+        Deterministic(loss=nn.MSELoss()).fit(
             lambda: nn.Linear(4, 1),
             TensorDataset(1e6 * rows(8, 4), rows(8, 1)),
             replace(RECIPE, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3)),

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
-from neuboots.losses import GaussianNLL, SquaredError
+from neuboots.losses import GaussianNLL
 from neuboots.methods import Deterministic, InfluenceBootstrap
 from neuboots.methods.influence.jacobian import Jacobian
 from neuboots.methods.influence.tangent import build_tangent_predictor
@@ -56,7 +56,7 @@ def trained(x: Tensor, y: Tensor, widths: tuple[int, ...] = (20, 20), steps: int
 def exact_std(net: nn.Module, x: Tensor, y: Tensor, new: Tensor) -> Tensor:
     """√(s² + δ²) by the influence bootstrap itself; δ is what all weights together move where residuals stay raw."""
     made = [
-        InfluenceBootstrap(loss=SquaredError(), layers="all", residuals=residuals).from_trained(
+        InfluenceBootstrap(loss=nn.MSELoss(), layers="all", residuals=residuals).from_trained(
             net, TensorDataset(x, y), RECIPE
         )
         for residuals in ("smooth", "raw")
@@ -90,7 +90,7 @@ def line(n: int) -> tuple[Tensor, Tensor, nn.Linear, Any]:
 def test_a_linear_model_has_the_classical_band() -> None:
     """σ √(xᵀ(XᵀX)⁻¹x), where the noise is the same everywhere; three directions are all there are."""
     x, y, net, classical = line(400)
-    band = fit_confidence_band(net, SquaredError(), x, y, x)
+    band = fit_confidence_band(net, nn.MSELoss(), x, y, x)
     assert band.error < 1e-3
     assert np.allclose(band.std(x)[:, 0].numpy(), classical, rtol=0.15)
 
@@ -99,7 +99,7 @@ def test_what_training_has_left_undone_is_part_of_it() -> None:
     """A plane that lies 0.3 too high everywhere: the band reaches the right one."""
     x, y, net, classical = line(400)
     net.bias.data += 0.3
-    found = fit_confidence_band(net, SquaredError(), x, y, x).std(x)[:, 0].numpy()
+    found = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
     assert np.allclose(found, np.sqrt(classical**2 + 0.3**2), rtol=0.2)  # the ridge holds the step back a little
 
 
@@ -107,7 +107,7 @@ def test_of_many_rows_some_are_drawn_for_the_band_but_all_for_what_is_undone(mon
     """A minimum over all rows is none over some of them."""
     monkeypatch.setattr("neuboots.estimators._confidence_band.MAX_EXACT_ROWS", 200)
     x, y, net, classical = line(4000)
-    found = fit_confidence_band(net, SquaredError(), x, y, x).std(x)[:, 0].numpy()
+    found = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
     assert np.allclose(found, classical, rtol=0.3)
     assert abs(np.mean(found / classical) - 1) < 0.15
 
@@ -116,7 +116,7 @@ def test_it_is_the_influence_bootstrap_within_its_stated_error() -> None:
     X, y = waves(500)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target)
-    band = fit_confidence_band(net, SquaredError(), x, target, x + 0.01)
+    band = fit_confidence_band(net, nn.MSELoss(), x, target, x + 0.01)
     new = torch.from_numpy(waves(300, seed=5)[0])
     ratio = (band.std(new) / exact_std(net, x, target, new))[:, 0]
     found = float((ratio - 1).square().mean().sqrt())
@@ -130,7 +130,7 @@ def test_few_rows_need_no_approximation() -> None:
     X, y = waves(12)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target, steps=50)
-    band = fit_confidence_band(net, SquaredError(), x, target, x)
+    band = fit_confidence_band(net, nn.MSELoss(), x, target, x)
     ratio = band.std(x) / exact_std(net, x, target, x)
     assert float((ratio - 1).square().mean().sqrt()) < 0.02
 
@@ -205,7 +205,7 @@ def test_targets_by_themselves_have_nearly_the_band_they_have_together() -> None
     X, y = waves(150)
     x, target = torch.from_numpy(X), torch.from_numpy(np.stack([y, X[:, 0] ** 2], 1))
     net = trained(x, target)
-    band = fit_confidence_band(net, SquaredError(), x, target, x + 0.01)
+    band = fit_confidence_band(net, nn.MSELoss(), x, target, x + 0.01)
     ratio = band.std(x) / exact_std(net, x, target, x)
     assert float((ratio - 1).square().mean().sqrt()) < 0.05
 
@@ -231,13 +231,13 @@ def test_weights_that_multiply_the_loss_by_hand() -> None:
     nn.init.constant_(net.weight, slope)
     targets = torch.from_numpy(np.column_stack([y, w]))
     x = torch.from_numpy(X)
-    method = InfluenceBootstrap(loss=SquaredError(), layers="all", ridge=0.0)
+    method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all", ridge=0.0)
     exact = build_tangent_predictor(method, net, TensorDataset(x, targets), RECIPE, weighted=True)
     one = torch.ones(1, 1, dtype=torch.float64)
     found = float(exact.summarize(one, 1).std)
     expected = np.sqrt((w**2 * X[:, 0] ** 2).sum()) / (w * X[:, 0] ** 2).sum()  # σ = 1
     assert found == pytest.approx(expected, rel=0.06)
-    assert float(fit_confidence_band(net, SquaredError(), x, targets, x, weighted=True).std(one)) == pytest.approx(
+    assert float(fit_confidence_band(net, nn.MSELoss(), x, targets, x, weighted=True).std(one)) == pytest.approx(
         found, 0.02
     )
 
@@ -246,7 +246,7 @@ def test_weights_of_one_change_nothing() -> None:
     X, y = waves(60)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net, ones = trained(x, target, steps=30), torch.ones(60, 1, dtype=torch.float64)
-    method = InfluenceBootstrap(loss=SquaredError(), layers="all")
+    method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all")
     plain = build_tangent_predictor(method, net, TensorDataset(x, target), RECIPE)
     weighted = build_tangent_predictor(
         method, net, TensorDataset(x, torch.cat([target, ones], 1)), RECIPE, weighted=True
@@ -491,10 +491,10 @@ def test_very_wide_layers_are_answered_some_rows_at_a_time(monkeypatch: pytest.M
     X, y = waves(60)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target, steps=30)
-    whole = fit_confidence_band(net, SquaredError(), x, target, x)
+    whole = fit_confidence_band(net, nn.MSELoss(), x, target, x)
     expected = whole.std(x), whole.sample(x, 3, seed=0)
     monkeypatch.setattr("neuboots.estimators._confidence_band._HELD", 20 * 60 * 2)  # two directions of the 60 rows
-    some = fit_confidence_band(net, SquaredError(), x, target, x)
+    some = fit_confidence_band(net, nn.MSELoss(), x, target, x)
     torch.testing.assert_close(some.std(x), expected[0])
     torch.testing.assert_close(some.sample(x, 3, seed=0), expected[1])
 
@@ -564,9 +564,7 @@ def test_slopes_of_the_training_rows_are_kept_until_the_net_changes() -> None:
     X, y = waves(60)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target, steps=30)
-    predictor = InfluenceBootstrap(loss=SquaredError(), layers="all").from_trained(
-        net, TensorDataset(x, target), RECIPE
-    )
+    predictor = InfluenceBootstrap(loss=nn.MSELoss(), layers="all").from_trained(net, TensorDataset(x, target), RECIPE)
     fresh = pickle.loads(pickle.dumps(predictor))
     first = predictor.predict(x, 3).samples
     kept = predictor.module._seen

@@ -26,7 +26,7 @@ from torch import nn
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators._base import WeightedLoss, append_weights, canonical_order, duplicate_groups, to_frequencies
 from neuboots.estimators.regressor import SCALE_EXPONENT, NoiseScale
-from neuboots.losses import CrossEntropy, GaussianNLL, SquaredError
+from neuboots.losses import GaussianNLL
 from neuboots.methods import METHODS, Deterministic, MCDropout
 
 QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0}
@@ -342,17 +342,17 @@ def test_weights_that_cannot_be_used() -> None:
     with pytest.raises(ValueError, match="which takes no weighted loss; expected whole weights"):
         NeuBootsRegressor("laplace", **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
     with pytest.raises(ValueError, match="not whole numbers for Plain, a method with a loss of its own"):
-        NeuBootsRegressor(Deterministic(SquaredError()), **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
+        NeuBootsRegressor(Deterministic(nn.MSELoss()), **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
 
 
 def test_row_weighted_is_the_weight_times_the_loss() -> None:
     outputs, y = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
     w = np.array([1.0, 2.0, 0.5, 0.0, 1.5])
-    expected = CrossEntropy()(outputs, y) * torch.from_numpy(w / w.mean())
-    assert torch.allclose(WeightedLoss(CrossEntropy())(outputs, append_weights(y, w)), expected.float())
+    expected = nn.CrossEntropyLoss()(outputs, y) * torch.from_numpy(w / w.mean())
+    assert torch.allclose(WeightedLoss(nn.CrossEntropyLoss())(outputs, append_weights(y, w)), expected.float())
     targets = torch.randn(5, 2)
-    expected = SquaredError()(outputs, targets) * torch.from_numpy(w / w.mean()).float()[:, None]
-    assert torch.allclose(WeightedLoss(SquaredError())(outputs, append_weights(targets, w)), expected)
+    expected = nn.MSELoss()(outputs, targets) * torch.from_numpy(w / w.mean()).float()[:, None]
+    assert torch.allclose(WeightedLoss(nn.MSELoss())(outputs, append_weights(targets, w)), expected)
     assert to_frequencies(np.full(3, 1e6)) is None
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 import neuboots
-from neuboots import EpochReport, GaussianNLL, Prediction, SquaredError, Summary, TrainingConfig
+from neuboots import EpochReport, GaussianNLL, Prediction, Summary, TrainingConfig
 from neuboots.evaluation.active_learning import (
     ACQUISITION_FUNCTIONS,
     ActiveLearningResult,
@@ -743,7 +743,7 @@ def test_a_folder_of_another_net_other_data_or_another_strategy_is_refused(tmp_p
     assert_same(run(), found)
 
 
-@pytest.mark.parametrize(("loss", "outputs"), [(neuboots.CrossEntropy(), 10), (SquaredError(), 1)])
+@pytest.mark.parametrize(("loss", "outputs"), [(nn.CrossEntropyLoss(), 10), (nn.MSELoss(), 1)])
 def test_a_failing_measurement_leaves_the_test_rows_closed(loss: Any, outputs: int) -> None:
     closed: list[bool] = []
 
@@ -843,7 +843,7 @@ def test_uncertainty_finds_the_decision_boundary() -> None:
     [
         (neuboots.NeuBoots.regression(), 1),
         (neuboots.DeepEnsemble(loss=GaussianNLL(), num_members=2), 2),
-        (neuboots.Plain(loss=SquaredError()), 1),
+        (neuboots.Plain(loss=nn.MSELoss()), 1),
     ],
 )
 @pytest.mark.parametrize("strategy", ["std", "batch"])
@@ -876,8 +876,8 @@ def test_regression_is_measured_by_rmse(method: Any, outputs: int, strategy: str
 @pytest.mark.parametrize(
     ("loss", "targets", "expected"),
     [
-        (SquaredError(), torch.arange(8), "rmse"),  # whole numbers, but a regression
-        (neuboots.BinaryCrossEntropy(), (torch.arange(8) % 2).float(), "accuracy"),  # floats, but classes
+        (nn.MSELoss(), torch.arange(8), "rmse"),  # whole numbers, but a regression
+        (nn.BCEWithLogitsLoss(), (torch.arange(8) % 2).float(), "accuracy"),  # floats, but classes
         (nn.BCEWithLogitsLoss(reduction="none"), (torch.arange(8) % 2).float()[:, None], "accuracy"),
         (lambda z, y: (z[:, 0] - y).square(), torch.rand(8), "rmse"),
         (lambda z, y: (z[:, 0] - y).square(), torch.arange(8) % 2, "accuracy"),
@@ -900,7 +900,7 @@ def test_pixels_are_measured_without_those_that_the_loss_ignores() -> None:
     ignore_index = y.clone()
     ignore_index[:, 0] = 9
     seen: list[Predictor] = []
-    method = neuboots.NeuBoots(loss=neuboots.CrossEntropy(ignore_index=9))
+    method = neuboots.NeuBoots(loss=nn.CrossEntropyLoss(ignore_index=9))
 
     @dataclass(frozen=True)
     class Watched:

@@ -14,16 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import neuboots.evaluation.benchmark as module
-from neuboots import (
-    MIMO,
-    BayesianBootstrap,
-    DeepEnsemble,
-    Deterministic,
-    MCDropout,
-    NeuBoots,
-    SquaredError,
-    TrainingConfig,
-)
+from neuboots import MIMO, BayesianBootstrap, DeepEnsemble, Deterministic, MCDropout, NeuBoots, TrainingConfig
 from neuboots.evaluation.benchmark import BenchmarkResult, benchmark_methods, measure_peak_memory
 from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import Predictor, SampleStream
@@ -261,7 +252,7 @@ def rows(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_real_methods_on_real_data() -> None:
-    loss = SquaredError()
+    loss = nn.MSELoss()
     x, y = (torch.from_numpy(part[:32]).float() for part in load_diabetes(return_X_y=True))
     methods: dict[str, Any] = {
         "plain": lambda K: Deterministic(loss),
@@ -299,7 +290,7 @@ def test_inputs_may_be_several() -> None:
 
     x = (rows(9, 2), rows(9, 2))
     data = TensorDataset(*x, rows(9))
-    methods = {"plain": lambda K: Deterministic(SquaredError())}
+    methods = {"plain": lambda K: Deterministic(nn.MSELoss())}
     found = benchmark_methods(methods, Two, data, x, RECIPE, num_members=(2,), repeats=1, memory=False, progress=False)
     assert (found.n, found.num_inputs) == (9, 9)
 
@@ -327,7 +318,7 @@ def test_bad_options_get_a_sentence(options: dict[str, Any], sentence: str) -> N
 
 
 def test_folders_streams_and_fits_that_give_no_predictor_are_refused(tmp_path: Path) -> None:
-    methods = {"plain": lambda K: Deterministic(SquaredError())}
+    methods = {"plain": lambda K: Deterministic(nn.MSELoss())}
     with pytest.raises(ValueError, match="a second fit would find the first one's result"):
         benchmark_methods(methods, model, DATA, X, replace(RECIPE, folder=tmp_path), progress=False)
 
@@ -335,9 +326,9 @@ def test_folders_streams_and_fits_that_give_no_predictor_are_refused(tmp_path: P
         with pytest.raises(ValueError, match="got no inputs x; expected a tensor of at least one row"):
             benchmark_methods(methods, model, DATA, x, RECIPE, progress=False)
     with pytest.raises(ValueError, match=r"got methods\['plain'\] of type Plain; expected a function of K .* lambda K"):
-        benchmark_methods({"plain": Deterministic(SquaredError())}, model, DATA, X, RECIPE, progress=False)  # type: ignore[dict-item]
+        benchmark_methods({"plain": Deterministic(nn.MSELoss())}, model, DATA, X, RECIPE, progress=False)  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="got baseline='plain' and methods Plain; expected"):
-        benchmark_methods(Deterministic(SquaredError()), model, DATA, X, RECIPE, progress=False)  # type: ignore[arg-type]
+        benchmark_methods(Deterministic(nn.MSELoss()), model, DATA, X, RECIPE, progress=False)  # type: ignore[arg-type]
 
     class Endless(IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -361,7 +352,7 @@ def test_a_method_that_fails_is_named() -> None:
         def fit(self, model: Any, data: Any, config: TrainingConfig) -> Any:
             raise RuntimeError("broken")
 
-    methods: dict[str, Any] = {"plain": lambda K: Deterministic(SquaredError()), "other": lambda K: Failing()}
+    methods: dict[str, Any] = {"plain": lambda K: Deterministic(nn.MSELoss()), "other": lambda K: Failing()}
     with pytest.raises(RuntimeError, match="^broken") as caught:
         benchmark_methods(methods, model, DATA, X, RECIPE, num_members=(3,), memory=False, progress=False)
     assert caught.value.__notes__ == ["this was 'other' at K = 3"]

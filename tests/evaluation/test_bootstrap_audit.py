@@ -17,15 +17,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from neuboots import (
-    BayesianBootstrap,
-    Deterministic,
-    InfluenceBootstrap,
-    MCDropout,
-    NeuBoots,
-    SquaredError,
-    TrainingConfig,
-)
+from neuboots import BayesianBootstrap, Deterministic, InfluenceBootstrap, MCDropout, NeuBoots, TrainingConfig
 from neuboots.evaluation import bootstrap_audit as chance
 from neuboots.evaluation import bootstrap_audit as spread
 from neuboots.evaluation.bootstrap_audit import (
@@ -814,7 +806,7 @@ def test_bad_input_gets_a_sentence() -> None:
 # -- nets on data --------------------------------------------------------------------------------------
 
 RECIPE = TrainingConfig(epochs=10, batch_size=50, optimizer=partial(torch.optim.AdamW, lr=1e-2), progress=False)
-BOOTSTRAP = BayesianBootstrap(SquaredError(), num_members=16)
+BOOTSTRAP = BayesianBootstrap(nn.MSELoss(), num_members=16)
 
 
 def model() -> nn.Module:
@@ -852,7 +844,7 @@ def test_on_diabetes_a_second_bootstrap_is_faithful_and_others_are_not() -> None
     assert found.num_true == found.num_samples == 16
     assert found.correlation is not None
     assert found.correlation > 0.8
-    assert audited(Deterministic(SquaredError()).fit(model, data, RECIPE)).finding == "flat"
+    assert audited(Deterministic(nn.MSELoss()).fit(model, data, RECIPE)).finding == "flat"
     assert torch.equal(torch.get_rng_state(), state)
     for scale, finding in ((3.0, "wide"), (1.0, "faithful"), (1 / 3, "narrow")):
         scaled = ScaledPredictor(second, std_scale=(scale,))
@@ -863,10 +855,10 @@ def test_on_diabetes_a_second_bootstrap_is_faithful_and_others_are_not() -> None
     "method",
     [
         NeuBoots.regression(),
-        MCDropout(SquaredError()),
-        CalibratedNeuBoots(SquaredError()),
-        InfluenceBootstrap(SquaredError()),
-        InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=1),
+        MCDropout(nn.MSELoss()),
+        CalibratedNeuBoots(nn.MSELoss()),
+        InfluenceBootstrap(nn.MSELoss()),
+        InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=1),
     ],
     ids=["neuboots", "mc-dropout", "calibrated-neuboots", "influence", "whole net"],
 )
@@ -895,7 +887,7 @@ def test_classes_are_known_by_their_targets() -> None:
 def test_whole_numbers_for_several_outputs_are_no_classes() -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     config = TrainingConfig(epochs=1, progress=False)
-    method = BayesianBootstrap(SquaredError(), num_members=8)
+    method = BayesianBootstrap(nn.MSELoss(), num_members=8)
     for y, outputs in ((x[:, :2].round().long(), 2), (x[:, 0].round().long(), 1)):
         data, net = TensorDataset(x, y), partial(nn.Linear, 3, outputs)
         second = method.fit(net, data, config)

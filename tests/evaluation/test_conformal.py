@@ -19,7 +19,7 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from neuboots import DeterministicPredictor, NeuBoots, SquaredError, TrainingConfig
+from neuboots import DeterministicPredictor, NeuBoots, TrainingConfig
 from neuboots._prng import derive_keys, draw_normal, draw_uniform
 from neuboots._streaming import num_bytes
 from neuboots.evaluation.conformal import (
@@ -869,7 +869,7 @@ def diabetes() -> tuple[Predictor, TensorDataset, TensorDataset]:
     config = TrainingConfig(epochs=10, batch_size=32, optimizer=ADAM, progress=False)
     net = partial(nn.Sequential, nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
     train = TensorDataset(20 * x[:180], y[:180].float()[:, None] / 100)
-    predictor = NeuBoots(num_blocks=20, loss=SquaredError()).fit(net, train, config)
+    predictor = NeuBoots(num_blocks=20, loss=nn.MSELoss()).fit(net, train, config)
     rows, fresh = (TensorDataset(20 * x[part], y[part] / 100) for part in (slice(180, 310), slice(310, None)))
     return predictor, rows, fresh
 

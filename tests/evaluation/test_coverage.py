@@ -22,7 +22,6 @@ from neuboots import (
     InfluenceBootstrap,
     MCDropout,
     NeuBoots,
-    SquaredError,
     TrainingConfig,
     constant_schedule,
 )
@@ -275,7 +274,7 @@ def test_the_bootstrap_of_a_linear_net_covers_as_the_exact_band_of_least_squares
         epochs=15, batch_size=100, optimizer=optimizer, lr_scheduler=constant_schedule, progress=False
     )
     options = {"num_sets": 25, "n": 100, "num_samples": 20} | QUIET
-    found = simulate_coverage(BayesianBootstrap(SquaredError(), 20), lambda: nn.Linear(1, 1), LINE, config, **options)
+    found = simulate_coverage(BayesianBootstrap(nn.MSELoss(), 20), lambda: nn.Linear(1, 1), LINE, config, **options)
     exact = simulate_coverage(LeastSquares(), None, LINE, config, **options)
     torch.testing.assert_close(found.bias, exact.bias, atol=0.02, rtol=0)
     differences = (found.covered.double() - exact.covered.double()).mean(1)
@@ -291,7 +290,7 @@ def test_the_influence_bootstrap_of_a_linear_net_has_the_exact_band_of_least_squ
     config = TrainingConfig(
         epochs=60, batch_size=100, optimizer=optimizer, lr_scheduler=constant_schedule, progress=False
     )
-    method = InfluenceBootstrap(SquaredError(), layers=layers, ridge=0.0, residuals="raw")
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=0.0, residuals="raw")
     options = {"num_sets": 10, "n": 100, "num_samples": 2} | QUIET
     found = simulate_coverage(method, lambda: nn.Linear(1, 1), LINE, config, **options)
     exact = simulate_coverage(LeastSquares(), None, LINE, config, **options)
@@ -314,7 +313,7 @@ def test_the_exact_band_of_least_squares_covers_at_its_level() -> None:
 def test_every_function_with_a_real_method(name: str, kind: Any) -> None:
     truth = SYNTHETIC_REGRESSIONS[name]
     d = truth.grid.shape[1]
-    method = NeuBoots.regression() if name != "uneven" else MCDropout(SquaredError())
+    method = NeuBoots.regression() if name != "uneven" else MCDropout(nn.MSELoss())
     net = lambda: nn.Sequential(nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, 1))  # noqa: E731
     found = simulate_coverage(method, net, truth, RECIPE, num_datasets=2, n=20, interval=kind, num_samples=10, **QUIET)
     assert found.x.shape == (len(truth.grid), d)
@@ -331,12 +330,12 @@ def test_every_function_with_a_real_method(name: str, kind: Any) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        InfluenceBootstrap(SquaredError()),
-        InfluenceBootstrap(SquaredError(), refit=True),
-        InfluenceBootstrap(SquaredError(), layers=2),
-        InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=1),
+        InfluenceBootstrap(nn.MSELoss()),
+        InfluenceBootstrap(nn.MSELoss(), refit=True),
+        InfluenceBootstrap(nn.MSELoss(), layers=2),
+        InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=1),
         InfluenceBootstrap(GaussianNLL(), layers="all"),
-        CalibratedNeuBoots(SquaredError()),
+        CalibratedNeuBoots(nn.MSELoss()),
     ],
     ids=["head", "refit", "two", "sized", "gaussian", "calibrated"],
 )
@@ -366,7 +365,7 @@ def test_a_gaussian_head_is_judged_by_its_mean() -> None:
             return fitted
 
     assert same(checked(Wrapped(head), num_sets=5), checked(head, num_sets=5))
-    for outputs, loss in ((2, None), (2, SquaredError()), (3, None)):
+    for outputs, loss in ((2, None), (2, nn.MSELoss()), (3, None)):
         with pytest.raises(ValueError, match="expected .N, 1., since f has one output and the loss is not Gauss"):
             checked(Oracle(outputs=outputs, loss=loss), num_sets=2)
     with pytest.raises(ValueError, match="outputs of shape .41, 4.; expected .N, 2., .* the loss is GaussianNLL"):
@@ -409,7 +408,7 @@ def same(a: CoverageReport, b: CoverageReport) -> bool:
 
 
 def small(**options: Any) -> CoverageReport:
-    method = BayesianBootstrap(SquaredError(), num_members=3)
+    method = BayesianBootstrap(nn.MSELoss(), num_members=3)
     settings = {"num_sets": 5, "n": 10, "num_samples": 3} | QUIET | options
     return simulate_coverage(method, lambda: nn.Linear(1, 1), LINE, RECIPE, **settings)
 
@@ -425,7 +424,7 @@ def test_two_workers_find_what_one_finds() -> None:
 def test_a_check_that_was_cut_short_goes_on_to_the_same_result(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Breaking:
-        inner: Any = BayesianBootstrap(SquaredError(), num_members=3)  # noqa: RUF009 -- frozen
+        inner: Any = BayesianBootstrap(nn.MSELoss(), num_members=3)  # noqa: RUF009 -- frozen
 
         def fit(self, model: Any, data: Any, config: TrainingConfig) -> Predictor:
             if not (tmp_path / "mended").exists() and len(list((tmp_path / "kept").glob("unit-*"))) == 2:
@@ -546,7 +545,7 @@ def test_bad_options_get_a_sentence(options: dict[str, Any], sentence: str) -> N
     ],
 )
 def test_what_is_no_method_net_truth_or_recipe_gets_a_sentence(change: dict[str, Any], sentence: str) -> None:
-    method: Any = BayesianBootstrap(SquaredError(), num_members=2)
+    method: Any = BayesianBootstrap(nn.MSELoss(), num_members=2)
     parts = {"method": method, "make_net": lambda: nn.Linear(1, 1), "truth": LINE, "config": RECIPE} | change
     with pytest.raises(ValueError, match=sentence):
         simulate_coverage(**parts, num_datasets=2, n=5, **QUIET)
@@ -554,7 +553,7 @@ def test_what_is_no_method_net_truth_or_recipe_gets_a_sentence(change: dict[str,
 
 def test_the_advice_for_a_net_is_taken() -> None:
     net = nn.Linear(1, 1)
-    method = BayesianBootstrap(SquaredError(), num_members=2)
+    method = BayesianBootstrap(nn.MSELoss(), num_members=2)
     assert (
         simulate_coverage(method, lambda: copy.deepcopy(net), LINE, RECIPE, num_datasets=2, n=5, **QUIET).num_sets == 2
     )

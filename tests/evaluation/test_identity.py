@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 import neuboots
-from neuboots import CrossEntropy, NeuBoots, TrainingConfig
+from neuboots import NeuBoots, TrainingConfig
 from neuboots.evaluation._parallel import fingerprint, make_reference_net
 
 GLOBAL = 1.0
@@ -134,8 +134,8 @@ def test_what_contains_itself_comes_to_an_end() -> None:
         ({1, 2}, {1, 3}),
         (list(range(1000)), [*range(500), -1, *range(501, 1000)]),
         ("a" * 1000, "a" * 999 + "b"),
-        (CrossEntropy(), CrossEntropy(ignore_index=9)),
-        (NeuBoots(), NeuBoots(loss=CrossEntropy(label_smoothing=0.1))),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=9)),
+        (NeuBoots(), NeuBoots(loss=nn.CrossEntropyLoss(label_smoothing=0.1))),
         (neuboots.Plain(lambda z, y: z), neuboots.Plain(lambda z, y: -z)),
     ],
 )

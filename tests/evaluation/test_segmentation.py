@@ -27,7 +27,6 @@ import neuboots
 from neuboots import (
     BatchEnsemble,
     BootstrapGenerator,
-    CrossEntropy,
     DeepEnsemble,
     Deterministic,
     DeterministicPredictor,
@@ -201,7 +200,7 @@ class Halving(nn.Module):
 def test_every_method_gives_maps_in_windows(name: str) -> None:
     """Of a net like torchvision's; in windows the same as of the whole, but where masks lie by place."""
     x, y = discs(8, (16, 16), 0)
-    method = REGISTRY[name].make(loss=CrossEntropy(ignore_index=255))
+    method = REGISTRY[name].make(loss=nn.CrossEntropyLoss(ignore_index=255))
     predictor = method.fit(Halving, TensorDataset(x, y), TrainingConfig(epochs=1, batch_size=4, progress=False))
     whole, tiled = (predict_segmentation(predictor, x[:2], 4, window=window, overlap=0.5) for window in (None, 8))
     assert tiled.probs.shape == (2, 3, 16, 16)
@@ -315,11 +314,11 @@ def small_net() -> nn.Module:
 
 RECIPE = TrainingConfig(epochs=10, batch_size=4, optimizer=partial(torch.optim.Adam, lr=0.02), progress=False)
 METHODS = {
-    "deterministic": Deterministic(loss=CrossEntropy(ignore_index=255)),
-    "neuboots": NeuBoots(loss=CrossEntropy(ignore_index=255)),
-    "mc_dropout": MCDropout(loss=CrossEntropy(ignore_index=255)),
-    "deep_ensemble": DeepEnsemble(loss=CrossEntropy(ignore_index=255), num_members=2),
-    "batch_ensemble": BatchEnsemble(loss=CrossEntropy(ignore_index=255), num_members=2),
+    "deterministic": Deterministic(loss=nn.CrossEntropyLoss(ignore_index=255)),
+    "neuboots": NeuBoots(loss=nn.CrossEntropyLoss(ignore_index=255)),
+    "mc_dropout": MCDropout(loss=nn.CrossEntropyLoss(ignore_index=255)),
+    "deep_ensemble": DeepEnsemble(loss=nn.CrossEntropyLoss(ignore_index=255), num_members=2),
+    "batch_ensemble": BatchEnsemble(loss=nn.CrossEntropyLoss(ignore_index=255), num_members=2),
 }
 
 

@@ -28,7 +28,6 @@ from neuboots import (
     BatchEnsemble,
     BayesianBootstrap,
     Constant,
-    CrossEntropy,
     DeepEnsemble,
     Deterministic,
     DeterministicPredictor,
@@ -42,7 +41,6 @@ from neuboots import (
     Multinomial,
     NeuBoots,
     SparseGP,
-    SquaredError,
     StandardBootstrap,
     TrainingConfig,
     assign_blocks,
@@ -137,11 +135,11 @@ def _pixel_rows() -> TensorDataset:
 
 
 TASKS: dict[str, Task] = {
-    "classification": (CrossEntropy(), partial(mlp, 3), _class_rows, draws(4, 4, seed=5)),
-    "regression": (SquaredError(), partial(mlp, 1), _regression_rows, draws(4, 4, seed=5)),
+    "classification": (nn.CrossEntropyLoss(), partial(mlp, 3), _class_rows, draws(4, 4, seed=5)),
+    "regression": (nn.MSELoss(), partial(mlp, 1), _regression_rows, draws(4, 4, seed=5)),
     "gaussian": (GaussianNLL(), partial(mlp, 2), _regression_rows, draws(4, 4, seed=5)),
-    "images": (CrossEntropy(), cnn, _image_rows, draws(3, 1, 8, 8, seed=5)),
-    "segmentation": (CrossEntropy(ignore_index=255), pixel_net, _pixel_rows, draws(1, 2, 4, 4, seed=5)),
+    "images": (nn.CrossEntropyLoss(), cnn, _image_rows, draws(3, 1, 8, 8, seed=5)),
+    "segmentation": (nn.CrossEntropyLoss(ignore_index=255), pixel_net, _pixel_rows, draws(1, 2, 4, 4, seed=5)),
 }
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ METHODS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "neuboots, redraw sample": (lambda loss: NeuBoots(loss, resample="sample"), BOTH),
     "neuboots, redraw pool": (lambda loss: NeuBoots(loss, resample="pool"), BOTH),
     "neuboots, 3 blocks": (lambda loss: NeuBoots(loss, num_blocks=3), BOTH),
-    "neuboots, head only": (lambda loss: NeuBoots(loss, tune="head"), BOTH),
+    "neuboots, head only": (lambda loss: NeuBoots(loss, train_head_only=True), BOTH),
     "neuboots, multinomial": (lambda loss: NeuBoots(loss, weight_distribution=Multinomial()), ("classification",)),
     "neuboots, paper": (lambda loss: NeuBoots.paper(loss), ("classification",)),
     "neuboots, regression": (lambda loss: NeuBoots.regression(loss), ("regression", "gaussian")),
@@ -237,7 +235,7 @@ def influence_around() -> Arrays:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         net = mlp(3)
-    predictor = InfluenceBootstrap(CrossEntropy()).from_trained(net, _class_rows(), short_training())
+    predictor = InfluenceBootstrap(nn.CrossEntropyLoss()).from_trained(net, _class_rows(), short_training())
     return predicted(predictor, TASKS["classification"][3])
 
 
@@ -479,7 +477,7 @@ def detector(name: str) -> Arrays:
 def active(strategy: str, kind: Any) -> Arrays:
     task = "classification" if kind == "classes" else "regression"
     choice = select_for_labeling(
-        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=kind, num_samples=20, seed=SEED, progress=False
+        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=task, num_samples=20, seed=SEED, progress=False
     )
     return {"rows": choice.rows.numpy(), "scores": choice.scores.numpy()}
 

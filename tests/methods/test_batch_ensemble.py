@@ -13,7 +13,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import SquaredError, TrainingConfig, load, save
+from neuboots import TrainingConfig, load, save
 from neuboots._pytree import tile_rows
 from neuboots.methods import batch_ensemble
 from neuboots.methods.batch_ensemble import (
@@ -446,7 +446,7 @@ def test_odd_nets_are_trained() -> None:
             return self.head(self.attention(a[:, None] * b[:, None]))[:, 0, 0]
 
     data = TensorDataset(rows(20, 4), rows(20, 4, seed=1), rows(20, seed=2))
-    predictor = BatchEnsemble(SquaredError(), num_members=2).fit(Several, data, RECIPE)
+    predictor = BatchEnsemble(nn.MSELoss(), num_members=2).fit(Several, data, RECIPE)
     x = (rows(3, 4), rows(3, 4, seed=1))
     samples = predictor.predict(x, 2).samples
     assert samples.shape == (2, 3, 1)

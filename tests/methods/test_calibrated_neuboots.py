@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import CrossEntropy, GaussianNLL, NeuBoots, SquaredError, TrainingConfig, load, save
+from neuboots import GaussianNLL, NeuBoots, TrainingConfig, load, save
 from neuboots._prng import derive_keys, draw_normal
 from neuboots.generator import BootstrapGenerator
 from neuboots.methods import (
@@ -184,7 +184,7 @@ def test_of_classes_a_shift_of_all_logits_does_not_count() -> None:
     x = rows(60, 4)
     predictor = boots(body(3))
     quiet, loud = (Known(flat(0.1, 3), exact=False, common=common) for common in (0.0, 5.0))
-    found = [calibrate_dispersion(predictor, like, x, loss=CrossEntropy()) for like in (quiet, loud)]
+    found = [calibrate_dispersion(predictor, like, x, loss=nn.CrossEntropyLoss()) for like in (quiet, loud)]
     assert found[1].dispersion.concentration == pytest.approx(found[0].dispersion.concentration, rel=1e-2)
     # independent logits of variance v, less their mean: v (1 − 1/C)
     assert found[0].dispersion.like == pytest.approx(0.01 * 2 / 3, rel=0.1)
@@ -201,7 +201,9 @@ def test_the_exact_variance_of_contrasts_is_that_of_a_shifted_head() -> None:
         shifted[2].weight += 4 * rows(12, seed=9)
     for link in ("identity", "exp"):
         found = [
-            calibrate_dispersion(boots(part, link=link), Known(flat(0.05, 3), exact=False), x, loss=CrossEntropy())
+            calibrate_dispersion(
+                boots(part, link=link), Known(flat(0.05, 3), exact=False), x, loss=nn.CrossEntropyLoss()
+            )
             for part in (net, shifted)
         ]
         assert found[0].dispersion.concentration == pytest.approx(found[1].dispersion.concentration, rel=1e-3)
@@ -275,7 +277,10 @@ def test_maps_after_an_affine_finish() -> None:
     assert found.dispersion.after == pytest.approx(found.dispersion.like, rel=1e-9)
     assert found.dispersion.num_points == 4 * 144
     contrasts = calibrate_dispersion(
-        boots(Upsampled()), Known(lambda x: torch.full((len(x), 3, 12, 12), 0.05), exact=False), x, loss=CrossEntropy()
+        boots(Upsampled()),
+        Known(lambda x: torch.full((len(x), 3, 12, 12), 0.05), exact=False),
+        x,
+        loss=nn.CrossEntropyLoss(),
     )
     samples = contrasts.predict(x, 2000).samples.double()
     centred = samples - samples.mean(2, keepdim=True)
@@ -376,7 +381,7 @@ def test_the_family_goes_from_wide_to_narrow_about_one_mean(
         (lambda p, x: calibrate_dispersion(DeterministicPredictor(body(1)), p, x), "expected a predictor of NeuBoots"),
         (lambda p, x: calibrate_dispersion(p, Known(flat(0.1)), x, num_samples=1), "got num_samples=1"),
         (lambda p, x: calibrate_dispersion(boots(body(1), num_blocks=1), p, x), "S = 1 blocks"),
-        (lambda p, x: CalibratedNeuBoots(SquaredError(), NeuBoots()), "expected the same loss"),
+        (lambda p, x: CalibratedNeuBoots(nn.MSELoss(), NeuBoots()), "expected the same loss"),
         (lambda p, x: CalibratedNeuBoots(neuboots="paper"), "got neuboots='paper'"),
         (lambda p, x: CalibratedNeuBoots(reference="jackknife"), "got reference='jackknife'"),
         (lambda p, x: CalibratedNeuBoots(layers=0), "got layers=0"),
@@ -429,9 +434,7 @@ def test_least_squares_has_the_variance_of_the_textbook(options: dict[str, Any])
     x = rows(n, inputs, seed=2)
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1.0 + sigma * rows(n, seed=3)
     config = TrainingConfig(epochs=40, batch_size=100, optimizer=partial(torch.optim.SGD, lr=0.1), progress=False)
-    method = CalibratedNeuBoots(
-        SquaredError(), NeuBoots(SquaredError(), weight_distribution=Dirichlet(50.0)), **options
-    )
+    method = CalibratedNeuBoots(nn.MSELoss(), NeuBoots(nn.MSELoss(), weight_distribution=Dirichlet(50.0)), **options)
     predictor = method.fit(lambda: nn.Linear(inputs, 1), TensorDataset(x, y), config)
     design = torch.cat([x, torch.ones(n, 1)], 1)
     residual = y - design @ torch.linalg.lstsq(design, y).solution
@@ -446,25 +449,25 @@ def test_the_reference_is_the_bootstrap_of_the_same_recipe() -> None:
     """By hand: NeuBoots, the K nets, the training inputs."""
     x = rows(80, 4)
     data = TensorDataset(x, x[:, 0].sin())
-    found = CalibratedNeuBoots(SquaredError(), reference="bootstrap", num_members=3).fit(lambda: body(1), data, RECIPE)
+    found = CalibratedNeuBoots(nn.MSELoss(), reference="bootstrap", num_members=3).fit(lambda: body(1), data, RECIPE)
     plain = NeuBoots.regression().fit(lambda: body(1), data, RECIPE)
-    members = BayesianBootstrap(SquaredError(), num_members=3).fit(lambda: body(1), data, RECIPE)
-    by_hand = calibrate_dispersion(plain, members, x, loss=SquaredError())
+    members = BayesianBootstrap(nn.MSELoss(), num_members=3).fit(lambda: body(1), data, RECIPE)
+    by_hand = calibrate_dispersion(plain, members, x, loss=nn.MSELoss())
     assert found.dispersion.concentration == pytest.approx(by_hand.dispersion.concentration, rel=1e-4)
-    few = CalibratedNeuBoots(SquaredError(), reference="bootstrap", num_members=3, num_inputs=10)
+    few = CalibratedNeuBoots(nn.MSELoss(), reference="bootstrap", num_members=3, num_inputs=10)
     assert few.fit(lambda: body(1), data, RECIPE).dispersion.num_points == 10
 
 
 def test_options_of_the_training() -> None:
     assert CalibratedNeuBoots().options == NeuBoots()
-    assert CalibratedNeuBoots(SquaredError()).options == NeuBoots.regression()
-    paper = replace(NeuBoots.paper(SquaredError()), link="exp")
-    assert CalibratedNeuBoots(SquaredError(), paper).options is paper
+    assert CalibratedNeuBoots(nn.MSELoss()).options == NeuBoots.regression()
+    paper = replace(NeuBoots.paper(nn.MSELoss()), link="exp")
+    assert CalibratedNeuBoots(nn.MSELoss(), paper).options is paper
     x = rows(60, 4)
     config = TrainingConfig(epochs=40, batch_size=30, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = CalibratedNeuBoots(SquaredError(), paper, layers=1).fit(
+        found = CalibratedNeuBoots(nn.MSELoss(), paper, layers=1).fit(
             lambda: body(1), TensorDataset(x, x[:, 0] + 0.5 * rows(60, seed=5)), config
         )
     assert found.generator.link == "exp"

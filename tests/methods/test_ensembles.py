@@ -17,17 +17,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from neuboots import (
-    CrossEntropy,
-    Deterministic,
-    EpochReport,
-    GaussianNLL,
-    SquaredError,
-    TrainingConfig,
-    constant_schedule,
-    load,
-    save,
-)
+from neuboots import Deterministic, EpochReport, GaussianNLL, TrainingConfig, constant_schedule, load, save
 from neuboots.head import unwrap_model
 from neuboots.loading import Batch
 from neuboots.losses import BrierLoss
@@ -96,7 +86,7 @@ def test_together_is_in_turn_on_maps_with_void_pixels(method: Callable[..., Any]
     x = rows(20, 2, 8, 8, dtype=torch.float64)
     y = (x[:, 0] > 0).long()
     y[::3, :5] = 255  # batches differ in how many pixels count
-    loss = BrierLoss(ignore_index=255) if method is AdversarialDeepEnsemble else CrossEntropy(ignore_index=255)
+    loss = BrierLoss(ignore_index=255) if method is AdversarialDeepEnsemble else nn.CrossEntropyLoss(ignore_index=255)
     mine, theirs = both_ways(method, lambda: Upsampling().double(), TensorDataset(x, y), x[:3], loss=loss)
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
@@ -112,7 +102,7 @@ def test_together_is_in_turn_for_squeezed_outputs_and_several_inputs() -> None:
 
     a, b = rows(50, 4, dtype=torch.float64), rows(50, 4, seed=1, dtype=torch.float64)
     data = TensorDataset(a, b, (a * b).sum(1))
-    mine, theirs = both_ways(StandardBootstrap, Sum, data, (a[:5], b[:5]), loss=SquaredError())
+    mine, theirs = both_ways(StandardBootstrap, Sum, data, (a[:5], b[:5]), loss=nn.MSELoss())
     assert mine.shape == (4, 5, 1)
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
@@ -358,7 +348,7 @@ def test_multinomial_weights_are_the_resampled_data_set_in_loss_and_gradient() -
     drawn = torch.repeat_interleave(torch.arange(30), w.long())
     assert len(drawn) == 30
     net = MLP(4, 3, widths=(8,)).double()
-    weighted = _EnsembleObjective(CrossEntropy(), w, None, stacked=False)(net, Batch(x, y, torch.arange(30)))
+    weighted = _EnsembleObjective(nn.CrossEntropyLoss(), w, None, stacked=False)(net, Batch(x, y, torch.arange(30)))
     resampled = nn.functional.cross_entropy(net(x[drawn]), y[drawn])
     torch.testing.assert_close(weighted, resampled)
     for mine, theirs in zip(
@@ -407,7 +397,7 @@ def test_on_a_linear_model_members_are_weighted_least_squares_and_their_spread_t
 ) -> None:
     x, y, design, target = linear_data()
     K = 400
-    predictor = method(loss=SquaredError(), num_members=K).fit(
+    predictor = method(loss=nn.MSELoss(), num_members=K).fit(
         lambda: nn.Linear(2, 1).double(), TensorDataset(x, y), CONVERGED
     )
     fitted = np.stack([np.append(net.weight.detach().numpy()[0], net.bias.detach().numpy()) for net in predictor.nets])
@@ -435,12 +425,12 @@ def test_adversarial_training_moves_the_input_in_the_sign_of_the_gradient_on_its
     ranges = compute_input_ranges(TensorDataset(x, y), RECIPE)
     torch.testing.assert_close(ranges[0], x.amax(0) - x.amin(0))
     x.requires_grad_()
-    value = CrossEntropy()(net(x), y).mean()
+    value = nn.CrossEntropyLoss()(net(x), y).mean()
     (gradient,) = torch.autograd.grad(value, x, retain_graph=True)
     moved = apply_fgsm(value, x, step=[0.01 * ranges[0]])
     torch.testing.assert_close(moved, (x + 0.01 * ranges[0] * gradient.sign()).detach())
     assert not moved.requires_grad
-    assert bool(CrossEntropy()(net(moved), y).mean() > value)
+    assert bool(nn.CrossEntropyLoss()(net(moved), y).mean() > value)
 
 
 def test_the_range_of_images_is_taken_channel_by_channel_over_all_batches() -> None:

@@ -17,14 +17,11 @@ import neuboots.methods.influence._passes as survey_room
 import neuboots.methods.influence.head as room
 import neuboots.methods.influence.refit as refit_room
 from neuboots import (
-    BinaryCrossEntropy,
     BrierLoss,
-    CrossEntropy,
     Dirichlet,
     Exponential,
     GaussianNLL,
     InfluenceBootstrap,
-    SquaredError,
     TrainingConfig,
     assign_blocks,
     load,
@@ -90,7 +87,7 @@ def least_squares(outputs: int) -> tuple[nn.Linear, Tensor]:
 def test_a_linear_model_is_the_weighted_least_squares_bootstrap_to_first_order(outputs: int) -> None:
     """As the weights go to 1 the error goes with the square of their distance."""
     net, y = least_squares(outputs)
-    predictor = around(net, X, y, loss=SquaredError(), ridge=0.0, residuals="raw")
+    predictor = around(net, X, y, loss=nn.MSELoss(), ridge=0.0, residuals="raw")
     assert predictor.num_blocks == 40
     away = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
     hat = weighted_least_squares(y.numpy(), np.ones(40))
@@ -109,7 +106,7 @@ def test_a_linear_model_is_the_weighted_least_squares_bootstrap_to_first_order(o
 @pytest.mark.parametrize(("blocks", "kind"), [(None, StoredPoints), (5, BlockGrams)])
 def test_a_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: int | None, kind: type) -> None:
     net, y = least_squares(outputs)
-    options = {"loss": SquaredError(), "ridge": 0.0, "residuals": "raw", "num_blocks": blocks}
+    options = {"loss": nn.MSELoss(), "ridge": 0.0, "residuals": "raw", "num_blocks": blocks}
     predictor = around(net, X, y, refit=True, **options)
     assert predictor.shifted.refit is not None
     assert type(predictor.shifted.refit.data) is kind
@@ -127,7 +124,7 @@ def test_refitting_under_equal_weights_gives_the_net_back() -> None:
     """Also where the net is at no minimum, and with a ridge and corrected residuals."""
     from neuboots import Constant
 
-    for loss, y in ((SquaredError(), rows(40, 2, seed=1)), (CrossEntropy(), torch.arange(40) % 2)):
+    for loss, y in ((nn.MSELoss(), rows(40, 2, seed=1)), (nn.CrossEntropyLoss(), torch.arange(40) % 2)):
         net = seeded(lambda: nn.Linear(3, 2))
         predictor = around(net, X, y, loss=loss, refit=True, weight_distribution=Constant(), residuals="hc3")
         torch.testing.assert_close(predictor.predict(NEW, 2).samples[1], net(NEW).detach())
@@ -171,7 +168,7 @@ def test_logistic_regression_has_the_variance_of_the_sandwich(kind: str) -> None
     wanted = sandwich((y - P) / (1 - leverage) if kind == "hc3" else y - P)
     options = {"ridge": 0.0, "residuals": kind}
     net = linear(THETA[None])
-    one = around(net, X, LABELS.double()[:, None], loss=BinaryCrossEntropy(), **options)
+    one = around(net, X, LABELS.double()[:, None], loss=nn.BCEWithLogitsLoss(), **options)
     np.testing.assert_allclose(one.predict(NEW, 2).std[:, 0].numpy() ** 2, wanted, rtol=1e-7)
     if kind == "raw":
         plain = np.einsum(
@@ -190,7 +187,7 @@ def test_logistic_regression_has_the_variance_of_the_sandwich(kind: str) -> None
 def test_refitted_logistic_regression_is_weighted_logistic_regression() -> None:
     net = linear(THETA[None])
     predictor = around(
-        net, X, LABELS.double()[:, None], loss=BinaryCrossEntropy(), ridge=1.0 / 40, residuals="raw", refit=True
+        net, X, LABELS.double()[:, None], loss=nn.BCEWithLogitsLoss(), ridge=1.0 / 40, residuals="raw", refit=True
     )
     alphas = draw_replicate_weights(predictor.weight_distribution, 40, 0, 3, 0).numpy()
     for b in range(3):
@@ -225,7 +222,7 @@ def test_a_row_of_leverage_near_one_is_held() -> None:
     x[0, 2] = 50.0
     net, y = seeded(lambda: nn.Linear(3, 1)), rows(30, 1, seed=2)
     raw, held = (
-        around(net, x, y, loss=SquaredError(), ridge=1e-6, residuals=kind).shifted.shifts for kind in ("raw", "hc3")
+        around(net, x, y, loss=nn.MSELoss(), ridge=1e-6, residuals=kind).shifted.shifts for kind in ("raw", "hc3")
     )
     torch.testing.assert_close(held[0], 10.0 * raw[0], rtol=1e-6, atol=1e-9)
 
@@ -238,7 +235,7 @@ def test_smoothed_residuals_know_the_noise_of_each_output() -> None:
     x, noise = rows(600, 3), torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
     y = x @ rows(3, 3, seed=2) + noise * rows(600, 3, seed=3)
     theta = np.linalg.lstsq(extended(x), y.numpy(), rcond=None)[0].T
-    predictor = around(linear(theta), x, y, loss=SquaredError(), ridge=0.0)
+    predictor = around(linear(theta), x, y, loss=nn.MSELoss(), ridge=0.0)
     exact = np.sqrt(np.einsum("md,de,me->m", AT, np.linalg.inv(extended(x).T @ extended(x)), AT))
     ratio = predictor.predict(NEW, 2).std.numpy() / (exact[:, None] * noise.numpy())
     assert np.all((ratio > 0.8) & (ratio < 1.25))
@@ -252,14 +249,14 @@ PIXELS = rows(4, 3, 2, 2, seed=5)
 @pytest.mark.parametrize(
     ("loss", "outputs", "y", "factor"),
     [
-        (CrossEntropy(), 3, torch.arange(12) % 3, 1.0),
-        (CrossEntropy(label_smoothing=0.2), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(label_smoothing=0.2), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(reduction="none"), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]).double(), reduction="none"), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(reduction="none"), 3, rows(12, 3, seed=4).softmax(1), 1.0),
         (BrierLoss(), 3, torch.arange(12) % 3, 1.0),
-        (BinaryCrossEntropy(), 2, (rows(12, 2, seed=4) > 0).double(), 1.0),
-        (SquaredError(), 2, rows(12, 2, seed=4), 0.5),
+        (nn.BCEWithLogitsLoss(), 2, (rows(12, 2, seed=4) > 0).double(), 1.0),
+        (nn.MSELoss(), 2, rows(12, 2, seed=4), 0.5),
         (GaussianNLL(), 2, rows(12, 1, seed=4), 1.0),
         (GaussianNLL(beta=0.5), 4, rows(12, 2, seed=4), 1.0),
         (nn.SmoothL1Loss(reduction="none"), 1, rows(12, 1, seed=4), 1.0),
@@ -287,7 +284,7 @@ def test_gradients_pass_through_an_upsampling_and_leave_void_pixels_out() -> Non
     predictor = around(net, x, y, ridge=HUGE, residuals="raw", num_blocks=None)
     assert predictor.num_blocks == 3
     for i in range(3):
-        total = CrossEntropy()(net(x[i : i + 1]), y[i : i + 1]).sum()
+        total = nn.CrossEntropyLoss()(net(x[i : i + 1]), y[i : i + 1]).sum()
         g = torch.autograd.grad(total, [net.classifier.weight, net.classifier.bias])
         wanted = -torch.cat([g[0].flatten(1), g[1][:, None]], 1)
         torch.testing.assert_close(HUGE * 2 * predictor.shifted.shifts[i], wanted, rtol=1e-4, atol=1e-8)
@@ -319,7 +316,7 @@ def test_structures_do_what_their_matrix_does(structure: str) -> None:
 def test_large_heads_take_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the squared error it is the same; for classes nearly so."""
     y = {"squared": rows(40, 2, seed=1), "classes": torch.arange(40) % 2}
-    for kind, loss in (("squared", SquaredError()), ("classes", CrossEntropy())):
+    for kind, loss in (("squared", nn.MSELoss()), ("classes", nn.CrossEntropyLoss())):
         net = seeded(lambda: nn.Linear(3, 2))
         whole = around(net, X, y[kind], loss=loss, ridge=0.1).predict(NEW, 2).std
         with monkeypatch.context() as patch:
@@ -345,7 +342,7 @@ def test_blocks_of_many_rows_keep_the_variance() -> None:
     y = rows(2000, 1)
     net = linear(np.array([[0.0, float(y.mean())]]))
     x = torch.zeros(2000, 1, dtype=torch.float64)
-    predictor = around(net, x, y, loss=SquaredError(), residuals="raw", ridge=0.0)
+    predictor = around(net, x, y, loss=nn.MSELoss(), residuals="raw", ridge=0.0)
     assert predictor.num_blocks == 256
     ratio = float(predictor.predict(x[:1], 2).std) ** 2 / (float(y.var()) / 2000)
     assert abs(ratio - 1) < standard_errors(1) * (2 / 256) ** 0.5
@@ -420,7 +417,7 @@ def test_refitting_past_an_upsampling_is_refitting_at_the_head(smooth: float) ->
     low = seeded(lambda: nn.Conv2d(3, 2, 1))
     high = nn.Sequential(low, nn.Upsample(scale_factor=2, mode="nearest"))
     y = torch.arange(16).view(4, 2, 2) % 2
-    loss = CrossEntropy(label_smoothing=smooth)
+    loss = nn.CrossEntropyLoss(label_smoothing=smooth)
     options = {"loss": loss, "refit": True, "residuals": "hc3"}
     wanted = around(low, PIXELS, y, ridge=0.1, **options).heads(0, 3, seed=0)
     found = around(high, PIXELS, y.repeat_interleave(2, 1).repeat_interleave(2, 2), ridge=0.4, **options)
@@ -448,7 +445,7 @@ def test_a_convolution_is_a_linear_head_at_every_pixel(residuals: str) -> None:
     with torch.no_grad():
         flat.weight.copy_(net.weight[:, :, 0, 0])
         flat.bias.copy_(net.bias)
-    options = {"loss": SquaredError(), "residuals": residuals}
+    options = {"loss": nn.MSELoss(), "residuals": residuals}
     conv = around(net, PIXELS, y, ridge=0.1, **options)
     unfolded = around(
         flat, PIXELS.movedim(1, -1).flatten(0, 2), y.movedim(1, -1).flatten(0, 2), ridge=0.1 / 4, **options
@@ -474,7 +471,7 @@ def test_void_pixels_change_nothing() -> None:
     ignore_index = torch.cat([y, torch.full((4, 1, 2), 255)], 1)
     for residuals in ("hc3", "smooth"):
         clean, padded = (
-            around(net, a, b, loss=CrossEntropy(ignore_index=255), residuals=residuals)
+            around(net, a, b, loss=nn.CrossEntropyLoss(ignore_index=255), residuals=residuals)
             for a, b in ((PIXELS, y), (wide, ignore_index))
         )
         torch.testing.assert_close(clean.shifted.shifts, padded.shifted.shifts)
@@ -498,7 +495,7 @@ def test_tokens_without_bias_and_squeezed_outputs() -> None:
 
     net = seeded(Squeezed)
     y = rows(40, seed=1)
-    squeezed, plain = around(net, X, y, loss=SquaredError()), around(net.head, X, y, loss=SquaredError())
+    squeezed, plain = around(net, X, y, loss=nn.MSELoss()), around(net.head, X, y, loss=nn.MSELoss())
     torch.testing.assert_close(squeezed.predict(NEW, 3).samples, plain.predict(NEW, 3).samples)
     torch.testing.assert_close(squeezed.predict(NEW, 3).std, plain.predict(NEW, 3).std)
 
@@ -527,8 +524,8 @@ def test_options_that_take_another_path_keep_the_contract() -> None:
 @pytest.mark.parametrize(
     ("loss", "y", "outputs"),
     [
-        (CrossEntropy(label_smoothing=0.1), torch.arange(40) % 2, 2),
-        (SquaredError(), rows(40, 1), 1),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), torch.arange(40) % 2, 2),
+        (nn.MSELoss(), rows(40, 1), 1),
         (GaussianNLL(), rows(40, 1), 2),
     ],
 )
@@ -587,10 +584,10 @@ def finite(predictor: HeadPredictor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("residuals", ["raw", "hc3", "smooth"])
 @pytest.mark.parametrize("ridge", [None, 0.0])
-@pytest.mark.parametrize("loss", [SquaredError(), CrossEntropy()])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
 def test_ill_posed_data_give_finite_bands(loss: Any, ridge: float | None, residuals: str) -> None:
     """Fewer rows than weights; constant and dead features; two rows; a class that no row has; rows twice."""
-    classes = isinstance(loss, CrossEntropy)
+    classes = isinstance(loss, nn.CrossEntropyLoss)
     for n, seed in ((5, 0), (2, 1), (40, 2)):
         x = rows(n, 20, seed=seed)
         x[:, 3], x[:, 4], x[:, 5] = 7.0, 0.0, x[:, 6]
@@ -617,15 +614,15 @@ def test_a_head_of_zeros_gives_a_finite_band() -> None:
 def test_dead_features_without_a_bias_give_no_band() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False)).double()
     nn.init.constant_(net[0].bias, -100.0)
-    assert not bool(finite(around(net, X, rows(40, 1), loss=SquaredError()), X).any())
+    assert not bool(finite(around(net, X, rows(40, 1), loss=nn.MSELoss()), X).any())
 
 
 @pytest.mark.parametrize(
     ("options", "x", "y", "said"),
     [
-        ({"loss": SquaredError()}, X * torch.nan, rows(40, 2), "NaN or infinite"),
-        ({"loss": SquaredError()}, X, rows(40, 2) * torch.nan, "got NaN or infinite targets"),
-        ({"loss": SquaredError()}, X, rows(40), "expected the same shape"),
+        ({"loss": nn.MSELoss()}, X * torch.nan, rows(40, 2), "NaN or infinite"),
+        ({"loss": nn.MSELoss()}, X, rows(40, 2) * torch.nan, "got NaN or infinite targets"),
+        ({"loss": nn.MSELoss()}, X, rows(40), "expected the same shape"),
         ({}, X, torch.full((40,), -100), "all targets are ignored"),
         ({}, X, torch.arange(40) % 3, "got label 2 for a net with 2 outputs"),
         ({"loss": nn.L1Loss(reduction="none")}, X, rows(40, 2), "which has no curvature in the outputs"),

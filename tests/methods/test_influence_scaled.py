@@ -14,18 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import (
-    CrossEntropy,
-    Deterministic,
-    Dirichlet,
-    EpochReport,
-    GaussianNLL,
-    InfluenceBootstrap,
-    SquaredError,
-    TrainingConfig,
-    load,
-    save,
-)
+from neuboots import Deterministic, Dirichlet, EpochReport, GaussianNLL, InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.methods import ScaledPredictor
 from neuboots.methods.influence.scaled import (
     _squares,
@@ -74,12 +63,12 @@ def trained(method: InfluenceBootstrap, data: TensorDataset, how: TrainingConfig
 
 def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
     """Against the formula, at all rows; and the deviations are those of the unsized one, times it."""
-    method = InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=2)
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=2)
     found = method.fit(make_wide, data, FAR)
     assert isinstance(found, ScaledPredictor)
     plain = found.inner
     x = data.tensors[0]
-    raw = InfluenceBootstrap(SquaredError(), layers="all", residuals="raw", ridge=plain.ridge).from_trained(
+    raw = InfluenceBootstrap(nn.MSELoss(), layers="all", residuals="raw", ridge=plain.ridge).from_trained(
         plain.net, data
     )  # type: ignore[attr-defined]
     _, *nets = train_with_replicates(method, begun(make_wide, method, FAR), data, FAR, None)
@@ -96,13 +85,13 @@ def test_the_size_is_the_ratio_of_movements(data: TensorDataset) -> None:
 def test_a_ratio_below_one_is_left_alone(data: TensorDataset) -> None:
     """Replicates that hardly moved say little; those that moved by a known amount say how far."""
     net = model()
-    predictor, raw = with_raw_residuals(InfluenceBootstrap(SquaredError(), layers="all"), net, data, config(1))
+    predictor, raw = with_raw_residuals(InfluenceBootstrap(nn.MSELoss(), layers="all"), net, data, config(1))
     variance = float(raw.summarize(data.tensors[0], 2).std.square().mean())
     for shift in (0.0, 0.5, 5.0):
         other = copy.deepcopy(net)
         with torch.no_grad():
             other.head.bias += shift  # type: ignore[union-attr,operator]
-        found = scale_by_replicates(SquaredError(), predictor, raw, [other], data, config(1))
+        found = scale_by_replicates(nn.MSELoss(), predictor, raw, [other], data, config(1))
         expected = max(1.0, shift / math.sqrt(variance))
         assert found.std_scale == (pytest.approx(expected, rel=0.15),)  # 64 draws stand for the variance
         if shift == 0.0:
@@ -113,7 +102,7 @@ def test_the_size_does_not_depend_on_the_law(data: TensorDataset) -> None:
     """A law of half the spread has half the band, not one that is scaled back."""
     wide, narrow = (
         InfluenceBootstrap(
-            SquaredError(), layers="all", num_calibration_fits=1, weight_distribution=weight_distribution
+            nn.MSELoss(), layers="all", num_calibration_fits=1, weight_distribution=weight_distribution
         ).fit(make_wide, data, FAR)
         for weight_distribution in (Dirichlet(), Dirichlet(4.0))
     )
@@ -131,12 +120,12 @@ def test_a_stream_is_refused_before_the_training() -> None:
 
     for options in ({"replicates": 1}, {"layers": "all"}):
         with pytest.raises(ValueError, match="stream of unknown length"):
-            InfluenceBootstrap(SquaredError(), **options).fit(model, Stream(), config(1))  # type: ignore[arg-type]
+            InfluenceBootstrap(nn.MSELoss(), **options).fit(model, Stream(), config(1))  # type: ignore[arg-type]
 
 
 def test_replicates_begin_where_the_net_began(data: TensorDataset) -> None:
     """Without a step they are the net itself; and weights of their own part them."""
-    method, x = InfluenceBootstrap(SquaredError(), num_calibration_fits=2), data.tensors[0]
+    method, x = InfluenceBootstrap(nn.MSELoss(), num_calibration_fits=2), data.tensors[0]
     nets = trained(method, data, config(1, rate=0.0))
     assert torch.equal(nets[0](x), nets[1](x))
     nets = trained(method, data, config(2))
@@ -157,7 +146,7 @@ def test_one_start_whatever_make_net_draws_from(data: TensorDataset) -> None:
         return net
 
     for make in (another, lambda: same):
-        found = InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=1).fit(
+        found = InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=1).fit(
             make, data, config(1, rate=0.0)
         )
         assert isinstance(found, ScaledPredictor)
@@ -166,11 +155,11 @@ def test_one_start_whatever_make_net_draws_from(data: TensorDataset) -> None:
 
 def test_together_and_in_turn_are_the_same(data: TensorDataset) -> None:
     """Small nets go together; with a norm of gradients to clip, which is far away here, they go in turn."""
-    method, x = InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=1), data.tensors[0]
+    method, x = InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=1), data.tensors[0]
     together, apart = (trained(method, data, replace(config(20), clip_norm=norm)) for norm in (None, 1e9))
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one(x), other(x), rtol=1e-4, atol=1e-5)
-    plain = Deterministic(SquaredError()).fit(model, data, config(20)).net
+    plain = Deterministic(nn.MSELoss()).fit(model, data, config(20)).net
     torch.testing.assert_close(together[0](x), plain(x), rtol=1e-4, atol=1e-5)
     wide, narrow = (method.fit(make_wide, data, replace(FAR, clip_norm=norm)) for norm in (None, 1e9))
     assert isinstance(wide, ScaledPredictor)
@@ -181,7 +170,7 @@ def test_together_and_in_turn_are_the_same(data: TensorDataset) -> None:
 def test_one_kernel_serves_both(data: TensorDataset) -> None:
     """With corrected residuals and with raw ones: each is what it is by itself."""
     net, x = model(), data.tensors[0]
-    method = InfluenceBootstrap(SquaredError(), layers="all", weight_distribution=Dirichlet(4.0))
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all", weight_distribution=Dirichlet(4.0))
     alone = replace(method, residuals="raw", weight_distribution=Dirichlet())
     for found, by_itself in zip(with_raw_residuals(method, net, data, config(1)), (method, alone), strict=True):
         expected = by_itself.from_trained(net, data, config(1))
@@ -197,7 +186,7 @@ class Locked(nn.Linear):
 
 
 def test_a_net_that_cannot_be_copied_is_made_again(data: TensorDataset) -> None:
-    found = InfluenceBootstrap(SquaredError(), num_calibration_fits=1).fit(Locked, data, config(1, rate=0.0))
+    found = InfluenceBootstrap(nn.MSELoss(), num_calibration_fits=1).fit(Locked, data, config(1, rate=0.0))
     assert isinstance(found, ScaledPredictor)
     assert found.std_scale == (1.0,)
 
@@ -205,7 +194,7 @@ def test_a_net_that_cannot_be_copied_is_made_again(data: TensorDataset) -> None:
 @pytest.mark.parametrize("norm", [None, 1e9])  # together; in turn
 def test_a_fit_that_was_cut_short_goes_on(norm: float | None, data: TensorDataset, tmp_path: Path) -> None:
     """In the middle of a training, then found whole: the answers are those of a fit that was not disturbed."""
-    method, x = InfluenceBootstrap(SquaredError(), layers="all", num_calibration_fits=1), data.tensors[0]
+    method, x = InfluenceBootstrap(nn.MSELoss(), layers="all", num_calibration_fits=1), data.tensors[0]
     how = replace(config(6), clip_norm=norm)
     expected = method.fit(model, data, how).predict(x, 3).samples
     seen: list[EpochReport] = []
@@ -231,7 +220,7 @@ def test_a_linear_model_that_is_fitted_to_the_end_needs_no_size() -> None:
     """There the first order is nearly all: the ratio is 1, within what one replicate says of it."""
     x = drawn(400, 3)
     data = TensorDataset(x, x @ torch.tensor([1.0, -1.0, 0.5]) + 0.5 * drawn(400, seed=1))
-    found = InfluenceBootstrap(SquaredError(), layers=1, num_calibration_fits=8).fit(
+    found = InfluenceBootstrap(nn.MSELoss(), layers=1, num_calibration_fits=8).fit(
         lambda: nn.Linear(3, 1), data, config(150)
     )
     assert isinstance(found, ScaledPredictor)
@@ -239,7 +228,7 @@ def test_a_linear_model_that_is_fitted_to_the_end_needs_no_size() -> None:
     assert found.std_scale[0] < 1.5
 
 
-@pytest.mark.parametrize(("loss", "outputs", "scaled"), [(CrossEntropy(), 3, 3), (GaussianNLL(), 2, 1)])
+@pytest.mark.parametrize(("loss", "outputs", "scaled"), [(nn.CrossEntropyLoss(), 3, 3), (GaussianNLL(), 2, 1)])
 def test_classes_and_gaussian_heads(loss: object, outputs: int, scaled: int, tmp_path: Path) -> None:
     x = drawn(60, 2)
     y = torch.arange(60) % 3 if outputs == 3 else x[:, 0]
@@ -256,7 +245,7 @@ def test_classes_and_gaussian_heads(loss: object, outputs: int, scaled: int, tmp
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
-@pytest.mark.parametrize("loss", [SquaredError(), CrossEntropy(), GaussianNLL()])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss(), GaussianNLL()])
 def test_movements_of_many_replicates_are_those_of_each(loss: object, shape: tuple[int, ...]) -> None:
     changes = drawn(7, *shape)
     each = sum(_squares(loss, change, axis=1) for change in changes)  # type: ignore[arg-type]
@@ -265,14 +254,14 @@ def test_movements_of_many_replicates_are_those_of_each(loss: object, shape: tup
 
 def test_what_counts_in_a_movement() -> None:
     change = torch.tensor([[1.0, 3.0]])
-    assert _squares(SquaredError(), change, axis=1) == 10.0
-    assert _squares(CrossEntropy(), change, axis=1) == 2.0
+    assert _squares(nn.MSELoss(), change, axis=1) == 10.0
+    assert _squares(nn.CrossEntropyLoss(), change, axis=1) == 2.0
     assert _squares(GaussianNLL(), change, axis=1) == 1.0
 
 
 def test_around_trains_nothing_and_says_so(data: TensorDataset) -> None:
     with pytest.raises(ValueError, match="got replicates=1 around a net that is trained already; expected 0"):
-        InfluenceBootstrap(SquaredError(), num_calibration_fits=1).from_trained(model(), data)
+        InfluenceBootstrap(nn.MSELoss(), num_calibration_fits=1).from_trained(model(), data)
 
 
 def test_a_whole_number_is_asked_for() -> None:

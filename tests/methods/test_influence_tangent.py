@@ -10,17 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import (
-    BinaryCrossEntropy,
-    BrierLoss,
-    CrossEntropy,
-    GaussianNLL,
-    InfluenceBootstrap,
-    SquaredError,
-    TrainingConfig,
-    load,
-    save,
-)
+from neuboots import BrierLoss, GaussianNLL, InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.methods._curvature import working_residuals
 from neuboots.methods.influence.jacobian import Jacobian
 from neuboots.methods.influence.leverage import (
@@ -160,7 +150,7 @@ def test_very_many_passes_are_announced(odd: nn.Module, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("layers", [1, "all"])
 def test_a_single_row_is_refused(layers: Any) -> None:
     with pytest.raises(ValueError, match="got a single row, which has no spread"):
-        InfluenceBootstrap(SquaredError(), layers=layers).from_trained(
+        InfluenceBootstrap(nn.MSELoss(), layers=layers).from_trained(
             nn.Linear(2, 1), TensorDataset(drawn(1, 2), drawn(1))
         )
 
@@ -190,10 +180,10 @@ def test_the_net_stays_as_it_is(odd: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("loss", "outputs", "target"),
     [
-        (CrossEntropy(), 3, torch.tensor([0, 2, 1, 1, 0])),
-        (CrossEntropy(label_smoothing=0.1), 3, torch.tensor([0, 2, 1, 1, 0])),
+        (nn.CrossEntropyLoss(), 3, torch.tensor([0, 2, 1, 1, 0])),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), 3, torch.tensor([0, 2, 1, 1, 0])),
         (nn.CrossEntropyLoss(reduction="none"), 3, torch.tensor([0, 2, 1, 1, 0])),
-        (BinaryCrossEntropy(), 1, torch.tensor([0.0, 1, 1, 0, 1])),
+        (nn.BCEWithLogitsLoss(), 1, torch.tensor([0.0, 1, 1, 0, 1])),
         (lambda z, y: nn.functional.huber_loss(z, y, reduction="none"), 2, drawn(5, 2, seed=4)),
         (nn.SoftMarginLoss(reduction="none"), 2, drawn(5, 2, seed=4).sign()),
     ],
@@ -286,7 +276,7 @@ def test_hc2_is_unbiased_for_a_linear_model() -> None:
 @pytest.mark.parametrize(("layers", "kind"), [(1, "hc3"), (2, "hc2"), ("all", "hc2")])
 def test_how_residuals_of_classes_are_corrected_if_nothing_is_said(layers: Any, kind: str) -> None:
     assert InfluenceBootstrap(layers=layers).correction == kind
-    assert InfluenceBootstrap(SquaredError(), layers=layers).correction == "smooth"
+    assert InfluenceBootstrap(nn.MSELoss(), layers=layers).correction == "smooth"
 
 
 def test_ridge_matches_the_residuals_of_a_ridge_fit() -> None:
@@ -368,7 +358,7 @@ def test_linear_model_is_the_weighted_fit_to_first_order() -> None:
     """The error falls with the square of the weights' distance from 1."""
     data, net = linear_data()
     x = drawn(6, 3, seed=9).double()
-    predictor = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.0, residuals="raw").from_trained(net, data)
+    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0, residuals="raw").from_trained(net, data)
     assert isinstance(predictor, TangentPredictor)
     output, moved = predictor.deviations(x)
     change = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
@@ -386,7 +376,7 @@ def test_moments_are_those_of_the_samples_and_of_the_law() -> None:
     x = drawn(5, 3, seed=9).double()
     for weight_distribution in (Dirichlet(), Exponential(4.0)):
         predictor = InfluenceBootstrap(
-            SquaredError(), layers="all", weight_distribution=weight_distribution
+            nn.MSELoss(), layers="all", weight_distribution=weight_distribution
         ).from_trained(net, data)
         found = predictor.predict(x, 4000, seed=3)
         summary = predictor.summarize(x, 2)
@@ -400,8 +390,8 @@ def test_moments_are_those_of_the_samples_and_of_the_law() -> None:
 def test_blocks_are_sums_of_rows() -> None:
     data, net = linear_data()
     x = drawn(5, 3, seed=9).double()
-    each = InfluenceBootstrap(SquaredError(), layers="all").from_trained(net, data).deviations(x)[1]
-    few = InfluenceBootstrap(SquaredError(), layers="all", num_blocks=8).from_trained(net, data).deviations(x)[1]
+    each = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(net, data).deviations(x)[1]
+    few = InfluenceBootstrap(nn.MSELoss(), layers="all", num_blocks=8).from_trained(net, data).deviations(x)[1]
     assert few.shape == (5, 1, 8)
     torch.testing.assert_close(few.sum(-1), each.sum(-1))
 
@@ -410,9 +400,9 @@ def test_several_outputs_and_every_loss() -> None:
     torch.manual_seed(1)
     x = drawn(30, 2)
     cases: list[tuple[Any, int, Tensor]] = [
-        (CrossEntropy(), 3, torch.arange(30) % 3),
-        (BinaryCrossEntropy(), 1, (x[:, :1] > 0).float()),
-        (SquaredError(), 2, drawn(30, 2, seed=4)),
+        (nn.CrossEntropyLoss(), 3, torch.arange(30) % 3),
+        (nn.BCEWithLogitsLoss(), 1, (x[:, :1] > 0).float()),
+        (nn.MSELoss(), 2, drawn(30, 2, seed=4)),
         (GaussianNLL(), 4, drawn(30, 2, seed=4)),
         (BrierLoss(), 3, torch.arange(30) % 3),
     ]
@@ -436,18 +426,18 @@ def test_a_part_of_the_rows_stands_for_all() -> None:
     data = TensorDataset(x, y)
     config = TrainingConfig(epochs=4, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
     net = (
-        InfluenceBootstrap(SquaredError(), layers="all", max_kernel_rows=100)
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=100)
         .fit(lambda: MLP(2, 1, widths=(16,)), data, config)
         .net
     )
     few = (
-        InfluenceBootstrap(SquaredError(), layers="all", max_kernel_rows=250)
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=250)
         .from_trained(net, data)
         .summarize(x[:50], 2)
         .std
     )
     more = (
-        InfluenceBootstrap(SquaredError(), layers="all", max_kernel_rows=1000)
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=1000)
         .from_trained(net, data)
         .summarize(x[:50], 2)
         .std
@@ -488,7 +478,7 @@ class OfTwo(nn.Module):
 
 def test_inputs_by_name(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(OfTwo().eval(), Pairs())
+    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(OfTwo().eval(), Pairs())
     x = {"a": drawn(4, 2), "b": drawn(4, 2, seed=1)}
     assert predictor.predict(x, 5).samples.shape == (5, 4, 1)
     save(predictor, tmp_path / "saved")
@@ -513,17 +503,17 @@ def test_what_it_cannot_do_it_says() -> None:
         InfluenceBootstrap(layers=2, refit=True)
     bad = TensorDataset(drawn(4, 2), torch.tensor([0.0, 1.0, float("nan"), 1.0]))
     with pytest.raises(ValueError, match="NaN"):
-        InfluenceBootstrap(SquaredError(), layers="all").from_trained(MLP(2, 1, widths=(4,)), bad)
+        InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(MLP(2, 1, widths=(4,)), bad)
 
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "y", "said"),
     [
-        (SquaredError(), 2, drawn(6), "expected the same shape"),
-        (CrossEntropy(), 2, torch.arange(6) % 3, "got label 2 for a net with 2 outputs"),
-        (CrossEntropy(), 2, torch.zeros(6, 1).long(), "one class label for each output"),
-        (CrossEntropy(), 2, torch.full((6,), -100), "all targets are ignored"),
-        (BinaryCrossEntropy(), 1, torch.arange(6.0), r"outside \[0, 1\]"),
+        (nn.MSELoss(), 2, drawn(6), "expected the same shape"),
+        (nn.CrossEntropyLoss(), 2, torch.arange(6) % 3, "got label 2 for a net with 2 outputs"),
+        (nn.CrossEntropyLoss(), 2, torch.zeros(6, 1).long(), "one class label for each output"),
+        (nn.CrossEntropyLoss(), 2, torch.full((6,), -100), "all targets are ignored"),
+        (nn.BCEWithLogitsLoss(), 1, torch.arange(6.0), r"outside \[0, 1\]"),
         (GaussianNLL(), 3, drawn(6), "k means, then k values"),
         (nn.MSELoss(), 1, drawn(6, 1), 'use a loss with reduction="none"'),
         (lambda z, y: (z - y).square().mean(), 1, drawn(6, 1), 'use a loss with reduction="none"'),
@@ -558,7 +548,7 @@ def test_losses_with_numbers_in_single_precision(loss: Any, layers: Any) -> None
     new, options = drawn(5, 2, seed=1), {"layers": layers, "residuals": "raw"}
     repeated = torch.repeat_interleave(torch.arange(9), WEIGHTS.long()[y])
     weighted = InfluenceBootstrap(loss, ridge=0.2, **options).from_trained(net, TensorDataset(x, y))
-    many = InfluenceBootstrap(CrossEntropy(), ridge=0.1, **options).from_trained(
+    many = InfluenceBootstrap(nn.CrossEntropyLoss(), ridge=0.1, **options).from_trained(
         net, TensorDataset(x[repeated], y[repeated])
     )
     found, each = (influences(predictor, new) for predictor in (weighted, many))
@@ -599,7 +589,7 @@ def test_the_band_follows_the_data() -> None:
     x = torch.cat([-1 - drawn(100).abs(), 1 + drawn(100, seed=1).abs()]).clamp(-2, 2)[:, None]
     y = x[:, 0].sin() + (0.05 + 0.4 * (x[:, 0] > 0)) * drawn(200, seed=2)
     config = TrainingConfig(epochs=100, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
-    predictor = InfluenceBootstrap(SquaredError(), layers="all").fit(
+    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").fit(
         lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), config
     )
     left, right = (predictor.summarize(torch.linspace(a, b, 9)[:, None], 2).std.mean() for a, b in ((-2, -1), (1, 2)))
@@ -610,7 +600,7 @@ def test_the_band_follows_the_data() -> None:
 
 def test_no_rows_and_one_row() -> None:
     data, net = linear_data()
-    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(net, data)
+    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(net, data)
     assert predictor.predict(torch.zeros(0, 3).double(), 3).samples.shape == (3, 0, 1)
     x = drawn(2, 3, seed=4).double()
     both = predictor.predict(x, 3).samples
@@ -626,7 +616,7 @@ def test_single_precision_gives_the_band_of_double(shift: float, ridge: float | 
     net = MLP(2, 1, widths=(16, 16)).eval()
     x, y = drawn(60, 2) + shift, drawn(60, 1, seed=1)
     single, double = (
-        InfluenceBootstrap(SquaredError(), layers=layers, ridge=ridge, residuals="raw")
+        InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=ridge, residuals="raw")
         .from_trained(copy.deepcopy(net).to(dtype), TensorDataset(x.to(dtype), y.to(dtype)))
         .predict(x[:20].to(dtype), 2)
         .std.double()
@@ -637,7 +627,7 @@ def test_single_precision_gives_the_band_of_double(shift: float, ridge: float | 
 
 @pytest.mark.parametrize("residuals", ["raw", "hc3", "hc2"])
 @pytest.mark.parametrize(
-    ("loss", "outputs"), [(SquaredError(), 1), (SquaredError(), 2), (CrossEntropy(), 3), (BinaryCrossEntropy(), 1)]
+    ("loss", "outputs"), [(nn.MSELoss(), 1), (nn.MSELoss(), 2), (nn.CrossEntropyLoss(), 3), (nn.BCEWithLogitsLoss(), 1)]
 )
 def test_the_head_in_both_forms(loss: Any, outputs: int, residuals: Any) -> None:
     """Primal and kernel form of the last layer are one and the same, replicate by replicate."""
@@ -645,9 +635,9 @@ def test_the_head_in_both_forms(loss: Any, outputs: int, residuals: Any) -> None
     net = MLP(2, outputs, widths=(6,)).double().eval()
     x = drawn(25, 2).double()
     targets = {
-        "SquaredError": drawn(25, outputs, seed=1).double(),
-        "CrossEntropy": torch.arange(25) % 3,
-        "BinaryCrossEntropy": (x[:, :1] > 0).double(),
+        "nn.MSELoss": drawn(25, outputs, seed=1).double(),
+        "nn.CrossEntropyLoss": torch.arange(25) % 3,
+        "nn.BCEWithLogitsLoss": (x[:, :1] > 0).double(),
     }
     data = TensorDataset(x, targets[type(loss).__name__])
     method = InfluenceBootstrap(loss, ridge=0.02, residuals=residuals)

@@ -16,15 +16,7 @@ from torch.autograd.functional import hessian
 from torch.utils.data import IterableDataset, TensorDataset
 
 import neuboots.methods.laplace as room
-from neuboots import (
-    BinaryCrossEntropy,
-    BootstrapGenerator,
-    CrossEntropy,
-    Deterministic,
-    GaussianNLL,
-    SquaredError,
-    TrainingConfig,
-)
+from neuboots import BootstrapGenerator, Deterministic, GaussianNLL, TrainingConfig
 from neuboots.losses import BrierLoss
 from neuboots.methods._curvature import FullGGN, KronGGN
 from neuboots.methods.laplace import HeadPosterior, Laplace, LaplacePredictor
@@ -87,7 +79,7 @@ def linear_regression(tau: float) -> tuple[nn.Linear, Tensor, Tensor, float, Ten
 def test_a_linear_net_is_bayesian_linear_regression(structure: str) -> None:
     tau, B = 2.5, 4000
     net, x, y, _, sigma = linear_regression(tau)
-    posterior = posterior_of(net, x, y, loss=SquaredError(), structure=structure)
+    posterior = posterior_of(net, x, y, loss=nn.MSELoss(), structure=structure)
     torch.testing.assert_close(covariance(posterior, tau), sigma)
     predictor = LaplacePredictor(posterior, tau)
     new = rows(5, 3, seed=2).double()
@@ -111,7 +103,7 @@ def test_the_evidence_of_a_linear_net_is_its_marginal_likelihood(structure: str)
     """log N(y; 0, σ² I + Φ Φᵀ / τ), in closed form."""
     tau = 0.7
     net, x, y, variance, _ = linear_regression(tau)
-    posterior = posterior_of(net, x, y, loss=SquaredError(), structure=structure)
+    posterior = posterior_of(net, x, y, loss=nn.MSELoss(), structure=structure)
     phi = extended(x)
     marginal = torch.distributions.MultivariateNormal(
         torch.zeros(30, dtype=torch.float64),
@@ -146,12 +138,12 @@ def negative_log_likelihood(loss: Any, phi: Tensor, y: Tensor, theta: Tensor) ->
 @pytest.mark.parametrize(
     ("loss", "y", "factor"),
     [
-        (CrossEntropy(), torch.arange(12) % 3, 1.0),
-        (CrossEntropy(label_smoothing=0.1), torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(), torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(reduction="none"), torch.arange(12) % 3, 1.0),
-        (BinaryCrossEntropy(), (rows(12, 3, seed=4) > 0).double(), 1.0),
+        (nn.BCEWithLogitsLoss(), (rows(12, 3, seed=4) > 0).double(), 1.0),
         (nn.BCEWithLogitsLoss(reduction="none"), (rows(12, 3, seed=4) > 0).double(), 1.0),
-        (SquaredError(), rows(12, 3, seed=4).double(), 0.5),
+        (nn.MSELoss(), rows(12, 3, seed=4).double(), 0.5),
         (nn.MSELoss(reduction="none"), rows(12, 3, seed=4).double(), 0.5),
     ],
 )
@@ -200,9 +192,9 @@ def test_below_its_floor_a_variance_has_no_curvature() -> None:
 @pytest.mark.parametrize(
     ("loss", "outputs", "x", "y"),
     [
-        (BinaryCrossEntropy(), 1, rows(20, 4), (rows(20, 1) > 0).double()),
-        (SquaredError(), 3, rows(20, 4), rows(20, 3, seed=1).double()),
-        (CrossEntropy(), 3, rows(1, 4).expand(20, 4), torch.arange(20) % 3),
+        (nn.BCEWithLogitsLoss(), 1, rows(20, 4), (rows(20, 1) > 0).double()),
+        (nn.MSELoss(), 3, rows(20, 4), rows(20, 3, seed=1).double()),
+        (nn.CrossEntropyLoss(), 3, rows(1, 4).expand(20, 4), torch.arange(20) % 3),
     ],
     ids=["one output", "the same Λ", "the same φ"],
 )
@@ -269,13 +261,13 @@ def test_pixels_are_points_and_void_ones_are_none(piece: int, monkeypatch: pytes
     net, x = seeded(Pixels), rows(5, 2, 4, 4).double()
     y = (x[:, 0] > 0).long()
     y[1, :2] = 255
-    posterior = posterior_of(net, x, y, batch_size=2, loss=CrossEntropy(ignore_index=255), structure="full")
+    posterior = posterior_of(net, x, y, batch_size=2, loss=nn.CrossEntropyLoss(ignore_index=255), structure="full")
     with torch.no_grad():
         phi = net.stem(x).relu().movedim(1, -1).reshape(-1, 5)
         z = net(x).movedim(1, -1).reshape(-1, 3)
     P = written_out(phi, z, (y != 255).flatten().double(), 0.4)
     torch.testing.assert_close(torch.linalg.inv(covariance(posterior, 0.4)), P)
-    losses = CrossEntropy(ignore_index=255)(net(x), y)[y != 255]
+    losses = nn.CrossEntropyLoss(ignore_index=255)(net(x), y)[y != 255]
     assert float(posterior.log_likelihood) == pytest.approx(-float(losses.sum().detach()))
     prediction = LaplacePredictor(posterior, 0.4).predict(x, 3)
     blocks = torch.linalg.inv(P).view(3, 6, 3, 6)
@@ -430,7 +422,7 @@ def test_nets_never_seen_before(case: Any) -> None:
     net = make(case)
     n = len(case.x)
     pixels = case.shape[2:]
-    loss = SquaredError() if len(case.shape) == 1 else CrossEntropy()
+    loss = nn.MSELoss() if len(case.shape) == 1 else nn.CrossEntropyLoss()
     y = rows(n) if len(case.shape) == 1 else torch.zeros(n, *pixels, dtype=torch.long)
     method = Laplace(loss=loss)
     if case.name in ("skipped", "written", "written through a view", "scaled"):
@@ -486,7 +478,7 @@ def test_the_pass_over_the_data_may_be_shown() -> None:
         ({"prior_precision": True}, "got prior_precision=True; expected"),
         ({"head": 3}, "got head=3; expected the name of a layer"),
         ({"structure": "diag"}, "got structure='diag'; expected 'auto', 'full' or 'kron'"),
-        ({"loss": BrierLoss()}, "whose curvature is not known here; expected CrossEntropy"),
+        ({"loss": BrierLoss()}, "whose curvature is not known here; expected nn.CrossEntropyLoss"),
         ({"loss": nn.CrossEntropyLoss(torch.ones(3), reduction="none")}, "whose curvature is not known here"),
         ({"loss": nn.BCEWithLogitsLoss(pos_weight=torch.ones(1), reduction="none")}, "without class weights"),
     ],

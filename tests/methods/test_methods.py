@@ -15,16 +15,7 @@ from _nets import TwoBranches
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    GaussianNLL,
-    SquaredError,
-    TrainingConfig,
-    load,
-    save,
-    split_gaussian,
-)
+from neuboots import GaussianNLL, TrainingConfig, load, save, split_gaussian
 from neuboots.methods import (
     METHODS,
     Deterministic,
@@ -224,7 +215,7 @@ def test_a_method_that_does_not_resume_is_found() -> None:
 def test_a_broken_contract_is_named(noisy: MethodInfo) -> None:
     METHODS["noisy"] = replace(noisy, random=False, members=True)
     with pytest.raises(AssertionError, match="noisy breaks the contract"):
-        check_method("noisy", loss=SquaredError())
+        check_method("noisy", loss=nn.MSELoss())
     METHODS["noisy"] = noisy
 
 
@@ -272,7 +263,7 @@ class Squeezed(nn.Module):
 @pytest.mark.parametrize("name", REGRESSION)
 def test_outputs_without_an_axis_get_one(name: str) -> None:
     x = rows(40, 4)
-    predictor = find_method(name).make(loss=SquaredError()).fit(Squeezed, TensorDataset(x, x.sum(1)), RECIPE)
+    predictor = find_method(name).make(loss=nn.MSELoss()).fit(Squeezed, TensorDataset(x, x.sum(1)), RECIPE)
     assert predictor.predict(X, 3).samples.shape == (3, 9, 1)
 
 
@@ -290,7 +281,7 @@ def test_gaussian_heads(name: str) -> None:
 def test_one_logit_and_a_loss_of_torchs_own(name: str) -> None:
     x = rows(40, 4)
     data = TensorDataset(x, (x[:, :1] > 0).float())
-    predictor = find_method(name).make(loss=BinaryCrossEntropy()).fit(lambda: MLP(4, 1, widths=(8,)), data, RECIPE)
+    predictor = find_method(name).make(loss=nn.BCEWithLogitsLoss()).fit(lambda: MLP(4, 1, widths=(8,)), data, RECIPE)
     assert predictor.predict(X, 3).probs.shape == (9, 2)
     method = find_method(name).make(loss=nn.CrossEntropyLoss(reduction="none"))
     assert method.fit(TwoBranches, classes(), RECIPE).predict(X, 2).samples.shape == (2, 9, 3)
@@ -329,7 +320,7 @@ def test_convolutions_with_batchnorm(name: str, make: Any, tmp_path: Path) -> No
 def test_double_precision(name: str) -> None:
     x = rows(40, 4).double()
     config = TrainingConfig(epochs=1, batch_size=16, precision="64-true", progress=False)
-    method = find_method(name).make(loss=SquaredError())
+    method = find_method(name).make(loss=nn.MSELoss())
     predictor = method.fit(lambda: MLP(4, 1, widths=(8,)).double(), TensorDataset(x, x.sum(1)), config)
     samples = predictor.predict(x[:3], 2).samples
     assert samples.shape == (2, 3, 1)
@@ -351,7 +342,7 @@ def test_gradients_flow_to_the_input_when_asked(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_rows(name: str) -> None:
-    method = find_method(name).make(loss=SquaredError())
+    method = find_method(name).make(loss=nn.MSELoss())
     with pytest.raises(ValueError, match="n = 0 rows"):
         method.fit(lambda: nn.Linear(4, 1), TensorDataset(X[:0], X[:0, :1]), RECIPE)
 
@@ -360,7 +351,7 @@ def test_no_rows(name: str) -> None:
 def test_nan_in_the_training_data(name: str) -> None:
     x = rows(40, 4)
     x[7, 2] = torch.nan
-    method = find_method(name).make(loss=SquaredError())
+    method = find_method(name).make(loss=nn.MSELoss())
     with pytest.raises((ValueError, FloatingPointError), match="NaN|nan"):
         method.fit(lambda: MLP(4, 1, widths=(8,)), TensorDataset(x, rows(40)), RECIPE)
 
@@ -427,7 +418,7 @@ def test_a_predictor_may_be_copied() -> None:
 
 
 def test_labels_that_do_not_count_are_ignored_by_every_loss() -> None:
-    loss = CrossEntropy(ignore_index=2)
+    loss = nn.CrossEntropyLoss(ignore_index=2)
     for name in NETS:
         predictor = find_method(name).make(loss=loss).fit(TwoBranches, classes(), RECIPE)
         assert bool(torch.isfinite(predictor.predict(X, 2).samples).all()), name

@@ -13,7 +13,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import CrossEntropy, Deterministic, SquaredError, TrainingConfig, load, save
+from neuboots import Deterministic, TrainingConfig, load, save
 from neuboots.head import extract_output, split_head
 from neuboots.methods.mimo import (
     MIMO,
@@ -362,7 +362,7 @@ def test_a_linear_net_learns_to_read_the_input_of_each_head_alone() -> None:
     """y = 2x exactly: the only net without error has head k read input k with weight 2 and no other."""
     x = rows(64, 1)
     config = TrainingConfig(epochs=150, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False)
-    predictor = MIMO(SquaredError(), num_members=K).fit(partial(nn.Linear, 1, 1), TensorDataset(x, 2 * x), config)
+    predictor = MIMO(nn.MSELoss(), num_members=K).fit(partial(nn.Linear, 1, 1), TensorDataset(x, 2 * x), config)
     multi = predictor.multi
     weights = torch.cat([multi.split.head.weight, *(head.weight for head in multi.more_heads)]).detach()
     torch.testing.assert_close(weights, 2 * torch.eye(K), rtol=0, atol=1e-3)
@@ -532,7 +532,7 @@ def test_lazy_layers_wrappers_and_void_pixels() -> None:
     x = rows(12, 2, 4, 4)
     y = (x[:, 0] > 0).long()
     y[:, 0] = 255
-    predictor = MIMO(CrossEntropy(ignore_index=255)).fit(lazy, TensorDataset(x, y), RECIPE)
+    predictor = MIMO(nn.CrossEntropyLoss(ignore_index=255)).fit(lazy, TensorDataset(x, y), RECIPE)
     assert predictor.predict(x[:2], 3).samples.shape == (3, 2, 3, 4, 4)
     assert isinstance(predictor.net[0], nn.Conv2d)
     assert predictor.net[0].in_channels == 2  # as its maker built it

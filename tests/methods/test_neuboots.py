@@ -10,7 +10,6 @@ from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from neuboots import (
     BootstrapGenerator,
-    CrossEntropy,
     Deterministic,
     Dirichlet,
     NeuBoots,
@@ -129,7 +128,7 @@ def test_gradients_flow_to_the_input_when_asked() -> None:
             r"got law='dirichlet'; expected a law such as Dirichlet\(\)",
         ),
         (lambda p: NeuBoots(weight_distribution=Dirichlet), "expected a law such as"),
-        (lambda p: NeuBoots(loss=CrossEntropy), r"expected a function of \(outputs, targets\)"),
+        (lambda p: NeuBoots(loss=nn.CrossEntropyLoss), r"expected a function of \(outputs, targets\)"),
         (lambda p: Deterministic(loss="ce"), "got loss='ce'"),
         (lambda p: NeuBoots(num_blocks=2.5), "got S = 2.5 blocks"),
         (lambda p: NeuBoots(num_blocks=0), "got S = 0 blocks; expected at least 1"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import Deterministic, GaussianNLL, NeuBoots, SquaredError, TrainingConfig, load, save, split_gaussian
+from neuboots import Deterministic, GaussianNLL, NeuBoots, TrainingConfig, load, save, split_gaussian
 from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.nets import MLP
 from neuboots.posthoc import ScaledPredictor, scale_std, scale_temperature
@@ -96,7 +96,7 @@ def test_one_logit_of_two_classes() -> None:
 
 
 def test_the_scale_is_the_root_mean_square_of_standardised_residuals() -> None:
-    predictor = fitted(SquaredError(), 1, numbers())
+    predictor = fitted(nn.MSELoss(), 1, numbers())
     held_out = numbers(150, seed=9)
     scaled = scale_std(predictor, held_out, num_samples=30, batch_size=64)
     x, y = held_out.tensors
@@ -127,7 +127,7 @@ def test_the_scale_of_a_gaussian_head_widens_band_and_noise_alike() -> None:
 def test_each_output_has_its_own_scale() -> None:
     x = rows(80, 4)
     data = TensorDataset(x, torch.stack([x[:, 0], 10 * x[:, 1] + 5 * rows(80, seed=2)], 1))
-    predictor = fitted(SquaredError(), 2, data)
+    predictor = fitted(nn.MSELoss(), 2, data)
     scaled = scale_std(predictor, data)
     assert len(scaled.std_scale or ()) == 2
     band = scaled.predict(x, 100)
@@ -136,7 +136,7 @@ def test_each_output_has_its_own_scale() -> None:
 
 
 def test_where_the_mean_is_not_known_a_replicate_still_does_not_know_b() -> None:
-    predictor = find_method("gbs").make(loss=SquaredError()).fit(lambda: MLP(4, 1, widths=(8, 8)), numbers(), RECIPE)
+    predictor = find_method("gbs").make(loss=nn.MSELoss()).fit(lambda: MLP(4, 1, widths=(8, 8)), numbers(), RECIPE)
     assert predictor.predict(rows(3, 4), 2).moments is None
     scaled = scale_std(predictor, numbers(50, seed=9))
     x = rows(5, 4, seed=3)
@@ -144,7 +144,7 @@ def test_where_the_mean_is_not_known_a_replicate_still_does_not_know_b() -> None
 
 
 def test_the_centre_of_many_members_does_not_depend_on_b() -> None:
-    method = find_method("deep-ensemble").make(loss=SquaredError(), num_members=120)
+    method = find_method("deep-ensemble").make(loss=nn.MSELoss(), num_members=120)
     scaled = scale_std(
         method.fit(lambda: nn.Linear(4, 1), numbers(), TrainingConfig(epochs=1, progress=False)), numbers()
     )
@@ -172,7 +172,7 @@ def test_bad_calls() -> None:
     for scale in (scale_temperature, scale_std):
         with pytest.raises(ValueError, match="got a NoneType; expected a predictor, as fit gives one"):
             scale(None, classes())  # type: ignore[arg-type]
-    plain = Deterministic(SquaredError()).fit(lambda: TwoBranches(1), numbers(), RECIPE)
+    plain = Deterministic(nn.MSELoss()).fit(lambda: TwoBranches(1), numbers(), RECIPE)
     with pytest.raises(ValueError, match="the replicates are all the same at some held-out rows"):
         scale_std(plain, numbers())
 

@@ -11,12 +11,11 @@ from _reference import standard_errors
 from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from neuboots.losses import CrossEntropy
 from neuboots.methods.gaussian_process import GaussianProcess, SparseGP, SparseGPPredictor, SparseProcess
 from neuboots.serialization import load, save
 from neuboots.training import EpochReport, TrainingConfig
@@ -287,7 +286,10 @@ def test_inducing_points_on_one_another() -> None:
         ({"kernel": "linear"}, "got kernel='linear'; expected 'rbf' or 'matern52'"),
         ({"steps": 1.5}, "got steps=1.5; expected a whole number ≥ 1"),
         ({"learning_rate": 0.0}, "got learning_rate=0.0; expected a positive number"),
-        ({"loss": CrossEntropy()}, "a Gaussian process is for regression under Gaussian noise: expected SquaredError"),
+        (
+            {"loss": nn.CrossEntropyLoss()},
+            "a Gaussian process is for regression under Gaussian noise: expected nn.MSELoss",
+        ),
     ],
 )
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:

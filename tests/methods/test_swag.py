@@ -17,16 +17,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import neuboots.methods.swag as room
-from neuboots import (
-    CrossEntropy,
-    Deterministic,
-    SquaredError,
-    TrainingConfig,
-    constant_schedule,
-    cosine_schedule,
-    load,
-    save,
-)
+from neuboots import Deterministic, TrainingConfig, constant_schedule, cosine_schedule, load, save
 from neuboots.methods._base import add_output_axis, compute_output
 from neuboots.methods.swag import SWAG, IterateMoments
 from neuboots.nets import MLP, resnet8, small_deeplab
@@ -414,7 +405,7 @@ class Breaking:
             self.left -= 1
             if self.left < 0:
                 raise InterruptedError
-        return CrossEntropy()(outputs, targets)
+        return nn.CrossEntropyLoss()(outputs, targets)
 
 
 @pytest.mark.parametrize("at", [3, 7, 9, 11])
@@ -453,7 +444,7 @@ def test_a_checkpoint_of_another_schedule_is_refused(tmp_path: Any) -> None:
 @pytest.mark.parametrize("case", [case for case in ZOO if not isinstance(case.x, dict)], ids=lambda case: case.name)
 def test_nets_never_seen_before(case: Any) -> None:
     n, pixels = len(case.x), case.shape[2:]
-    loss = SquaredError() if len(case.shape) == 1 else CrossEntropy()
+    loss = nn.MSELoss() if len(case.shape) == 1 else nn.CrossEntropyLoss()
     y = rows(n) if len(case.shape) == 1 else torch.zeros(n, *pixels, dtype=torch.long)
     predictor = SWAG(loss=loss).fit(lambda: make(case), TensorDataset(case.x, y), replace(RECIPE, optimizer=ADAM))
     prediction = predictor.predict(case.x, 3)

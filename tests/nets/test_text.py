@@ -118,7 +118,7 @@ def test_it_learns_which_token_matters() -> None:
 def test_mc_dropout_finds_every_dropout_and_ignores_padding() -> None:
     net = make(dropout=0.2).double()
     x = ids(3)
-    predictor = MCDropout(where="own").from_trained(net, x)
+    predictor = MCDropout(where="existing").from_trained(net, x)
     assert set(predictor.config()["places"]) == set()
     blocks = [
         f"blocks.{i}.{name}" for i in range(2) for name in ("attention_dropout", "feed_forward.3", "feed_forward.5")

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from neuboots.head import call_net, extract_output, unwrap_model
 from neuboots.loading import Batch
-from neuboots.losses import CrossEntropy, SquaredError
 from neuboots.nets import MLP
 from neuboots.serialization import load, save
 from neuboots.training import EpochReport, TrainingConfig
@@ -155,7 +154,7 @@ def linear_model() -> tuple[TensorDataset, np.ndarray, np.ndarray]:
 def test_on_a_linear_model_the_mean_is_right_and_the_spread_is_lost() -> None:
     """The finding in the docstring: ξ is independent of the resampled data, so spread only shrinks."""
     data, solution, errors = linear_model()
-    method = AmortizedBootstrap(loss=SquaredError(), spread=1.0)
+    method = AmortizedBootstrap(loss=nn.MSELoss(), spread=1.0)
     spreads = []
     for epochs in (10, 400):
         config = TrainingConfig(
@@ -213,14 +212,19 @@ class Sentences(Dataset[Any]):
 
 
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return CrossEntropy()(outputs.mT, targets)
+    return nn.CrossEntropyLoss()(outputs.mT, targets)
 
 
 @pytest.mark.parametrize(
     ("model", "data", "loss", "shape"),
     [
-        (Squeezed, TensorDataset(rows(50, 4), rows(50, seed=1)), SquaredError(), (3, 1)),
-        (lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)), classes(), CrossEntropy(), (3, 3)),
+        (Squeezed, TensorDataset(rows(50, 4), rows(50, seed=1)), nn.MSELoss(), (3, 1)),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)),
+            classes(),
+            nn.CrossEntropyLoss(),
+            (3, 3),
+        ),
         (lambda: nn.DataParallel(small_net()), classes(), nn.CrossEntropyLoss(reduction="none"), (3, 3)),
         (Tokens, Sentences(), token_loss, (3, 7, 3)),
     ],
@@ -267,7 +271,7 @@ def test_a_fit_that_was_cut_short_goes_on(tmp_path: Path) -> None:
         ({"latent": 1.5}, "got latent=1.5; expected a whole number ≥ 1"),
         ({"hidden": -1}, "got hidden=-1; expected a whole number ≥ 1"),
         ({"spread": 0.0}, "got spread=0.0; expected a positive number"),
-        ({"loss": CrossEntropy}, "expected a function of .outputs, targets."),
+        ({"loss": nn.CrossEntropyLoss}, "expected a function of .outputs, targets."),
     ],
 )
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:

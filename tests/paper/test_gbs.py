@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, TensorDataset
 import neuboots_paper.baselines.gbs as room
 from neuboots.head import call_net, extract_output, unwrap_model
 from neuboots.loading import Batch
-from neuboots.losses import CrossEntropy, SquaredError
 from neuboots.methods.batch_ensemble import outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks
 from neuboots.nets import MLP
@@ -125,7 +124,7 @@ def test_the_objective_is_the_weighted_loss(resample: Any, monkeypatch: pytest.M
     x, y = (tensor[index] for tensor in data.tensors)
     value = caught["at"](1)(predictor.generator, Batch(x, y, index, step=6)).detach()
 
-    blocks = make_blocks(data, S, loss=CrossEntropy(), seed=0)
+    blocks = make_blocks(data, S, loss=nn.CrossEntropyLoss(), seed=0)
     alpha, _ = WeightSchedule(Dirichlet(), blocks, 0, resample).at_epoch(1)(index, step=6)
     first, last = predictor.generator.net[0], predictor.generator.net[2]
     total = 0.0
@@ -144,12 +143,12 @@ def test_a_linear_model_follows_the_refit_with_those_weights() -> None:
     data = TensorDataset(x, y)
     config = TrainingConfig(epochs=150, batch_size=40, optimizer=partial(torch.optim.Adam, lr=0.02), progress=False)
     weight_distribution = Dirichlet(concentration=3.0)
-    predictor = GBS(loss=SquaredError(), weight_distribution=weight_distribution, num_blocks=8).fit(
+    predictor = GBS(loss=nn.MSELoss(), weight_distribution=weight_distribution, num_blocks=8).fit(
         lambda: nn.Linear(2, 1), data, config
     )
     centre = x.mean(0, keepdim=True)
     samples = predictor.predict(centre, 200).samples[:, 0, 0].double().numpy()
-    blocks = make_blocks(data, 8, loss=SquaredError(), seed=0)(torch.arange(40))
+    blocks = make_blocks(data, 8, loss=nn.MSELoss(), seed=0)(torch.arange(40))
     X = np.column_stack([x, np.ones(40)])
     refits = [
         float(np.append(centre[0], 1.0) @ least_squares(X, y.double().numpy(), alpha[blocks].numpy()))
@@ -166,7 +165,7 @@ def test_batch_norm_takes_alpha_away_unless_it_is_drawn_for_each_sample() -> Non
     grads = []
     for alpha in (alphas[0], alphas):
         generator.zero_grad()
-        CrossEntropy()(generator(rows(20, 4), alpha), torch.arange(20) % 3).mean().backward()
+        nn.CrossEntropyLoss()(generator(rows(20, 4), alpha), torch.arange(20) % 3).mean().backward()
         grads.append(float(generator.net[0].V.grad.norm()))
     assert grads[0] < 1e-6 < 1e-3 < grads[1]
 
@@ -198,17 +197,22 @@ class Sentences(Dataset[Any]):
 
 
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return CrossEntropy()(outputs.mT, targets)
+    return nn.CrossEntropyLoss()(outputs.mT, targets)
 
 
 @pytest.mark.parametrize(
     ("model", "data", "loss", "shape"),
     [
-        (Squeezed, TensorDataset(rows(50, 4), rows(50, seed=1)), SquaredError(), (3, 1)),
-        (WeightNormed, classes(), CrossEntropy(), (3, 3)),
-        (lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)), classes(), CrossEntropy(), (3, 3)),
+        (Squeezed, TensorDataset(rows(50, 4), rows(50, seed=1)), nn.MSELoss(), (3, 1)),
+        (WeightNormed, classes(), nn.CrossEntropyLoss(), (3, 3)),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)),
+            classes(),
+            nn.CrossEntropyLoss(),
+            (3, 3),
+        ),
         (lambda: nn.Linear(4, 3), classes(), nn.CrossEntropyLoss(reduction="none"), (3, 3)),
-        (lambda: torch.compile(small_net(), backend="eager"), classes(), CrossEntropy(), (3, 3)),
+        (lambda: torch.compile(small_net(), backend="eager"), classes(), nn.CrossEntropyLoss(), (3, 3)),
         (Tokens, Sentences(), token_loss, (3, 7, 3)),
     ],
     ids=["squeezed", "weight norm", "lazy", "bare", "compiled", "keywords"],
@@ -250,7 +254,7 @@ def test_a_fit_that_was_cut_short_goes_on(tmp_path: Path) -> None:
         ({"num_blocks": 0}, "got S = 0 blocks; expected at least 1"),
         ({"weight_distribution": Dirichlet}, "expected a law such as Dirichlet()"),
         ({"resample": "never"}, "got redraw='never'; expected one of 'epoch', 'step', 'sample', 'pool'"),
-        ({"loss": CrossEntropy}, "expected a function of .outputs, targets."),
+        ({"loss": nn.CrossEntropyLoss}, "expected a function of .outputs, targets."),
     ],
 )
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, SquaredError, TrainingConfig
+from neuboots import Deterministic, TrainingConfig
 from neuboots.nets import MLP
 from neuboots.training import initialize_model, train
 from neuboots_paper.side_by_side import train_side_by_side
@@ -31,7 +32,7 @@ def test_each_is_the_net_trained_alone() -> None:
     nets = train_side_by_side(model, sets, config(), seeds=(5, 5, 5))
     x = drawn(9, 2, seed=99)
     for data, net in zip(sets, nets, strict=True):
-        alone = Deterministic(SquaredError()).fit(model, data, config())
+        alone = Deterministic(nn.MSELoss()).fit(model, data, config())
         torch.testing.assert_close(net(x), alone.net(x), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(nets[0](x), nets[1](x), atol=1e-3)
 
@@ -72,7 +73,7 @@ def test_an_activation_that_stands_twice_acts_twice() -> None:
     (net,) = train_side_by_side(make, [data], config(), seeds=(5,))
     x = drawn(9, 2, seed=99)
     torch.testing.assert_close(
-        net(x), Deterministic(SquaredError()).fit(make, data, config()).net(x), rtol=1e-4, atol=1e-5
+        net(x), Deterministic(nn.MSELoss()).fit(make, data, config()).net(x), rtol=1e-4, atol=1e-5
     )
 
 

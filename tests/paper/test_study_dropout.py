@@ -49,7 +49,7 @@ def test_dropout_is_that_of_the_paper_on_three_layers_with_batch_norm(monkeypatc
     STUDY.measure({"width": 8, "method": "mc-dropout", "seed": 0}, RunContext())
     (predictor,) = seen
     assert isinstance(predictor, MCDropoutPredictor)
-    assert predictor.places == ("head",)
+    assert predictor.layer_names == ("head",)
     assert MCDropout.paper_mlp().rate == 0.1
     norms = [layer.num_features for layer in predictor.module.modules() if isinstance(layer, nn.BatchNorm1d)]
     assert norms == [8, 8, 8]

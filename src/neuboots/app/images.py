@@ -51,7 +51,6 @@ from neuboots.app.rejection import (
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
 from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, list_folders
-from neuboots.losses import CrossEntropy
 from neuboots.methods import scale_temperature
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.prediction import Predictor
@@ -200,7 +199,7 @@ def fit_images(
     (('blue', 'red'), (8, 12), {'train': 18, 'held out': 4, 'test': 2})
     """
     check_max_error(max_error)
-    maker = method_for_task(method, "classification", CrossEntropy())
+    maker = method_for_task(method, "classification", nn.CrossEntropyLoss())
     if size is None:
         listed = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
         size = scaled_size(median_size(_source(listed.train).files), LARGEST)

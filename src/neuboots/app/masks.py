@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuboots._io import atomic_folder
 from neuboots._validation import check_int
 from neuboots.app._images import (
     FeatureExtractor,
@@ -55,11 +54,10 @@ from neuboots.data.image_folder import IGNORE_INDEX, IMAGENET_STANDARDIZERS, Lab
 from neuboots.evaluation.segmentation import SegmentationMaps, SegmentationReport, predict_segmentation, write_maps
 from neuboots.evaluation.segmentation.predict import clip_window, make_tiles
 from neuboots.evaluation.selective import SelectivePredictionReport
-from neuboots.losses import CrossEntropy
 from neuboots.metrics import ConfidenceRanking
 from neuboots.nets import small_deeplab
 from neuboots.prediction import Predictor
-from neuboots.serialization import load, load_tensors, save
+from neuboots.serialization import atomic_folder, load, load_tensors, save
 from neuboots.training import TrainingConfig, progress_bar
 
 if TYPE_CHECKING:
@@ -390,7 +388,7 @@ def fit_masks(
     >>> model.classes, model.coding.values, model.card.rows
     (('paper', 'ink'), (0, 255), {'train': 6, 'held out': 1, 'test': 1})
     """
-    maker = method_for_task(method, "segmentation", CrossEntropy(ignore_index=IGNORE_INDEX))
+    maker = method_for_task(method, "segmentation", nn.CrossEntropyLoss(ignore_index=IGNORE_INDEX))
     if channels not in IMAGENET_STANDARDIZERS:
         raise ValueError(f"got channels={channels!r}; expected 1 (grey) or 3 (colour)")
     folder, pairs = find_pairs(path)

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from neuboots._io import atomic_folder, check_replaceable
 from neuboots.prediction import Predictor
+from neuboots.serialization import atomic_folder, check_replaceable
 
 FORMAT = "neuboots model"
 VERSION = 1

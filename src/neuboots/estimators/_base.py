@@ -27,14 +27,13 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots._io import atomic_folder
 from neuboots.data.splits import train_val_test_split
-from neuboots.losses import CrossEntropy, Loss
+from neuboots.losses import Loss, as_loss
 from neuboots.methods import SWAG, NeuBoots, find_method
 from neuboots.methods._base import find_saved_method
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
-from neuboots.serialization import load, save
+from neuboots.serialization import atomic_folder, load, save
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule
 
 Array = np.ndarray[Any, Any]
@@ -120,9 +119,12 @@ class WeightedLoss:
 
     loss: Loss
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y, w = targets[:, :-1], targets[:, -1]
-        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, CrossEntropy) else y)
+        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, nn.CrossEntropyLoss) else y)
         return losses * w.to(losses).view(-1, *[1] * (losses.ndim - 1))
 
 

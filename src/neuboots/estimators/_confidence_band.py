@@ -110,13 +110,10 @@ def fit_confidence_band(
 
     With `weighted` the last column of y is what the loss of the row was multiplied by.
 
-    >>> from neuboots.losses import SquaredError
     >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
     >>> net, y = nn.Linear(1, 1).double(), 2 * x + 0.1 * torch.cos(99 * x)
     >>> _ = nn.init.constant_(net.weight, 2.0), nn.init.zeros_(net.bias)
-    >>> low, middle = (
-    ...     fit_confidence_band(net, SquaredError(), x, y, x).std(torch.tensor([[-1.0], [0.0]]))[:, 0].tolist()
-    ... )
+    >>> low, middle = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(torch.tensor([[-1.0], [0.0]]))[:, 0].tolist()
     >>> 0.005 < middle < low < 0.05  # a line is least sure at its ends
     True
     """

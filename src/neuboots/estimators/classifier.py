@@ -7,12 +7,12 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._streaming import class_probabilities
 from neuboots.estimators._base import CALIBRATION, TRAIN, VALIDATION, Array, NeuBootsEstimator
-from neuboots.losses import CrossEntropy, Loss
+from neuboots.losses import Loss
 from neuboots.methods import NeuBoots, find_method, scale_temperature
 from neuboots.prediction import Method
 
@@ -58,7 +58,11 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         part, _ = self._parts(X[rows], codes[rows], labels)
         self._scale_inputs(X[rows[(part == TRAIN).numpy()]])
         x = self._standardised(X[rows])
-        loss = CrossEntropy() if isinstance(self.method, str) else getattr(self.method, "loss", CrossEntropy())
+        loss = (
+            nn.CrossEntropyLoss()
+            if isinstance(self.method, str)
+            else getattr(self.method, "loss", nn.CrossEntropyLoss())
+        )
         if isinstance(self.method, str) and "classification" not in find_method(self.method).tasks:
             raise ValueError(f"got the method {self.method!r}, which is not for classification; expected another")
         if (outputs := self._outputs_of_net(len(self.classes_))) != len(self.classes_):

@@ -38,7 +38,7 @@ from neuboots.estimators._base import (
 )
 from neuboots.estimators._confidence_band import ConfidenceBand, find_mean_net, fit_confidence_band
 from neuboots.evaluation.conformal import has_enough_calibration_rows
-from neuboots.losses import GaussianNLL, Loss, SquaredError
+from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods import NeuBoots, find_method
 from neuboots.prediction import Method
 from neuboots.serialization import load_tensors
@@ -201,7 +201,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         """With a Gaussian head, where the method can take one and the net has one."""
         k = self.n_outputs_
         if not isinstance(self.method, str):
-            loss = getattr(self.method, "loss", SquaredError())
+            loss = getattr(self.method, "loss", nn.MSELoss())
             return loss, 2 * k if isinstance(loss, GaussianNLL) else k
         entry = find_method(self.method)
         if "regression" not in entry.tasks:
@@ -219,7 +219,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
                 f"the net gives {outputs} outputs for {k} target(s); expected {k}, or twice as many for a Gaussian "
                 "head: make it with the numbers that net(inputs, outputs) is given"
             )
-        return SquaredError(), k
+        return nn.MSELoss(), k
 
     def _neuboots(self, loss: Loss) -> Method:
         return NeuBoots(loss=loss, weight_distribution=Dirichlet(concentration=20.0), resample="pool")
@@ -245,7 +245,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         mean = self._figures(x[some], self.num_samples)[0]
         noise = float(np.sqrt(np.mean((target[some].numpy() - mean) ** 2)))
         net = find_mean_net(self.predictor_, x[some], mean, noise)
-        if net is None or not isinstance(loss, GaussianNLL | SquaredError | nn.MSELoss):
+        if net is None or not isinstance(loss, GaussianNLL | nn.MSELoss):
             return None
         y = target if weights is None else append_weights(target, weights)
         try:

@@ -1,13 +1,13 @@
-"""Cost: training time, prediction time and peak memory of K replicates, as ratios to the plain net in the same run.
+"""Cost of methods: training time, prediction time and peak memory, as ratios to a baseline in the same run.
 
-    ratio(method, K) = min_r seconds_r(method, K) / min_r seconds_r(plain, K)
+    ratio(method, K) = min_r seconds_r(method, K) / min_r seconds_r(baseline, K)
 
-Times on a machine that does other things as well vary from minute to minute. Hence every method is run once to warm up,
-then all of them in turn, round after round, each round in another order, and the best of each counts.
+Times on a shared machine vary from minute to minute. Hence every method is run once to warm up, then all of them
+alternately, in a different order each round, and the minimum of each counts.
 
-Memory is the peak of what a process holds beyond what it held before, in a process of its own that was forked for the
-purpose: everything counts, tensors, scratch space and what Python holds. Fitting includes the net; predicting does not,
-since the predictor is there already: what it takes is `size_mb`. On a GPU the peak is that of torch's allocator.
+Memory is the peak of what a process holds beyond what it held before, in a forked process: tensors, scratch space and
+Python objects. Training includes the net; prediction does not, as the predictor exists already (`size_mb`). On a GPU it
+is the peak of torch's allocator.
 
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021 (section 3.2 and appendix B.2).
 """
@@ -16,6 +16,7 @@ import ctypes
 import gc
 import math
 import multiprocessing
+import sys
 import time
 import traceback
 import warnings
@@ -27,88 +28,102 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
-from neuboots._validation import check_int
-from neuboots.evaluation._batching import check_predictor, format_table, is_input_batch, num_rows
-from neuboots.evaluation._parallel import can_fork
+from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots.evaluation._batching import check_predictor, format_table, num_rows
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig, progress_bar
 
-_STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_PREDICTIONS = 5  # for each fit: predicting is short, and its best needs more tries
-_RESOLVED = 1.0  # megabytes; a ratio to less would be one of pages and of malloc's moods
-_NO_MEMORY = "no memory: a process can be forked and its peak read on Linux alone, and only where no GPU is in use"
-_MMAP_THRESHOLD = -3  # of mallopt
-_BLOCK = 1 << 14  # bytes; larger blocks come from the system one by one
-
-
-# -- the result ----------------------------------------------------------------------------------------
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PREDICTIONS_PER_FIT = 5  # predicting is short, and its minimum needs more runs
+_MIN_BASELINE_MB = 1.0  # below, a ratio is dominated by page granularity
+_NO_MEMORY = "memory was not measured: this needs Linux, and a process without CUDA"
+_M_MMAP_THRESHOLD = -3  # parameter of mallopt
+_MIN_MMAP_BYTES = 1 << 14  # larger blocks are requested from the system one by one
 
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One method at one K: seconds are the best of several, megabytes the peak beyond what was there; None: unknown."""
+    """Cost of one method at one K; None means not measured.
+
+    Attributes:
+        method: Name of the method.
+        num_members: Number of members, or of replicates, K.
+        fit_seconds: Minimum time of training.
+        predict_seconds: Minimum time of predicting K replicates at all inputs.
+        fit_ratio: `fit_seconds` relative to the baseline at the same K.
+        predict_ratio: `predict_seconds` relative to the baseline.
+        size_mb: Size of the predictor's state.
+        fit_mb: Peak memory of training, beyond what was held before.
+        predict_mb: Peak memory of predicting.
+        fit_mb_ratio: `fit_mb` relative to the baseline, None also if that is less than a megabyte.
+        predict_mb_ratio: `predict_mb` relative to the baseline.
+    """
 
     method: str
-    members: int  # K
+    num_members: int
     fit_seconds: float
-    predict_seconds: float  # of K replicates at all inputs
-    fit_ratio: float  # to the baseline at the same K
+    predict_seconds: float
+    fit_ratio: float
     predict_ratio: float
-    size_mb: float  # of what was learned
+    size_mb: float
     fit_mb: float | None = None
     predict_mb: float | None = None
-    fit_mb_ratio: float | None = None  # None also where the baseline needs less than a megabyte
+    fit_mb_ratio: float | None = None
     predict_mb_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """What `benchmark_methods` found: one row for each method and K; `print` shows a table for each figure, a column for each K."""
+    """Result of `benchmark_methods`; `print` shows a table for each quantity, with a column for each K.
+
+    Attributes:
+        rows: One row for each method and K.
+        baseline: Name of the baseline.
+        num_members: The values of K.
+        repeats: Number of fits whose minimum counts.
+        n: Number of training examples.
+        num_inputs: Number of inputs predicted at.
+        note: Why memory was not measured, if so.
+    """
 
     rows: tuple[BenchmarkRow, ...]
     baseline: str
-    members: tuple[int, ...]
+    num_members: tuple[int, ...]
     repeats: int
     n: int
     num_inputs: int
-    note: str  # why there is no memory, if there is none
+    note: str
 
-    def row(self, method: str, members: int) -> BenchmarkRow:
-        """The row of one method at one K."""
+    def row(self, method: str, num_members: int) -> BenchmarkRow:
+        """Return the row of one method at one K."""
         for row in self.rows:
-            if (row.method, row.members) == (method, members):
+            if (row.method, row.num_members) == (method, num_members):
                 return row
-        raise ValueError(f"got {method!r} at K = {members}; expected one of the methods and one of K = {self.members}")
+        raise ArgumentError("method", f"{method} at K = {num_members}", f"a method and one of K = {self.num_members}")
 
     def __str__(self) -> str:
-        first = self.row(self.baseline, self.members[0])
+        first = self.row(self.baseline, self.num_members[0])
         header = (
             f"n = {self.n:,} rows, N = {self.num_inputs:,} inputs, best of {self.repeats}; {self.baseline} at K = "
-            f"{first.members}: {first.fit_seconds:.3g} s to train, {first.predict_seconds:.3g} s to predict"
+            f"{first.num_members}: {first.fit_seconds:.3g} s to train, {first.predict_seconds:.3g} s to predict"
         )
         parts = [header]
+        methods = dict.fromkeys(row.method for row in self.rows)
         for title, name in (
             (f"training time, × {self.baseline}", "fit_ratio"),
             (f"prediction time of K replicates, × {self.baseline}", "predict_ratio"),
             ("peak memory of training, MB", "fit_mb"),
             ("peak memory of prediction, MB", "predict_mb"),
-            ("size of what was learned, MB", "size_mb"),
+            ("size of the predictor, MB", "size_mb"),
         ):
             if any(getattr(row, name) is not None for row in self.rows):
-                parts.append(f"{title}\n{self._by_members(name)}")
+                values = {m: {f"K = {K}": getattr(self.row(m, K), name) for K in self.num_members} for m in methods}
+                parts.append(f"{title}\n{format_table([{'method': m} | by_k for m, by_k in values.items()])}")
         return "\n\n".join([*parts, self.note] if self.note else parts)
-
-    def _by_members(self, name: str) -> str:
-        methods = dict.fromkeys(row.method for row in self.rows)
-        figures = {method: {f"K = {K}": getattr(self.row(method, K), name) for K in self.members} for method in methods}
-        return format_table([{"method": method} | by_k for method, by_k in figures.items()])
-
-
-# -- the measurement -----------------------------------------------------------------------------------
 
 
 def benchmark_methods(
@@ -118,264 +133,233 @@ def benchmark_methods(
     x: Any,
     config: TrainingConfig,
     *,
-    baseline: str = "plain",
+    baseline: str = "deterministic",
     num_members: Sequence[int] = (1, 2, 5),
     repeats: int = 3,
     memory: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
 ) -> BenchmarkResult:
-    """Fit each method on the data and predict K replicates at x, for each K: what do they cost beside the baseline?
+    """Measure the cost of fitting methods and of predicting K replicates, relative to a baseline.
 
-    `methods` maps a name to a function of K that gives the method: its number of members, where it has members, is K;
-    for others K is the number of replicates asked for. `clock` gives the time in seconds.
+    Args:
+        methods: For each name, a function of K that returns the method: with K members, if it has members.
+        model: Function that makes a net.
+        data: Training data.
+        x: Inputs to predict at: a tensor, or a tuple or dict of tensors.
+        config: Training options, without a folder.
+        baseline: Name of the baseline among the methods.
+        num_members: Values of K.
+        repeats: Number of fits whose minimum counts.
+        memory: Whether to measure peak memory, which repeats the work in a forked process.
+        clock: Function that returns the time in seconds.
+        progress: Whether to show a progress bar.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeepEnsemble, Deterministic, SquaredError
-    >>> x = torch.randn(64, 4)
-    >>> data, config = TensorDataset(x, x.sum(1)), TrainingConfig(epochs=1, progress=False)
-    >>> loss = SquaredError()
-    >>> methods = {"plain": lambda K: Deterministic(loss), "ensemble": lambda K: DeepEnsemble(loss, num_members=K)}
-    >>> found = benchmark_methods(
-    ...     methods, lambda: nn.Linear(4, 1), data, x, config, num_members=(1, 2), repeats=1, progress=False
-    ... )
-    >>> [(row.method, row.members) for row in found.rows]
-    [('plain', 1), ('ensemble', 1), ('plain', 2), ('ensemble', 2)]
-    >>> found.row("plain", 2).fit_ratio
-    1.0
+    Returns:
+        Times, memory and ratios of every method at every K.
+
+    Raises:
+        ArgumentError: If the baseline is not among the methods, or the config has a folder, where the second fit would
+            resume the first.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots import DeepEnsemble, Deterministic
+        >>> x = torch.randn(64, 4)
+        >>> data, config = TensorDataset(x, (x.sum(1) > 0).long()), TrainingConfig(epochs=1, progress=False)
+        >>> methods = {"deterministic": lambda K: Deterministic(), "ensemble": lambda K: DeepEnsemble(num_members=K)}
+        >>> result = benchmark_methods(
+        ...     methods, lambda: nn.Linear(4, 2), data, x, config, num_members=(1, 2), repeats=1, progress=False
+        ... )
+        >>> [(row.method, row.num_members) for row in result.rows]
+        [('deterministic', 1), ('ensemble', 1), ('deterministic', 2), ('ensemble', 2)]
     """
-    n = _check(methods, baseline, num_members, repeats, data, x, config)
+    check_choice("baseline", baseline, tuple(methods))
+    for K in num_members:
+        check_int("num_members", K, minimum=1)
+    check_int("repeats", repeats, minimum=1)
+    n = check_length(data)
+    if config.folder is not None:
+        raise ArgumentError("config", config.folder, "no folder, where the second fit would resume the first")
     config = replace(config, progress=False)
     steps = len(num_members) * len(methods) * (1 + repeats + 2 * memory)
-    with preserve_rng_state(), progress_bar("cost", steps, enabled=progress) as advance:
+    with preserve_rng_state(), progress_bar("benchmark", steps, enabled=progress) as advance:
 
-        def at(K: int) -> list[BenchmarkRow]:
+        def measure(K: int) -> list[BenchmarkRow]:
             fits = {name: partial(make(K).fit, model, data, config) for name, make in methods.items()}
             predictors: dict[str, Predictor] = {}
             for name, fit in fits.items():
-                check_predictor(predictor := _noted(fit, name, K))
-                predictors[name] = predictor
-                predictor.predict(x, K)
-                advance(f"{name}, K = {K}, warming up")
+                try:
+                    predictors[name] = fit()
+                except Exception as error:
+                    error.add_note(f"method {name!r} at K = {K}")
+                    raise
+                check_predictor(predictors[name])
+                predictors[name].predict(x, K)
+                advance(f"{name}, K = {K}, warm-up")
             predictions = {name: partial(predictor.predict, x, K) for name, predictor in predictors.items()}
-            fit_seconds = _best(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
-            predict_seconds = _best(predictions, repeats * _PREDICTIONS, clock, lambda name: None)
-            peaks: dict[str, list[float | None]] = {}
+            fit_seconds = _min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
+            predict_seconds = _min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock, lambda name: None)
+            peaks: dict[str, list[float | None]] = {name: [None, None] for name in methods}
             for name, predictor in predictors.items() if memory else ():
-                peaks[name] = []
-                for work in (fits[name], predictions[name]):
-                    peaks[name].append(measure_peak_memory(work, gpu=_on_gpu(predictor)))
+                gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
+                works: tuple[Callable[[], Any], ...] = (fits[name], predictions[name])
+                for k, work in enumerate(works):
+                    peaks[name][k] = measure_peak_memory(work, gpu=gpu)
                     advance(f"{name}, K = {K}, memory")
-            return _rows(K, baseline, predictors, fit_seconds, predict_seconds, peaks)
+            return [
+                BenchmarkRow(
+                    method=name,
+                    num_members=K,
+                    fit_seconds=fit_seconds[name],
+                    predict_seconds=predict_seconds[name],
+                    fit_ratio=fit_seconds[name] / fit_seconds[baseline],
+                    predict_ratio=predict_seconds[name] / predict_seconds[baseline],
+                    size_mb=sum(t.numel() * t.element_size() for t in predictor.state_dict().values()) / 2**20,
+                    fit_mb=peaks[name][0],
+                    predict_mb=peaks[name][1],
+                    fit_mb_ratio=_memory_ratio(peaks[name][0], peaks[baseline][0]),
+                    predict_mb_ratio=_memory_ratio(peaks[name][1], peaks[baseline][1]),
+                )
+                for name, predictor in predictors.items()
+            ]
 
-        rows = tuple(row for K in num_members for row in at(K))
+        rows = tuple(row for K in num_members for row in measure(K))
     note = _NO_MEMORY if memory and any(row.fit_mb is None for row in rows) else ""
     return BenchmarkResult(rows, baseline, tuple(num_members), repeats, n, num_rows(x), note)
 
 
-def _noted(fit: Callable[[], Predictor], name: str, members: int) -> Predictor:
-    """Whoever fails is named."""
-    try:
-        return fit()
-    except Exception as error:
-        error.add_note(f"this was {name!r} at K = {members}")
-        raise
-
-
-def _check(
-    methods: Mapping[str, Any],
-    baseline: str,
-    members: Any,
-    repeats: Any,
-    data: Dataset[Any],
-    x: Any,
-    config: TrainingConfig,
-) -> int:
-    """n, or a sentence."""
-    if not isinstance(methods, Mapping) or baseline not in methods:
-        got = list(methods) if isinstance(methods, Mapping) else type(methods).__name__
-        raise ValueError(
-            f'got baseline={baseline!r} and methods {got}; expected one of them, such as "plain": lambda K: Plain(loss)'
-        )
-    for name, make in methods.items():
-        if hasattr(make, "fit") or not callable(make):
-            raise ValueError(
-                f"got methods[{name!r}] of type {type(make).__name__}; expected a function of K that gives the method: "
-                "lambda K: Plain(loss)"
-            )
-    known = isinstance(members, Sequence) and all(isinstance(K, int) and K > 0 for K in members)
-    if not known or not members or len(set(members)) < len(members):
-        raise ValueError(f"got members={members!r}; expected different whole numbers K ≥ 1, such as (1, 2, 5)")
-    check_int("repeats", repeats, minimum=1)
-    if not is_input_batch(x) or num_rows(x) == 0:
-        raise ValueError("got no inputs x; expected a tensor of at least one row, or a tuple or dict of them")
-    if config.folder is not None:
-        raise ValueError(
-            "got a recipe with a folder, where a second fit would find the first one's result; expected none, so that "
-            "every fit is a whole one"
-        )
-    return check_length(data)
-
-
-def _best(
+def _min_seconds(
     works: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float], done: Callable[[str], None]
 ) -> dict[str, float]:
-    """The least seconds of each, over rounds that begin with another one each time, forwards and backwards."""
+    """Minimum time of each, over rounds that start with another one each time, forwards and backwards."""
     names = list(works)
     best = dict.fromkeys(names, math.inf)
     for i in range(repeats):
-        turned = names[i % len(names) :] + names[: i % len(names)]
-        for name in turned if i % 2 == 0 else reversed(turned):
-            began = clock()
+        rotated = names[i % len(names) :] + names[: i % len(names)]
+        for name in rotated if i % 2 == 0 else reversed(rotated):
+            start = clock()
             works[name]()
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
-            best[name] = min(best[name], clock() - began)
+            best[name] = min(best[name], clock() - start)
             done(name)
     return best
 
 
-def _rows(
-    K: int,
-    baseline: str,
-    predictors: Mapping[str, Predictor],
-    fit_seconds: Mapping[str, float],
-    predict_seconds: Mapping[str, float],
-    peaks: Mapping[str, Sequence[float | None]],
-) -> list[BenchmarkRow]:
-    if min(fit_seconds[baseline], predict_seconds[baseline]) <= 0:
-        raise ValueError(f"{baseline} took no time that the clock could measure; expected more rows or epochs")
-    rows = []
-    for name, predictor in predictors.items():
-        (fit_mb, predict_mb), plain = (peaks.get(who, (None, None)) for who in (name, baseline))
-        rows.append(
-            BenchmarkRow(
-                method=name,
-                members=K,
-                fit_seconds=fit_seconds[name],
-                predict_seconds=predict_seconds[name],
-                fit_ratio=fit_seconds[name] / fit_seconds[baseline],
-                predict_ratio=predict_seconds[name] / predict_seconds[baseline],
-                size_mb=sum(map(_bytes, predictor.state_dict().values())) / 2**20,
-                fit_mb=fit_mb,
-                predict_mb=predict_mb,
-                fit_mb_ratio=_memory_ratio(fit_mb, plain[0]),
-                predict_mb_ratio=_memory_ratio(predict_mb, plain[1]),
-            )
-        )
-    return rows
-
-
-def _memory_ratio(mine: float | None, theirs: float | None) -> float | None:
-    return None if mine is None or theirs is None or theirs < _RESOLVED else mine / theirs
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _memory_ratio(mine: float | None, baseline: float | None) -> float | None:
+    return None if mine is None or baseline is None or baseline < _MIN_BASELINE_MB else mine / baseline
 
 
 # -- memory --------------------------------------------------------------------------------------------
 
 
-def _on_gpu(predictor: Predictor) -> bool:
-    return any(tensor.is_cuda for tensor in predictor.state_dict().values())
-
-
 def measure_peak_memory(work: Callable[[], Any], *, gpu: bool = False) -> float | None:
-    """The most that the work holds at once beyond what was there before, in megabytes; None where nobody can tell.
+    """Measure the most memory that a function holds at once, beyond what was held before, in megabytes.
 
-    On the CPU the work is done twice, to warm up and to look, in a process of its own with one thread; what it returns
+    On the CPU the function runs twice, to warm up and to be measured, in a forked process with one thread; its result
     is lost.
 
-    >>> peak = measure_peak_memory(lambda: torch.ones(2**22))  # 16 MB
-    >>> peak is None or 14 < peak < 20
-    True
+    Args:
+        work: The function.
+        gpu: Whether to read the peak of torch's CUDA allocator instead.
+
+    Returns:
+        Megabytes, or None if memory cannot be measured: this needs Linux, and a process without CUDA.
+
+    Raises:
+        RuntimeError: If the function fails in the forked process.
+
+    Example:
+        >>> peak = measure_peak_memory(lambda: torch.ones(2**22))  # 16 MB
+        >>> peak is None or 14 < peak < 20
+        True
     """
     if gpu:
-        return _peak_on_gpu(work)
-    if not can_fork() or not _STATUS.exists():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kept = work()
+        torch.cuda.synchronize()
+        allocated = (torch.cuda.max_memory_allocated() - before) / 2**20
+        del kept
+        return allocated
+    if not _can_fork() or not _STATUS.exists():
         return None
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(work, there))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_peak, args=(work, sender))
     with warnings.catch_warnings():
-        # Python warns of threads at a fork; a child that stays with one thread of torch is safe.
+        # Python warns of threads at a fork; a child that uses one thread of torch is safe.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    there.close()
+    sender.close()
     try:
-        found = here.recv()
+        found = receiver.recv()
     except EOFError:
-        found = "the process ended without a word: is there enough memory?"
+        found = "the process died, perhaps for lack of memory"
     finally:
         process.join()
     if isinstance(found, str):
-        raise RuntimeError(f"the work failed in the process that measures its memory:\n{found}")
+        raise RuntimeError(f"the function failed in the process that measures its memory:\n{found}")
     peak: float | None = found
     return peak
 
 
-def _measure(work: Callable[[], Any], out: Connection) -> None:
-    """In the forked process: the peak, None where the kernel does not tell, or what went wrong."""
+def _can_fork() -> bool:
+    """Whether forking is safe: on Linux, without an initialized GPU."""
+    return sys.platform == "linux" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _send_peak(work: Callable[[], Any], out: Connection) -> None:
+    """In the forked process: send the peak, None if the kernel does not report it, or a traceback."""
     try:
         torch.set_num_threads(1)
-        gc.freeze()  # what the parent has left over is not ours to collect: its finalisers would run twice
-        work()  # a forked process finds the pages of programs and libraries anew as it comes to them: now it has them
+        gc.freeze()  # objects of the parent are not collected here: their finalizers would run twice
+        work()  # loads the pages of programs and libraries
         gc.collect()
-        _fill_holes()
-        before = _resident("VmRSS")
+        _fill_malloc_holes()
+        before = _read_status("VmRSS")
         try:
-            _FORGET.write_text("5")  # the highest so far is forgotten
+            _CLEAR_REFS.write_text("5")  # resets the peak
         except OSError:
             out.send(None)
             return
         kept = work()
-        out.send((_resident("VmHWM") - before) / 2**20)
+        out.send((_read_status("VmHWM") - before) / 2**20)
         del kept
     except BaseException:
         out.send(traceback.format_exc())
 
 
+def _read_status(field: str) -> int:
+    """Resident bytes now (VmRSS) or at the peak (VmHWM)."""
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
+    return 1024 * int(line.split()[1])
+
+
 class _MallocInfo(ctypes.Structure):
-    """What malloc says of itself: only `hblks`, blocks from the system, and `fordblks`, free bytes, are used."""
+    """Result of mallinfo2; `hblks` (blocks from the system) and `fordblks` (free bytes) are used."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
-def _fill_holes() -> None:
-    """Whatever is needed from here on comes from the system and goes back to it: old holes would hide or blow it up.
+def _fill_malloc_holes() -> None:
+    """Allocate malloc's free memory, untouched, so that later allocations come from the system and are counted.
 
-    Malloc hands out what was freed before it asks the system, large blocks included. So these holes are taken,
-    untouched, from the largest down, each size until a block comes from the system.
+    Blocks are allocated from the largest size down, each size until a block comes from the system.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
-        return  # another malloc, which has its own ways
+        return  # not glibc
     libc.mallinfo2.restype, libc.malloc.restype = _MallocInfo, ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    libc.mallopt(_MMAP_THRESHOLD, _BLOCK)
+    libc.mallopt(_M_MMAP_THRESHOLD, _MIN_MMAP_BYTES)
     size = 1 << 30
-    while size >= _BLOCK:
+    while size >= _MIN_MMAP_BYTES:
         for _ in range(libc.mallinfo2().fordblks // size):
             before, block = libc.mallinfo2().hblks, libc.malloc(size)
             if block is None or libc.mallinfo2().hblks > before:
                 libc.free(block)
                 break
         size //= 2
-
-
-def _resident(field: str) -> int:
-    """Bytes now (VmRSS) or at the highest (VmHWM)."""
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
-    return 1024 * int(line.split()[1])
-
-
-def _peak_on_gpu(work: Callable[[], Any]) -> float:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    kept = work()
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-    del kept
-    return peak

@@ -656,14 +656,12 @@ def audit_bootstrap(
     outputs are logits of classes (None: they are if a target is one whole number, and the net has several outputs).
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import BayesianBootstrap, Deterministic, SquaredError
+    >>> from neuboots import BayesianBootstrap, Deterministic
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> data, config = TensorDataset(x, x.sum(1)), TrainingConfig(epochs=1, progress=False)
     >>> model = lambda: nn.Linear(2, 1)
-    >>> plain = Deterministic(SquaredError()).fit(model, data, config)
-    >>> audit_bootstrap(
-    ...     plain, BayesianBootstrap(SquaredError(), 8), model, data, config, x[:20], progress=False
-    ... ).verdict
+    >>> plain = Deterministic(nn.MSELoss()).fit(model, data, config)
+    >>> audit_bootstrap(plain, BayesianBootstrap(nn.MSELoss(), 8), model, data, config, x[:20], progress=False).verdict
     "no spread at all: 8 true replicates differ, the predictor's do not"
     """
     check_predictor(predictor)
@@ -708,10 +706,10 @@ def compare_with_bootstrap(
     are logits of classes.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import BayesianBootstrap, SquaredError
+    >>> from neuboots import BayesianBootstrap
     >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     >>> data = TensorDataset(x, x.sum(1) + torch.randn(60, generator=torch.Generator().manual_seed(1)))
-    >>> method = BayesianBootstrap(SquaredError(), num_members=20)
+    >>> method = BayesianBootstrap(nn.MSELoss(), num_members=20)
     >>> one, other = (
     ...     method.fit(lambda: nn.Linear(3, 1), data, TrainingConfig(epochs=5, seed=s, progress=False)) for s in (1, 2)
     ... )

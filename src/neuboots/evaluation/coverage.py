@@ -321,9 +321,9 @@ def simulate_coverage(
     goes on with the others. `model` must make a new net at each call; a Gaussian process takes None.
 
     >>> from functools import partial
-    >>> from neuboots import BayesianBootstrap, SquaredError
+    >>> from neuboots import BayesianBootstrap
     >>> config = TrainingConfig(epochs=20, batch_size=20, optimizer=partial(torch.optim.SGD, lr=0.2), progress=False)
-    >>> method = BayesianBootstrap(SquaredError(), num_members=10)
+    >>> method = BayesianBootstrap(nn.MSELoss(), num_members=10)
     >>> line = SYNTHETIC_REGRESSIONS["line"]
     >>> found = simulate_coverage(method, lambda: nn.Linear(1, 1), line, config, num_datasets=5, n=20, progress=False)
     >>> found.rate.shape, found.num_sets, bool((found.width > 0).all())
@@ -405,7 +405,7 @@ def _check(method: Method, model: Any, truth: Any, config: TrainingConfig) -> No
         raise ValueError(
             "got a net; expected a function that makes a new one for each data set: lambda: copy.deepcopy(net)"
         )
-    check_repeated_fit(method, config, None, task="coverage")
+    check_repeated_fit(config, None)
 
 
 def _fitted(method: Method, model: Any, data: TensorDataset, config: TrainingConfig) -> Predictor:

@@ -249,7 +249,7 @@ def evaluate_imbalance_over_seeds(
     >>> found.f1.shape, found.minor
     (torch.Size([2, 2]), 1)
     """
-    check_repeated_fit(method, config, test_data, task="over_seeds")
+    check_repeated_fit(config, test_data)
     seeds = _checked_seeds(seeds)
     num_samples = check_int("num_samples", num_samples, minimum=1)
     check_length(train_data)

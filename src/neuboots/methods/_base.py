@@ -1,28 +1,32 @@
-"""What several methods share: the outputs of a net, the figures of its validation, the plain fit.
-
-The one table of methods: by name, with what each can do.
-
-The command line, `load_dataset` and the tests read it. A method of your own joins with one line:
-
-    register(Entry("mine", MyMethod, MyPredictor, "what it is, in a sentence"))
-
-and `neuboots.testing.check_method("mine")` puts it through the same contract as the rest.
-"""
+"""Base class and building blocks of the methods, and the registry that finds a method by its name."""
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.head import call_net, cast_inputs, extract_output, has_lazy_layers, initialize_lazy_layers, unwrap_model
+from neuboots.head import (
+    call_net,
+    cast_inputs,
+    copy_net,
+    extract_output,
+    has_lazy_layers,
+    initialize_lazy_layers,
+    unwrap_model,
+)
 from neuboots.loading import (
     Batch,
+    FitData,
     collate_examples,
     dataset_length,
     get_tensors,
@@ -30,64 +34,104 @@ from neuboots.loading import (
     seed_everything,
     unpack_example,
 )
-from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, Loss, valid_mask, weighted_mean
+from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
 from neuboots.prediction import Method, Predictor, check_inputs
-from neuboots.training import TrainingConfig, train
+from neuboots.training import (
+    FitInputs,
+    ModelFactory,
+    Objective,
+    TrainingConfig,
+    ValidationStep,
+    describe_method,
+    initialize_model,
+    resolve_fit,
+    train,
+)
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Predictor)
 
 
-def add_output_axis(output: Tensor) -> Tensor:
-    """(N,) as (N, 1): samples always have an axis of outputs."""
-    return output[:, None] if output.ndim == 1 else output
+# -- outputs of a net ----------------------------------------------------------------------------------
 
 
-def validation_metrics(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The validation figures of one batch: the mean loss, and the error rate where targets are classes."""
-    losses = loss(output, y)
-    mask = valid_mask(loss, y)
-    figures = {"loss": weighted_mean(losses, losses.new_ones(len(losses)), mask)}
-    one_logit = isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
-    classes = isinstance(loss, CrossEntropy | BrierLoss | nn.CrossEntropyLoss) and not y.is_floating_point()
-    if classes or one_logit:
-        labels = class_probabilities(output, 1).argmax(1)
-        wrong = (labels != y.reshape(labels.shape)).float()
-        figures["error"] = weighted_mean(wrong, wrong.new_ones(len(wrong)), mask)
-    return figures
+def add_output_axis(output: Tensor, *, ndim: int = 2) -> Tensor:
+    """Append an axis to outputs without one: (N,) becomes (N, 1), and (K, N) becomes (K, N, 1) with `ndim=3`."""
+    return output if output.ndim >= ndim else output[..., None]
+
+
+def compute_output(net: nn.Module, x: Any) -> Tensor:
+    """Return net(x), with x on the net's device and in its precision: (N, C, *) or (N,)."""
+    x = cast_inputs(net, x)
+    return extract_output(call_net(net, x), x)
+
+
+def functional_output(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
+    """Return net(x) with these parameters and buffers instead of the net's own, which stay unchanged."""
+    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
+    return extract_output(functional_call(net, tensors, args, kwargs), x)
 
 
 def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
-    """Two inputs (or the only one) as the net will see them; lazy layers of the net take their shapes from them."""
+    """Return the inputs of the first two examples (or of the only one) as the net reads them.
+
+    Lazy layers of the net are initialised with them.
+    """
     n = dataset_length(data)
     with preserve_rng_state():
         rows = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
         if not rows:
-            raise ValueError("got a stream that gives no row; expected at least one")
+            raise ArgumentError("data", data, "at least one example")
         if get_tensors(data)[0] is not None:
             rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
-        example = cast_inputs(net, _collate_inputs(data, [unpack_example(row) for row in rows]))
+        examples = [unpack_example(row) for row in rows]
+        try:
+            inputs = collate_examples(data, examples)[0]
+        except RuntimeError:  # inputs of several sizes: the first one twice
+            inputs = collate_examples(data, examples[:1] * 2)[0]
+        example = cast_inputs(net, inputs)
         check_inputs(example)
         seed_everything(seed, "lazy")
         initialize_lazy_layers(unwrap_model(net), example)
     return example
 
 
-def _collate_inputs(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> Any:
-    """Return a batch of inputs; of the first example twice if the inputs differ in size."""
-    try:
-        return collate_examples(data, examples)[0]
-    except RuntimeError:
-        return collate_examples(data, examples[:1] * 2)[0]
+def prepare_net(inputs: FitInputs, *, copy: bool = False) -> tuple[nn.Module, Any]:
+    """Return the net with its initial weights, without wrappers such as `DataParallel`, and an example of its inputs.
+
+    A method that replaces layers takes a copy, so that a module of the user keeps its layers.
+    """
+    net = initialize_model(inputs.factory, inputs.config.seed)
+    example = load_example(net, inputs.data, seed=inputs.config.seed)
+    net = unwrap_model(net)
+    return copy_net(net) if copy else net, example
 
 
-def compute_output(net: nn.Module, x: Any) -> Tensor:
-    """The outputs of the net at x, on its device and in its precision: (N, C, *), or (N,)."""
-    x = cast_inputs(net, x)
-    return extract_output(call_net(net, x), x)
+# -- training ------------------------------------------------------------------------------------------
 
 
-def functional_output(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
-    """The outputs of the net at x with these tensors in the place of its own; the net is left as it is."""
-    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
-    return extract_output(functional_call(net, tensors, args, kwargs), x)
+def mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    """Return the mean loss over the targets that are not ignored (eq. 2.1)."""
+    losses = loss(output, y)
+    return weighted_mean(losses, losses.new_ones(len(y)), valid_mask(loss, y))
+
+
+def validation_metrics(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the mean loss of one batch and, for class labels, the error rate."""
+    metrics = {"loss": mean_loss(loss, output, y)}
+    one_logit = isinstance(loss, nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
+    classes = isinstance(loss, nn.CrossEntropyLoss | BrierLoss) and not y.is_floating_point()
+    if classes or one_logit:
+        labels = class_probabilities(output, 1).argmax(1)
+        wrong = (labels != y.reshape(labels.shape)).float()
+        metrics["error"] = weighted_mean(wrong, wrong.new_ones(len(wrong)), valid_mask(loss, y))
+    return metrics
+
+
+def mean_validation_metrics(loss: Loss, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the means over K members of their validation metrics; outputs are (K, N, C, *)."""
+    metrics = [validation_metrics(loss, output, y) for output in outputs]
+    return {name: torch.stack([each[name] for each in metrics]).mean() for name in metrics[0]}
 
 
 def fit_net(
@@ -99,13 +143,12 @@ def fit_net(
     val_data: Dataset[Any] | None = None,
     identity: str = "",
 ) -> None:
-    """Train the net in place with the mean loss (eq. 2.1), as the recipe says."""
+    """Train a net in place with the mean loss (eq. 2.1)."""
     if has_lazy_layers(net):
         load_example(net, data, seed=config.seed)
 
     def objective(model: nn.Module, batch: Batch) -> Tensor:
-        losses = loss(compute_output(model, batch.x), batch.y)
-        return weighted_mean(losses, losses.new_ones(len(batch.index)), valid_mask(loss, batch.y))
+        return mean_loss(loss, compute_output(model, batch.x), batch.y)
 
     def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return validation_metrics(loss, compute_output(model, batch.x), batch.y)
@@ -113,10 +156,45 @@ def fit_net(
     train(net, data, lambda epoch: objective, config, val_data=val_data, validate=validate, identity=identity)
 
 
+# -- modules that replace layers -----------------------------------------------------------------------
+
+
+@contextmanager
+def set_context(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable inside a `with` block, for the current thread only."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+class LayerWrapper(nn.Module):
+    """A module that replaces a layer of a net and holds it as `layer`.
+
+    Attributes that the wrapper does not have are those of the layer, so that a net can still read `in_features`.
+    """
+
+    layer: Any
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # such as __deepcopy__
+                raise
+            return getattr(super().__getattr__("layer"), name)
+
+
+# -- the registry --------------------------------------------------------------------------------------
+
+
 Task = Literal["classification", "regression", "segmentation"]
 TASKS: tuple[Task, ...] = get_args(Task)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -265,3 +343,73 @@ def find_saved_method(config: dict[str, Any]) -> MethodInfo:
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
     """Return the class whose `from_config` reads this config."""
     return WRAPPERS[config["method"]] if config["method"] in WRAPPERS else find_method(config["method"]).predictor
+
+
+# -- the base class ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BaseMethod(ABC, Generic[P]):
+    """Base class of the methods that train a net with a loss.
+
+    A subclass is a frozen dataclass of options and implements `_fit`.
+
+    Args:
+        loss: Loss per example: a torch loss, or a function of (outputs, targets).
+    """
+
+    info: ClassVar[MethodInfo]
+
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
+    def fit(
+        self,
+        model: nn.Module | ModelFactory,
+        data: FitData,
+        config: TrainingConfig | None = None,
+        *,
+        val_data: FitData | None = None,
+    ) -> P:
+        """Train the method.
+
+        Args:
+            model: Net to train, or a function without arguments that returns one. A method with several nets calls the
+                function once per net; it copies a module and re-initialises each copy.
+            data: Training data: a data set of (x, y), a pair of tensors or arrays, or a `DataLoader`.
+            config: Training options; None for the defaults.
+            val_data: Validation data, for the metrics of each epoch and for early stopping.
+
+        Returns:
+            The fitted predictor.
+
+        Raises:
+            ArgumentError: If an argument is wrong.
+            ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
+        """
+        return self._fit(resolve_fit(model, data, config, val_data))
+
+    @abstractmethod
+    def _fit(self, inputs: FitInputs) -> P:
+        """Train the method on validated inputs."""
+
+    def _train(
+        self, net: nn.Module, inputs: FitInputs, objective_at: Callable[[int], Objective], validate: ValidationStep
+    ) -> None:
+        """Run the training loop on a net, in place."""
+        train(
+            net,
+            inputs.data,
+            objective_at,
+            inputs.config,
+            val_data=inputs.val_data,
+            validate=validate,
+            identity=describe_method(self),
+        )
+
+    def _train_net(self, net: nn.Module, inputs: FitInputs) -> None:
+        """Train a single net with the mean loss, in place."""
+        identity = describe_method(self)
+        fit_net(net, inputs.data, self.loss, inputs.config, val_data=inputs.val_data, identity=identity)

@@ -27,13 +27,7 @@ from torch import Tensor, nn
 
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import cast_inputs, eval_mode
-from neuboots.losses import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    GaussianNLL,
-    Loss,
-    SquaredError,
-)
+from neuboots.losses import GaussianNLL, Loss, as_loss
 from neuboots.training import TrainingConfig
 
 Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
@@ -43,17 +37,17 @@ _LOG_PRECISION = 30.0  # |log τ| that the search stays within
 def infer_likelihood(loss: Loss) -> Likelihood:
     """What the loss is the negative logarithm of, or a sentence."""
     weighted = getattr(loss, "weight", None) is not None or getattr(loss, "pos_weight", None) is not None
-    if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss) and not weighted:
+    if isinstance(loss, nn.CrossEntropyLoss) and not weighted:
         return "softmax"
-    if isinstance(loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss) and not weighted:
+    if isinstance(loss, nn.BCEWithLogitsLoss) and not weighted:
         return "bernoulli"
-    if isinstance(loss, SquaredError | nn.MSELoss):
+    if isinstance(loss, nn.MSELoss):
         return "squared"
     if isinstance(loss, GaussianNLL) and not loss.beta:
         return "gaussian"
     raise ValueError(
-        f"got loss={loss!r}, whose curvature is not known here; expected CrossEntropy, BinaryCrossEntropy, "
-        "SquaredError or GaussianNLL, or torch's own without class weights"
+        f"got loss={loss!r}, whose curvature is not known here; expected nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, "
+        "nn.MSELoss or GaussianNLL without class weights"
     )
 
 
@@ -348,6 +342,7 @@ def pointwise_losses(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
     A net may give (N,), and its loss expect that: against targets (M,) outputs (M, 1) would be broadcast. A loss may
     also hold numbers in single precision, such as weights of classes, which torch does not mix with double.
     """
+    loss = as_loss(loss)
     single = z.shape[1] == 1 and y.shape == z.shape[:1]
     shapes = [z, z[:, 0]] if single else [z]
     refused: Exception | None = None
@@ -383,7 +378,7 @@ def _differentiated(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
         except RuntimeError as fault:
             raise ValueError(
                 f"got loss={loss!r}, which cannot be differentiated twice ({fault}); expected a loss with a Hessian in "
-                "the outputs, such as CrossEntropy or SquaredError"
+                "the outputs, such as nn.CrossEntropyLoss or nn.MSELoss"
             ) from None
     first = first.detach()
     curvature = torch.stack(columns, 2) if columns else torch.diag_embed(torch.zeros_like(first))  # (M, C, C)

@@ -1,13 +1,13 @@
-"""K small nets of one architecture as one: parameters stacked, the pass mapped over them by torch.func.
+"""K nets of one architecture as one module: parameters are stacked and the forward pass is mapped by `torch.func.vmap`.
 
-    Stacked(x)[k] = net_k(x_k)
+    StackedNets(x)[k] = net_k(x_k)
 
-Small nets spend their time between operations, not in them; K nets in one operation cost little more than one.
+The time of a small net is dominated by overhead per operation, so that K nets in one call cost little more than one.
 """
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,30 +18,34 @@ from torch.utils._pytree import tree_map
 
 from neuboots.head import copy_net, copy_to_meta
 from neuboots.loading import preserve_rng_state
-from neuboots.methods._base import functional_output
+from neuboots.methods._base import compute_output, functional_output
 
 
 class StackedNets(nn.Module):
-    """K nets side by side, as one module.
+    """K nets of one architecture, evaluated together.
 
-    >>> nets = [nn.Linear(4, 3) for _ in range(5)]
-    >>> x = torch.ones(2, 4)
-    >>> bool(torch.allclose(StackedNets(nets)(x, alike=True)[2], nets[2](x)))
-    True
+    Args:
+        nets: The K nets; their parameters and buffers are copied.
+
+    Example:
+        >>> nets = [nn.Linear(4, 3) for _ in range(5)]
+        >>> x = torch.ones(2, 4)
+        >>> bool(torch.allclose(StackedNets(nets)(x, shared_input=True)[2], nets[2](x)))
+        True
     """
 
     def __init__(self, nets: Sequence[nn.Module]) -> None:
         super().__init__()
         self.num_members = len(nets)
-        self.stacked = copy_to_meta(nets[0])  # its tree holds the stacked tensors under their own names
+        self.stacked = copy_to_meta(nets[0])  # holds the stacked tensors under the names of the net's tensors
         self.stacked.train(nets[0].training)
-        self._template = (copy_to_meta(nets[0]),)  # in a tuple: its empty tensors are no state
+        self._template = (copy_to_meta(nets[0]),)  # in a tuple, so that its empty tensors are not part of the state
         states = [_named_tensors(net) for net in nets]
         for name, tensor in _named_tensors(self.stacked).items():
-            whole = torch.stack([state[name].detach() for state in states])  # (K, …)
+            stack = torch.stack([state[name].detach() for state in states])  # (K, …)
             if isinstance(tensor, nn.Parameter):
-                whole = nn.Parameter(whole, tensor.requires_grad)
-            _put(self.stacked, tensor, whole)
+                stack = nn.Parameter(stack, tensor.requires_grad)
+            _replace_tensor(self.stacked, tensor, stack)
 
     def __len__(self) -> int:
         return self.num_members
@@ -52,118 +56,122 @@ class StackedNets(nn.Module):
         return self._template[0]
 
     def nets(self) -> list[nn.Module]:
-        """The K nets, each with its own copy of its rows."""
-        wholes = _named_tensors(self.stacked)
-        found = []
+        """Return copies of the K nets."""
+        stacks = _named_tensors(self.stacked)
+        nets = []
         for k in range(len(self)):
-            rows: dict[int, Any] = {}
+            memo: dict[int, Any] = {}
             for name, empty in _named_tensors(self.template).items():
-                row = wholes[name][k].detach().clone()
-                rows[id(empty)] = nn.Parameter(row, empty.requires_grad) if isinstance(empty, nn.Parameter) else row
-            found.append(copy.deepcopy(self.template, rows))
-            for mine, theirs in zip(found[-1].modules(), self.stacked.modules(), strict=True):
-                mine.training = theirs.training
-        return found
+                row = stacks[name][k].detach().clone()
+                memo[id(empty)] = nn.Parameter(row, empty.requires_grad) if isinstance(empty, nn.Parameter) else row
+            nets.append(copy.deepcopy(self.template, memo))
+            _copy_modes(self.stacked, nets[-1])
+        return nets
 
-    def forward(self, x: Any, *, alike: bool = False) -> Tensor:
-        """Each net at its own inputs (K, N, …), or all of them alike at (N, …): (K, N, C, *)."""
-        template = self.template
-        for mine, theirs in zip(self.stacked.modules(), template.modules(), strict=True):
-            theirs.training = mine.training
-
-        tensors = _named_tensors(self.stacked)
-        axes = tree_map(lambda part: None if alike or not isinstance(part, Tensor) else 0, x)
-        out: Tensor = vmap(partial(functional_output, template), in_dims=(0, axes))(tensors, x)
+    def forward(self, x: Any, *, shared_input: bool = False) -> Tensor:
+        """Evaluate each net at its own inputs (K, N, …), or all nets at the same inputs (N, …): (K, N, C, *)."""
+        _copy_modes(self.stacked, self.template)
+        axes = tree_map(lambda part: None if shared_input or not isinstance(part, Tensor) else 0, x)
+        run = vmap(partial(functional_output, self.template), in_dims=(0, axes))
+        out: Tensor = run(_named_tensors(self.stacked), x)
         return out
 
 
 def _named_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are not saved among them."""
+    """Return parameters and buffers, including buffers that are not saved."""
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
 
-def _put(tree: nn.Module, old: Tensor, new: Tensor) -> None:
-    """`new` in every place of `old`: tied weights stay tied."""
-    for module in tree.modules():
-        for places in (module._parameters, module._buffers):
-            for key, tensor in places.items():
+def _copy_modes(source: nn.Module, target: nn.Module) -> None:
+    """Copy the training mode of every module."""
+    for theirs, mine in zip(source.modules(), target.modules(), strict=True):
+        mine.training = theirs.training
+
+
+def _replace_tensor(net: nn.Module, old: Tensor, new: Tensor) -> None:
+    """Replace a tensor wherever it occurs, so that tied weights stay tied."""
+    for module in net.modules():
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
                 if tensor is old:
-                    places[key] = new  # type: ignore[assignment]
+                    tensors[key] = new  # type: ignore[assignment]
 
 
-def find_vmap_obstacle(nets: Sequence[nn.Module], run: Callable[[nn.Module, Any], Tensor], x: Any) -> str | None:
-    """Why these nets cannot run side by side with the same result, found by a trial; None if they can.
+def find_vmap_obstacle(nets: Sequence[nn.Module], x: Any) -> str | None:
+    """Return why stacked nets would not give the results of the separate nets, or None if they do.
 
-    `x` are a few inputs of one net. A net that draws random numbers, reads values, or uses operations that cannot be
-    mapped does not pass; nor do nets whose outputs, gradients or BatchNorm statistics come out different, or that
-    keep something beside tensors from one pass to the next.
+    The nets are run on `x`, a few inputs of one net. Nets are rejected that draw random numbers, branch on values, use
+    operations that cannot be mapped, keep state outside tensors, or whose outputs, gradients or BatchNorm statistics
+    differ when stacked.
     """
     for net in nets:
         for module in net.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.padding_idx is not None or module.sparse):
-                return "torch.func does not map an embedding with a padding index or sparse gradients"
-    # torch warns where it maps an operation in a slow way
-    with preserve_rng_state(), warnings.catch_warnings(action="error"):
+                return "torch.func cannot map an embedding with a padding index or sparse gradients"
+    with preserve_rng_state(), warnings.catch_warnings(action="error"):  # torch warns about slow fallbacks
         try:
-            return _difference([_jittered(net, k) for k, net in enumerate(nets)], run, x)
+            return _compare_stacked([_perturb(net, k) for k, net in enumerate(nets)], x)
         except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, KeyError, Warning) as error:
-            return (
-                f"torch.func cannot map the net ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-            )
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return f"torch.func cannot map the net ({reason})"
 
 
-def _jittered(net: nn.Module, k: int) -> nn.Module:
-    """A copy with a little noise on every parameter: a head that begins at zero would hide all differences."""
-    twin = copy_net(net)
+def _perturb(net: nn.Module, k: int) -> nn.Module:
+    """Return a copy with noise added to every parameter: a head initialised with zeros would hide all differences."""
+    noisy = copy_net(net)
     rng = torch.Generator().manual_seed(k)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in noisy.parameters():
             if parameter.is_floating_point():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=rng).to(parameter))
-    return twin
+    return noisy
 
 
-def _difference(nets: list[nn.Module], run: Callable[[nn.Module, Any], Tensor], x: Any) -> str | None:
-    """How K nets side by side differ from the same nets apart, over two passes in training and one in evaluation."""
-    plain = [_plain_state(net) for net in nets]
-    if any(state != plain[0] for state in plain):
-        return "the nets differ in more than their numbers"
+def _compare_stacked(nets: list[nn.Module], x: Any) -> str | None:
+    """Return how stacked nets differ from separate ones, over two passes in training mode and one in evaluation."""
+    initial = [_other_state(net) for net in nets]
+    if any(state != initial[0] for state in initial):
+        return "the nets differ in more than their tensors"
     stacked = StackedNets([copy_net(net) for net in nets])
-    mixed = [tree_map(partial(_rolled, k), x) for k in range(len(nets))]
-    both = tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *mixed)
+    inputs = [tree_map(partial(_roll, k), x) for k in range(len(nets))]
+    stacked_inputs = tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *inputs)
     for training in (True, True, False):
         for module in (*nets, stacked):
             module.train(training)
-        together = stacked(both)
-        apart = torch.stack([run(net, inputs) for net, inputs in zip(nets, mixed, strict=True)])
-        if not torch.allclose(together, apart, rtol=1e-3, atol=1e-4):
-            return "the nets give other outputs side by side"
-    projection = torch.randn(together.shape, generator=torch.Generator().manual_seed(0)).to(together)
-    if together.requires_grad:
-        torch.autograd.backward((together * projection).sum() + (apart * projection).sum())
-    for net, twin, k in zip(nets, stacked.nets(), range(len(nets)), strict=True):
-        mine, theirs = _named_tensors(twin), _named_tensors(net)
-        if not all(torch.allclose(mine[name], value, rtol=1e-3, atol=1e-4) for name, value in theirs.items()):
-            return "the nets keep other statistics side by side"
+        mapped = stacked(stacked_inputs)
+        separate = torch.stack([compute_output(net, part) for net, part in zip(nets, inputs, strict=True)])
+        if not _close(mapped, separate):
+            return "stacked nets give other outputs"
+    projection = torch.randn(mapped.shape, generator=torch.Generator().manual_seed(0)).to(mapped)
+    if mapped.requires_grad:
+        torch.autograd.backward((mapped * projection).sum() + (separate * projection).sum())
+    for k, (net, copied) in enumerate(zip(nets, stacked.nets(), strict=True)):
+        mine = _named_tensors(copied)
+        if not all(_close(mine[name], value) for name, value in _named_tensors(net).items()):
+            return "stacked nets keep other BatchNorm statistics"
         for name, parameter in net.named_parameters():
-            whole = stacked.stacked.get_parameter(name).grad
-            gradient = None if whole is None else whole[k]
-            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradient = torch.zeros_like(parameter) if gradient is None else gradient
-            if not torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4):
-                return "the nets have other gradients side by side"
-    if any(_plain_state(net) != state for net, state in zip(nets, plain, strict=True)):
-        return "the net keeps something beside its tensors from one pass to the next"
+            gradients = stacked.stacked.get_parameter(name).grad
+            if not _close(
+                torch.zeros_like(parameter) if gradients is None else gradients[k],
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad,
+            ):
+                return "stacked nets have other gradients"
+    if any(_other_state(net) != state for net, state in zip(nets, initial, strict=True)):
+        return "the net keeps state outside its tensors"
     return None
 
 
-def _rolled(k: int, part: Any) -> Any:
-    """The rows in another order, so that each net has inputs of its own."""
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def _roll(k: int, part: Any) -> Any:
+    """Shift the rows, so that each net has its own inputs."""
     return part.roll(k, 0) if isinstance(part, Tensor) and part.ndim else part
 
 
-def _plain_state(net: nn.Module) -> list[dict[str, Any]]:
-    """What the modules hold beside modules, parameters and buffers, as far as it can be compared."""
+def _other_state(net: nn.Module) -> list[dict[str, Any]]:
+    """Return the comparable attributes of all modules other than modules, parameters and buffers."""
     return [
         {"": type(module).__qualname__}
         | {

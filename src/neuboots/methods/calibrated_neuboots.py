@@ -42,7 +42,7 @@ from neuboots._validation import check_int
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
-from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
+from neuboots.losses import BrierLoss, GaussianNLL, Loss, as_loss
 from neuboots.methods._base import load_example, register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import InfluenceBootstrap
@@ -150,7 +150,7 @@ Counted = Literal["outputs", "means", "contrasts"]
 
 def compared_outputs(loss: Loss | None) -> Counted:
     """Which figures of the outputs have a meaning under this loss."""
-    if isinstance(loss, CrossEntropy | BrierLoss | nn.CrossEntropyLoss | nn.NLLLoss):
+    if isinstance(loss, nn.CrossEntropyLoss | BrierLoss | nn.NLLLoss):
         return "contrasts"
     return "means" if isinstance(loss, GaussianNLL) else "outputs"
 
@@ -329,13 +329,13 @@ def calibrate_dispersion(
     head that is not affine: then it is sampled. A law without a concentration gives way to a Dirichlet.
 
     >>> from neuboots.methods import Laplace, NeuBoots
-    >>> from neuboots import TrainingConfig, SquaredError
+    >>> from neuboots import TrainingConfig
     >>> from torch.utils.data import TensorDataset
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> data, config = TensorDataset(x, x[:, 0]), TrainingConfig(epochs=5, progress=False)
     >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
     >>> predictor = NeuBoots.regression().fit(model, data, config)
-    >>> like = Laplace(SquaredError()).from_trained(predictor.net, data, config)
+    >>> like = Laplace(nn.MSELoss()).from_trained(predictor.net, data, config)
     >>> found = calibrate_dispersion(predictor, like, x)
     >>> bool(torch.isclose(found.moments(x).std.square().mean(), like.predict(x).std.square().mean()))
     True
@@ -512,17 +512,16 @@ class CalibratedNeuBoots:
     cannot mend that, and where it matters the reference itself is the better band.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import SquaredError
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> data = TensorDataset(x, x[:, 0].sin())
     >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    >>> method = CalibratedNeuBoots(SquaredError(), reference="bootstrap", num_members=4)
+    >>> method = CalibratedNeuBoots(nn.MSELoss(), reference="bootstrap", num_members=4)
     >>> predictor = method.fit(model, data, TrainingConfig(epochs=5, progress=False))
     >>> predictor.dispersion.reached, predictor.weight_distribution.concentration == predictor.dispersion.concentration
     (True, True)
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     neuboots: NeuBoots | None = None
     reference: Literal["influence", "bootstrap"] = "influence"
     layers: int | Literal["all"] | None = None
@@ -530,16 +529,16 @@ class CalibratedNeuBoots:
     num_inputs: int = 512
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         if self.neuboots is not None and not isinstance(self.neuboots, NeuBoots):
             raise ValueError(f"got neuboots={self.neuboots!r}; expected options such as NeuBoots(), or None")
         if self.neuboots is not None and self.neuboots.loss != self.loss:
             raise ValueError(f"got loss={self.loss!r} and neuboots with {self.neuboots.loss!r}; expected the same loss")
         if self.reference not in ("influence", "bootstrap"):
             raise ValueError(f"got reference={self.reference!r}; expected 'influence' or 'bootstrap'")
-        if self.reference == "bootstrap" and self.options.tune == "head":
+        if self.reference == "bootstrap" and self.options.train_head_only:
             raise ValueError(
-                "got tune='head' with reference='bootstrap', whose nets would train all their layers; expected "
+                "got train_head_only=True with reference='bootstrap', whose nets would train all their layers; expected "
                 "reference='influence'"
             )
         if self.layers is not None:
@@ -552,9 +551,7 @@ class CalibratedNeuBoots:
         """Those of the training."""
         if self.neuboots is not None:
             return self.neuboots
-        classes = compared_outputs(self.loss) == "contrasts" or isinstance(
-            self.loss, BinaryCrossEntropy | nn.BCEWithLogitsLoss
-        )
+        classes = compared_outputs(self.loss) == "contrasts" or isinstance(self.loss, nn.BCEWithLogitsLoss)
         return NeuBoots(self.loss) if classes else NeuBoots.regression(self.loss)
 
     def fit(
@@ -589,10 +586,10 @@ class CalibratedNeuBoots:
         generator, layers = predictor.generator, self.layers
         if layers is None:
             n = dataset_length(data)
-            single = isinstance(self.loss, SquaredError | GaussianNLL | nn.MSELoss)  # classes: C slopes for each row
+            single = isinstance(self.loss, nn.MSELoss | GaussianNLL)  # classes: C slopes for each row
             small = single and n is not None and len(shape) == 2 and n * shape[1] <= MAX_KERNEL_ROWS
             one_size = config.batch_size > 1  # rows that train one by one may be of several sizes
-            layers = "all" if small and one_size and self.options.tune == "all" else 1
+            layers = "all" if small and one_size and not self.options.train_head_only else 1
         net = generator.export(
             compute_mean_weights(predictor.weight_distribution, generator.link, generator.num_blocks)
         )

@@ -1,29 +1,31 @@
-"""The net itself: one training run, no bootstrap.
+"""Deterministic baseline: one net, one training run, no bootstrap.
 
     f_b(x) = f(x) for every b
 
-The baseline of every table: B equal samples, no spread.
+All B samples are equal.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._streaming import num_bytes
 from neuboots.head import eval_mode, unwrap_model
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, compute_output, fit_net, register
+from neuboots.methods._base import BaseMethod, add_output_axis, compute_output, register
 from neuboots.prediction import Moments, Predictor, SampleStream
-from neuboots.training import TrainingConfig, describe_method, initialize_model
+from neuboots.training import FitInputs, initialize_model
 
 
 @dataclass(frozen=True)
 class DeterministicPredictor(Predictor):
-    """B equal samples of one net."""
+    """Predictor with B equal samples.
+
+    Args:
+        fitted: The trained net.
+    """
 
     fitted: nn.Module
 
@@ -41,8 +43,7 @@ class DeterministicPredictor(Predictor):
 
         def chunks(size: int) -> Iterator[Tensor]:
             for start in range(0, num_samples, size):
-                count = min(size, num_samples - start)
-                yield output.expand(count, *output.shape)
+                yield output.expand(min(size, num_samples - start), *output.shape)
 
         return SampleStream(num_samples, num_bytes(output), chunks, Moments(output, torch.zeros_like(output)))
 
@@ -57,35 +58,26 @@ class DeterministicPredictor(Predictor):
 @register(
     "deterministic",
     predictor=DeterministicPredictor,
-    summary="the net itself: B equal samples",
+    summary="one net without uncertainty: B equal samples",
     random=False,
     predict_cost="O(L)",
 )
 @dataclass(frozen=True)
-class Deterministic:
+class Deterministic(BaseMethod[DeterministicPredictor]):
     """One net, trained with the mean loss (eq. 2.1).
 
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 3)
-    >>> predictor = Deterministic().fit(lambda: nn.Linear(2, 3), data, TrainingConfig(epochs=1, progress=False))
-    >>> float(predictor.predict(torch.zeros(1, 2), 5).std.max())  # five equal samples
-    0.0
+    Args:
+        loss: Loss per example.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> data = (torch.zeros(8, 2), torch.arange(8) % 3)
+        >>> predictor = Deterministic().fit(nn.Linear(2, 3), data, TrainingConfig(epochs=1, progress=False))
+        >>> float(predictor.predict(torch.zeros(1, 2), 5).std.max())
+        0.0
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
-
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
-
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> DeterministicPredictor:
-        """Train the net that `model()` gives, on (x, y) rows, as the recipe says."""
-        net = initialize_model(model, config.seed)
-        fit_net(net, data, self.loss, config, val_data=val_data, identity=describe_method(self))
+    def _fit(self, inputs: FitInputs) -> DeterministicPredictor:
+        net = initialize_model(inputs.factory, inputs.config.seed)
+        self._train_net(net, inputs)
         return DeterministicPredictor(unwrap_model(net).eval())

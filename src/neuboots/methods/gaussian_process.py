@@ -53,7 +53,7 @@ from neuboots._prng import derive_keys, draw_gamma, draw_normal
 from neuboots._streaming import num_bytes
 from neuboots.head import cast_inputs
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.losses import Loss, SquaredError, check_loss
+from neuboots.losses import Loss
 from neuboots.methods._base import register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
 from neuboots.training import TrainingConfig, constant_schedule, describe_method, train
@@ -129,10 +129,9 @@ def _check_count(n: int | None, most: int | None) -> None:
 
 def check_squared_error(loss: Loss) -> None:
     """The likelihood is Gaussian, so that the squared error is the only loss it can honour."""
-    check_loss(loss)
-    if not isinstance(loss, SquaredError | nn.MSELoss):
+    if not isinstance(loss, nn.MSELoss):
         raise ValueError(
-            f"got loss={loss!r}; a Gaussian process is for regression under Gaussian noise: expected SquaredError()"
+            f"got loss={loss!r}; a Gaussian process is for regression under Gaussian noise: expected nn.MSELoss()"
         )
 
 
@@ -522,7 +521,7 @@ class GaussianProcess:
     (torch.Size([20, 5, 1]), True)
     """
 
-    loss: Loss = field(default_factory=SquaredError)
+    loss: Loss = field(default_factory=nn.MSELoss)
     kernel: KernelName = "rbf"
     ard: bool = True
     steps: int = 200
@@ -692,7 +691,7 @@ class SparseGP:
     (torch.Size([20, 5, 1]), True)
     """
 
-    loss: Loss = field(default_factory=SquaredError)
+    loss: Loss = field(default_factory=nn.MSELoss)
     num_inducing: int = 100
     kernel: KernelName = "rbf"
     ard: bool = True

@@ -26,7 +26,7 @@ from neuboots._streaming import num_bytes
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, EpochLoader, preserve_rng_state
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, as_loss, valid_mask, weighted_mean
 from neuboots.methods._base import load_example, register, validation_metrics
 from neuboots.methods._curvature import (
     FullGGN,
@@ -205,13 +205,13 @@ class Laplace:
     (True, torch.Size([50, 2, 2]))
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     prior_precision: float | None = None
     structure: Structure = "auto"
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         infer_likelihood(self.loss)
         tau = self.prior_precision
         number = isinstance(tau, int | float) and not isinstance(tau, bool)

@@ -1,13 +1,13 @@
-"""MC dropout: dropout stays on at prediction, and each replicate is one thinned net.
+"""MC dropout: dropout stays active at prediction, and each replicate is one thinned net.
 
     f_b(x) = f(x; m_b),   layer(h) → layer(h ⊙ m_b / (1 − p)),   m_b ~ Bernoulli(1 − p), independent
 
 Gal and Ghahramani, Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning, ICML 2016.
 
-A replicate has one mask for each dropout layer, shared by all rows of x, on whichever axis they are there: it is one
-function of x, and the law of its output at any one x is that of a mask drawn for each row. What lies before the first
-dropout is computed once; what follows is recorded and repeated under other masks. Where the only dropout stands before
-a plain head, the masks fold into the head's weights: one product for all replicates, and exact moments.
+A replicate has one mask per dropout layer, shared by all examples: it is one function of x, and its output at a single
+x has the same distribution as with one mask per example. What precedes the first dropout is computed once; what follows
+is recorded and replayed with other masks. If the only dropout precedes a plain head, the masks are merged into the
+weights of the head: one product for all replicates, and exact moments.
 """
 
 import math
@@ -17,23 +17,23 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._pytree import tile_rows
 from neuboots._replay import Recording, TracedTensor, as_plain_tensor
-from neuboots._streaming import num_bytes
+from neuboots._validation import ArgumentError, check_choice, check_fraction
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
     Head,
     HeadSplit,
     cast_inputs,
+    copy_net,
     copy_to_meta,
     eager_mode,
     eval_mode,
@@ -41,162 +41,175 @@ from neuboots.head import (
     replace_layers,
     unwrap_model,
 )
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, compute_output, fit_net, load_example, register
+from neuboots.loading import FitData, as_dataset
+from neuboots.losses import Loss
+from neuboots.methods._base import (
+    BaseMethod,
+    LayerWrapper,
+    add_output_axis,
+    compute_output,
+    load_example,
+    prepare_net,
+    register,
+    set_context,
+)
+from neuboots.methods.neuboots import stream_head_weights
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
-from neuboots.training import TrainingConfig, describe_method, initialize_model
+from neuboots.training import FitInputs
 
-Placement = Literal["all", "head", "own"]
+Placement = Literal["all", "head", "existing"]
 Granularity = Literal["element", "channel"]
 
-_LAYERS = (
+_LAYER_TYPES = (
     nn.Linear,
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
-_ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)  # set to a constant and keep mean and variance
-_OWN = (nn.Dropout, *_CHANNELS, *_ALPHA)
+_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)  # set to a constant, and keep mean and variance
+_DROPOUT_TYPES = (nn.Dropout, *_CHANNEL_DROPOUTS, *_ALPHA_DROPOUTS)
 
 
 # -- masks ---------------------------------------------------------------------------------------------
 
 
-def _keys(ids: Tensor, seed: int, layer: str, call: int) -> Tensor:
-    """One key for the mask of each replicate at the call-th use of this layer in a pass."""
+def _derive_mask_keys(ids: Tensor, seed: int, layer: str, call: int) -> Tensor:
+    """Derive one key per replicate for the mask at the call-th use of a layer in a pass."""
     return derive_keys(ids, seed, "dropout", layer, call)
 
 
-def _kept(keys: Tensor, size: int, rate: float) -> Tensor:
-    """Which elements are kept: (num, size)."""
+def _draw_mask(keys: Tensor, size: int, rate: float) -> Tensor:
+    """Draw which elements are kept: (num, size)."""
     return draw_uniform(keys[:, None], torch.arange(size)) >= rate
 
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """α_s = m_s / (1 − p), m_s ~ Bernoulli(1 − p), independent: dropout as a law of weights.
+    """Dropout as a weight distribution: α_s = m_s / (1 − p), m_s ~ Bernoulli(1 − p), independent.
 
-    >>> Bernoulli(0.2).covariance(10)  # p / (1 − p), 0
-    (0.25, 0.0)
+    Args:
+        rate: Dropout rate p.
+
+    Example:
+        >>> Bernoulli(0.2).covariance(10)  # p / (1 − p), 0
+        (0.25, 0.0)
     """
 
     rate: float
     name = "bernoulli"
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        return _kept(keys, size, self.rate).double() / (1.0 - self.rate)
+        """Draw α for each key: (num, size)."""
+        return _draw_mask(keys, size, self.rate).double() / (1.0 - self.rate)
 
     def covariance(self, size: int) -> tuple[float, float]:
+        """Return the variance of one weight and the covariance of two."""
         return self.rate / (1.0 - self.rate), 0.0
 
     def laplace(self, t: float, parts: int, size: int) -> float:
+        """Return E exp(−t (α_1 + … + α_parts))."""
         return math.pow(self.rate + (1.0 - self.rate) * math.exp(-t / (1.0 - self.rate)), parts)
 
 
 @dataclass
-class _Draw:
-    """The replicate under way. `first` names the layer where the recording begins; None: nothing is recorded."""
+class _Replicate:
+    """The replicate that is being computed.
+
+    Attributes:
+        seed: Seed of the replicates.
+        b: Number of the replicate.
+        first: Name of the dropout layer at which the recording starts; None: nothing is recorded.
+        calls: Number of uses of each layer so far.
+        anchor: Any tensor of the recording.
+    """
 
     seed: int
     b: int
     first: str | None = None
     calls: Counter[str] = field(default_factory=Counter)
-    anchor: Tensor | None = None  # any tensor on the tape
+    anchor: Tensor | None = None
 
 
-_DRAW: ContextVar[_Draw | None] = ContextVar("dropout", default=None)
+_REPLICATE: ContextVar[_Replicate | None] = ContextVar("dropout", default=None)
 
 
-@contextmanager
-def _drawing(draw: _Draw) -> Iterator[None]:
-    token = _DRAW.set(draw)
-    try:
-        yield
-    finally:
-        _DRAW.reset(token)
+def _apply_mask(x: Tensor, anchor: Tensor | None, layer: "_DropoutWrapper", call: int) -> Tensor:
+    """Apply the mask of the current replicate, as one operation of a recording.
 
-
-def _masked(x: Tensor, anchor: Tensor | None, layer: "_Drops", call: int) -> Tensor:
-    """x under the mask that the replicate under way has here: an operation of its own, noted whole on a tape.
-
-    The anchor puts it on the tape also where x does not come from there: a branch beside the first dropout.
+    The anchor puts it on the recording also if x does not depend on the first dropout, such as a parallel branch.
     """
     if has_torch_function((x, anchor)):
-        return handle_torch_function(_masked, (x, anchor), x, anchor, layer, call)
-    draw = _DRAW.get()
-    assert draw is not None, "a mask belongs to a replicate"
+        return handle_torch_function(_apply_mask, (x, anchor), x, anchor, layer, call)
+    replicate = _REPLICATE.get()
+    assert replicate is not None, "a mask belongs to a replicate"
     shape = layer.mask_shape(x)
-    kept = _kept(_keys(torch.tensor([draw.b]), draw.seed, layer.name, call), math.prod(shape), layer.rate)
-    return layer.under(x, kept.view(shape).to(x))
+    keys = _derive_mask_keys(torch.tensor([replicate.b]), replicate.seed, layer.name, call)
+    return layer.mask_input(x, _draw_mask(keys, math.prod(shape), layer.rate).view(shape).to(x))
 
 
 # -- layers --------------------------------------------------------------------------------------------
 
 
-class _Drops(nn.Module):
-    """A dropout: in training anew for each row, in a replicate one mask for all rows, else nothing."""
+class _DropoutWrapper(LayerWrapper):
+    """A dropout with a mask per example in training, one mask for all examples in a replicate, and none otherwise."""
 
-    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None) -> None:
-        super().__init__()
-        self.layer, self.name, self.rate = layer, name, rate
-        self.axis = axis  # the batch's, in what the layer is given; None: it is given the same for any batch
-        self.mark = nn.Identity()  # where a recording begins
+    def __init__(self, layer: nn.Module, name: str, rate: float, batch_axis: int | None) -> None:
+        super().__init__(layer)
+        self.name, self.rate = name, rate
+        self.batch_axis = batch_axis  # of the layer's input; None: it does not depend on the batch
+        self.mark = nn.Identity()  # where a recording starts
 
     @property
-    def features(self) -> int | None:
-        """The axis of what is dropped whole, if anything is."""
+    def channel_axis(self) -> int | None:
+        """The axis of the channels that are dropped as a whole; None: elements are dropped."""
         raise NotImplementedError
 
     def mask_shape(self, x: Tensor) -> list[int]:
-        """The shape of a mask for all rows of x: 1 along the batch."""
-        if self.features is None:
-            return [1 if axis == self.axis else size for axis, size in enumerate(x.shape)]
+        """Return the shape of a mask for all examples, 1 along the batch."""
+        if self.channel_axis is None:
+            return [1 if axis == self.batch_axis else size for axis, size in enumerate(x.shape)]
         shape = [1] * x.ndim
-        shape[self.features] = x.shape[self.features]
+        shape[self.channel_axis] = x.shape[self.channel_axis]
         return shape
 
-    def under(self, x: Tensor, kept: Tensor) -> Tensor:
-        """x where it is kept, scaled so that the mean is x."""
-        return x * (kept / (1.0 - self.rate))
+    def mask_input(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Drop elements of x and scale the others, so that the mean is x."""
+        return x * (mask / (1.0 - self.rate))
 
-    def drop(self, x: Tensor, draw: _Draw) -> Tensor:
-        call = draw.calls[self.name]
-        draw.calls[self.name] += 1
-        if draw.first is not None and draw.anchor is None:
-            if draw.first != self.name:
-                raise ValueError(f"the dropout {self.name!r} came before {draw.first!r}; expected the order of the fit")
-            x = draw.anchor = self.mark(x)
-        return _masked(x, draw.anchor, self, call)
-
-    def __getattr__(self, name: str) -> Any:
-        """What the net asks of the layer in its place (`weight`, `p`), the layer answers."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
+    def drop(self, x: Tensor, replicate: _Replicate) -> Tensor:
+        """Apply the mask of a replicate, and start its recording if this is the first dropout."""
+        call = replicate.calls[self.name]
+        replicate.calls[self.name] += 1
+        if replicate.first is not None and replicate.anchor is None:
+            if replicate.first != self.name:
+                raise ValueError(f"the dropout {self.name!r} was called before {replicate.first!r}, unlike in fit")
+            x = replicate.anchor = self.mark(x)
+        return _apply_mask(x, replicate.anchor, self, call)
 
 
-class DropoutBefore(_Drops):
-    """layer(drop(h)), for a Linear or convolution."""
+class DropoutBefore(_DropoutWrapper):
+    """layer(dropout(h)), for a Linear or convolution."""
 
-    def __init__(self, layer: nn.Module, name: str, rate: float, axis: int | None, kind: Granularity) -> None:
-        super().__init__(layer, name, rate, axis)
-        self.granularity = kind
+    def __init__(
+        self, layer: nn.Module, name: str, rate: float, batch_axis: int | None, granularity: Granularity
+    ) -> None:
+        super().__init__(layer, name, rate, batch_axis)
+        self.granularity = granularity
 
     @property
-    def features(self) -> int | None:
+    def channel_axis(self) -> int | None:
         if self.granularity == "element":
             return None
         return -1 if isinstance(self.layer, nn.Linear) else 1
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        draw = _DRAW.get()
-        if draw is not None:
-            dropped = self.drop(input, draw)
+        replicate = _REPLICATE.get()
+        if replicate is not None:
+            dropped = self.drop(input, replicate)
         elif self.training and self.granularity == "channel":
             shape = self.mask_shape(input)
-            if self.axis is not None:
-                shape[self.axis] = input.shape[self.axis]  # a mask for each row
+            if self.batch_axis is not None:
+                shape[self.batch_axis] = input.shape[self.batch_axis]  # a mask for each example
             dropped = input * F.dropout(input.new_ones(shape), self.rate)
         else:
             dropped = F.dropout(input, self.rate, self.training)
@@ -204,170 +217,181 @@ class DropoutBefore(_Drops):
         return out
 
 
-class ExistingDropout(_Drops):
-    """A dropout layer that the net came with, at its own rate."""
+class ExistingDropout(_DropoutWrapper):
+    """A dropout layer of the net itself, at its own rate."""
 
     @property
-    def features(self) -> int | None:
-        return 1 if isinstance(self.layer, (*_CHANNELS, nn.FeatureAlphaDropout)) else None
+    def channel_axis(self) -> int | None:
+        return 1 if isinstance(self.layer, (*_CHANNEL_DROPOUTS, nn.FeatureAlphaDropout)) else None
 
-    def under(self, x: Tensor, kept: Tensor) -> Tensor:
+    def mask_input(self, x: Tensor, mask: Tensor) -> Tensor:
         p = self.rate
         if p == 1.0:
             return torch.zeros_like(x)
-        if not isinstance(self.layer, _ALPHA):
-            return super().under(x, kept)
-        low = -1.7580993408473766  # what SELU tends to (Klambauer et al., Self-Normalizing Neural Networks, 2017)
+        if not isinstance(self.layer, _ALPHA_DROPOUTS):
+            return super().mask_input(x, mask)
+        low = -1.7580993408473766  # limit of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017)
         scale = 1.0 / math.sqrt((1.0 - p) * (1.0 + p * low**2))
-        return scale * (x * kept + low * (1.0 - kept)) - scale * p * low
+        return scale * (x * mask + low * (1.0 - mask)) - scale * p * low
 
     def forward(self, input: Tensor) -> Tensor:
-        draw = _DRAW.get()
-        if draw is not None:
-            return self.drop(input, draw)
+        replicate = _REPLICATE.get()
+        if replicate is not None:
+            return self.drop(input, replicate)
         out: Tensor = self.layer(input)
         return out
 
 
-# -- surgery -------------------------------------------------------------------------------------------
+def _find_layers(net: nn.Module, types: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """Return the layers of these types that can be replaced, by name."""
+    layers: dict[str, nn.Module] = {}
+    replace_layers(net, types, lambda layer, name: layers.setdefault(name, layer))
+    return layers
 
 
-def _layers_of(net: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
-    """The layers of these kinds that can be replaced, by name."""
-    found: dict[str, nn.Module] = {}
-    replace_layers(net, kinds, lambda layer, name: found.setdefault(name, layer))
-    return found
-
-
-def _own(net: nn.Module) -> dict[str, float]:
-    """The net's own dropout layers that drop anything, and their rates."""
-    rates = {name: cast(nn.Dropout, layer).p for name, layer in _layers_of(net, _OWN).items()}
+def _find_dropout_rates(net: nn.Module) -> dict[str, float]:
+    """Return the rates of the net's own dropout layers, without those that drop nothing."""
+    rates = {name: cast(nn.Dropout, layer).p for name, layer in _find_layers(net, _DROPOUT_TYPES).items()}
     return {name: rate for name, rate in rates.items() if rate > 0}
 
 
 def insert_dropout(
     net: nn.Module,
-    places: Collection[str],
+    layer_names: Collection[str],
     rate: float,
-    kind: Granularity,
-    axes: Mapping[str, int | None] | None = None,
+    granularity: Granularity,
+    batch_axes: Mapping[str, int | None] | None = None,
 ) -> nn.Module:
-    """The net with dropout before the layers of these names, in place; a bare layer becomes a net of one layer.
+    """Insert dropout before layers of a net, in place; a bare layer becomes a net with one layer.
 
-    `axes` says where the batch is in what a layer is given, if not on the first axis.
+    Args:
+        net: The net.
+        layer_names: Names of the layers.
+        rate: Dropout rate.
+        granularity: Whether to drop elements or channels.
+        batch_axes: Axis of the batch in the inputs of layers, where it is not the first.
     """
     net = _as_net(net)
-    own, axes = _own(net), axes or {}
+    rates, batch_axes = _find_dropout_rates(net), batch_axes or {}
 
     def make(layer: nn.Module, name: str) -> nn.Module:
-        if name in own:
-            return ExistingDropout(layer, name, own[name], axes.get(name, 0))
-        return DropoutBefore(layer, name, rate, axes.get(name, 0), kind) if name in places else layer
+        if name in rates:
+            return ExistingDropout(layer, name, rates[name], batch_axes.get(name, 0))
+        return DropoutBefore(layer, name, rate, batch_axes.get(name, 0), granularity) if name in layer_names else layer
 
-    replace_layers(net, (*_OWN, *_LAYERS), make)
+    replace_layers(net, (*_DROPOUT_TYPES, *_LAYER_TYPES), make)
     return net
 
 
-def _dropouts(net: nn.Module) -> list[_Drops]:
-    return [module for module in net.modules() if isinstance(module, _Drops)]
+def _find_dropouts(net: nn.Module) -> list[_DropoutWrapper]:
+    return [module for module in net.modules() if isinstance(module, _DropoutWrapper)]
 
 
 def _as_net(net: nn.Module) -> nn.Module:
-    return nn.Sequential(net) if isinstance(net, _LAYERS) else net
+    return nn.Sequential(net) if isinstance(net, _LAYER_TYPES) else net
+
+
+# -- which layers a pass uses --------------------------------------------------------------------------
 
 
 @dataclass
-class _Use:
-    """How one pass uses a layer."""
+class _LayerUse:
+    """How one pass uses a layer: whether an earlier layer's output reaches it, and the shape of each input."""
 
-    follows: bool = False  # whether the output of an earlier layer reaches it
-    shapes: list[torch.Size] = field(default_factory=list)  # of what it is given, call by call
+    follows: bool = False
+    shapes: list[torch.Size] = field(default_factory=list)
 
 
-def _uses(net: nn.Module, example: Any) -> tuple[dict[str, _Use], int]:
-    """The layers that the example reaches, in order, and how many rows come out.
+def _trace_layers(net: nn.Module, example: Any) -> tuple[dict[str, _LayerUse], int]:
+    """Return the layers that the example reaches, in order, and the number of output rows.
 
-    The outputs of layers go onto a tape: whatever comes from one is on it too.
+    The outputs of layers are recorded, so that an input that depends on one is recognised.
     """
-    used: dict[str, _Use] = {}
-    tape = Recording(strict=False)
-    layers = _layers_of(net, _LAYERS)
+    uses: dict[str, _LayerUse] = {}
+    recording = Recording(strict=False)
+    layers = _find_layers(net, _LAYER_TYPES)
 
-    def note(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        def see(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
-            use = used.setdefault(name, _Use())
-            use.follows |= any(isinstance(part, TracedTensor) for part in given)
-            use.shapes.append(as_plain_tensor(given[0]).shape)
+    def note_input(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            tensors = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
+            use = uses.setdefault(name, _LayerUse())
+            use.follows |= any(isinstance(part, TracedTensor) for part in tensors)
+            use.shapes.append(as_plain_tensor(tensors[0]).shape)
             if name not in layers:
                 return None
-            return tuple(_off_tape(part) for part in args), {key: _off_tape(part) for key, part in kwargs.items()}
+            return tuple(map(_untrace, args)), {key: _untrace(part) for key, part in kwargs.items()}
 
-        return see
+        return hook
 
-    def mark(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
-        return lambda module, args, out: tape.source(as_plain_tensor(out), name)
+    def mark_output(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
+        return lambda module, args, out: recording.source(as_plain_tensor(out), name)
 
-    hooks = [layer.register_forward_hook(mark(name)) for name, layer in layers.items()]
-    for name, layer in {**layers, **_layers_of(net, _OWN)}.items():
-        hooks.append(layer.register_forward_pre_hook(note(name), with_kwargs=True))
+    hooks = [layer.register_forward_hook(mark_output(name)) for name, layer in layers.items()]
+    for name, layer in {**layers, **_find_layers(net, _DROPOUT_TYPES)}.items():
+        hooks.append(layer.register_forward_pre_hook(note_input(name), with_kwargs=True))
     try:
-        with eval_mode(net), torch.enable_grad(), eager_mode(net), _layer_by_layer():
+        with eval_mode(net), torch.enable_grad(), eager_mode(net), _no_transformer_fastpath():
             output = compute_output(net, example)
     finally:
         for hook in hooks:
             hook.remove()
-    return used, len(output) if output.ndim else 1
+    return uses, len(output) if output.ndim else 1
 
 
-def _off_tape(part: Any) -> Any:
+def _untrace(part: Any) -> Any:
     return as_plain_tensor(part) if isinstance(part, TracedTensor) else part
 
 
 @contextmanager
-def _layer_by_layer() -> Iterator[None]:
-    """Without torch's fast path through a transformer, which reads the weights and never calls the layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _no_transformer_fastpath() -> Iterator[None]:
+    """Disable torch's fast path through a transformer, which reads the weights and never calls the layers."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _batch_axis(name: str, few: _Use, many: _Use) -> int | None:
-    """The axis of the batch in what a layer is given: the one that grows with it; None if none does."""
-    if len(few.shapes) != len(many.shapes):
+def _find_batch_axis(name: str, use: _LayerUse, doubled: _LayerUse) -> int | None:
+    """Return the axis of a layer's input that grows with the batch, or None if no axis does."""
+    shapes = list(zip(use.shapes, doubled.shapes, strict=False))
+    axes = [[axis for axis, (a, b) in enumerate(zip(one, two, strict=False)) if a != b] for one, two in shapes]
+    found = {grown[0] if grown else None for grown in axes}
+    regular = len(use.shapes) == len(doubled.shapes) and all(len(one) == len(two) for one, two in shapes)
+    if not regular or len(found) > 1 or any(len(grown) > 1 for grown in axes):
         raise ValueError(
-            f"the layer {name!r} is used {len(few.shapes)} times, and {len(many.shapes)} times for twice as many rows; "
-            "expected all rows at each use, so that they share a mask: call it once for the batch"
-        )
-    found: set[int | None] = set()
-    for one, other in zip(few.shapes, many.shapes, strict=True):
-        grown = [axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
-        if len(grown) > 1 or len(one) != len(other):
-            raise ValueError(
-                f"the layer {name!r} is given {tuple(one)}, and {tuple(other)} for twice as many rows; expected one "
-                "axis to grow with the batch, so that all rows share a mask: keep the rows on one axis up to there"
-            )
-        found |= set(grown) or {None}
-    if len(found) > 1:
-        raise ValueError(
-            f"the layer {name!r} is used with the batch on different axes; expected the same one at each use: give "
-            "each use a layer of its own"
+            f"the inputs of layer {name!r} have shapes {[tuple(s) for s in use.shapes]}, and "
+            f"{[tuple(s) for s in doubled.shapes]} for twice as many examples; expected one axis that grows with the "
+            "batch, the same at each use, so that all examples share a mask: use the layer on the whole batch"
         )
     return next(iter(found))
 
 
-def _check_channels(net: nn.Module) -> None:
-    """Whole channels of maps are on the second axis, after the batch; those of a Linear, on the last, never are it."""
-    for layer in _dropouts(net):
-        if layer.features == 1 and layer.axis != 0:
-            got = "no batch" if layer.axis is None else f"the batch on axis {layer.axis}"
+def _check_channel_axes(net: nn.Module) -> None:
+    """Raise if channels of maps are to be dropped and the batch is not on the first axis."""
+    for layer in _find_dropouts(net):
+        if layer.channel_axis == 1 and layer.batch_axis != 0:
             raise ValueError(
-                f"the layer {layer.name!r} is given {got}, and is to drop whole channels; expected the batch first and "
-                "then the channels: put them so, or drop single elements (kind='element', nn.Dropout)"
+                f"the layer {layer.name!r} drops channels, and its input has the batch on axis {layer.batch_axis}; "
+                "expected (N, C, …): transpose it, or drop elements (granularity='element', nn.Dropout)"
             )
+
+
+def _find_mergeable_head(
+    net: nn.Module, layer_names: tuple[str, ...], granularity: Granularity, example: Any
+) -> str | None:
+    """Return the only layer with dropout if its masks can be merged into its weights: a plain head, a mask per feature."""
+    if len(layer_names) != 1 or cast(_DropoutWrapper, net.get_submodule(layer_names[0])).batch_axis != 0:
+        return None
+    try:
+        generator = BootstrapGenerator(net, head=f"{layer_names[0]}.layer")
+        with eval_mode(generator), torch.no_grad():
+            phi = generator.at(cast_inputs(generator, example)).passed.phi
+    except ValueError:
+        return None
+    linear = isinstance(generator.split.head, nn.Linear)
+    return layer_names[0] if phi.ndim == 2 or (granularity == "channel" and not linear) else None
 
 
 # -- the method ----------------------------------------------------------------------------------------
@@ -375,15 +399,25 @@ def _check_channels(net: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class MCDropoutPredictor(Predictor):
-    """B thinned nets."""
+    """Predictor with B thinned nets.
 
-    dropped: nn.Module  # with dropout put in
-    skeleton: nn.Module  # as its maker built it
+    Args:
+        dropout_net: The net with dropout inserted.
+        skeleton: The net before, on the meta device.
+        rate: Dropout rate.
+        granularity: Whether elements or channels are dropped.
+        layer_names: Names of the layers before which dropout was inserted.
+        first: Name of the first dropout that an input reaches.
+        head: Name of the head, if its dropout is the only one and can be merged into its weights.
+    """
+
+    dropout_net: nn.Module
+    skeleton: nn.Module
     rate: float
     granularity: Granularity
-    places: tuple[str, ...]  # layers before which dropout was put
-    first: str  # the first dropout that an input reaches
-    head: str | None  # the plain head before which the only dropout stands, if it does
+    layer_names: tuple[str, ...]
+    first: str
+    head: str | None
 
     @property
     def net(self) -> nn.Module:
@@ -391,197 +425,180 @@ class MCDropoutPredictor(Predictor):
 
     @property
     def module(self) -> nn.Module:
-        return self.dropped
+        return self.dropout_net
 
     @cached_property
     def _generator(self) -> BootstrapGenerator:
-        return BootstrapGenerator(self.dropped, head=f"{self.head}.layer")
+        return BootstrapGenerator(self.dropout_net, head=f"{self.head}.layer")
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        x = cast_inputs(self.dropped, x)
-        if self.head is not None:
-            return self._stream_heads(x, num_samples, seed, self.head)
-        return stream_forward_passes(num_samples, self._passes(x, seed))
+        x = cast_inputs(self.dropout_net, x)
+        if self.head is None:
+            return stream_forward_passes(num_samples, self._make_pass(x, seed))
+        generator, distribution, head = self._generator, Bernoulli(self.rate), self.head
 
-    def _stream_heads(self, x: Any, num_samples: int, seed: int, head: str) -> SampleStream:
-        """Masks folded into the head's weights."""
-        generator, weight_distribution = self._generator, Bernoulli(self.rate)
-        with eval_mode(generator):
-            at = generator.at(x)
+        def draw(start: int, stop: int) -> Tensor:
+            keys = _derive_mask_keys(torch.arange(start, stop), seed, head, 0)
+            return distribution.sample(keys, generator.num_blocks)
 
-        def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                keys = _keys(torch.arange(start, min(start + size, num_samples)), seed, head, 0)
-                samples = at(weight_distribution.sample(keys, generator.num_blocks))
-                yield samples if samples.ndim > 2 else samples[..., None]
-                del samples  # the next chunk finds the memory as this one did
+        return stream_head_weights(generator, x, num_samples, distribution, draw)
 
-        moments = at.moments(weight_distribution) if at.passed.ends_at_head else None
-        each = num_bytes(at.output) + num_bytes(generator.split.head.weight)
-        return SampleStream(num_samples, each, chunks, moments)
-
-    def _passes(self, x: Any, seed: int) -> Callable[[int], Tensor]:
-        """Replicate b: what follows the first dropout, repeated, or else a whole pass."""
-        net = self.dropped
-        mark = net.get_submodule(f"{self.first}.mark")
-        split = HeadSplit(net, self.first, cast(Head, mark))
+    def _make_pass(self, x: Any, seed: int) -> Callable[[int], Tensor]:
+        """Return a function that computes replicate b, by a replay from the first dropout on if possible."""
+        net = self.dropout_net
+        split = HeadSplit(net, self.first, cast(Head, net.get_submodule(f"{self.first}.mark")))
         try:
-            with eval_mode(net), _drawing(_Draw(seed, 0, self.first)):
+            with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, 0, self.first)):
                 passed = split.trace(x)
-        except ValueError:  # what follows cannot be repeated; if it is the input that is wrong, a whole pass says so
+        except ValueError:  # cannot be replayed; if the input is wrong, the whole pass raises
 
-            def whole(b: int) -> Tensor:
-                with eval_mode(net), _drawing(_Draw(seed, b)):
+            def run_net(b: int) -> Tensor:
+                with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, b)):
                     return add_output_axis(compute_output(net, x))
 
-            return whole
+            return run_net
 
-        def repeated(b: int) -> Tensor:
+        def replay(b: int) -> Tensor:
             if b == 0:
                 return add_output_axis(passed.output)
-            with _drawing(_Draw(seed, b)):
+            with set_context(_REPLICATE, _Replicate(seed, b)):
                 return add_output_axis(passed.tape.repeat(passed.phi, passed.slot))
 
-        return repeated
+        return replay
 
     def config(self) -> dict[str, Any]:
+        dropouts = _find_dropouts(self.dropout_net)
         return {
             "method": "mc-dropout",
             "rate": self.rate,
-            "kind": self.granularity,
-            "places": list(self.places),
+            "granularity": self.granularity,
+            "layer_names": list(self.layer_names),
             "first": self.first,
             "head": self.head,
-            "axes": {layer.name: layer.axis for layer in _dropouts(self.dropped) if layer.axis != 0},
+            "batch_axes": {layer.name: layer.batch_axis for layer in dropouts if layer.batch_axis != 0},
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
-        skeleton, places = copy_to_meta(net), tuple(config["places"])
-        dropped = insert_dropout(net, places, config["rate"], config["kind"], config["axes"])
-        return cls(dropped, skeleton, config["rate"], config["kind"], places, config["first"], config["head"])
+        skeleton, layer_names = copy_to_meta(net), tuple(config["layer_names"])
+        rate, granularity = config["rate"], config["granularity"]
+        dropout_net = insert_dropout(net, layer_names, rate, granularity, config["batch_axes"])
+        return cls(dropout_net, skeleton, rate, granularity, layer_names, config["first"], config["head"])
 
 
 @register(
     "mc-dropout",
     predictor=MCDropoutPredictor,
-    summary="one net with dropout that stays on: B thinned nets",
+    summary="one net with dropout active at prediction: B thinned nets",
     predict_cost="O(LK); O(L + K) before the head only",
     reference="Gal and Ghahramani, ICML 2016",
 )
 @dataclass(frozen=True)
-class MCDropout:
-    """Options of MC dropout.
+class MCDropout(BaseMethod[MCDropoutPredictor]):
+    """Dropout that stays active at prediction.
 
-    `where="all"` puts dropout at `rate` before every Linear and convolution that comes after another one (inputs are
-    not dropped), `"head"` before the last layer only (or the one named by `head`), `"own"` nowhere: the net's own
-    dropout layers do it. Those stay on at prediction in any case, at their own rates. `kind="channel"` drops whole
-    channels of maps (N, C, *), `"element"` single elements; for (N, D) they are the same. `MCDropout.paper_mlp()` is
-    the setting of the paper's MLP. The batch may be on any axis of what a layer is given (sequences first): it is found
-    by running the example once with every row twice. Calls of `F.dropout` inside a forward, and the dropout inside
-    attention and recurrent layers, cannot be reached and stay off at prediction.
+    The net's own dropout layers are active as well, at their own rates. The batch may be on any axis of a layer's input
+    (such as sequences first); the axis is found by running the net. Calls of `F.dropout` in a forward method, and the
+    dropout inside attention and recurrent layers, cannot be reached and are inactive at prediction.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 3)
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> predictor = MCDropout(rate=0.5).fit(model, data, TrainingConfig(epochs=1, progress=False))
-    >>> predictor.places, predictor.predict(torch.zeros(4, 2), 100).samples.shape
-    (('2',), torch.Size([100, 4, 3]))
+    Args:
+        loss: Loss per example.
+        rate: Rate of the inserted dropout.
+        where: "all" inserts dropout before every Linear and convolution except the first ones, which read the input;
+            "head" before the last layer only; "existing" nowhere, for a net with dropout layers.
+        granularity: "element" drops elements; "channel" drops whole channels of maps (N, C, *).
+        head: Name of the layer for `where="head"`; None to find the last layer by running the net.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> data = (torch.zeros(8, 2), torch.arange(8) % 3)
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> predictor = MCDropout(rate=0.5).fit(net, data, TrainingConfig(epochs=1, progress=False))
+        >>> predictor.layer_names, predictor.predict(torch.zeros(4, 2), 100).samples.shape
+        (('2',), torch.Size([100, 4, 3]))
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     rate: float = 0.2
     where: Placement = "all"
     granularity: Granularity = "element"
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        if isinstance(self.rate, bool) or not isinstance(self.rate, int | float) or not 0.0 < self.rate < 1.0:
-            raise ValueError(f"got rate={self.rate!r}; expected a number between 0 and 1, such as 0.2")
-        if self.where not in ("all", "head", "own"):
-            raise ValueError(f"got where={self.where!r}; expected 'all', 'head' or 'own'")
-        if self.granularity not in ("element", "channel"):
-            raise ValueError(f"got kind={self.granularity!r}; expected 'element' or 'channel'")
-        if self.head is not None and not isinstance(self.head, str):
-            raise ValueError(f"got head={self.head!r}; expected the name of a layer")
-        if self.head is not None and self.where != "head":
-            raise ValueError(f"got head={self.head!r} with where={self.where!r}; expected where='head' with it")
+        super().__post_init__()
+        check_fraction("rate", self.rate)
+        check_choice("where", self.where, get_args(Placement))
+        check_choice("granularity", self.granularity, get_args(Granularity))
+        if self.head is not None and (not isinstance(self.head, str) or self.where != "head"):
+            raise ArgumentError("head", self.head, "None, or the name of a layer together with where='head'")
 
     @classmethod
     def paper_mlp(cls, loss: Loss | None = None) -> "MCDropout":
-        """Rate 0.1 before the final layer only (paper, NeuBoots vs Dropout)."""
-        return cls(loss=loss or CrossEntropy(), rate=0.1, where="head")
+        """Return the setting of the NeuBoots paper for MLPs: rate 0.1 before the last layer only.
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
+        Args:
+            loss: Loss per example; None for the cross-entropy.
+        """
+        return cls(loss=loss or nn.CrossEntropyLoss(), rate=0.1, where="head")
+
+    def from_trained(
+        self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
     ) -> MCDropoutPredictor:
-        """Train the net that `model()` gives with dropout, on (x, y) rows, as the recipe says."""
-        net = unwrap_model(initialize_model(model, config.seed))
-        predictor = self.from_trained(net, load_example(net, data, seed=config.seed))
-        fit_net(predictor.dropped, data, self.loss, config, val_data=val_data, identity=describe_method(self))
-        predictor.dropped.eval()
+        """Create a predictor from a trained net, without training.
+
+        Args:
+            model: The trained net; it is copied.
+            data: Data whose first inputs show how the net uses its layers, as in `fit`.
+            batch_size: Not used; part of the signature that all post-hoc methods share.
+            seed: Seed of the initial weights of lazy layers.
+
+        Returns:
+            The predictor.
+
+        Raises:
+            ArgumentError: If the net has no layer for dropout.
+        """
+        net = copy_net(unwrap_model(model))
+        return self._insert(net, load_example(net, as_dataset(data), seed=seed))
+
+    def _fit(self, inputs: FitInputs) -> MCDropoutPredictor:
+        predictor = self._insert(*prepare_net(inputs, copy=True))
+        self._train_net(predictor.dropout_net, inputs)
+        predictor.dropout_net.eval()
         return predictor
 
-    def from_trained(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
-        """The predictor around a net that is trained already, changed in place; `example` are a few of its inputs."""
-        net = unwrap_model(net)
+    def _insert(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
+        """Return the predictor of a net, which is changed in place."""
         skeleton = copy_to_meta(net)
         net = _as_net(net)
-        uses, rows = _uses(net, example)
-        places, own = self._places(net, uses, example), _own(net)
-        first = next((name for name in uses if name in places or name in own), None)
-        if first is None:
-            raise ValueError(self._nothing_drops())
-        if rows == 1:  # which a net may squeeze away
+        uses, rows = _trace_layers(net, example)
+        layer_names, rates = self._choose_layers(net, uses, example), _find_dropout_rates(net)
+        dropouts = [name for name in uses if name in layer_names or name in rates]
+        if not dropouts:
+            raise ArgumentError(
+                "where",
+                self.where,
+                "a placement that reaches a layer; the net uses no dropout layer, or has a single layer",
+                hint="use 'all', or 'head' for a net with one layer; F.dropout in forward cannot be reached",
+            )
+        if rows == 1:  # a net may squeeze a single example away
             example = tile_rows(example, 2)
-            uses, rows = _uses(net, example)
-        longer, _ = _uses(net, tile_rows(example, 2))
-        drops = [name for name in uses if name in places or name in own]
-        axes = {name: _batch_axis(name, uses[name], longer.get(name, _Use())) for name in drops}
-        dropped = insert_dropout(net, places, self.rate, self.granularity, axes)
-        _check_channels(dropped)
-        head = None if own else _plain_head(dropped, places, self.granularity, example)
-        return MCDropoutPredictor(dropped.eval(), skeleton, self.rate, self.granularity, places, first, head)
+            uses, _ = _trace_layers(net, example)
+        doubled, _ = _trace_layers(net, tile_rows(example, 2))
+        axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
+        net = insert_dropout(net, layer_names, self.rate, self.granularity, axes)
+        _check_channel_axes(net)
+        head = None if rates else _find_mergeable_head(net, layer_names, self.granularity, example)
+        return MCDropoutPredictor(net.eval(), skeleton, self.rate, self.granularity, layer_names, dropouts[0], head)
 
-    def _places(self, net: nn.Module, uses: dict[str, _Use], example: Any) -> tuple[str, ...]:
-        layers = _layers_of(net, _LAYERS)
-        if self.where == "own":
+    def _choose_layers(self, net: nn.Module, uses: dict[str, _LayerUse], example: Any) -> tuple[str, ...]:
+        """Return the names of the layers before which dropout is inserted."""
+        layers = _find_layers(net, _LAYER_TYPES)
+        if self.where == "existing":
             return ()
         if self.where == "all":
             return tuple(name for name, use in uses.items() if name in layers and use.follows)
         name = find_head(net, example=example) if self.head is None else self.head
         if name not in layers or name not in uses:
-            used = ", ".join(repr(layer) for layer in layers if layer in uses)
-            raise ValueError(f"got head={name!r}; expected a Linear or convolution that the net uses: one of {used}")
+            candidates = [layer for layer in layers if layer in uses]
+            raise ArgumentError("head", name, f"the name of a Linear or convolution that the net uses: {candidates}")
         return (name,)
-
-    def _nothing_drops(self) -> str:
-        if self.where == "own":
-            return (
-                "the net uses no dropout layer of its own (a call of F.dropout inside forward cannot be reached), so "
-                "all replicates would be the same; expected nn.Dropout layers: put some in, or choose where='all'"
-            )
-        return (
-            "the net has no Linear or convolution after its first one, so all replicates would be the same; expected a "
-            "second layer: deepen the net, or choose where='head'"
-        )
-
-
-def _plain_head(dropped: nn.Module, places: tuple[str, ...], kind: Granularity, example: Any) -> str | None:
-    """The only layer with dropout, if its masks fold into its weights: a plain head and one mask for each feature."""
-    if len(places) != 1 or cast(_Drops, dropped.get_submodule(places[0])).axis != 0:
-        return None
-    try:
-        generator = BootstrapGenerator(dropped, head=f"{places[0]}.layer")
-        with eval_mode(generator), torch.no_grad():
-            phi = generator.at(cast_inputs(generator, example)).passed.phi
-    except ValueError:
-        return None
-    linear = isinstance(generator.split.head, nn.Linear)
-    return places[0] if phi.ndim == 2 or (kind == "channel" and not linear) else None

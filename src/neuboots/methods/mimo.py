@@ -1,124 +1,129 @@
-"""MIMO: K inputs and K heads in one net, which learns K subnetworks inside it.
+"""MIMO: one net with K inputs and K heads, which learns K subnetworks.
 
-    (z_1, …, z_K) = f(x_1, …, x_K),   loss = Σ_k mean over rows of ℓ(z_k, y_k),   f_k(x) = f(x, …, x)_k
+    (z_1, …, z_K) = f(x_1, …, x_K),   loss = Σ_k mean over examples of ℓ(z_k, y_k),   f_k(x) = f(x, …, x)_k
 
-In training the K inputs are rows of the batch in K orders of their own, at prediction they are the same. Linear layers
-and convolutions that the inputs reach read all K, side by side on their axis of channels, and are K times as wide;
-what stands before them (normalisation, embedding, flattening) sees each input by itself. The head is there K times,
-and between the two the net is as it was.
+In training the K inputs are the examples of a batch in K orders; at prediction they are equal. Linear layers and
+convolutions that the input reaches read all K inputs, concatenated along their channels, and are K times as wide.
+Operations before them (normalisation, embedding, flattening) are applied to each input separately. The head is
+replicated K times; the net between is unchanged.
 
 Havasi, Jenatton, Fort, Liu, Snoek, Lakshminarayanan, Dai and Tran, Training independent subnetworks for robust
 prediction, ICLR 2021.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_seed
-from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head, unwrap_model
+from neuboots._pytree import as_tree, count_rows, take_rows
+from neuboots._validation import check_fraction, check_int
+from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
 from neuboots.loading import Batch
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import load_example, register, validation_metrics
-from neuboots.methods.ensembles import check_members
+from neuboots.methods._base import (
+    BaseMethod,
+    add_output_axis,
+    mean_loss,
+    mean_validation_metrics,
+    prepare_net,
+    register,
+    set_context,
+)
 from neuboots.prediction import Predictor, SampleStream, stream_members
-from neuboots.training import TrainingConfig, describe_method, initialize_model, train
+from neuboots.training import FitInputs
 
 # -- K inputs ------------------------------------------------------------------------------------------
 
-_AXES = {F.linear: -1, F.conv1d: -2, F.conv2d: -3, F.conv3d: -4}  # of the channels, from the end
-_OTHER_MAPS = {
+_CHANNEL_AXES = {F.linear: -1, F.conv1d: -2, F.conv2d: -3, F.conv3d: -4}
+_UNSUPPORTED_MAPS = {
     *("matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "multi_head_attention_forward"),
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 
-# What is told of the weights that read K inputs, while layers are looked for.
-_READ: ContextVar[Callable[[Tensor], None] | None] = ContextVar("read", default=None)
+# Called with every weight that reads K inputs, while `widen_input_layers` looks for layers.
+_ON_READ: ContextVar[Callable[[Tensor], None] | None] = ContextVar("on_read", default=None)
 
 
-def _refused(why: str) -> ValueError:
+def _unsupported(reason: str) -> ValueError:
     return ValueError(
-        f"the net cannot be widened for MIMO: {why}; expected a plain Linear or convolution to read the input, and "
-        "nothing but the layers to pass it on: take another method, or move the step into the data"
+        f"the net cannot be widened for MIMO: {reason}; expected the input to be read by Linear layers or convolutions "
+        "only: use another method, or move the operation into the data"
     )
 
 
 class MultiInput(Tensor):
-    """K tensors that look like one. What is done with it is done with each; linear layers and convolutions read all K.
+    """K tensors that behave as one: operations apply to each; Linear layers and convolutions read all K.
 
-    >>> a, b = torch.zeros(5, 2), torch.ones(5, 2)
-    >>> both = 2 * combine_inputs([a, b]) + 1
-    >>> both.shape, nn.Linear(4, 3)(both).shape
-    (torch.Size([5, 2]), torch.Size([5, 3]))
+    Example:
+        >>> both = 2 * combine_inputs([torch.zeros(5, 2), torch.ones(5, 2)]) + 1
+        >>> both.shape, nn.Linear(4, 3)(both).shape
+        (torch.Size([5, 2]), torch.Size([5, 3]))
     """
 
     parts: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Tensor]) -> "MultiInput":
-        whole = parts[0].as_subclass(cls)
-        whole.parts = tuple(parts)
-        return whole
+    def combine(cls, parts: Sequence[Tensor]) -> "MultiInput":
+        """Combine K tensors of one shape."""
+        combined = parts[0].as_subclass(cls)
+        combined.parts = tuple(parts)
+        return combined
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(kind not in (cls, Tensor, nn.Parameter) for kind in types):  # the record of what follows the head
-            raise _refused("after its head it uses the input again")
+        if any(kind not in (cls, Tensor, nn.Parameter) for kind in types):  # a recording of what follows the head
+            raise _unsupported("it uses the input again after its head")
         leaves = tree_leaves((args, kwargs))
-        if func in _AXES:
+        if func in _CHANNEL_AXES:
             if not args or not isinstance(args[0], cls):
-                raise _refused("the input is given to a linear map by name, or as its weights")
+                raise _unsupported("the input is passed to a linear map by keyword or as its weights")
             _, weight, *rest = args
-            if (read := _READ.get()) is not None:
-                read(weight)
-            return func(torch.cat(args[0].parts, _AXES[func]), weight, *rest, **kwargs)
+            if (on_read := _ON_READ.get()) is not None:
+                on_read(weight)
+            return func(torch.cat(args[0].parts, _CHANNEL_AXES[func]), weight, *rest, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _OTHER_MAPS and any(isinstance(leaf, nn.Parameter) for leaf in leaves):
-            raise _refused(f"an operation other than Linear and convolution reads the input ({name})")
-        times = next(len(leaf.parts) for leaf in leaves if isinstance(leaf, cls))
-        if func is F.batch_norm and args and isinstance(args[0], cls):  # statistics of all K together, updated once
-            return cls.of(func(torch.cat(args[0].parts), *args[1:], **kwargs).chunk(times))
+        if name in _UNSUPPORTED_MAPS and any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+            raise _unsupported(f"an operation other than Linear and convolution reads the input ({name})")
+        num_parts = next(len(leaf.parts) for leaf in leaves if isinstance(leaf, cls))
+        if func is F.batch_norm and args and isinstance(args[0], cls):  # statistics of all K inputs, updated once
+            return cls.combine(func(torch.cat(args[0].parts), *args[1:], **kwargs).chunk(num_parts))
         results = []
-        for k in range(times):
+        for k in range(num_parts):
             mine = tree_map(lambda leaf, k=k: leaf.parts[k] if isinstance(leaf, cls) else leaf, (args, kwargs))
             results.append(func(*mine[0], **mine[1]))
-        return results[0] if isinstance(results[0], torch.Size) else tree_map(cls._joined, *results)
+        return results[0] if isinstance(results[0], torch.Size) else tree_map(cls._merge, *results)
 
     @classmethod
-    def _joined(cls, *results: Any) -> Any:
+    def _merge(cls, *results: Any) -> Any:
         first = results[0]
         if isinstance(first, Tensor):
-            return cls.of(cast(tuple[Tensor, ...], results))
+            return cls.combine(cast(tuple[Tensor, ...], results))
         if isinstance(first, bool | int | float) and any(result != first for result in results):
-            raise _refused("it reads values of its input, which differ between the K inputs")
+            raise _unsupported("it reads values of its input, which differ between the K inputs")
         return first
 
 
 def combine_inputs(inputs: Sequence[Any]) -> Any:
-    """K inputs of a net as one; what is not one row for each input stays as it is."""
-    rows = next((len(part) for part in tree_leaves(inputs[0]) if isinstance(part, Tensor) and part.ndim), 0)
+    """Combine K inputs of a net into one; parts without one row per example are those of the first input."""
+    n = count_rows(inputs[0])
 
-    def part(*tensors: Any) -> Any:
-        each = all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == rows for tensor in tensors)
-        return (
-            MultiInput.of([tensor.clone() for tensor in tensors]) if each else tensors[0]
-        )  # a net may write into them
+    def combine(*parts: Any) -> Any:
+        per_example = all(isinstance(part, Tensor) and part.ndim and len(part) == n for part in parts)
+        return MultiInput.combine([part.clone() for part in parts]) if per_example else parts[0]  # a net may write
 
-    return tree_map(part, *inputs)
+    return tree_map(combine, *map(as_tree, inputs))
 
 
-def _redrawn(tensor: Tensor, *name: int | str) -> Tensor:
-    """The same numbers in an order drawn by the name: as the first weights were drawn, whatever drew them."""
+def _permute(tensor: Tensor, *name: int | str) -> Tensor:
+    """Return the values in a random order, which follow the distribution of the initial weights, whatever it is."""
     rng = torch.Generator().manual_seed(derive_seed(*name))
     order = torch.randperm(tensor.numel(), generator=rng).to(tensor.device)
     return tensor.flatten()[order].view(tensor.shape)
@@ -126,16 +131,16 @@ def _redrawn(tensor: Tensor, *name: int | str) -> Tensor:
 
 @torch.no_grad()
 def widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
-    """The layer with `times` as many inputs, in place.
+    """Multiply the number of inputs of a layer, in place.
 
-    Blocks of weights after the first are redrawn, and all are divided by √K, as a first draw over K times the inputs
-    would be.
+    The new blocks of weights are permutations of the first one. All weights are divided by √K, as an initialisation
+    with K times the fan-in would do.
     """
     layer = cast(nn.Linear | nn.Conv2d, layer)
     if times == 1:
         return
     weight = layer.weight
-    blocks = [weight, *(_redrawn(weight, *name, k) for k in range(1, times))]
+    blocks = [weight, *(_permute(weight, *name, k) for k in range(1, times))]
     weight.data = torch.cat(blocks, 1) / times**0.5
     if isinstance(layer, nn.Linear):
         layer.in_features *= times
@@ -143,21 +148,8 @@ def widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
         layer.in_channels *= times
 
 
-@contextmanager
-def _telling(read: Callable[[Tensor], None]) -> Iterator[None]:
-    token = _READ.set(read)
-    try:
-        yield
-    finally:
-        _READ.reset(token)
-
-
-def _differs(used: Tensor) -> bool:
-    return isinstance(used, MultiInput) and any(not torch.equal(part, used.parts[0]) for part in used.parts)
-
-
 def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int) -> list[str]:
-    """Widen every layer that the input reaches, in place, and give their names; the net runs once to find them."""
+    """Widen every layer that the input reaches, in place, and return their names; the net is run once to find them."""
     layers = {
         id(layer._parameters["weight"]): (name, layer)
         for name, layer in split.net.named_modules()
@@ -165,20 +157,20 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
     }
     widened: list[str] = []
 
-    def read(weight: Tensor) -> None:
+    def on_read(weight: Tensor) -> None:
         name, layer = layers.get(id(weight), ("", None))
         if layer is None:
-            raise _refused("the weights that read the input are computed from others, or in no layer")
+            raise _unsupported("the weights that read the input are computed, or belong to no layer")
         if getattr(layer, "groups", 1) != 1:
-            raise _refused(f"{name!r} reads the input in groups of channels")
+            raise _unsupported(f"{name!r} reads the input in groups of channels")
         if times > 1 and not weight.requires_grad:
-            raise _refused(f"{name!r} reads the input and is frozen, so it would never learn to read K of them")
+            raise _unsupported(f"{name!r} reads the input and is frozen, so that it cannot learn to read K inputs")
         if name not in widened:
             widen_layer(layer, times, seed, "widen", name)
             widened.append(name)
 
-    def other(k: int) -> Any:
-        """Inputs that differ: what does not differ with them is no use of the input."""
+    def shift(k: int) -> Any:
+        """Change the inputs, so that whatever depends on them differs between the K inputs."""
 
         def part(tensor: Tensor) -> Tensor:
             rolled = tensor.roll(k, 0) if tensor.ndim else tensor
@@ -187,38 +179,41 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
         return tree_map(part, example)
 
     try:
-        with eval_mode(split.net), torch.no_grad(), _telling(read):
-            passed = split.trace(combine_inputs([other(k) for k in range(times)]))
+        with eval_mode(split.net), torch.no_grad(), set_context(_ON_READ, on_read):
+            passed = split.trace(combine_inputs([shift(k) for k in range(times)]))
     except (RuntimeError, TypeError) as error:
-        raise _refused(str(error).splitlines()[0]) from error
-    if any(used is not passed.phi and _differs(used) for used, _ in passed.tape.constants):
-        raise _refused("after its head it uses the input again")
+        raise _unsupported(str(error).splitlines()[0]) from error
+    constants = [constant for constant, _ in passed.tape.constants if isinstance(constant, MultiInput)]
+    if any(not torch.equal(part, c.parts[0]) for c in constants if c is not passed.phi for part in c.parts):
+        raise _unsupported("it uses the input again after its head")
     if not widened:
-        raise _refused("none of its layers reads the input")
+        raise _unsupported("none of its layers reads the input")
     return widened
 
 
 def draw_input_orders(rows: int, num_members: int, *, input_repetition: float, batch_repetition: int) -> Tensor:
-    """Which row of the batch each input holds: (K, rows · batch_repetition).
+    """Draw which example of the batch each of the K inputs holds: (K, rows · batch_repetition).
 
-    The batch is repeated and shuffled; of that, a share of 1 − ρ is shuffled once more for each input by itself.
+    The repeated batch is shuffled; a fraction 1 − ρ of it is then shuffled again for each input separately.
     """
-    whole = torch.arange(rows).repeat(batch_repetition)
-    whole = whole[torch.randperm(len(whole))]
-    apart = round(len(whole) * (1 - input_repetition))
-    orders = [torch.cat([whole[torch.randperm(apart)], whole[apart:]]) for _ in range(num_members)]
+    order = torch.arange(rows).repeat(batch_repetition)
+    order = order[torch.randperm(len(order))]
+    separate = round(len(order) * (1 - input_repetition))
+    orders = [torch.cat([order[torch.randperm(separate)], order[separate:]]) for _ in range(num_members)]
     return torch.stack(orders)
-
-
-def _rows_of(x: Any, rows: Tensor) -> Any:
-    return tree_map(lambda part: part[rows], x)
 
 
 # -- K heads -------------------------------------------------------------------------------------------
 
 
 class MultiHeadNet(nn.Module):
-    """The widened net with K heads, the first of which is its own."""
+    """The widened net with K heads, the first of which is its own.
+
+    Args:
+        split: The net, split at its head.
+        num_members: Number of heads K.
+        seed: Seed of the initial weights of the further heads.
+    """
 
     def __init__(self, split: HeadSplit, num_members: int, *, seed: int) -> None:
         super().__init__()
@@ -226,14 +221,14 @@ class MultiHeadNet(nn.Module):
         weight, bias = split.head.weight.detach(), split.head.bias
         self.more_heads = nn.ModuleList(
             make_head(
-                _redrawn(weight, seed, "head", k, "weight"),
-                None if bias is None else _redrawn(bias.detach(), seed, "head", k, "bias"),
+                _permute(weight, seed, "head", k, "weight"),
+                None if bias is None else _permute(bias.detach(), seed, "head", k, "bias"),
             )
             for k in range(1, num_members)
         )
 
     def forward(self, inputs: Sequence[Any], members: Sequence[int] | None = None) -> Tensor:
-        """What the net makes of each head's output at K inputs: (K, N, C, *), or (K, N)."""
+        """Evaluate the heads of these members (None: all) at K inputs: (K, N, C, *) or (K, N)."""
         passed = self.split.trace(combine_inputs(inputs))
         heads = [self.split.head, *self.more_heads]
         numbers = range(self.num_members) if members is None else members
@@ -242,11 +237,17 @@ class MultiHeadNet(nn.Module):
 
 @dataclass(frozen=True)
 class MIMOPredictor(Predictor):
-    """Replicates are heads, all of them from one pass: every K are all K, in an order that the seed draws."""
+    """Predictor whose replicates are K heads: each run of K replicates has all, in an order drawn by the seed.
 
-    multi: MultiHeadNet
-    skeleton: nn.Module  # the net before it was widened, without its numbers
-    widened: tuple[str, ...]  # the layers that read the input
+    Args:
+        multi_head: The widened net with its heads.
+        skeleton: The net before it was widened, on the meta device.
+        widened: Names of the layers that read the input.
+    """
+
+    multi_head: MultiHeadNet
+    skeleton: nn.Module
+    widened: tuple[str, ...]
 
     @property
     def net(self) -> nn.Module:
@@ -254,28 +255,27 @@ class MIMOPredictor(Predictor):
 
     @property
     def module(self) -> nn.Module:
-        return self.multi
+        return self.multi_head
 
     @property
     def num_distinct(self) -> int | None:
-        return self.multi.num_members
+        return self.multi_head.num_members
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        num_members = self.multi.num_members
-        inputs = [cast_inputs(self.multi, x)] * num_members
+        num_members = self.multi_head.num_members
+        inputs = [cast_inputs(self.multi_head, x)] * num_members
 
         def run(numbers: Tensor) -> Tensor:
-            with eval_mode(self.multi):
-                outputs: Tensor = self.multi(inputs, numbers.tolist())
-            return outputs[..., None] if outputs.ndim == 2 else outputs
+            with eval_mode(self.multi_head):
+                return add_output_axis(self.multi_head(inputs, numbers.tolist()), ndim=3)
 
         return stream_members(num_samples, num_members, run, seed=seed)
 
     def config(self) -> dict[str, Any]:
         return {
             "method": "mimo",
-            "num_members": self.multi.num_members,
-            "head": self.multi.split.name,
+            "num_members": self.multi_head.num_members,
+            "head": self.multi_head.split.name,
             "widened": list(self.widened),
         }
 
@@ -298,80 +298,56 @@ class MIMOPredictor(Predictor):
     reference="Havasi et al., ICLR 2021",
 )
 @dataclass(frozen=True)
-class MIMO:
-    """K inputs, K heads. `input_repetition` is ρ, the share of rows in which all K inputs are the same one;
-    `batch_repetition` is how often a row stands in its batch, each time beside others; a step costs as many times more.
-    The authors take ρ = 0 and 4 repetitions for small images, 0.6 and 2 for large ones. `head` names the last layer
-    where it is in doubt.
+class MIMO(BaseMethod[MIMOPredictor]):
+    """One net with K inputs and K heads.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
-    >>> predictor = MIMO(num_members=3).fit(model, data, TrainingConfig(epochs=1, progress=False))
-    >>> predictor.predict(torch.zeros(5, 2), 3).samples.shape  # (B, N, C)
-    torch.Size([3, 5, 3])
+    The authors use ρ = 0 with 4 repetitions for small images, and ρ = 0.6 with 2 for large ones.
+
+    Args:
+        loss: Loss per example.
+        num_members: Number of inputs and heads K.
+        input_repetition: Fraction ρ of a batch in which all K inputs are the same example.
+        batch_repetition: Number of times that an example occurs in its batch; multiplies the cost of a step.
+        head: Name of the last layer; None to find it by running the net.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> data = (torch.randn(8, 2), torch.arange(8) % 3)
+        >>> net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
+        >>> predictor = MIMO(num_members=3).fit(net, data, TrainingConfig(epochs=1, progress=False))
+        >>> predictor.predict(torch.zeros(5, 2), 3).samples.shape  # (B, N, C)
+        torch.Size([3, 5, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     num_members: int = 3
     input_repetition: float = 0.0
     batch_repetition: int = 1
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_members(self.num_members)
-        if not 0 <= self.input_repetition <= 1:
-            raise ValueError(f"got input_repetition={self.input_repetition!r}; expected a share from 0 to 1")
-        if not isinstance(self.batch_repetition, int) or self.batch_repetition < 1:
-            raise ValueError(f"got batch_repetition={self.batch_repetition!r}; expected at least 1, and a whole number")
+        super().__post_init__()
+        check_int("num_members", self.num_members, minimum=1)
+        check_fraction("input_repetition", self.input_repetition, zero=True, one=True)
+        check_int("batch_repetition", self.batch_repetition, minimum=1)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> MIMOPredictor:
-        """Widen the net that `model()` gives and train it, on (x, y) rows, as the recipe says."""
-        num_members = self.num_members
-        net = initialize_model(model, config.seed)
-        example = load_example(net, data, seed=config.seed)
-        net = unwrap_model(net)
+    def _fit(self, inputs: FitInputs) -> MIMOPredictor:
+        num_members, seed = self.num_members, inputs.config.seed
+        net, example = prepare_net(inputs, copy=True)
         skeleton = copy_to_meta(net)
         split = split_head(net, self.head, example=example)
-        widened = widen_input_layers(split, example, num_members, seed=config.seed)
-        multi = MultiHeadNet(split, num_members, seed=config.seed)
+        widened = widen_input_layers(split, example, num_members, seed=seed)
+        multi_head = MultiHeadNet(split, num_members, seed=seed)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
-            orders = draw_input_orders(
-                len(batch.y),
-                num_members,
-                input_repetition=self.input_repetition,
-                batch_repetition=self.batch_repetition,
-            ).to(batch.y.device)
-            outputs = model([cast_inputs(model, _rows_of(batch.x, rows)) for rows in orders])
-            return torch.stack(
-                [self._mean_loss(z, batch.y[rows]) for z, rows in zip(outputs, orders, strict=True)]
-            ).sum()
+            rho, times = self.input_repetition, self.batch_repetition
+            orders = draw_input_orders(len(batch.y), num_members, input_repetition=rho, batch_repetition=times)
+            orders = orders.to(batch.y.device)
+            outputs = model([cast_inputs(model, take_rows(batch.x, rows)) for rows in orders])
+            losses = [mean_loss(self.loss, z, batch.y[rows]) for z, rows in zip(outputs, orders, strict=True)]
+            return torch.stack(losses).sum()
 
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            outputs = model([cast_inputs(model, batch.x)] * num_members)
-            figures = [validation_metrics(self.loss, z, batch.y) for z in outputs]
-            return {name: torch.stack([figure[name] for figure in figures]).mean() for name in figures[0]}
+            return mean_validation_metrics(self.loss, model([cast_inputs(model, batch.x)] * num_members), batch.y)
 
-        train(
-            multi,
-            data,
-            lambda epoch: objective,
-            config,
-            val_data=val_data,
-            validate=validate,
-            identity=describe_method(self),
-        )
-        return MIMOPredictor(multi.eval(), skeleton, tuple(widened))
-
-    def _mean_loss(self, z: Tensor, y: Tensor) -> Tensor:
-        losses = self.loss(z, y)
-        return weighted_mean(losses, losses.new_ones(len(y)), valid_mask(self.loss, y))
+        self._train(multi_head, inputs, lambda epoch: objective, validate)
+        return MIMOPredictor(multi_head.eval(), skeleton, tuple(widened))

@@ -4,23 +4,25 @@
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
+from neuboots._pytree import count_rows
 from neuboots._streaming import num_bytes
+from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
-from neuboots.losses import CrossEntropy, Loss, SquaredError, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
+from neuboots.losses import Loss, valid_mask, weighted_mean
+from neuboots.methods._base import BaseMethod, add_output_axis, prepare_net, register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
-from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
+from neuboots.training import FitInputs, Objective
 from neuboots.weights import (
     Blocks,
     BlockTable,
@@ -45,54 +47,86 @@ from neuboots.weights import (
 def draw_replicate_weights(
     weight_distribution: WeightDistribution, num_blocks: int, start: int, stop: int, seed: int
 ) -> Tensor:
-    """α_b for b in start … stop−1: each a function of (seed, b) alone: (stop − start, S)."""
+    """Draw α_b for b in start … stop−1, each a function of (seed, b) alone: (stop − start, S)."""
     return weight_distribution.sample(derive_keys(torch.arange(start, stop), seed, "replicate"), num_blocks)
 
 
-def _with_output_axis(z: Tensor) -> Tensor:
-    """(B, N) as (B, N, 1)."""
-    return z if z.ndim > 2 else z[..., None]
+def stream_head_weights(
+    generator: BootstrapGenerator,
+    x: Any,
+    num_samples: int,
+    weight_distribution: WeightDistribution,
+    draw: Callable[[int, int], Tensor],
+) -> SampleStream:
+    """Stream g(x, α_b) from one pass through the features (Algorithm 2).
+
+    Args:
+        generator: The generator g.
+        x: Inputs on the device of the net.
+        num_samples: Number of replicates B.
+        weight_distribution: Distribution of α, for the exact moments.
+        draw: Function of (start, stop) that returns α_b for b in start … stop−1.
+    """
+    with eval_mode(generator):
+        at = generator.at(x)
+    output = add_output_axis(at.output)
+    # after further layers the exact moments may cost D passes through them, so that only `moments` computes them
+    moments = at.moments(weight_distribution) if at.passed.ends_at_head else None
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        for start in range(0, num_samples, size):
+            # not assigned to a name, which would keep the chunk alive while the next one is computed
+            yield add_output_axis(at(draw(start, min(start + size, num_samples))), ndim=3)
+
+    replicate_bytes = num_bytes(output) + num_bytes(generator.split.head.weight)  # a replicate's outputs and its head
+    return SampleStream(num_samples, replicate_bytes, chunks, moments)
 
 
 @dataclass(frozen=True)
 class NeuBootsPredictor(Predictor):
-    """B replicates from one pass through the features (Algorithm 2)."""
+    """Predictor with B replicates from one pass through the features (Algorithm 2).
+
+    Args:
+        generator: The trained generator g(x, α).
+        weight_distribution: Distribution of α that it was trained with.
+    """
 
     generator: BootstrapGenerator
-    weight_distribution: WeightDistribution  # the one it was trained with
+    weight_distribution: WeightDistribution
 
     @property
     def net(self) -> nn.Module:
         return self.generator.net
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        generator = self.generator
-        with eval_mode(generator):
-            at = generator.at(cast_inputs(generator, x))
-        output = add_output_axis(at.output)
-        moments = None
-        if at.passed.ends_at_head:  # past the head exact moments may cost D upsamplings: ask `moments` for them
-            moments = at.moments(self.weight_distribution)
+        def draw(start: int, stop: int) -> Tensor:
+            return draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, start, stop, seed)
 
-        def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                stop = min(start + size, num_samples)
-                alphas = draw_replicate_weights(self.weight_distribution, generator.num_blocks, start, stop, seed)
-                yield _with_output_axis(at(alphas))  # no name for it here: it would outlive its use
-
-        each = num_bytes(output) + num_bytes(generator.split.head.weight)  # a replicate's outputs and its head
-        return SampleStream(num_samples, each, chunks, moments)
+        x = cast_inputs(self.generator, x)
+        return stream_head_weights(self.generator, x, num_samples, self.weight_distribution, draw)
 
     def moments(self, x: Any) -> Moments:
-        """Exact mean and standard deviation over all replicates (B = ∞), without sampling."""
+        """Compute the exact mean and standard deviation over all replicates (B = ∞), without sampling.
+
+        Args:
+            x: Inputs.
+
+        Returns:
+            Mean and standard deviation of the outputs, (N, C, *) each.
+        """
         check_inputs(x)
         with eval_mode(self.generator), torch.no_grad():
             return self.generator.moments(cast_inputs(self.generator, x), self.weight_distribution)
 
     def export(self, b: int, *, seed: int = 0) -> nn.Module:
-        """Replicate b of this seed as a plain net: its head has the weights W diag h(α_b)."""
-        alpha = draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, b, b + 1, seed)[0]
-        return self.generator.export(alpha)
+        """Return one replicate as a plain net, whose head has the weights W diag h(α_b).
+
+        Args:
+            b: Number of the replicate.
+            seed: Seed of the replicates, as in `predict`.
+        """
+        weights = draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, b, b + 1, seed)
+        return self.generator.export(weights[0])
 
     def config(self) -> dict[str, Any]:
         generator = self.generator
@@ -101,53 +135,59 @@ class NeuBootsPredictor(Predictor):
             "head": generator.split.name,
             "num_blocks": generator.num_blocks,
             "link": generator.link,
-            "law": describe_distribution(self.weight_distribution),
+            "weight_distribution": describe_distribution(self.weight_distribution),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "NeuBootsPredictor":
         generator = BootstrapGenerator(net, head=config["head"], num_blocks=config["num_blocks"], link=config["link"])
-        return cls(generator.eval(), build_distribution(config["law"]))
+        return cls(generator.eval(), build_distribution(config["weight_distribution"]))
 
 
 @register(
     "neuboots",
     predictor=NeuBootsPredictor,
-    summary="one net whose head is re-weighted: B bootstrapped nets from one pass",
+    summary="one net with a re-weighted head: B bootstrapped nets from one pass",
     predict_cost="O(L + K)",
     reference="Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021",
 )
 @dataclass(frozen=True)
-class NeuBoots:
-    """Options of NeuBoots. The defaults were found by measurement on classes (docs/decisions/0002): a law of
-    concentration 5, drawn for each sample. A net that fits its training set calibrates better with `Dirichlet()`.
+class NeuBoots(BaseMethod[NeuBootsPredictor]):
+    """Neural bootstrapper: trains g(x, α) with random weights α on the loss and on the features of the last layer.
 
-    `num_blocks` is S (None: S = D). `resample` says how long one α is held, `warmup` for how many epochs α = 1.
-    `tune="head"` trains the last layer only, on top of a pretrained net. `NeuBoots.paper()` is the paper's
-    Algorithm 1 to the letter, `NeuBoots.regression()` is for continuous targets.
+    The defaults were chosen by measurement on classification (decision 0002). `NeuBoots.paper()` is Algorithm 1 of
+    the paper, `NeuBoots.regression()` is meant for continuous targets. A net that fits its training set perfectly is
+    better calibrated with `Dirichlet()`.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-    >>> predictor = NeuBoots().fit(model, data, TrainingConfig(epochs=2, progress=False))
-    >>> predictor.predict(x[:5], 100).samples.shape  # (B, N, C)
-    torch.Size([100, 5, 2])
+    Args:
+        loss: Loss per example.
+        weight_distribution: Distribution of α.
+        link: h, which maps α to the factors of the features: "identity", or "exp" for exp(−α).
+        resample: When α is drawn in training: for each "sample", "step" or "epoch", or from a "pool" of 256 draws.
+        warmup: Number of first epochs with α = 1.
+        num_blocks: Number of blocks S that share a weight; None for the number of features D.
+        head: Name of the last layer; None to find it by running the net.
+        train_head_only: Whether to train only the last layer, on top of a pretrained net.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> predictor = NeuBoots().fit(net, (x, (x[:, 0] > 0).long()), TrainingConfig(epochs=2, progress=False))
+        >>> predictor.predict(x[:5], 100).samples.shape  # (B, N, C)
+        torch.Size([100, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     weight_distribution: WeightDistribution = field(default_factory=lambda: Dirichlet(concentration=5.0))
     link: Link = "identity"
     resample: ResampleSchedule = "sample"
     warmup: int = 0
     num_blocks: int | None = None
     head: str | None = None
-    tune: Literal["all", "head"] = "all"
+    train_head_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.tune not in ("all", "head"):
-            raise ValueError(f"got tune={self.tune!r}; expected 'all' or 'head'")
-        check_loss(self.loss)
+        super().__post_init__()
         check_weight_distribution(self.weight_distribution)
         check_link(self.link)
         check_schedule(self.resample, self.warmup)
@@ -156,83 +196,82 @@ class NeuBoots:
 
     @classmethod
     def paper(cls, loss: Loss | None = None) -> "NeuBoots":
-        """α ~ S × Dirichlet(1, …, 1) redrawn at each epoch, S = D, identity link, no warm-up."""
-        return cls(loss=loss or CrossEntropy(), weight_distribution=Dirichlet(), resample="epoch")
+        """Return Algorithm 1 of the paper: α ~ S × Dirichlet(1, …, 1) once per epoch, S = D, identity link, no warm-up.
+
+        Args:
+            loss: Loss per example; None for the cross-entropy.
+        """
+        return cls(loss=loss or nn.CrossEntropyLoss(), weight_distribution=Dirichlet(), resample="epoch")
 
     @classmethod
     def regression(cls, loss: Loss | None = None) -> "NeuBoots":
-        """A concentrated law: the weights multiply the features, so a law as wide as the paper's costs accuracy
-        wherever the noise of the data is small beside the target's spread."""
-        return cls(loss=loss or SquaredError(), weight_distribution=Dirichlet(concentration=20.0))
+        """Return a variant with a concentrated weight distribution.
 
-    def generator(self, net: nn.Module, *, example: Any = None) -> BootstrapGenerator:
-        """g(x, α) around this net, as the options say."""
+        The weights multiply the features, so that a distribution as wide as the paper's costs accuracy wherever the
+        noise of the data is small beside the standard deviation of the targets.
+
+        Args:
+            loss: Loss per example; None for the squared error.
+        """
+        return cls(loss=loss or nn.MSELoss(), weight_distribution=Dirichlet(concentration=20.0))
+
+    def make_generator(self, net: nn.Module, *, example: Any = None) -> BootstrapGenerator:
+        """Create g(x, α) around a net, for `fit` and for a custom training loop.
+
+        Args:
+            net: The net; it is shared with the generator.
+            example: A few inputs, to find the last layer by running the net.
+        """
         generator = BootstrapGenerator(net, head=self.head, num_blocks=self.num_blocks, link=self.link, example=example)
-        if self.tune == "head":
+        if self.train_head_only:
             generator.freeze_features()
         return generator
 
-    def plan(self, generator: BootstrapGenerator, data: Dataset[Any], *, seed: int = 0) -> WeightSchedule:
-        """How α is drawn over this data set, as the options say: for `fit`, and for a loop of your own."""
+    def make_schedule(self, generator: BootstrapGenerator, data: Dataset[Any], *, seed: int = 0) -> WeightSchedule:
+        """Create the schedule by which α is drawn over a data set, for `fit` and for a custom training loop.
+
+        Args:
+            generator: The generator g.
+            data: Training data, of (x, y).
+            seed: Seed of the blocks and of the draws.
+        """
         blocks = make_blocks(data, generator.num_blocks, loss=self.loss, seed=seed)
         return WeightSchedule(self.weight_distribution, blocks, seed, self.resample, self.warmup)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> NeuBootsPredictor:
-        """Algorithm 1: train the net that `model()` gives, on (x, y) rows, as the recipe says."""
-        net = initialize_model(model, config.seed)
-        example = load_example(net, data, seed=config.seed)
-        generator = self.generator(net, example=example)
+    def _fit(self, inputs: FitInputs) -> NeuBootsPredictor:
+        net, example = prepare_net(inputs)
+        generator = self.make_generator(net, example=example)
         self._check_replicates(generator, example)
-        plan = self.plan(generator, data, seed=config.seed)
+        schedule = self.make_schedule(generator, inputs.data, seed=inputs.config.seed)
 
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            output = g(
-                cast_inputs(g, batch.x), compute_mean_weights(self.weight_distribution, self.link, generator.num_blocks)
-            )
-            return validation_metrics(self.loss, output, batch.y)
+            alpha = compute_mean_weights(self.weight_distribution, self.link, generator.num_blocks)
+            return validation_metrics(self.loss, g(cast_inputs(g, batch.x), alpha), batch.y)
 
-        train(
-            generator,
-            data,
-            make_weighted_objective(plan, self.loss),
-            config,
-            val_data=val_data,
-            validate=validate,
-            identity=describe_method(self),
-        )
+        self._train(generator, inputs, make_weighted_objective(schedule, self.loss), validate)
         return NeuBootsPredictor(generator.eval(), self.weight_distribution)
 
     def _check_replicates(self, generator: BootstrapGenerator, example: Any) -> None:
-        """A net that cannot be replicated is refused now, not after the training."""
+        """Raise before training if the net cannot be replicated by re-weighting its head."""
         with eval_mode(generator), torch.no_grad():
             at = generator.at(example)
             neutral = torch.full((2, generator.num_blocks), 1.0 if self.link == "identity" else 0.0)  # h(α) = 1
             same = torch.allclose(at(neutral)[1], at.output, rtol=1e-2, atol=1e-3)
         if not same:
-            raise ValueError(
-                f"re-weighting the head {generator.split.name!r} does not give the net's own output where it should; "
-                "expected a plain last layer: name another one (head=…)"
+            raise ArgumentError(
+                "head", generator.split.name, "a plain last layer; re-weighting it by 1 changes the net's output"
             )
-        rows = _rows_of(example)
-        if self.resample in ("sample", "pool") and len(at.passed.phi) != rows:
-            raise ValueError(
-                f"the features of {rows} inputs have {len(at.passed.phi)} rows, so α cannot be drawn for each sample; "
-                "expected the batch on the first axis: choose redraw='step' or 'epoch'"
-            )
+        rows, feature_rows = count_rows(example), len(at.passed.phi)
+        if self.resample in ("sample", "pool") and feature_rows != rows:
+            expected = f"'step' or 'epoch', since the features of {rows} examples have {feature_rows} rows"
+            raise ArgumentError("resample", self.resample, expected)
 
 
-def make_weighted_objective(plan: WeightSchedule, loss: Loss) -> Callable[[int], Objective]:
-    """epoch → the mean over a batch of α_{u(i)} ℓ(g(Xᵢ, α), yᵢ), with α as the plan draws it (eq. 2.6)."""
+def make_weighted_objective(schedule: WeightSchedule, loss: Loss) -> Callable[[int], Objective]:
+    """Return the objective of each epoch: the mean over a batch of α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) (eq. 2.6)."""
 
     def objective_at(epoch: int) -> Objective:
-        weights = plan.at_epoch(epoch)
+        weights = schedule.at_epoch(epoch)
 
         def objective(g: nn.Module, batch: Batch) -> Tensor:
             alpha, w = weights(batch.index, step=batch.step)
@@ -245,25 +284,30 @@ def make_weighted_objective(plan: WeightSchedule, loss: Loss) -> Callable[[int],
 
 
 def compute_mean_weights(weight_distribution: WeightDistribution, link: Link, num_blocks: int) -> Tensor:
-    """The α whose factor is the mean factor, h(α) = E h: where the net ends at its head, the mean of all replicates."""
+    """Return the α with the mean factor, h(α) = E h: if the net ends at its head, this gives the mean replicate: (S,)."""
     mean = link_moments(weight_distribution, link, num_blocks)[0]
     return torch.full((num_blocks,), mean if link == "identity" else -math.log(mean))
 
 
 def make_blocks(data: Dataset[Any], num_blocks: int, *, loss: Loss | None = None, seed: int = 0) -> Blocks:
-    """u for this data set: stratified by its targets, or hashed for a stream."""
+    """Assign the examples of a data set to blocks, u(i).
+
+    Args:
+        data: Data set of (x, y). Blocks are stratified by the targets; those of an iterable data set are hashed.
+        num_blocks: Number of blocks S.
+        loss: Loss, whose `ignore_index` marks targets without a class.
+        seed: Seed of the assignment.
+
+    Returns:
+        A function of the indices of examples that returns their blocks.
+    """
     n = dataset_length(data)
     if n is None:
         return HashedBlocks(num_blocks, seed)
     ignore_index = getattr(loss, "ignore_index", -100)
 
-    def reduce(y: Tensor) -> Tensor:  # a label map becomes its stratum at once: all of them may not fit in memory
+    def reduce(y: Tensor) -> Tensor:  # a label map becomes its stratum at once: all maps may not fit in memory
         return y if y.is_floating_point() or y.numel() == 1 else compute_strata(y[None], ignore_index=ignore_index)[0]
 
     strata = compute_strata(load_targets(data, seed=seed, reduce=reduce), ignore_index=ignore_index)
     return BlockTable(assign_blocks(n, num_blocks, strata=strata, seed=seed), num_blocks)
-
-
-def _rows_of(x: Any) -> int:
-    first = next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple | list) else x
-    return len(first) if first.ndim else 1

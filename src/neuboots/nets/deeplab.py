@@ -1,46 +1,46 @@
-"""Residual nets whose last stages dilate instead of striding: finer maps from the same filters.
+"""DeepLab-v3: a dilated residual net, atrous spatial pyramid pooling, a 1×1 head and bilinear upsampling.
 
+    z = up(W φ + b),   φ = conv₃ₓ₃(P [conv₁ₓ₁ f, conv_{r₁} f, conv_{r₂} f, conv_{r₃} f, mean f]),   f = backbone(x)
     (x ∗_r w)[i] = Σ_k x[i + r·k] w[k]                                             (Chen et al. 2017, eq. 1)
 
 He, Zhang, Ren and Sun, Deep Residual Learning for Image Recognition, CVPR 2016; Chen, Papandreou, Schroff and Adam,
 Rethinking Atrous Convolution for Semantic Image Segmentation, 2017. A stage that would exceed the output stride keeps
-the size of its map, and from there on filters read the same pixels as they would have: every (stride ÷ output
-stride)-th pixel of the map is what the net without dilation gives.
-
-DeepLab-v3: a dilated residual net, context at several rates, a 1×1 head and bilinear upsampling.
-
-    z = up(W φ + b),   φ = conv₃ₓ₃(P [conv₁ₓ₁ f, conv_{r₁} f, conv_{r₂} f, conv_{r₃} f, mean f]),   f = backbone(x)
-
-Chen, Papandreou, Schroff and Adam, Rethinking Atrous Convolution for Semantic Image Segmentation, 2017. The 3×3
-convolution after the projection P is torchvision's, whose weights `load_torchvision_weights` reads.
+the size of its map and dilates its filters, so that every (stride ÷ output stride)-th pixel of the map is that of the
+net without dilation. The 3×3 convolution after the projection P is torchvision's, whose weights
+`load_torchvision_weights` reads.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots.nets.cnn import check_images
-from neuboots.nets.mlp import check_choice, check_size, check_sizes
+from neuboots._validation import ArgumentError, check_choice
 from neuboots.nets.resnet import he_init
+from neuboots.serialization import configurable
 
 STEM_STRIDES = {"large": 4, "small": 2}
 
 
 class DilatedResNet(nn.Module):
-    """A stem and stages of residual blocks: images (N, in_channels, H, W) to a map (N, widths[-1], ⌈H/s⌉, ⌈W/s⌉).
+    """Residual net with dilated last stages: images (N, in_channels, H, W) to a map (N, widths[-1], ⌈H/s⌉, ⌈W/s⌉).
 
-    `blocks[i]` blocks of output width `widths[i]` make stage i. A "bottleneck" block is 1×1, 3×3, 1×1 with a quarter
-    of the width inside, a "basic" one two 3×3 convolutions. The "large" stem is 7×7 and a max pool (stride 4), the
-    "small" one 3×3 (stride 2). Block j of the last stage dilates by a further `multi_grid[j]`; empty: by 1.
+    Args:
+        in_channels: Number of channels of the images.
+        blocks: Number of blocks in each stage.
+        widths: Output channels of each stage.
+        block: "bottleneck" (1×1, 3×3, 1×1 with a quarter of the width inside) or "basic" (two 3×3 convolutions).
+        stem: "large" (7×7 and max pooling, stride 4) or "small" (3×3, stride 2).
+        output_stride: Stride s of the map.
+        multi_grid: Further dilation of each block of the last stage; empty: none.
 
-    >>> import torch
-    >>> net = DilatedResNet(3, blocks=(1, 1, 1), widths=(8, 8, 16), block="basic", stem="small", output_stride=4)
-    >>> net(torch.zeros(2, 3, 33, 40)).shape
-    torch.Size([2, 16, 9, 10])
+    Example:
+        >>> import torch
+        >>> net = DilatedResNet(3, blocks=(1, 1, 1), widths=(8, 8, 16), block="basic", stem="small", output_stride=4)
+        >>> net(torch.zeros(2, 3, 33, 40)).shape
+        torch.Size([2, 16, 9, 10])
     """
 
     def __init__(
@@ -55,29 +55,17 @@ class DilatedResNet(nn.Module):
         multi_grid: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        check_size("in_channels", in_channels)
-        check_sizes("blocks", blocks)
-        check_sizes("widths", widths)
         check_choice("block", block, ("bottleneck", "basic"))
-        check_choice("stem", stem, tuple(STEM_STRIDES))
-        check_sizes("multi_grid", multi_grid)
-        if len(blocks) != len(widths) or not widths:
-            raise ValueError(
-                f"blocks has {len(blocks)} stages and widths {len(widths)}; expected as many "
-                "of both, at least 1: pass one number of blocks and one width per stage"
-            )
+        check_choice("stem", stem, STEM_STRIDES)
+        if not widths or len(blocks) != len(widths):
+            raise ArgumentError("blocks", blocks, f"one number per stage, as in widths={widths!r}")
         if block == "bottleneck" and any(width % 4 for width in widths):
-            raise ValueError(
-                f"widths is {list(widths)!r} with bottleneck blocks; expected multiples of 4, the inner width being a "
-                "quarter: pass such widths, or block='basic'"
-            )
+            raise ArgumentError("widths", widths, "multiples of 4 with bottleneck blocks", hint="or use block='basic'")
         if multi_grid and len(multi_grid) != blocks[-1]:
-            raise ValueError(
-                f"multi_grid is {list(multi_grid)!r} for {blocks[-1]} blocks in the last stage; expected one number "
-                "for each: pass as many, or () for none"
-            )
+            raise ArgumentError("multi_grid", multi_grid, f"one number for each of the last {blocks[-1]} blocks, or ()")
         stride = STEM_STRIDES[stem]
-        check_choice("output_stride", output_stride, [stride * 2**i for i in range(len(widths))])
+        if output_stride not in (strides := [stride * 2**i for i in range(len(widths))]):
+            raise ArgumentError("output_stride", output_stride, f"one of {strides}")
         before = widths[0] // 4 if block == "bottleneck" else widths[0]
         self.stem = _stem(stem, in_channels, before)
         stages = []
@@ -163,17 +151,25 @@ def _normed(conv: nn.Conv2d) -> list[nn.Module]:
     return [conv, nn.BatchNorm2d(conv.out_channels)]
 
 
+@configurable
 class DeepLabV3(nn.Module):
     """Backbone, atrous spatial pyramid pooling (ASPP), 3×3 convolution, 1×1 head, upsampling to the input's size.
 
-    The backbone's options are those of `DilatedResNet`; the default is ResNet-50 at output stride 8, as in the paper's
-    evaluation and torchvision; 16 is quicker and coarser. Pass `rates` for the dilations in ASPP; None is
-    (96, 192, 288) pixels over the output stride: 6, 12, 18 at stride 16, as in the paper. The feature width D is
-    `aspp_width`. There is no auxiliary head and no dropout. Images may have any size from the output stride on.
+    There is no auxiliary head and no dropout. The default backbone is ResNet-50.
 
-    >>> net = small_deeplab(11)
-    >>> net(torch.zeros(2, 3, 120, 160)).shape
-    torch.Size([2, 11, 120, 160])
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        blocks, widths, block, stem, multi_grid: Options of the backbone, a `DilatedResNet`.
+        output_stride: Stride of the features: 8 as in the paper's evaluation and torchvision; 16 is faster and coarser.
+        aspp_width: Channels of the pooling; the head reads D = aspp_width features.
+        rates: Dilations in ASPP; None: (96, 192, 288) pixels over the output stride, 6, 12, 18 at stride 16 as in the
+            paper.
+
+    Example:
+        >>> net = small_deeplab(11)
+        >>> net(torch.zeros(2, 3, 120, 160)).shape
+        torch.Size([2, 11, 120, 160])
     """
 
     def __init__(
@@ -191,8 +187,6 @@ class DeepLabV3(nn.Module):
         rates: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        check_size("num_classes", num_classes)
-        check_size("aspp_width", aspp_width)
         self.backbone = DilatedResNet(
             in_channels,
             blocks=blocks,
@@ -202,36 +196,19 @@ class DeepLabV3(nn.Module):
             output_stride=output_stride,
             multi_grid=multi_grid,
         )
-        if rates is not None:
-            check_sizes("rates", rates)
-        self.options: dict[str, Any] = {
-            "num_classes": num_classes,
-            "in_channels": in_channels,
-            "blocks": list(blocks),
-            "widths": list(widths),
-            "block": block,
-            "stem": stem,
-            "output_stride": output_stride,
-            "multi_grid": list(multi_grid),
-            "aspp_width": aspp_width,
-            "rates": None if rates is None else list(rates),
-        }
         if rates is None:
             rates = [max(1, i * 96 // output_stride) for i in (1, 2, 3)]
         self.aspp = ASPP(widths[-1], aspp_width, rates)
         self.refine = _conv_bn_relu(aspp_width, aspp_width, rate=1)
         self.head = nn.Conv2d(aspp_width, num_classes, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the weights as in He et al. 2015."""
         self.apply(he_init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, in_channels, H, W) to logits (N, num_classes, H, W)."""
-        stride = self.options["output_stride"]
-        check_images(x, self.options["in_channels"], smallest=stride)
-        if self.training and len(x) == 1 and max(x.shape[2:]) <= stride:
-            raise ValueError(
-                f"the net got one image of {x.shape[2]}×{x.shape[3]} pixels in training, a single value for each "
-                f"BatchNorm; expected more: give a batch of several, or images of more than {stride} pixels"
-            )
         phi = self.refine(self.aspp(self.backbone(x)))  # (N, D, ⌈H/s⌉, ⌈W/s⌉)
         return functional.interpolate(self.head(phi), size=x.shape[2:], mode="bilinear", align_corners=False)
 
@@ -239,7 +216,7 @@ class DeepLabV3(nn.Module):
 def deeplab_resnet50(num_classes: int, in_channels: int = 3, *, output_stride: int = 8) -> DeepLabV3:
     """DeepLab-v3 on ResNet-50, D = 256 (39.64 M parameters with 21 classes).
 
-    >>> with torch.device("meta"):  # its shape, for no memory
+    >>> with torch.device("meta"):  # no memory is allocated
     ...     net = deeplab_resnet50(21)
     >>> net.head
     Conv2d(256, 21, kernel_size=(1, 1), stride=(1, 1))
@@ -253,7 +230,7 @@ def deeplab_resnet101(num_classes: int, in_channels: int = 3, *, output_stride: 
 
 
 def small_deeplab(num_classes: int, in_channels: int = 3) -> DeepLabV3:
-    """DeepLab-v3 on three basic blocks at output stride 4, D = 48: for a CPU and images of some 100 pixels (0.16 M)."""
+    """DeepLab-v3 on three basic blocks at output stride 4, D = 48: for a CPU and images of 100 pixels (0.16 M)."""
     return DeepLabV3(
         num_classes,
         in_channels,
@@ -268,7 +245,7 @@ def small_deeplab(num_classes: int, in_channels: int = 3) -> DeepLabV3:
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: 1×1, 3×3 at each rate and the mean over the image, joined and projected."""
+    """Atrous spatial pyramid pooling: 1×1, 3×3 at each rate and image pooling, concatenated and projected."""
 
     def __init__(self, before: int, width: int, rates: Sequence[int]) -> None:
         super().__init__()
@@ -286,7 +263,7 @@ class ASPP(nn.Module):
 
 
 class ImagePooling(nn.Module):
-    """The mean over pixels through 1×1 convolution, BatchNorm and ReLU, laid out over the map."""
+    """Global average pooling, 1×1 convolution, BatchNorm and ReLU, expanded to the size of the map."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -302,7 +279,7 @@ class ImagePooling(nn.Module):
 class PooledNorm(nn.BatchNorm2d):
     """BatchNorm of one value for each image and channel (N, C, 1, 1).
 
-    A training batch of one image has no variance: then the running statistics are used, and stay, as in evaluation.
+    A training batch of one image has no variance: then the running statistics are used and not updated.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -324,54 +301,45 @@ def _conv_bn_relu(before: int, width: int, *, rate: int | None = None) -> nn.Seq
 
 
 def load_torchvision_weights(net: DeepLabV3, state: Mapping[str, Tensor]) -> list[str]:
-    """Copy torchvision's weights into the net, and name those of the net's tensors that they do not hold.
+    """Copy torchvision's weights into the net.
 
-    `state` is the state dict of torchvision's `resnet50` or `resnet101` (the backbone alone), or of its
-    `deeplabv3_resnet50` or `deeplabv3_resnet101` (everything; they were trained at output stride 8). A classifier of
-    another number of classes leaves the head as it is. What does not fit is refused, and the net stays unchanged:
+    Args:
+        net: Net with bottleneck blocks and the large stem.
+        state: State dict of torchvision's `resnet50` or `resnet101` (the backbone only), or of its
+            `deeplabv3_resnet50` or `deeplabv3_resnet101` (everything; trained at output stride 8). A classifier with
+            another number of classes leaves the head unchanged.
 
-        net = deeplab_resnet50(11)
-        load_torchvision_weights(net, torch.load("deeplabv3_resnet50_coco-cd0a2569.pth", weights_only=True))
+    Returns:
+        Names of the net's tensors that the weights do not contain.
 
-    >>> load_torchvision_weights(small_deeplab(2), {"conv1.weight": torch.zeros(64, 3, 7, 7)})
-    Traceback (most recent call last):
-    ValueError: the state dict does not fit the net (...); expected torchvision's for a net of this depth...
+    Raises:
+        ArgumentError: If the weights do not fit; the net is not changed.
+
+    Example:
+        >>> load_torchvision_weights(small_deeplab(2), {"conv1.weight": torch.zeros(64, 3, 7, 7)})
+        Traceback (most recent call last):
+        neuboots._validation.ArgumentError: got state=...; expected torchvision's weights for a net of this depth ...
     """
-    pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
-    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in pairs):
-        raise ValueError(
-            f"got a {type(state).__name__} that is no state dict; expected names and tensors: give what torch.load or "
-            "model.state_dict() returned"
-        )
     unused = ("aux_classifier.", "fc.")
     found = {_translate_name(name): tensor for name, tensor in state.items() if not name.startswith(unused)}
     if (head := found.get("head.weight")) is not None and len(head) != net.head.out_channels:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("head.")}
-    wanted = net.state_dict()
-    left = [name for name in wanted if name not in found]
-    backbone_alone = all(name.startswith("backbone.") for name in found)
+    expected = net.state_dict()
+    remaining = [name for name in expected if name not in found]
+    backbone_only = all(name.startswith("backbone.") for name in found)
     missing = [
         name
-        for name in left
+        for name in remaining
         if not name.endswith("num_batches_tracked")  # older files have none, and nothing depends on it
         and not name.startswith("head.")
-        and (name.startswith("backbone.") or not backbone_alone)
+        and (name.startswith("backbone.") or not backbone_only)
     ]
-    extra = [name for name in found if name not in wanted]
-    shapes = [
-        f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if missing or extra or shapes:
-        parts = {"missing": missing, "not in the net": extra, "of another shape": shapes}
-        said = "; ".join(f"{what}: {', '.join(names[:3])}" for what, names in parts.items() if names)
-        raise ValueError(
-            f"the state dict does not fit the net ({said}); expected torchvision's for a net of this depth and these "
-            "in_channels: give that one, or build the net to match"
-        )
+    wrong = [name for name, value in found.items() if name not in expected or value.shape != expected[name].shape]
+    if missing or wrong:
+        got = f"{len(missing)} missing, {len(wrong)} unexpected or misshapen tensors, such as {(missing + wrong)[:3]}"
+        raise ArgumentError("state", got, "torchvision's weights for a net of this depth and these in_channels")
     net.load_state_dict(found, strict=False)
-    return left
+    return remaining
 
 
 _PREFIXES = {
@@ -388,13 +356,13 @@ _PREFIXES = {
 
 
 def _translate_name(name: str) -> str:
-    """torchvision's name of a tensor as ours; a name that is not torchvision's stays as it is."""
+    """Translate torchvision's name of a tensor to ours; other names are returned as they are."""
     theirs = name.removeprefix("backbone.")
     if inner := re.fullmatch(r"layer(\d)\.(\d+)\.(conv|bn|downsample\.)(\d)\.(\w+)", theirs):
         stage, block, kind, number, last = inner.groups()
         layer = f"shortcut.{number}"
         if kind != "downsample.":
-            layer = f"residual.{3 * (int(number) - 1) + (kind == 'bn')}"  # convolution, BatchNorm, ReLU in turn
+            layer = f"residual.{3 * (int(number) - 1) + (kind == 'bn')}"  # convolution, BatchNorm, ReLU
         return f"backbone.stages.{int(stage) - 1}.{block}.{layer}.{last}"
     for prefix, ours in _PREFIXES.items():
         if theirs.startswith(prefix):

@@ -8,26 +8,33 @@ bottleneck before each 3×3 convolution and halve the channels between blocks: `
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, cat, nn
 
-from neuboots.nets.cnn import check_images
-from neuboots.nets.mlp import check_choice, check_size, check_sizes
+from neuboots._validation import ArgumentError, check_fraction
 from neuboots.nets.resnet import he_init
+from neuboots.serialization import configurable
 
 
+@configurable
 class DenseNet(nn.Module):
-    """A 3×3 stem, dense blocks with transitions that halve the image, the mean over pixels and a head.
+    """A 3×3 stem, dense blocks with transitions that halve the image, global average pooling and a linear head.
 
-    `blocks[i]` layers of `growth` outputs each make block i. A `bottleneck` is a 1×1 convolution to 4·growth channels
-    before each 3×3 convolution; a transition keeps the share `compression` of the channels. The stem has 2·growth
-    channels with bottlenecks and 16 without, as in the paper.
+    The stem has 2·growth channels with bottlenecks and 16 without, as in the paper.
 
-    >>> import torch
-    >>> net = DenseNet(10, growth=4, blocks=(2, 2))
-    >>> net(torch.zeros(5, 3, 32, 32)).shape
-    torch.Size([5, 10])
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        growth: Number of channels that each layer adds.
+        blocks: Number of layers in each dense block.
+        bottleneck: Whether a 1×1 convolution to 4·growth channels precedes each 3×3 convolution.
+        compression: Fraction of the channels that a transition keeps.
+
+    Example:
+        >>> import torch
+        >>> net = DenseNet(10, growth=4, blocks=(2, 2))
+        >>> net(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 10])
     """
 
     def __init__(
@@ -41,40 +48,29 @@ class DenseNet(nn.Module):
         compression: float = 0.5,
     ) -> None:
         super().__init__()
-        check_size("num_classes", num_classes)
-        check_size("in_channels", in_channels)
-        check_size("growth", growth)
-        check_sizes("blocks", blocks)
-        check_choice("bottleneck", bottleneck, (False, True))
+        check_fraction("compression", compression, one=True)
         if not blocks:
-            raise ValueError("blocks is empty; expected at least one dense block: pass a tuple such as (16, 16, 16)")
-        if type(compression) not in (int, float) or not 0.0 < compression <= 1.0:
-            raise ValueError(f"compression is {compression!r}; expected a share in (0, 1]: pass such a number")
-        self.options: dict[str, Any] = {
-            "num_classes": num_classes,
-            "in_channels": in_channels,
-            "growth": growth,
-            "blocks": list(blocks),
-            "bottleneck": bottleneck,
-            "compression": compression,
-        }
+            raise ArgumentError("blocks", blocks, "at least one dense block")
         width = 2 * growth if bottleneck else 16
         layers: list[nn.Module] = [nn.Conv2d(in_channels, width, 3, padding=1, bias=False)]
         for i, count in enumerate(blocks):
             if i > 0:
                 kept = max(1, int(compression * width))
-                layers += [*_before(width), nn.Conv2d(width, kept, 1, bias=False), nn.AvgPool2d(2)]
+                layers += [*_norm_relu(width), nn.Conv2d(width, kept, 1, bias=False), nn.AvgPool2d(2)]
                 width = kept
             for _ in range(count):
                 layers.append(DenseLayer(width, growth, bottleneck=bottleneck))
                 width += growth
-        self.features = nn.Sequential(*layers, *_before(width))
+        self.features = nn.Sequential(*layers, *_norm_relu(width))
         self.head = nn.Linear(width, num_classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the weights as in He et al. 2015."""
         self.apply(he_init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
-        check_images(x, self.options["in_channels"], smallest=2 ** (len(self.options["blocks"]) - 1))
         phi = self.features(x).mean(dim=(2, 3))  # (N, D)
         out: Tensor = self.head(phi)  # (N, C)
         return out
@@ -105,24 +101,21 @@ def densenet_bc(depth: int, num_classes: int, in_channels: int = 3, *, growth: i
     >>> densenet_bc(190, 10, growth=40).options["blocks"]
     [31, 31, 31]
     """
-    check_size("depth", depth)
     m, rest = divmod(depth - 4, 6)
     if m < 1 or rest:
-        raise ValueError(
-            f"depth is {depth}; expected 6m + 4 for a whole m of at least 1: pass a depth such as 22, 40, 100 or 190"
-        )
+        raise ArgumentError("depth", depth, "6m + 4 with m ≥ 1, such as 22, 40, 100 or 190")
     return DenseNet(num_classes, in_channels, growth=growth, blocks=(m, m, m))
 
 
 class DenseLayer(nn.Module):
-    """[x, H(x)]: what came in, and k new channels after it."""
+    """[x, H(x)]: the input with k new channels appended."""
 
     def __init__(self, before: int, growth: int, *, bottleneck: bool) -> None:
         super().__init__()
-        layers = _before(before)
+        layers = _norm_relu(before)
         if bottleneck:
             inner = 4 * growth
-            layers += [nn.Conv2d(before, inner, 1, bias=False), *_before(inner)]
+            layers += [nn.Conv2d(before, inner, 1, bias=False), *_norm_relu(inner)]
             before = inner
         self.new = nn.Sequential(*layers, nn.Conv2d(before, growth, 3, padding=1, bias=False))
 
@@ -131,6 +124,6 @@ class DenseLayer(nn.Module):
         return cat([x, self.new(x)], dim=1)
 
 
-def _before(width: int) -> list[nn.Module]:
-    """What stands before each convolution."""
+def _norm_relu(width: int) -> list[nn.Module]:
+    """BatchNorm and ReLU, which precede each convolution."""
     return [nn.BatchNorm2d(width), nn.ReLU()]

@@ -7,26 +7,31 @@ images, widths 64 to 512 and projection shortcuts: `resnet18`, `resnet34`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots.nets.cnn import check_images
-from neuboots.nets.mlp import check_choice, check_size, check_sizes
+from neuboots._validation import ArgumentError, check_choice
+from neuboots.serialization import configurable
 
 
+@configurable
 class ResNet(nn.Module):
-    """A 3×3 stem, stages of basic blocks that halve the image, the mean over pixels and a head.
+    """A 3×3 stem, stages of basic blocks that halve the image, global average pooling and a linear head.
 
-    `blocks[i]` blocks of width `widths[i]` make stage i; the feature width D is widths[-1].
-    Where a stage changes the shape, the shortcut is "pad" (subsample and append zero channels,
-    option A of the paper) or "projection" (1×1 convolution and BatchNorm, option B).
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        blocks: Number of blocks in each stage.
+        widths: Channels of each stage; the head reads D = widths[-1] features.
+        shortcut: Shortcut where a stage changes the shape: "pad" (subsample and append zero channels, option A of the
+            paper) or "projection" (1×1 convolution and BatchNorm, option B).
 
-    >>> import torch
-    >>> net = ResNet(10, blocks=(1, 1), widths=(8, 16), shortcut="projection")
-    >>> net(torch.zeros(5, 3, 32, 32)).shape
-    torch.Size([5, 10])
+    Example:
+        >>> import torch
+        >>> net = ResNet(10, blocks=(1, 1), widths=(8, 16), shortcut="projection")
+        >>> net(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 10])
     """
 
     def __init__(
@@ -39,28 +44,12 @@ class ResNet(nn.Module):
         shortcut: str = "pad",
     ) -> None:
         super().__init__()
-        check_size("num_classes", num_classes)
-        check_size("in_channels", in_channels)
-        check_sizes("blocks", blocks)
-        check_sizes("widths", widths)
         check_choice("shortcut", shortcut, ("pad", "projection"))
-        if len(blocks) != len(widths) or not widths:
-            raise ValueError(
-                f"blocks has {len(blocks)} stages and widths {len(widths)}; expected as many "
-                "of both, at least 1: pass one number of blocks and one width per stage"
-            )
+        if not widths or len(blocks) != len(widths):
+            raise ArgumentError("blocks", blocks, f"one number per stage, as in widths={widths!r}")
         if shortcut == "pad" and list(widths) != sorted(widths):
-            raise ValueError(
-                f"widths is {widths!r} with shortcut 'pad'; expected widths that never shrink: "
-                "sort them, or pass shortcut='projection'"
-            )
-        self.options: dict[str, Any] = {
-            "num_classes": num_classes,
-            "in_channels": in_channels,
-            "blocks": list(blocks),
-            "widths": list(widths),
-            "shortcut": shortcut,
-        }
+            hint = "use shortcut='projection' for stages that become narrower"
+            raise ArgumentError("widths", widths, "increasing widths with shortcut='pad'", hint=hint)
         before = widths[0]
         layers = [_conv3x3(in_channels, before, stride=1), nn.BatchNorm2d(before), nn.ReLU()]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
@@ -70,11 +59,14 @@ class ResNet(nn.Module):
                 before = width
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(before, num_classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the weights as in He et al. 2015."""
         self.apply(he_init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
-        check_images(x, self.options["in_channels"])
         phi = self.features(x).mean(dim=(2, 3))  # (N, D)
         out: Tensor = self.head(phi)  # (N, C)
         return out
@@ -115,13 +107,9 @@ def thin_resnet(depth: int, num_classes: int, in_channels: int = 3) -> ResNet:
     >>> thin_resnet(56, 10).options["blocks"]
     [9, 9, 9]
     """
-    check_size("depth", depth)
     m, rest = divmod(depth - 2, 6)
     if m < 1 or rest:
-        raise ValueError(
-            f"depth is {depth}; expected 6m + 2 for a whole m of at least 1: "
-            "pass a depth such as 8, 20, 32, 44, 56 or 110"
-        )
+        raise ArgumentError("depth", depth, "6m + 2 with m ≥ 1, such as 8, 20, 32, 44, 56 or 110")
     return ResNet(num_classes, in_channels, blocks=(m, m, m), widths=(16, 32, 64), shortcut="pad")
 
 

@@ -1,32 +1,41 @@
-"""A small transformer for texts: token ids to the logits of one label a text.
+"""A small transformer for text classification: token ids to the logits of one label per text.
 
     h ← h + attention(norm(h)),   h ← h + feed-forward(norm(h)),   φ = mean over tokens of norm(h)
 
-Vaswani et al., Attention Is All You Need, NeurIPS 2017; normalised before each part as in Xiong et al., On Layer
-Normalization in the Transformer Architecture, ICML 2020. Token 0 is padding: nobody attends to it, the mean leaves it
-out, and positions count real tokens only, so that an output depends on the text and not on how it was padded. All
-dropout is in `nn.Dropout` layers along (N, T, width), where MC dropout finds it; attention weights are not dropped,
-since a mask of T × T would make a thinned net depend on the padding.
+Vaswani et al., Attention Is All You Need, NeurIPS 2017; pre-norm as in Xiong et al., On Layer Normalization in the
+Transformer Architecture, ICML 2020. Token 0 is padding: it is masked in attention and in the mean, and positions count
+real tokens only, so that an output depends on the text and not on its padding. All dropout is in `nn.Dropout` layers
+on (N, T, width), where MC dropout finds it; attention weights are not dropped, since a T × T mask would depend on
+the padding.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neuboots.nets.mlp import check_choice, check_size
+from neuboots._validation import ArgumentError, check_choice
+from neuboots.serialization import configurable
 
 
+@configurable
 class TextTransformer(nn.Module):
-    """Embedding and positions, `depth` encoder blocks, the mean over real tokens and a head.
+    """Embedding and positions, `depth` encoder blocks, the mean over real tokens and a linear head.
 
-    Ids are 0 for padding and 1 … vocab_size − 1 for tokens; a text has at most `max_length` of them. Positions are
-    "learned" or "sinusoidal". The feature width D is `width`.
+    Args:
+        vocab_size: Number of token ids; 0 is padding.
+        num_classes: Number of classes.
+        width: Width of the embedding; the head reads D = width features.
+        depth: Number of encoder blocks.
+        heads: Number of attention heads.
+        max_length: Maximum number of tokens of a text.
+        dropout: Dropout rate.
+        positions: "learned" or "sinusoidal".
 
-    >>> net = TextTransformer(1000, 2, width=32, depth=1)
-    >>> net(torch.tensor([[5, 9, 2, 0, 0], [7, 7, 1, 3, 0]])).shape
-    torch.Size([2, 2])
+    Example:
+        >>> net = TextTransformer(1000, 2, width=32, depth=1)
+        >>> net(torch.tensor([[5, 9, 2, 0, 0], [7, 7, 1, 3, 0]])).shape
+        torch.Size([2, 2])
     """
 
     def __init__(
@@ -42,32 +51,27 @@ class TextTransformer(nn.Module):
         positions: str = "learned",
     ) -> None:
         super().__init__()
-        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "width": width, "depth": depth, "heads": heads}
-        for name, size in {**sizes, "max_length": max_length}.items():
-            check_size(name, size)
         check_choice("positions", positions, ("learned", "sinusoidal"))
         if width % heads:
-            raise ValueError(f"width is {width} with {heads} heads; expected a multiple of heads: pass such a width")
-        if type(dropout) not in (int, float) or not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is {dropout!r}; expected a rate in [0, 1): pass such a number")
-        self.options: dict[str, Any] = {
-            **sizes,
-            "max_length": max_length,
-            "dropout": dropout,
-            "positions": positions,
-        }
+            raise ArgumentError("width", width, f"a multiple of heads={heads}")
         self.embedding = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(max_length, width) if positions == "learned" else Sinusoids(max_length, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList([EncoderBlock(width, heads, dropout) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise linear layers after Glorot and Bengio, and embeddings with length about 1."""
         self.apply(_init)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids (N, T) to logits (N, num_classes)."""
-        real = self._check(ids)  # (N, T)
-        order = (real.cumsum(1) - 1).clamp_min(0)  # (N, T): the how-manieth real token each is
+        real = ids != 0  # (N, T)
+        if ids.device.type != "meta" and len(ids) and not bool(real.any(1).all()):
+            raise ArgumentError("ids", "a text of padding (0) only", "at least one token per text")
+        order = (real.cumsum(1) - 1).clamp_min(0)  # (N, T): position among the real tokens
         h = self.dropout(self.embedding(ids) + self.positions(order))  # (N, T, D)
         for block in self.blocks:
             h = block(h, real)
@@ -75,36 +79,6 @@ class TextTransformer(nn.Module):
         phi = (self.norm(h) * counted).sum(1) / counted.sum(1)  # (N, D)
         out: Tensor = self.head(phi)  # (N, C)
         return out
-
-    def _check(self, ids: Tensor) -> Tensor:
-        """Which ids are tokens and not padding: (N, T)."""
-        vocab_size, max_length = self.options["vocab_size"], self.options["max_length"]
-        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"the net got an input of shape {tuple(ids.shape)} and type {ids.dtype}; expected token ids (N, T) of "
-                "torch.int64: turn texts into ids, padded with 0 to one length"
-            )
-        real = ids != 0
-        if ids.device.type == "meta" or not len(ids):
-            return real
-        lengths = real.sum(1)
-        if int(lengths.min()) < 1:
-            row = int(lengths.argmin())
-            raise ValueError(
-                f"row {row} has no token, padding (0) alone; expected at least one: drop or fill such texts"
-            )
-        if int(lengths.max()) > max_length:
-            raise ValueError(
-                f"row {int(lengths.argmax())} has {int(lengths.max())} tokens; expected at most {max_length}: cut the "
-                "texts, or build the net with a larger max_length"
-            )
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
-            raise ValueError(
-                f"the ids go from {low} to {high}; expected 0 to {vocab_size - 1}: build the net with the "
-                "vocab_size of the tokenizer"
-            )
-        return real
 
 
 class EncoderBlock(nn.Module):
@@ -132,7 +106,7 @@ class EncoderBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(q kᵀ / √d) v in each head, over real tokens only, and a projection of the joined heads."""
+    """softmax(q kᵀ / √d) v in each head, over real tokens only, and a projection of the concatenated heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -159,7 +133,7 @@ class SelfAttention(nn.Module):
 
 
 class Sinusoids(nn.Module):
-    """Positions that are not learned: p[t, 2i] = sin(t / 10000^{2i/D}), p[t, 2i+1] = cos(t / 10000^{2i/D}).
+    """Sinusoidal positions: p[t, 2i] = sin(t / 10000^{2i/D}), p[t, 2i+1] = cos(t / 10000^{2i/D}).
 
     >>> Sinusoids(10, 4)(torch.tensor([0])).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
@@ -180,7 +154,7 @@ class Sinusoids(nn.Module):
 
 
 def _init(layer: nn.Module) -> None:
-    """Linear: Glorot and Bengio's uniform law, b = 0. Embeddings: N(0, 1/D), so that a token has length about 1."""
+    """Linear: Glorot and Bengio's uniform distribution, b = 0. Embeddings: N(0, 1/D), of length about 1."""
     if isinstance(layer, nn.Linear):
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:

@@ -1,54 +1,68 @@
-"""The amortized bootstrap: an implicit model of the net's parameters, trained on resampled data.
+"""Amortized bootstrap: an implicit model of the net's parameters, trained on resampled data.
 
     θ = f_φ(ξ),  ξ ~ N(0, I);   φ̂ = argmin_φ 1/K Σ_k 1/n Σᵢ w_{ki} ℓ(net(Xᵢ; f_φ(ξ_k)), yᵢ),   w_k ~ Multinomial(n; 1/n)
 
-Algorithm 1 of the paper: K resampled data sets w_1 … w_K, drawn anew every few epochs; K noises ξ_1 … ξ_K, drawn anew
-at every step; θ_k is trained on data set k. At prediction any number of noises gives as many nets.
+Algorithm 1 of the paper: K resampled data sets w_1 … w_K, drawn again every few epochs; K noise vectors ξ_1 … ξ_K,
+drawn again at every step; θ_k is trained on data set k. At prediction each noise vector gives a net.
 
-ξ_k is drawn independently of w_k, and E w_{ki} = 1: the objective is the mean over ξ of the ordinary training loss at
-f_φ(ξ). It is least where every f_φ(ξ) minimises that loss, so a model with one minimum loses all spread. What spread is
-left after training comes from the first φ, from several minima and from steps not yet averaged out; it is no bootstrap
-distribution, and shrinks as training goes on.
+ξ_k is independent of w_k, and E w_{ki} = 1: the objective is the mean over ξ of the ordinary training loss at f_φ(ξ).
+It is minimal where every f_φ(ξ) minimises that loss, so that a model with a single minimum loses all variance. The
+variance that remains after training comes from the initial φ, from several minima and from the noise of the steps; it
+is not that of a bootstrap distribution, and shrinks during training.
 
-Here f_φ has one hidden layer, θ = θ₀ + A tanh(W ξ + b), with a dense A and the net's own first parameters as θ₀: H + 1
-numbers for each parameter of the net, which a net of a million parameters can still afford.
+Here f_φ has one hidden layer, θ = θ₀ + A tanh(W ξ + b), with a dense A and the net's initial parameters as θ₀: H + 1
+numbers for each parameter of the net, feasible for a net with a million parameters.
 
 Nalisnick and Smyth, The amortized bootstrap, ICML workshop on implicit models, 2017.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal, stable_hash
-from neuboots.head import cast_inputs, eval_mode, has_lazy_layers, unwrap_model
+from neuboots._validation import ArgumentError, check_int, check_positive
+from neuboots.head import cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length
-from neuboots.losses import CrossEntropy, Loss, check_loss, valid_mask, weighted_mean
-from neuboots.methods._base import add_output_axis, functional_output, load_example, register, validation_metrics
+from neuboots.losses import valid_mask, weighted_mean
+from neuboots.methods._base import (
+    BaseMethod,
+    add_output_axis,
+    functional_output,
+    prepare_net,
+    register,
+    validation_metrics,
+)
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
-from neuboots.training import Objective, TrainingConfig, describe_method, initialize_model, train
+from neuboots.training import FitInputs, Objective
 from neuboots.weights import Multinomial
 from neuboots_paper.baselines.gbs import check_uncompiled
 
 
 def draw_noise(ids: Tensor, size: int, *name: int | str) -> Tensor:
-    """ξ for each id under a name: (num, d)."""
+    """Draw ξ for each id under a name: (num, d)."""
     return draw_normal(derive_keys(ids, *name), size)
 
 
 class ImplicitModel(nn.Module):
-    """The net with parameters θ₀ + A tanh(W ξ + b); its own parameters are θ₀. Frozen ones are the same for all ξ.
+    """A net with parameters θ₀ + A tanh(W ξ + b), where θ₀ are its own; frozen parameters and buffers are shared.
 
-    Buffers, such as BatchNorm's, are the net's: all ξ share them.
+    Args:
+        net: The net.
+        latent: Dimension of ξ.
+        hidden: Number of hidden units.
+        spread: Initial standard deviation of a parameter, relative to the size of its tensor.
+        frozen: Names of further parameters that do not depend on ξ.
+        seed: Seed of the initial W and A.
 
-    >>> model = ImplicitModel(nn.Linear(4, 3), latent=2, hidden=8)
-    >>> model(torch.zeros(5, 4), torch.ones(2)).shape
-    torch.Size([5, 3])
+    Example:
+        >>> model = ImplicitModel(nn.Linear(4, 3), latent=2, hidden=8)
+        >>> model(torch.zeros(5, 4), torch.ones(2)).shape
+        torch.Size([5, 3])
     """
 
     def __init__(
@@ -66,41 +80,45 @@ class ImplicitModel(nn.Module):
         self.net = net
         self.latent = latent
         self.frozen = sorted({name for name, p in net.named_parameters() if not p.requires_grad} | set(frozen))
-        made = {name: p for name, p in net.named_parameters() if name not in self.frozen}
-        if not made:
-            raise ValueError("the net has no parameters to generate; expected at least one with requires_grad")
+        generated = {name: p for name, p in net.named_parameters() if name not in self.frozen}
+        if not generated:
+            raise ArgumentError("net", type(net), "a net with parameters that require gradients")
         rng = torch.Generator().manual_seed(stable_hash(seed, "implicit"))
 
-        def drawn(*shape: int, like: Tensor, scale: float) -> nn.Parameter:
-            return nn.Parameter((scale * torch.randn(*shape, generator=rng)).to(like))
+        def draw(*shape: int, reference: Tensor, scale: float) -> nn.Parameter:
+            return nn.Parameter((scale * torch.randn(*shape, generator=rng)).to(reference))
 
-        first = next(iter(made.values()))
-        self.W = drawn(hidden, latent, like=first, scale=1 / math.sqrt(latent))
+        first = next(iter(generated.values()))
+        self.W = draw(hidden, latent, reference=first, scale=1 / math.sqrt(latent))
         self.b = nn.Parameter(torch.zeros_like(self.W[:, 0]))
-        # At first θ strays from θ₀ by `spread` times the size of each tensor: all layers by the same share.
         self.A = nn.ParameterList(
-            drawn(hidden, *p.shape, like=p, scale=spread * _size(p) / math.sqrt(hidden)) for p in made.values()
+            draw(hidden, *p.shape, reference=p, scale=spread * _root_mean_square(p) / math.sqrt(hidden))
+            for p in generated.values()
         )
-        self.names = list(made)
+        self.names = list(generated)
 
     def generate_parameters(self, xi: Tensor) -> dict[str, Tensor]:
-        """θ = f_φ(ξ), by the names of the net's parameters; ξ is (d,)."""
+        """Compute θ = f_φ(ξ), by the names of the net's parameters; ξ is (d,)."""
         h = torch.tanh(self.W @ xi.to(self.W) + self.b)  # (H,)
-        own = dict(self.net.named_parameters())
-        return {name: own[name] + torch.tensordot(h.to(A), A, 1) for name, A in zip(self.names, self.A, strict=True)}
+        theta = dict(self.net.named_parameters())
+        return {name: theta[name] + torch.tensordot(h.to(A), A, 1) for name, A in zip(self.names, self.A, strict=True)}
 
     def forward(self, x: Any, xi: Tensor) -> Tensor:
-        """net(x; f_φ(ξ))."""
+        """Compute net(x; f_φ(ξ))."""
         return functional_output(self.net, self.generate_parameters(xi), x)
 
 
-def _size(tensor: Tensor) -> float:
+def _root_mean_square(tensor: Tensor) -> float:
     return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 @dataclass(frozen=True)
 class AmortizedBootstrapPredictor(Predictor):
-    """Replicate b is the net with the parameters f_φ(ξ_b)."""
+    """Predictor whose replicate b is the net with the parameters f_φ(ξ_b).
+
+    Args:
+        model: The implicit model.
+    """
 
     model: ImplicitModel
 
@@ -113,7 +131,12 @@ class AmortizedBootstrapPredictor(Predictor):
         return self.model
 
     def noise(self, b: int, *, seed: int = 0) -> Tensor:
-        """ξ_b of this seed: (d,)."""
+        """Return ξ_b of a seed: (d,).
+
+        Args:
+            b: Number of the replicate.
+            seed: Seed of the replicates.
+        """
         return draw_noise(torch.tensor([b]), self.model.latent, seed, "replicate")[0]
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
@@ -144,23 +167,27 @@ class AmortizedBootstrapPredictor(Predictor):
     reference="Nalisnick and Smyth, ICML workshop on implicit models, 2017",
 )
 @dataclass(frozen=True)
-class AmortizedBootstrap:
-    """Options of the amortized bootstrap. A step makes K = `num_resamples` passes.
+class AmortizedBootstrap(BaseMethod[AmortizedBootstrapPredictor]):
+    """An implicit model of the parameters; a step has K passes.
 
-    `resample_every` is the number of epochs for which the K data sets are kept (the paper: 3 to 5 work well), `latent`
-    the size of ξ and `hidden` that of f_φ's hidden layer; `spread` is how far, of its own size, a parameter strays at
-    first.
+    Args:
+        loss: Loss per example.
+        num_resamples: Number of resampled data sets K.
+        resample_every: Number of epochs for which they are used (the paper: 3 to 5 work well).
+        latent: Dimension of ξ.
+        hidden: Number of hidden units of f_φ.
+        spread: Initial standard deviation of a parameter, relative to the size of its tensor.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-    >>> predictor = AmortizedBootstrap(num_resamples=2).fit(model, data, TrainingConfig(epochs=2, progress=False))
-    >>> predictor.predict(x[:5], 20).samples.shape  # (B, N, C)
-    torch.Size([20, 5, 2])
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> config = TrainingConfig(epochs=2, progress=False)
+        >>> predictor = AmortizedBootstrap(num_resamples=2).fit(net, (x, (x[:, 0] > 0).long()), config)
+        >>> predictor.predict(x[:5], 20).samples.shape  # (B, N, C)
+        torch.Size([20, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     num_resamples: int = 5
     resample_every: int = 3
     latent: int = 10
@@ -168,56 +195,48 @@ class AmortizedBootstrap:
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        super().__post_init__()
         for name in ("num_resamples", "resample_every", "latent", "hidden"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"got {name}={value!r}; expected a whole number ≥ 1")
-        if not 0 < self.spread < math.inf:
-            raise ValueError(f"got spread={self.spread!r}; expected a positive number")
+            check_int(name, getattr(self, name), minimum=1)
+        check_positive("spread", self.spread)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> AmortizedBootstrapPredictor:
-        """Train f_φ for the net that `model()` gives, by Algorithm 1 of the paper."""
-        n = dataset_length(data)
+    def _fit(self, inputs: FitInputs) -> AmortizedBootstrapPredictor:
+        n, seed = dataset_length(inputs.data), inputs.config.seed
         if n is None:
-            raise ValueError(
-                "got a stream; expected a data set of known length: n points are drawn with replacement from n"
-            )
-        net = unwrap_model(initialize_model(model, config.seed))
-        if has_lazy_layers(net):
-            load_example(net, data, seed=config.seed)
-        model = ImplicitModel(net, latent=self.latent, hidden=self.hidden, spread=self.spread, seed=config.seed)
+            raise ArgumentError("data", inputs.data, "a data set with a length, from which points are drawn")
+        net, _ = prepare_net(inputs)
+        model = ImplicitModel(net, latent=self.latent, hidden=self.hidden, spread=self.spread, seed=seed)
 
         def objective_at(epoch: int) -> Objective:
-            resampled = self.draw_resamples(epoch // self.resample_every, n, seed=config.seed)  # (K, n)
-
-            def objective(g: nn.Module, batch: Batch) -> Tensor:
-                return self.objective(g, batch, resampled, seed=config.seed)
-
-            return objective
+            counts = self.draw_resamples(epoch // self.resample_every, n, seed=seed)  # (K, n)
+            return lambda g, batch: self.compute_objective(g, batch, counts, seed=seed)
 
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return validation_metrics(
-                self.loss, g(cast_inputs(g, batch.x), torch.zeros(self.latent)), batch.y
-            )  # at ξ = 0
+            return validation_metrics(self.loss, g(cast_inputs(g, batch.x), torch.zeros(self.latent)), batch.y)
 
-        train(model, data, objective_at, config, val_data=val_data, validate=validate, identity=describe_method(self))
+        self._train(model, inputs, objective_at, validate)
         return AmortizedBootstrapPredictor(model.eval())
 
     def draw_resamples(self, number: int, n: int, *, seed: int) -> Tensor:
-        """The K data sets of one round: how often each holds each of the n points: (K, n)."""
+        """Draw how often each of the n points is in each of the K data sets: (K, n).
+
+        Args:
+            number: Number of the round of data sets.
+            n: Number of points.
+            seed: Seed of the draws.
+        """
         return Multinomial().sample(derive_keys(torch.arange(self.num_resamples), seed, "resample", number), n)
 
-    def objective(self, model: nn.Module, batch: Batch, resampled: Tensor, *, seed: int) -> Tensor:
-        """1/K Σ_k of the weighted mean loss of data set k, (n,), under the parameters f_φ(ξ_k) of this step."""
+    def compute_objective(self, model: nn.Module, batch: Batch, counts: Tensor, *, seed: int) -> Tensor:
+        """Compute 1/K Σ_k of the weighted mean losses of the data sets with the parameters f_φ(ξ_k) of this step.
+
+        Args:
+            model: The implicit model.
+            batch: A batch of examples.
+            counts: How often each point is in each data set, (K, n).
+            seed: Seed of the noise.
+        """
         x, mask = cast_inputs(model, batch.x), valid_mask(self.loss, batch.y)
-        xis = draw_noise(torch.arange(len(resampled)), self.latent, seed, "step", batch.step)  # (K, d)
-        pairs = zip(xis, resampled[:, batch.index.cpu()], strict=True)
+        noise = draw_noise(torch.arange(len(counts)), self.latent, seed, "step", batch.step)  # (K, d)
+        pairs = zip(noise, counts[:, batch.index.cpu()], strict=True)
         return torch.stack([weighted_mean(self.loss(model(x, xi), batch.y), w, mask) for xi, w in pairs]).mean()

@@ -2,17 +2,16 @@
 
     h_{l+1} = act(W_l h_l + V_l α + b_l),   ĝ = argmin_g E_α [ 1/n Σᵢ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) ]     (eq. 2.6)
 
-Concatenating α ∈ R^S to the input of a linear layer adds V α to its output, V being the S new columns of the widened
-layer. For a convolution α stands in S constant planes; each then adds a number to every output channel, the same at
-every pixel (also at the border, where padded planes would not be constant). Prediction is one pass for each replicate.
+Concatenating α ∈ R^S to the input of a linear layer adds V α to its output, where V are the S new columns of the
+widened layer. For a convolution, α is given as S constant planes; each adds a constant to every output channel, the
+same at every pixel (also at the border, where padded planes would not be constant). A replicate costs one pass.
 
 Shin, Wang and Liu, Scalable uncertainty quantification via generative bootstrap sampler, arXiv 2006.00767, 2020; its
 use on networks is described in Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021, section 3, which also reports
-that it degrades as networks get deeper: the weights that enter early are lost on the way.
+that it degrades as networks get deeper.
 """
 
 import math
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,9 +19,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_uniform
+from neuboots._validation import ArgumentError
 from neuboots.head import (
     Head,
     call_net,
@@ -31,15 +30,21 @@ from neuboots.head import (
     eval_mode,
     extract_output,
     replace_layers,
-    unwrap_model,
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import add_output_axis, load_example, register, validation_metrics
-from neuboots.methods.batch_ensemble import check_replacements, outputs_match
+from neuboots.methods._base import (
+    BaseMethod,
+    LayerWrapper,
+    add_output_axis,
+    prepare_net,
+    register,
+    set_context,
+    validation_metrics,
+)
+from neuboots.methods.batch_ensemble import LAYER_TYPES, check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
-from neuboots.training import TrainingConfig, describe_method, initialize_model, train
+from neuboots.training import FitInputs
 from neuboots.weights import (
     Dirichlet,
     ResampleSchedule,
@@ -52,133 +57,112 @@ from neuboots.weights import (
     describe_distribution,
 )
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-MAX_BLOCKS = 100  # S of the authors' own package; every layer gets S columns, so S = n would outgrow the net itself
+MAX_BLOCKS = 100  # S in the authors' package; every layer has S further columns, so that S = n would outgrow the net
 
-_ALPHA: ContextVar[Tensor | None] = ContextVar("alpha", default=None)  # what the layers of this pass are given
+_ALPHA: ContextVar[Tensor | None] = ContextVar("alpha", default=None)  # of the current pass
 
 
-class WidenedLayer(nn.Module):
-    """A layer with the input (x, α): W x + V α + b. Without α it is the layer itself."""
+class WidenedLayer(LayerWrapper):
+    """A layer with the input (x, α): W x + V α + b; without α, the layer itself.
+
+    Args:
+        layer: The layer.
+        num_blocks: Dimension S of α.
+        *name: Name of the random numbers of the initial V.
+    """
 
     def __init__(self, layer: Head, num_blocks: int, *name: int | str) -> None:
-        super().__init__()
-        self.layer = layer
-        self.V = nn.Parameter(_new_columns(layer.weight, num_blocks, *name))
+        super().__init__(layer)
+        # As torch initialises the columns of α in the widened layer: uniform within 1/√fan-in, where the fan-in counts
+        # α. Over a constant plane the k weights of a kernel add up, with the variance of one weight of a 1×1 kernel.
+        outputs, width = layer.weight.shape[:2]
+        uniform = draw_uniform(derive_keys(torch.arange(outputs), *name)[:, None], torch.arange(num_blocks))
+        self.V = nn.Parameter(
+            ((2.0 * uniform - 1.0) * (1.0 / math.sqrt(width + num_blocks))).to(layer.weight)
+        )  # (C, S)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
         alpha = _ALPHA.get()
         if alpha is None:
             return out
-        added = nn.functional.linear(alpha.to(self.V), self.V).to(out.dtype)  # (C,) or (N, C)
-        return out + self._shaped(added, out)
-
-    def _shaped(self, added: Tensor, out: Tensor) -> Tensor:
+        shift = nn.functional.linear(alpha.to(self.V), self.V).to(out.dtype)  # (C,) or (N, C)
         axis = out.ndim - 1 if isinstance(self.layer, nn.Linear) else out.ndim - self.layer.weight.ndim + 1
         shape = [1] * out.ndim
-        shape[axis] = added.shape[-1]
-        if added.ndim == 2:
-            if len(added) != len(out) or axis == 0:
-                raise ValueError(
-                    f"a layer sees {len(out)} rows of {len(added)} inputs, so α cannot be drawn for each sample; "
-                    "expected the batch on the first axis: choose redraw='step' or 'epoch'"
-                )
-            shape[0] = len(added)
-        return added.view(shape)
-
-    def __getattr__(self, name: str) -> Any:
-        """What the net asks of the layer (its weight, its width), the layer answers."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
-
-
-def _new_columns(weight: Tensor, num_blocks: int, *name: int | str) -> Tensor:
-    """V as torch would begin the columns for α of the widened layer: uniform within 1/√fan-in, where the fan-in counts
-    α too. Over a constant plane the columns at the k places of a kernel add up; their sum has the variance, k times a
-    k-th, of a column of a 1×1 kernel, which is drawn in their place: (C, S)."""
-    outputs, width = weight.shape[:2]
-    bound = 1.0 / math.sqrt(width + num_blocks)
-    drawn = draw_uniform(derive_keys(torch.arange(outputs), *name)[:, None], torch.arange(num_blocks))
-    return (bound * (2.0 * drawn - 1.0)).to(weight)
+        shape[axis] = shift.shape[-1]
+        if shift.ndim == 2:
+            if len(shift) != len(out) or axis == 0:
+                expected = f"'step' or 'epoch', since a layer sees {len(out)} rows of {len(shift)} examples"
+                raise ArgumentError("resample", "sample", expected)
+            shape[0] = len(shift)
+        return out + shift.view(shape)
 
 
 def check_uncompiled(net: nn.Module) -> None:
-    """Compiled code has its layers' inputs and parameters built in."""
+    """Raise if parts of the net are compiled, whose layers cannot be given other inputs or parameters."""
     if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in net.modules()):
-        raise ValueError(
-            "parts of the net are compiled, and their layers cannot be given other inputs or parameters; expected a "
-            "net that is not: compile none of it"
-        )
+        raise ArgumentError("model", type(net), "a net without compiled parts")
 
 
 class GBSGenerator(nn.Module):
-    """g(x, α): the net, changed in place so that every Linear layer and convolution is given α.
+    """g(x, α): a net whose Linear layers and convolutions are given α; it is changed in place.
 
-    Attention projections, recurrent layers and transposed convolutions keep the inputs they have.
+    Attention projections, recurrent layers and transposed convolutions are unchanged.
 
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> g = GBSGenerator(net, num_blocks=5)
-    >>> g(torch.zeros(2, 4), torch.ones(5)).shape, [tuple(layer.V.shape) for layer in (net[0], net[2])]
-    (torch.Size([2, 3]), [(8, 5), (3, 5)])
+    Args:
+        net: The net.
+        num_blocks: Dimension S of α.
+        seed: Seed of the initial V.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> g = GBSGenerator(net, num_blocks=5)
+        >>> g(torch.zeros(2, 4), torch.ones(5)).shape, [tuple(layer.V.shape) for layer in (net[0], net[2])]
+        (torch.Size([2, 3]), [(8, 5), (3, 5)])
     """
 
     def __init__(self, net: nn.Module, num_blocks: int, *, seed: int = 0) -> None:
         super().__init__()
         check_blocks(num_blocks)
         check_uncompiled(net)
-        self.net = nn.Sequential(net) if isinstance(net, LAYERS) else net
+        self.net = nn.Sequential(net) if isinstance(net, LAYER_TYPES) else net
         self.num_blocks = num_blocks
 
         def widen(layer: nn.Module, name: str) -> nn.Module:
             return WidenedLayer(cast(Head, layer), num_blocks, seed, "widened", name)
 
-        if not replace_layers(self.net, LAYERS, widen):
-            raise ValueError("the net has no Linear layer and no convolution to widen; expected at least one")
+        if not replace_layers(self.net, LAYER_TYPES, widen):
+            raise ArgumentError("model", type(net), "a net with a Linear layer or a convolution")
 
     def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
-        """g(x, α). α is (S,), or (N, S) with a row for each input; None is the net without its columns V."""
+        """Compute g(x, α); α is (S,) or (N, S), and None gives the net without V."""
         if alpha is not None and (alpha.ndim not in (1, 2) or alpha.shape[-1] != self.num_blocks):
-            raise ValueError(
-                f"got α of shape {tuple(alpha.shape)}; expected ({self.num_blocks},), or (N, {self.num_blocks}) with a "
-                "row for each input"
-            )
-        before = _ALPHA.set(alpha)
-        try:
+            raise ArgumentError("alpha", alpha, f"a tensor of shape ({self.num_blocks},) or (N, {self.num_blocks})")
+        with set_context(_ALPHA, alpha):
             return extract_output(call_net(self.net, x), x)
-        finally:
-            _ALPHA.reset(before)
 
 
-def _outputs_at(net: nn.Module, example: Any, seed: int) -> Tensor:
-    """The outputs in evaluation mode, with the same random numbers each time; a net may write into its inputs."""
+def _run_example(net: nn.Module, example: Any, seed: int) -> Tensor:
+    """Return the outputs in evaluation mode, with the same random numbers each time; a net may write into inputs."""
     example = tree_map_only(Tensor, Tensor.clone, example)
     with eval_mode(net), torch.no_grad(), preserve_rng_state():
         seed_everything(seed, "example")
         return extract_output(call_net(net, example))
 
 
-def _check_surgery(generator: GBSGenerator, example: Any, before: Tensor, seed: int) -> None:
-    """A net that is another one with other layers in it is refused now, not after the training."""
-    layers = [layer for layer in generator.modules() if isinstance(layer, WidenedLayer)]
-    with check_replacements((layer, layer.layer) for layer in layers):
-        after = _outputs_at(generator.net, example, seed)
-    if not outputs_match(after, before):
-        raise ValueError(
-            "without α the widened net has other outputs than the net had; expected a net whose forward does not ask "
-            "what its layers are (isinstance): take a method that leaves the layers as they are"
-        )
-
-
 @dataclass(frozen=True)
 class GBSPredictor(Predictor):
-    """Replicate b is a pass with α_b in every layer."""
+    """Predictor whose replicate b is a pass with α_b in every layer.
+
+    Args:
+        generator: The trained generator.
+        skeleton: The net before it was widened, on the meta device.
+        weight_distribution: Distribution of α that it was trained with.
+    """
 
     generator: GBSGenerator
     skeleton: nn.Module
-    weight_distribution: WeightDistribution  # the one it was trained with
+    weight_distribution: WeightDistribution
 
     @property
     def net(self) -> nn.Module:
@@ -200,16 +184,13 @@ class GBSPredictor(Predictor):
         return stream_forward_passes(num_samples, run)
 
     def config(self) -> dict[str, Any]:
-        return {
-            "method": "gbs",
-            "num_blocks": self.generator.num_blocks,
-            "law": describe_distribution(self.weight_distribution),
-        }
+        distribution = describe_distribution(self.weight_distribution)
+        return {"method": "gbs", "num_blocks": self.generator.num_blocks, "weight_distribution": distribution}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GBSPredictor":
-        skeleton = copy_to_meta(net)
-        return cls(GBSGenerator(net, config["num_blocks"]).eval(), skeleton, build_distribution(config["law"]))
+        skeleton, distribution = copy_to_meta(net), build_distribution(config["weight_distribution"])
+        return cls(GBSGenerator(net, config["num_blocks"]).eval(), skeleton, distribution)
 
 
 @register(
@@ -219,72 +200,62 @@ class GBSPredictor(Predictor):
     reference="Shin, Wang and Liu, arXiv 2006.00767, 2020",
 )
 @dataclass(frozen=True)
-class GBS:
-    """Options of GBS. `num_blocks` is S (None: 100, or n if that is less); `weight_distribution` is the paper's Dirichlet(1).
+class GBS(BaseMethod[GBSPredictor]):
+    """One net with the bootstrap weights as an input of every layer.
 
-    `resample` says how long one α is held. Drawn for each sample (the default), α differs inside a batch; held for a step
-    or an epoch it does not, and a BatchNorm after a widened layer subtracts V α together with the batch's mean: such a
-    net learns nothing of α. Accuracy suffers in deep nets, as the paper says.
+    If α is constant within a batch (`resample` of "step" or "epoch"), a BatchNorm after a widened layer subtracts V α
+    together with the batch mean, and the net cannot learn from α.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-    >>> predictor = GBS(num_blocks=10).fit(model, data, TrainingConfig(epochs=2, progress=False))
-    >>> predictor.predict(x[:5], 20).samples.shape  # (B, N, C)
-    torch.Size([20, 5, 2])
+    Args:
+        loss: Loss per example.
+        weight_distribution: Distribution of α; the paper's is Dirichlet(1).
+        num_blocks: Number of blocks S; None for 100, or n if that is smaller.
+        resample: When α is drawn in training: for each "sample", "step" or "epoch", or from a "pool" of 256 draws.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> config = TrainingConfig(epochs=2, progress=False)
+        >>> predictor = GBS(num_blocks=10).fit(net, (x, (x[:, 0] > 0).long()), config)
+        >>> predictor.predict(x[:5], 20).samples.shape  # (B, N, C)
+        torch.Size([20, 5, 2])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
     weight_distribution: WeightDistribution = field(default_factory=Dirichlet)
     num_blocks: int | None = None
     resample: ResampleSchedule = "sample"
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        super().__post_init__()
         check_weight_distribution(self.weight_distribution)
         check_schedule(self.resample, 0)
         if self.num_blocks is not None:
             check_blocks(self.num_blocks)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> GBSPredictor:
-        """Train the net that `model()` gives, widened by α, with the weighted loss (eq. 2.6)."""
-        net = unwrap_model(initialize_model(model, config.seed))
-        example = load_example(net, data, seed=config.seed)
+    def _fit(self, inputs: FitInputs) -> GBSPredictor:
+        seed = inputs.config.seed
+        net, example = prepare_net(inputs, copy=True)
         skeleton = copy_to_meta(net)
-        before = _outputs_at(net, example, config.seed)
-        num_blocks = self.num_blocks or min(MAX_BLOCKS, dataset_length(data) or MAX_BLOCKS)
-        generator = GBSGenerator(net, num_blocks, seed=config.seed)
-        _check_surgery(generator, example, before, config.seed)
-        self._check_rows(generator, example)
-        blocks = make_blocks(data, num_blocks, loss=self.loss, seed=config.seed)
-        plan = WeightSchedule(self.weight_distribution, blocks, config.seed, self.resample)
+        expected = _run_example(net, example, seed)
+        num_blocks = self.num_blocks or min(MAX_BLOCKS, dataset_length(inputs.data) or MAX_BLOCKS)
+        generator = GBSGenerator(net, num_blocks, seed=seed)
+        layers = [layer for layer in generator.modules() if isinstance(layer, WidenedLayer)]
+        with check_replacements((layer, layer.layer) for layer in layers):
+            outputs = _run_example(generator.net, example, seed)
+        if not outputs_match(outputs, expected):
+            raise ValueError(
+                "without α the widened net has other outputs than before; expected a net whose forward does not depend "
+                "on the types of its layers: use a method that keeps the layers"
+            )
+        if self.resample in ("sample", "pool"):  # raises now if the layers see other rows than the examples
+            with eval_mode(generator), torch.no_grad():
+                generator(example, torch.ones(len(generator(example)), num_blocks))
+        blocks = make_blocks(inputs.data, num_blocks, loss=self.loss, seed=seed)
+        schedule = WeightSchedule(self.weight_distribution, blocks, seed, self.resample)
 
         def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
             return validation_metrics(self.loss, g(cast_inputs(g, batch.x), torch.ones(num_blocks)), batch.y)  # at E α
 
-        train(
-            generator,
-            data,
-            make_weighted_objective(plan, self.loss),
-            config,
-            val_data=val_data,
-            validate=validate,
-            identity=describe_method(self),
-        )
+        self._train(generator, inputs, make_weighted_objective(schedule, self.loss), validate)
         return GBSPredictor(generator.eval(), skeleton, self.weight_distribution)
-
-    def _check_rows(self, generator: GBSGenerator, example: Any) -> None:
-        """A net whose layers see other rows than the inputs is refused now, not at the first step."""
-        if self.resample not in ("sample", "pool"):
-            return
-        with eval_mode(generator), torch.no_grad():
-            rows = len(generator(example))
-            generator(example, torch.ones(rows, generator.num_blocks))

@@ -1,95 +1,89 @@
-"""LP-BNN: BatchEnsemble whose input factors come out of a small variational autoencoder in each layer.
+"""LP-BNN: BatchEnsemble whose input factors are decoded from a variational autoencoder in each layer.
 
     z ~ N(μ(r_k), σ²(r_k)),   r̂ = decoder(z),   y = s_k ∘ (W (x ∘ r̂)) + b_k
     loss = ℓ + β · mean over layers of [ E ‖r̂ − r‖² / (K·in) + Σ_k KL(N(μ_k, σ²_k) ‖ N(0, 1)) ]
 
-r_k is drawn once and is the member's code; the encoder (a ReLU layer, then one layer each for μ and log σ²), the
-linear decoder, s_k and b_k are learned. The latent z is drawn in training and at prediction, so there are as many
-replicates as one likes: replicate b is a member with a draw of its own.
+r_k is drawn once and is the code of the member; the encoder (a ReLU layer, then one layer each for μ and log σ²), the
+linear decoder, s_k and b_k are trained. The latent z is drawn in training and at prediction, so that the number of
+replicates is unlimited: replicate b is a member with its own draw.
 
 Franchi, Bursuc, Aldea, Dubuisson and Bloch, Encoding the latent posterior of Bayesian neural networks for uncertainty
 quantification, arXiv:2012.02818, 2020 (IEEE TPAMI 2024).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal
-from neuboots.head import cast_inputs, copy_to_meta, eval_mode, unwrap_model
+from neuboots._validation import ArgumentError, check_int
+from neuboots.head import cast_inputs, copy_to_meta, eval_mode
 from neuboots.loading import preserve_rng_state, seed_everything
-from neuboots.losses import CrossEntropy, Loss, check_loss
-from neuboots.methods._base import load_example, register
+from neuboots.methods._base import prepare_net, register, set_context
 from neuboots.methods.batch_ensemble import (
     BatchEnsemblePredictor,
     RankOneLayer,
+    RankOneMethod,
     check_ensemble,
     draw_factors,
     export_member,
-    fit_ensemble,
     make_ensemble,
     run_members,
     selected_members,
 )
-from neuboots.methods.ensembles import check_members
 from neuboots.prediction import SampleStream, draw_member_order, stream_forward_passes
-from neuboots.training import TrainingConfig, describe_method, initialize_model
+from neuboots.training import FitInputs
 
-# (seed, b) of the replicate whose latents are drawn; None: a fresh draw in training, the mean μ in evaluation.
+# (seed, b) of the replicate whose latents are drawn; None: a new draw in training, the mean μ in evaluation.
 _REPLICATE: ContextVar[tuple[int, int] | None] = ContextVar("replicate", default=None)
 
 
-@contextmanager
-def _replicate(seed: int, b: int) -> Iterator[None]:
-    token = _REPLICATE.set((seed, b))
-    try:
-        yield
-    finally:
-        _REPLICATE.reset(token)
+class LatentRankOneLayer(RankOneLayer):
+    """A rank-one layer with r̂ = decoder(μ + σ ε) instead of r.
 
-
-class LatentRankOne(RankOneLayer):
-    """A rank-one layer with r̂ = decoder(μ + σ ε) in the place of r."""
+    Args:
+        layer: The Linear or convolution.
+        name: Name of the layer, which names its draws.
+        num_members: Number of members K.
+        latent: Dimension of z.
+    """
 
     def __init__(self, layer: nn.Module, name: str, *, num_members: int, latent: int) -> None:
         super().__init__(layer, num_members)
-        self.name = name  # of its draws
+        self.name = name
         self.r.requires_grad_(False)
         width = self.r.shape[1]
         self.encoder = nn.Sequential(nn.Linear(width, latent), nn.ReLU())
         self.mean = nn.Linear(latent, latent)
         self.log_variance = nn.Linear(latent, latent)
         self.decoder = nn.Linear(latent, width)
-        nn.init.ones_(self.decoder.bias)  # the mean of r: factors around 0 let no signal through to learn from
+        nn.init.ones_(self.decoder.bias)  # the mean of r: factors around 0 would pass no signal
         self.to(self.r)
 
     def encode(self) -> tuple[Tensor, Tensor]:
-        """μ and log σ² of every member: (K, latent) each."""
+        """Compute μ and log σ² of every member: (K, latent) each."""
         hidden = self.encoder(self.r)
         return self.mean(hidden), self.log_variance(hidden)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         members = selected_members(self.num_members)
         mean, log_variance = (part[members] for part in self.encode())  # (R, latent)
-        return self.decoder(mean + (0.5 * log_variance).exp() * self._noise(mean)), self.s[members]
+        return self.decoder(mean + (0.5 * log_variance).exp() * self._draw_noise(mean)), self.s[members]
 
-    def _noise(self, like: Tensor) -> Tensor:
+    def _draw_noise(self, reference: Tensor) -> Tensor:
         replicate = _REPLICATE.get()
         if replicate is None:
-            return torch.randn_like(like) if self.training else torch.zeros_like(like)
+            return torch.randn_like(reference) if self.training else torch.zeros_like(reference)
         seed, b = replicate
         keys = derive_keys(torch.tensor([b]), seed, "latent", self.name)
-        return draw_normal(keys, like.shape[1]).to(like)  # (1, latent)
+        return draw_normal(keys, reference.shape[1]).to(reference)  # (1, latent)
 
     def negative_elbo(self) -> Tensor:
-        """The reconstruction error, exact since the decoder is linear, and the divergence from N(0, 1)."""
+        """Compute the reconstruction error, exact since the decoder is linear, and the divergence from N(0, 1)."""
         mean, log_variance = self.encode()
         variance = log_variance.exp()
         gap: Tensor = self.decoder(mean) - self.r  # (K, in)
@@ -99,16 +93,16 @@ class LatentRankOne(RankOneLayer):
 
 
 def _mean_negative_elbo(ensemble: nn.Module, weight: float) -> Tensor:
-    layers = [layer for layer in ensemble.modules() if isinstance(layer, LatentRankOne)]
+    layers = [layer for layer in ensemble.modules() if isinstance(layer, LatentRankOneLayer)]
     return weight * torch.stack([layer.negative_elbo() for layer in layers]).mean()
 
 
-def _make(net: nn.Module, num_members: int, latent: int, *, seed: int = 0) -> nn.Module:
-    """The net with latent layers; what their first weights draw is named by the seed."""
+def _make_latent_ensemble(net: nn.Module, num_members: int, latent: int, *, seed: int = 0) -> nn.Module:
+    """Replace the layers of a net by latent rank-one layers, in place."""
 
-    def make_layer(layer: nn.Module, name: str) -> LatentRankOne:
+    def make_layer(layer: nn.Module, name: str) -> LatentRankOneLayer:
         seed_everything(seed, "autoencoder", name)
-        return LatentRankOne(layer, name, num_members=num_members, latent=latent)
+        return LatentRankOneLayer(layer, name, num_members=num_members, latent=latent)
 
     with preserve_rng_state():
         return make_ensemble(net, num_members, make_layer)
@@ -116,7 +110,14 @@ def _make(net: nn.Module, num_members: int, latent: int, *, seed: int = 0) -> nn
 
 @dataclass(frozen=True)
 class LPBNNPredictor(BatchEnsemblePredictor):
-    """Replicate b is member k(b), as in a BatchEnsemble, with latents drawn by the names (seed, b, layer)."""
+    """Predictor whose replicate b is member k(b), as in a BatchEnsemble, with latents drawn by (seed, b, layer).
+
+    Args:
+        ensemble: The net with latent rank-one layers.
+        skeleton: The net before its layers were replaced, on the meta device.
+        num_members: Number of members K.
+        latent: Dimension of z.
+    """
 
     latent: int
 
@@ -129,15 +130,20 @@ class LPBNNPredictor(BatchEnsemblePredictor):
         order = draw_member_order(self.num_members, num_samples, seed=seed).tolist()
 
         def run(b: int) -> Tensor:
-            with eval_mode(self.ensemble), _replicate(seed, b):
+            with eval_mode(self.ensemble), set_context(_REPLICATE, (seed, b)):
                 return run_members(self.ensemble, x, [order[b]])[0]
 
         return stream_forward_passes(num_samples, run)
 
     def export(self, b: int, *, seed: int = 0) -> nn.Module:
-        """Replicate b of this seed as a plain net."""
+        """Return one replicate as a plain net.
+
+        Args:
+            b: Number of the replicate.
+            seed: Seed of the replicates, as in `predict`.
+        """
         member = int(draw_member_order(self.num_members, b + 1, seed=seed)[b])
-        with _replicate(seed, b):
+        with set_context(_REPLICATE, (seed, b)):
             return export_member(self.ensemble, member)
 
     def config(self) -> dict[str, Any]:
@@ -146,7 +152,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LPBNNPredictor":
         skeleton, num_members, latent = copy_to_meta(net), config["num_members"], config["latent"]
-        return cls(_make(net, num_members, latent).eval(), skeleton, num_members, latent)
+        return cls(_make_latent_ensemble(net, num_members, latent).eval(), skeleton, num_members, latent)
 
 
 @register(
@@ -157,55 +163,39 @@ class LPBNNPredictor(BatchEnsemblePredictor):
     reference="Franchi, Bursuc, Aldea, Dubuisson and Bloch, arXiv:2012.02818, 2020",
 )
 @dataclass(frozen=True)
-class LPBNN:
-    """K members with latents of dimension `latent`; `elbo_weight` is β.
+class LPBNN(RankOneMethod[LPBNNPredictor]):
+    """BatchEnsemble with factors drawn from a variational autoencoder in each layer.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 3)
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
-    >>> predictor = LPBNN(num_members=2, latent=4).fit(model, data, TrainingConfig(epochs=1, progress=False))
-    >>> predictor.predict(torch.zeros(5, 2), 9).samples.shape  # (B, N, C)
-    torch.Size([9, 5, 3])
+    Args:
+        loss: Loss per example.
+        num_members: Number of members K.
+        latent: Dimension of z.
+        elbo_weight: Weight β of the autoencoders' loss.
+
+    Example:
+        >>> from neuboots import TrainingConfig
+        >>> data = (torch.randn(8, 2), torch.arange(8) % 3)
+        >>> net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
+        >>> predictor = LPBNN(num_members=2, latent=4).fit(net, data, TrainingConfig(epochs=1, progress=False))
+        >>> predictor.predict(torch.zeros(5, 2), 9).samples.shape  # (B, N, C)
+        torch.Size([9, 5, 3])
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
-    num_members: int = 4
     latent: int = 32
     elbo_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_members(self.num_members)
-        if not isinstance(self.latent, int) or self.latent < 1:
-            raise ValueError(f"got latent={self.latent!r}; expected at least 1, and a whole number")
+        super().__post_init__()
+        check_int("latent", self.latent, minimum=1)
         if not 0 <= self.elbo_weight < float("inf"):
-            raise ValueError(f"got elbo_weight={self.elbo_weight!r}; expected a finite number ≥ 0")
+            raise ArgumentError("elbo_weight", self.elbo_weight, "a finite number, at least 0")
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> LPBNNPredictor:
-        """Train the K members of the net that `model()` gives, on (x, y) rows, as the recipe says."""
-        net = initialize_model(model, config.seed)
-        example = load_example(net, data, seed=config.seed)
-        net = unwrap_model(net)
-        skeleton = copy_to_meta(net)
-        ensemble = _make(net, self.num_members, self.latent, seed=config.seed)
-        draw_factors(ensemble, "normal", seed=config.seed)
-        with _replicate(config.seed, 0):  # one draw of the latents for all passes that are compared
+    def _fit(self, inputs: FitInputs) -> LPBNNPredictor:
+        net, example = prepare_net(inputs, copy=True)
+        skeleton, seed = copy_to_meta(net), inputs.config.seed
+        ensemble = _make_latent_ensemble(net, self.num_members, self.latent, seed=seed)
+        draw_factors(ensemble, "normal", seed=seed)
+        with set_context(_REPLICATE, (seed, 0)):  # one draw of the latents in all passes that are compared
             check_ensemble(ensemble, self.num_members, example)
-        fit_ensemble(
-            ensemble,
-            data,
-            self.loss,
-            config,
-            num_members=self.num_members,
-            penalty=partial(_mean_negative_elbo, weight=self.elbo_weight),
-            val_data=val_data,
-            identity=describe_method(self),
-        )
+        self._train_members(ensemble, inputs, partial(_mean_negative_elbo, weight=self.elbo_weight))
         return LPBNNPredictor(ensemble.eval(), skeleton, self.num_members, self.latent)

@@ -51,9 +51,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots.nets import register_net
-from neuboots.nets.mlp import check_size
+from neuboots._validation import check_int
 from neuboots.nets.unet import check_grid, crop_to_size, num_groups, pad_to_multiple
+from neuboots.serialization import configurable
 
 Genotype = dict[str, list[list[str]]]
 
@@ -82,7 +82,7 @@ def random_genotype(nodes: int = 2, *, seed: int) -> Genotype:
     >>> random_genotype(1, seed=0)["decoder_normal"]
     [['none', 'conv']]
     """
-    check_size("nodes", nodes)
+    check_int("nodes", nodes, minimum=1)
     rng = torch.Generator().manual_seed(seed)
 
     def draw(sizes: Sequence[str]) -> list[str]:
@@ -396,10 +396,10 @@ class CellNet(nn.Module):
         make_cell: Callable[[str, Sequence[int], int], Cell],
     ) -> None:
         super().__init__()
-        check_size("in_channels", in_channels)
-        check_size("num_classes", num_classes)
-        check_size("width", width)
-        check_size("levels", levels)
+        check_int("in_channels", in_channels, minimum=1)
+        check_int("num_classes", num_classes, minimum=1)
+        check_int("width", width, minimum=1)
+        check_int("levels", levels, minimum=1)
         self.in_channels, self.levels = in_channels, levels
         self.stem = nn.Sequential(nn.Conv3d(in_channels, width, 3, padding=1, bias=False), norm(width))
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
@@ -442,7 +442,7 @@ class CellNet(nn.Module):
         return out
 
 
-@register_net
+@configurable
 class SCNAS(CellNet):
     """The net of a genotype: fixed cells, `levels` sizes, `width` channels a node at full size; D = nodes · width.
 
@@ -498,7 +498,7 @@ class SuperNet(CellNet):
     """
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int = 8, levels: int = 3, nodes: int = 2) -> None:
-        check_size("nodes", nodes)
+        check_int("nodes", nodes, minimum=1)
 
         def make_cell(kind: str, before: Sequence[int], width: int) -> Cell:
             return searchable_cell(kind, before, width, nodes)

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from neuboots._validation import check_int
 from neuboots.loading import Batch, EpochLoader, check_length, preserve_rng_state, seed_everything
-from neuboots.nets.mlp import check_size
 from neuboots.training import describe_callable, progress_bar
 from neuboots_paper.scnas.net import Choices, Genotype, SuperNet
 
@@ -90,7 +90,7 @@ def search(
     (2, [1, 1, 1, 1])
     """
     for name, size in (("num_classes", num_classes), ("epochs", epochs), ("batch_size", batch_size)):
-        check_size(name, size)
+        check_int(name, size, minimum=1)
     _check(warmup, epochs, lr, architecture_lr, temperature, compared)
     if type(seed) is not int:
         raise ValueError(f"seed is {seed!r}; expected an int")
@@ -161,7 +161,7 @@ def expected_loss(
     >>> expected_loss(SuperNet(1, 2, width=2, levels=1), rows, samples=3, seed=0).shape
     torch.Size([3])
     """
-    check_size("samples", samples)
+    check_int("samples", samples, minimum=1)
     check_length(data)
     found = []
     with preserve_rng_state(), torch.no_grad():

@@ -74,7 +74,7 @@ class Active(Study):
             folder=config.folder,
             progress=context.progress,
         )
-        figures = {name: values[0].tolist() for name, values in found.figures.items()}
+        figures = {name: values[0].tolist() for name, values in found.metrics.items()}
         return {
             "curve": [
                 {"labels": labels} | {name: round(figures[name][r], 6) for name in ("accuracy", "ece", "nll")}

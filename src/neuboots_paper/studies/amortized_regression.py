@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from neuboots.data import DatasetBundle
 from neuboots.evaluation.regression import evaluate_regression
-from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method, residual_std
@@ -87,7 +88,7 @@ class AmortizedRegression(Study):
     def _method(self, name: str) -> Method:
         if name == "neuboots":
             return NeuBoots.regression()
-        return make_method(name, members=self.num_samples, loss=SquaredError())
+        return make_method(name, members=self.num_samples, loss=nn.MSELoss())
 
     def tables(self, rows: Rows) -> list[Table]:
         columns = (

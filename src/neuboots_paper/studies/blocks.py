@@ -19,7 +19,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.bootstrap_audit import ks_and_wasserstein
-from neuboots.losses import SquaredError
 from neuboots.methods import BayesianBootstrap, Deterministic
 from neuboots.nets import MLP
 from neuboots.prediction import Method
@@ -154,7 +153,7 @@ class Blocks(Study):
         return rows
 
     def _nets(self, x: Tensor, y: Tensor, at: Tensor, seed: int, context: RunContext) -> list[dict[str, Any]]:
-        data, loss, num = TensorDataset(x, y), SquaredError(), self.net_draws
+        data, loss, num = TensorDataset(x, y), nn.MSELoss(), self.net_draws
 
         def model() -> nn.Module:
             torch.manual_seed(seed)  # one start for all members: they differ by their weights alone

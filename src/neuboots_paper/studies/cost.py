@@ -122,6 +122,8 @@ class CostStudy(Study):
         )
         rows = [{key: _short(value) for key, value in asdict(row).items()} for row in found.rows]
         for row in rows:
+            row["members"] = row.pop("num_members")
+        for row in rows:
             row["memory_mb"] = None if row["predict_mb"] is None else _short(row["size_mb"] + row["predict_mb"])
         return {case: rows}
 

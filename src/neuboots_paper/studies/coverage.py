@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverage
-from neuboots.losses import SquaredError
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method
@@ -48,8 +47,8 @@ def regressor(name: str, num_members: int) -> Method:
     if name == "neuboots":
         return NeuBoots.regression()
     if name == PAPER_LAW_EXP:
-        return replace(NeuBoots.paper(SquaredError()), link="exp")
-    return make_method(name, members=num_members, loss=SquaredError())
+        return replace(NeuBoots.paper(nn.MSELoss()), link="exp")
+    return make_method(name, members=num_members, loss=nn.MSELoss())
 
 
 def curve_net(name: str, width: int) -> Callable[[], nn.Module] | None:

@@ -26,7 +26,7 @@ from neuboots.data.dataset import Augmentation, to_unit_range
 from neuboots.evaluation.benchmark import benchmark_methods
 from neuboots.evaluation.segmentation import evaluate_segmentation, predict_segmentation
 from neuboots.evaluation.segmentation.io import class_colors, colorize_labels, to_uint8
-from neuboots.losses import BrierLoss, CrossEntropy
+from neuboots.losses import BrierLoss
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
 from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
@@ -113,7 +113,7 @@ class SegmentationStudy(Study):
         return partial(self.makes[net], data.channels, data.num_classes)
 
     def _method(self, name: str, members: int) -> Method:
-        loss = (BrierLoss if name == "adversarial-deep-ensemble" else CrossEntropy)(ignore_index=VOID)
+        loss = (BrierLoss if name == "adversarial-deep-ensemble" else nn.CrossEntropyLoss)(ignore_index=VOID)
         return make_method(name, members=members, loss=loss)
 
     def _times(self, job: Job, data: DatasetBundle) -> list[dict[str, Any]]:

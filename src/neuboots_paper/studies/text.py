@@ -71,7 +71,7 @@ class Text(Study):
             max_length=self.length,
             dropout=self.dropout,
         )
-        options: dict[str, Any] = {"where": "own"} if job["method"] == "mc-dropout" else {}
+        options: dict[str, Any] = {"where": "existing"} if job["method"] == "mc-dropout" else {}
         config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"])
         predictor = make_method(job["method"], **options).fit(model, self._cut(data.train), config)
         return round_rows(class_scores(predictor, self._cut(data.test), num_samples=self.num_samples))

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, uniform_design
-from neuboots.losses import SquaredError
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods.influence.scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
@@ -72,7 +71,7 @@ def inside(function: str, x: Tensor) -> Tensor:
 
 
 def _influence(**options: Any) -> Method:
-    return InfluenceBootstrap(SquaredError(), **options)
+    return InfluenceBootstrap(nn.MSELoss(), **options)
 
 
 WHOLE = "influence, whole net"
@@ -86,21 +85,21 @@ AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     "influence, last 2 layers": partial(_influence, layers=2),
     "influence, head": _influence,
     "influence, refitted head": partial(_influence, refit=True),
-    "laplace": lambda: Laplace(SquaredError()),
+    "laplace": lambda: Laplace(nn.MSELoss()),
 }
 
 TWO_NETS: dict[str, Callable[[], Any]] = {SIZED: partial(_influence, layers="all", num_calibration_fits=1)}
 
 FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
-    "neuboots-paper": lambda: NeuBoots.paper(SquaredError()),
-    "neuboots-paper-exp": lambda: replace(NeuBoots.paper(SquaredError()), link="exp"),
+    "neuboots-paper": lambda: NeuBoots.paper(nn.MSELoss()),
+    "neuboots-paper-exp": lambda: replace(NeuBoots.paper(nn.MSELoss()), link="exp"),
     "neuboots": NeuBoots.regression,
-    "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=SquaredError()),
-    "mc-dropout": lambda: MCDropout(SquaredError(), rate=0.1),
+    "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=nn.MSELoss()),
+    "mc-dropout": lambda: MCDropout(nn.MSELoss(), rate=0.1),
 }
 
 MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
-    name: partial(make_method, name, loss=SquaredError())
+    name: partial(make_method, name, loss=nn.MSELoss())
     for name in (
         *("standard-bootstrap", "deep-ensemble", "adversarial-deep-ensemble", "gbs", "amortized-bootstrap", "gp"),
         *("sparse-gp", "batch-ensemble", "mimo", "lp-bnn", "swag"),
@@ -174,8 +173,8 @@ def whole_and_sized(
     net: nn.Module, replicate: nn.Module, data: TensorDataset, config: TrainingConfig
 ) -> tuple[Predictor, Predictor]:
     """What `InfluenceBootstrap(layers="all")` gives with no replicate and with one, from nets trained already."""
-    predictor, raw = with_raw_residuals(InfluenceBootstrap(SquaredError(), layers="all"), net, data, config)
-    return predictor, scale_by_replicates(SquaredError(), predictor, raw, [replicate], data, config)
+    predictor, raw = with_raw_residuals(InfluenceBootstrap(nn.MSELoss(), layers="all"), net, data, config)
+    return predictor, scale_by_replicates(nn.MSELoss(), predictor, raw, [replicate], data, config)
 
 
 def true_members(job: Job, number: int, members: int, training: Training, seed: int) -> Tensor:
@@ -259,7 +258,7 @@ def cost_rows(
     data, config, model = truth.draw(n, seed=0, number=0), training.config(n, 0), net_of(width)
 
     def train() -> nn.Module:
-        return Deterministic(SquaredError()).fit(model, data, config).net
+        return Deterministic(nn.MSELoss()).fit(model, data, config).net
 
     def answer(method: str) -> None:
         if method in AROUND:

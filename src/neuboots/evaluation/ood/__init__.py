@@ -1,12 +1,11 @@
-"""Is an input like those the net was trained on? Detectors around any predictor (paper, section 4.3 and table 4.1).
+"""Out-of-distribution detection with any predictor (paper, section 4.3 and table 4.1).
 
-    detector = Odin(predictor).fit(validation_in, validation_out)
-    print(detector.evaluate(test_in, test_out, positive="in"))
+    detector = Odin(predictor).fit(validation_id, validation_ood)
+    print(detector.evaluate(test_id, test_ood, positive="in"))
 
-Scores are larger where an input is further out of distribution. All detectors have `fit`, `score` and `evaluate` with
-the same arguments, and use those they need: `fit(inside, outside, train=…)`. They are for predictors of classes, whose
-outputs are logits; nothing in an output tells a regression from one, so for numbers take `UncertaintySums`, which reads the
-spread of the replicates alone (`Mahalanobis` needs a class for each training row).
+Scores are larger where an input is farther out of distribution. All detectors share the arguments of `fit`, `score` and
+`evaluate`, and use those they need. They are for classification, where outputs are logits; for regression use
+`PredictiveStd`, which reads the standard deviation over replicates alone.
 """
 
 from neuboots.evaluation.ood.detector import (
@@ -19,7 +18,7 @@ from neuboots.evaluation.ood.detector import (
     PredictiveStd,
     holdout_split,
 )
-from neuboots.evaluation.ood.mahalanobis import ClassGaussians, Mahalanobis, MahalanobisEnsemble
+from neuboots.evaluation.ood.mahalanobis import ClassGaussians, Mahalanobis, MahalanobisEnsemble, MahalanobisScore
 from neuboots.evaluation.ood.odin import STATISTICS, Odin, ReplicateDetector
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
     "LogisticRule",
     "Mahalanobis",
     "MahalanobisEnsemble",
+    "MahalanobisScore",
     "MaxSoftmax",
     "MutualInformation",
     "Odin",

@@ -1,34 +1,28 @@
-"""What all detectors share: a score for each input, larger where the input is further out of distribution.
+"""Base class of out-of-distribution detectors, and the detectors that have nothing to fit.
 
-    s : x ↦ R,   x is taken to be out of distribution where s(x) > τ
-
-A detector stands around a predictor. `fit` gives a fitted one, `score` its scores, `evaluate` every figure of the
-scores of two data sets. What a detector was fitted on, the training data or a validation part of both kinds, must not
-be among what it is tested on, so it remembers those rows, by a hash of eight bytes each, and `evaluate` refuses them.
-
-Detectors that read their score off the predictive distribution, with nothing to fit.
+    s : x ↦ R,   x is declared out of distribution where s(x) > τ
 
     −max_c p_c,   H(p),   I = H(p) − 1/B Σ_b H(p_b),   −T log Σ_c exp(f̄_c / T),   mean_c std_b f_b,c
 
 where p = 1/B Σ_b softmax f_b(x) and f̄ = 1/B Σ_b f_b(x). The score of an image whose pixels are classified is the mean
-over its pixels.
+over its pixels. Data that a detector was fitted on must not be used to evaluate it, so it stores a hash of eight bytes
+of each of these rows, and `evaluate` rejects them.
 
 Hendrycks and Gimpel, A baseline for detecting misclassified and out-of-distribution examples in neural networks, ICLR
 2017 (maximum softmax); Liu, Wang, Owens and Li, Energy-based out-of-distribution detection, NeurIPS 2020.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_seed
+from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._batching import (
     InputData,
     LabeledData,
@@ -41,34 +35,40 @@ from neuboots.evaluation._batching import (
     num_rows,
     take_rows,
 )
-from neuboots.loading import dataset_length
+from neuboots.loading import check_length
 from neuboots.metrics import DetectionMetrics
 from neuboots.metrics.ranking import check_positive_class
 from neuboots.prediction import Predictor, Summary
 
-_TOLERATED = 0.01  # share of the rows fitted on, and of those tested, that may be the same: images that a set has twice
+_MAX_OVERLAP = 0.01  # fraction of the rows fitted on, and of the test rows, that may be equal: duplicates in a data set
 
 
 @dataclass(frozen=True, eq=False)
 class Detector(ABC):
-    """A score for each input, from B = `num_samples` replicates of the predictor under `seed`."""
+    """Base class of detectors: a score for each input, computed from B replicates of a predictor.
+
+    Args:
+        predictor: Predictor of any method.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        fitted_on: Hashes of the rows that the detector was fitted on, sorted; set by `fit`: (n,).
+    """
 
     predictor: Predictor
     _: KW_ONLY
     num_samples: int = 100
     seed: int = 0
-    fitted_on: Tensor = field(default_factory=lambda: empty_hashes(), repr=False)  # of rows, rising: (n,)
+    fitted_on: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
 
     def __post_init__(self) -> None:
         check_predictor(self.predictor)
-        B = self.num_samples
-        if isinstance(B, bool) or not isinstance(B, int) or B < 1:
-            raise ValueError(f"got num_samples={B!r}; expected a whole number, at least 1")
+        check_int("num_samples", self.num_samples, minimum=1)
 
     @abstractmethod
     def scores(self, x: Any) -> Tensor:
-        """The scores of one batch of inputs: (N,)."""
+        """Return the scores of one batch of inputs: (N,)."""
 
+    @final
     def fit(
         self,
         id_data: InputData | None = None,
@@ -78,16 +78,71 @@ class Detector(ABC):
         batch_size: int = 256,
         progress: bool = True,
     ) -> Self:
-        """The detector fitted to a validation part of inputs in and out of distribution, or to the training data.
+        """Return a fitted detector. Every detector takes the same arguments and uses those it needs.
 
-        Every detector takes the same arguments and uses those it needs; this one has nothing to fit.
+        Args:
+            id_data: Validation inputs that are in distribution (`Odin`, `ReplicateDetector`, `MahalanobisEnsemble`).
+            ood_data: Validation inputs that are out of distribution.
+            train_data: Labeled training data of the net (`Mahalanobis`, `MahalanobisEnsemble`).
+            batch_size: Rows per batch.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The fitted detector; this one does not change.
+
+        Raises:
+            ArgumentError: If data that the detector needs are missing or have NaN.
         """
-        return self
+        detector, hashes = self._fit_train(train_data, batch_size, progress)
+        if detector._candidates:
+            statistics = []
+            for name, data in (("id_data", id_data), ("ood_data", ood_data)):
+                if data is None:
+                    raise ArgumentError(name, None, "validation inputs", hint="split data with holdout_split")
+                parts = []
+                for x in iter_inputs(data, batch_size, title=f"fitting {type(self).__name__}", progress=progress):
+                    parts.append(detector._statistics(x, detector._candidates))  # (G, N, K)
+                    _check_per_row(parts[-1].shape[1:], x)
+                    hashes.append(hash_batch(x))
+                statistics.append(torch.cat(parts, 1))
+            detector = detector._select(*statistics)
+        return replace(detector, fitted_on=_unique(hashes)) if hashes else detector
+
+    # Hooks of `fit`: a detector that is fitted on validation data has candidate settings, and statistics under each.
+
+    def _fit_train(self, data: LabeledData | None, batch_size: int, progress: bool) -> tuple[Self, list[Tensor]]:
+        """Detector fitted on the training data, and the hashes of their rows."""
+        return self, []
+
+    @property
+    def _candidates(self) -> tuple[Any, ...]:
+        """G settings to select from on validation data."""
+        return ()
+
+    def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
+        """Statistics of the inputs under each candidate: (G, N, K)."""
+        raise NotImplementedError
+
+    def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
+        """Detector with the best candidate, given statistics (G, n, K) and (G, m, K)."""
+        raise NotImplementedError
 
     @final
     def score(self, data: InputData, *, batch_size: int = 256, progress: bool = True) -> Tensor:
-        """s(x) for each input, larger = further out of distribution: (N,)."""
-        return self._scored(data, "", batch_size, progress)
+        """Return s(x) for each input, larger = farther out of distribution: (N,).
+
+        Args:
+            data: Inputs: a tensor (a tuple or dict of them), a data set, or a loader.
+            batch_size: Rows per batch.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The scores.
+
+        Raises:
+            ArgumentError: If the detector is not fitted, or a score is NaN.
+        """
+        return self._score(data, "", batch_size, progress)
 
     @final
     def evaluate(
@@ -99,333 +154,305 @@ class Detector(ABC):
         batch_size: int = 256,
         progress: bool = True,
     ) -> DetectionMetrics:
-        """Every figure of the scores of inputs in and out of distribution; the paper's positive class is "in"."""
+        """Return the detection metrics on inputs in and out of distribution.
+
+        Args:
+            id_data: Inputs in distribution.
+            ood_data: Inputs out of distribution.
+            positive: Positive class; the paper's is "in".
+            batch_size: Rows per batch.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            AUROC, AUPR, TNR at 95 % TPR and the other metrics.
+
+        Raises:
+            ArgumentError: If the detector was fitted on some of these rows, or a score is NaN.
+        """
         check_positive_class(positive)
-        ours = self._scored(id_data, ", inside", batch_size, progress, fresh=True)
-        theirs = self._scored(ood_data, ", outside", batch_size, progress, fresh=True)
+        ours = self._score(id_data, ", in distribution", batch_size, progress, check_overlap=True)
+        theirs = self._score(ood_data, ", out of distribution", batch_size, progress, check_overlap=True)
         return DetectionMetrics.of(ours, theirs, positive=positive)
 
-    def _scored(
-        self,
-        data: InputData,
-        title: str,
-        batch_size: int,
-        progress: bool,
-        fresh: bool = False,
+    def _score(
+        self, data: InputData, title: str, batch_size: int, progress: bool, check_overlap: bool = False
     ) -> Tensor:
-        """(N,); if `fresh`, of inputs that the detector was not fitted on."""
-        check_batch_axis(data)
-        found, done, shared = [], 0, empty_hashes()
+        found, done, shared = [], 0, torch.empty(0, dtype=torch.int64)
         for x in iter_inputs(data, batch_size, title=type(self).__name__ + title, progress=progress):
-            if fresh and len(self.fitted_on):
+            if check_overlap and len(self.fitted_on):
                 done += num_rows(x)
-                names = row_hash_tensor(x)
-                shared = unique_hashes([shared, names[torch.isin(names, self.fitted_on)]])
-                self._check_fresh(len(shared), len(self.fitted_on))  # at once, not after an hour of scores
-            scores = self.scores(x)
-            _check_each(scores.shape, 0, x)
-            found.append(scores)
-        self._check_fresh(len(shared), min(done, len(self.fitted_on)))
+                hashes = hash_batch(x)
+                shared = _unique([shared, hashes[torch.isin(hashes, self.fitted_on)]])
+                self._check_overlap(len(shared), len(self.fitted_on))  # before more scores are computed
+            found.append(self.scores(x))
+            _check_per_row(found[-1].shape, x)
+        self._check_overlap(len(shared), min(done, len(self.fitted_on)))
         scores = torch.cat(found)
         if scores.isnan().any():
-            raise ValueError(
-                f"{int(scores.isnan().sum())} of {len(scores)} scores are NaN; expected numbers: check the net"
+            raise ArgumentError(
+                "data", f"{int(scores.isnan().sum())} NaN scores", "finite outputs", hint="check the net"
             )
         return scores
 
-    def _check_fresh(self, shared: int, of: int) -> None:
-        if shared > _TOLERATED * of:
-            raise ValueError(
-                f"of the {len(self.fitted_on)} inputs that the detector was fitted on, {shared} or more are among "
-                "those to test it on; expected others: part the data with split(data, num), fit on one part and "
-                "evaluate on the other; where rows repeat by nature, take Detection.of(score(inside), score(outside))"
+    def _check_overlap(self, shared: int, of: int) -> None:
+        if shared > _MAX_OVERLAP * of:
+            raise ArgumentError(
+                "data",
+                f"at least {shared} of the rows that the detector was fitted on",
+                "other rows",
+                hint="hold out a validation set with holdout_split(data, num_rows); if rows repeat by nature, use "
+                "DetectionMetrics.of(score(id_data), score(ood_data))",
             )
 
-    def _summary(self, x: Any) -> Summary:
+    def _summarize(self, x: Any) -> Summary:
         return self.predictor.summarize(x, self.num_samples, seed=self.seed)
 
-    def _measured(
-        self,
-        inside: InputData | None,
-        outside: InputData | None,
-        measure: Callable[[Any], Tensor],
-        size: int,
-        progress: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """measure(x), (G, N, K), over both validation parts: (G, n, K), (G, m, K), and the names of their rows."""
-        if inside is None or outside is None:
-            raise ValueError(
-                f"{type(self).__name__} is fitted on a validation part of both kinds; expected fit(inside, outside): "
-                "split(data, num) parts a data set"
-            )
-        check_batch_axis(inside)
-        check_batch_axis(outside)
-        names, parts = [], []
-        for data, title in ((inside, "inside"), (outside, "outside")):
-            found = []
-            for x in iter_inputs(data, size, title=f"fitting {type(self).__name__}, {title}", progress=progress):
-                measured = measure(x)
-                _check_each(measured.shape, 1, x)
-                found.append(measured)
-                names.append(row_hash_tensor(x))
-            parts.append(torch.cat(found, 1))
-        return parts[0], parts[1], unique_hashes(names)
 
-
-# -- inputs --------------------------------------------------------------------------------------------
-
-
-def to_double(tensor: Tensor) -> Tensor:
-    """In double precision; on the CPU where the device has none."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def row_hash_tensor(x: Any) -> Tensor:
-    """A name for each row of a batch of inputs, as one number: (N,)."""
+def hash_batch(x: Any) -> Tensor:
+    """Hash of each row of a batch of inputs: (N,)."""
     return torch.frombuffer(bytearray(b"".join(hash_rows(x))), dtype=torch.int64)
 
 
-def unique_hashes(names: list[Tensor]) -> Tensor:
-    """Each name once, rising."""
-    return torch.from_numpy(np.unique(torch.cat(names).numpy()))
+def _unique(hashes: list[Tensor]) -> Tensor:
+    return torch.from_numpy(np.unique(torch.cat(hashes).numpy()))
 
 
-def empty_hashes() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
-
-
-def check_batch_axis(data: Any) -> None:
-    """Refuse tensors without a common first axis, and data sets of unknown length that are no streams."""
-    if is_input_batch(data):
-        shapes = [tuple(part.shape) for part in input_tensors(data)]
-        if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
-            got = " and ".join(map(str, shapes))
-            raise ValueError(
-                f"got inputs of shape {got}; expected the batch on the first axis, (N, …), with as many rows in each "
-                "tensor: x[None] makes a batch of one input"
-            )
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
-        raise ValueError(
-            f"got a {type(data).__name__} without a length; expected a data set with __len__, or an IterableDataset"
-        )
-
-
-def _check_each(shape: torch.Size, axis: int, x: Any) -> None:
-    """Refuse figures that are not one for each row."""
-    if len(shape) <= axis or shape[axis] != num_rows(x):
+def _check_per_row(shape: torch.Size, x: Any) -> None:
+    if shape[:1] != (num_rows(x),):
         got = " and ".join(str(tuple(part.shape)) for part in input_tensors(x))
-        raise ValueError(
-            f"got scores of shape {tuple(shape)[axis:]} for inputs of shape {got}; expected one for each row of inputs "
-            "(N, …), the batch on the first axis: x[None] makes a batch of one input"
+        raise ArgumentError(
+            "data", f"scores {tuple(shape)} for inputs {got}", "one score per row", hint="make a batch: x[None]"
         )
 
 
-def holdout_split(data: InputData, size: int, *, seed: int = 0) -> tuple[Any, Any]:
-    """A validation part of `num` rows, drawn at random, to fit a detector on; and the rest, to test it on.
+def holdout_split(data: InputData, num_rows: int, *, seed: int = 0) -> tuple[Any, Any]:
+    """Split data into a random validation set, to fit a detector on, and the rest, to evaluate it on.
 
-    >>> val_data, rest = holdout_split(torch.arange(10.0)[:, None], 3)
-    >>> len(val_data), sorted(torch.cat([val_data, rest]).flatten().tolist()) == list(range(10))
-    (3, True)
+    Args:
+        data: A tensor of inputs (a tuple or dict of them), or a data set with a length.
+        num_rows: Size of the validation set.
+        seed: Seed of the split.
+
+    Returns:
+        The validation set and the rest, of the same kind as the data.
+
+    Raises:
+        ArgumentError: If `num_rows` leaves one of them empty.
+
+    Example:
+        >>> validation, rest = holdout_split(torch.arange(10.0)[:, None], 3)
+        >>> len(validation), sorted(torch.cat([validation, rest]).flatten().tolist()) == list(range(10))
+        (3, True)
     """
-    check_batch_axis(data)
-    whole = is_input_batch(data)
-    if not whole and not isinstance(data, Dataset):
-        dataset_length(data)  # a loader gets a sentence of its own
-        raise ValueError(f"got a {type(data).__name__}; expected tensors of inputs, or a data set with a length")
-    n = num_rows(data) if whole else dataset_length(data)
-    if n is None:
-        raise ValueError("got a stream of unknown length; expected a data set with a length")
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < n:
-        raise ValueError(f"got size={size!r}; expected a whole number from 1 to {n - 1}, so that both parts have rows")
-    rng = torch.Generator().manual_seed(derive_seed(seed, "ood split"))
-    order = torch.randperm(n, generator=rng)
-    parts = [rows.sort().values for rows in (order[:size], order[size:])]
-    if whole:
-        return take_rows(data, parts[0]), take_rows(data, parts[1])
-    return Subset(data, parts[0].tolist()), Subset(data, parts[1].tolist())
+    tensors = input_tensors(data) if is_input_batch(data) else None
+    if tensors is not None and len({len(tensor) for tensor in tensors}) > 1:
+        raise ArgumentError("data", [tuple(tensor.shape) for tensor in tensors], "tensors of the same length")
+    n = check_length(data) if tensors is None else len(tensors[0])
+    if not 1 <= check_int("num_rows", num_rows) < n:
+        raise ArgumentError("num_rows", num_rows, f"1 to {n - 1}, so that neither set is empty")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, "ood split")))
+    first, second = (rows.sort().values for rows in (order[:num_rows], order[num_rows:]))
+    if tensors is not None:
+        return take_rows(data, first), take_rows(data, second)
+    dataset: Dataset[Any] = data
+    return Subset(dataset, first.tolist()), Subset(dataset, second.tolist())
 
 
-# -- choosing ------------------------------------------------------------------------------------------
+def to_double(tensor: Tensor) -> Tensor:
+    """Convert to double precision, on the CPU if the device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def select_best_candidate(inside: Tensor, outside: Tensor) -> int:
-    """Which of G candidates has the largest TNR at 95 % TPR, inside positive, as in Lee et al. 2018; among equals the
-    largest AUROC, then the first. Scores are (G, n) and (G, m)."""
-    tallies = [DetectionMetrics.of(ours, theirs, positive="in") for ours, theirs in zip(inside, outside, strict=True)]
-    return max(range(len(tallies)), key=lambda g: (float(tallies[g].tnr_at_95_tpr), float(tallies[g].auroc), -g))
+# -- selection on validation data ----------------------------------------------------------------------
+
+
+def select_best_candidate(id_scores: Tensor, ood_scores: Tensor) -> int:
+    """Candidate of G with the largest TNR at 95 % TPR, in distribution positive, as in Lee et al. 2018; then by AUROC.
+
+    Scores are (G, n) and (G, m); the first of equal candidates wins.
+    """
+    metrics = [DetectionMetrics.of(a, b, positive="in") for a, b in zip(id_scores, ood_scores, strict=True)]
+    return max(range(len(metrics)), key=lambda g: (float(metrics[g].tnr_at_95_tpr), float(metrics[g].auroc), -g))
 
 
 @dataclass(frozen=True, eq=False)
 class LogisticRule:
-    """log P(out) / P(in) = w · (t − centre) / scale + intercept, of K statistics t."""
+    """Log-odds of being out of distribution: w · (t − center) / scale + intercept, of K statistics t.
 
-    weights: Tensor  # (K,)
+    Attributes:
+        weights: w: (K,).
+        intercept: Intercept.
+        center: Means of the statistics: (K,).
+        scale: Standard deviations of the statistics: (K,).
+    """
+
+    weights: Tensor
     intercept: float
-    centre: Tensor  # (K,)
-    scale: Tensor  # (K,)
+    center: Tensor
+    scale: Tensor
 
     @classmethod
-    def of(cls, inside: Tensor, outside: Tensor) -> "LogisticRule":
-        """Logistic regression on standardised statistics, (n, K) and (m, K), with scikit-learn's ridge penalty.
+    def fit(cls, id_statistics: Tensor, ood_statistics: Tensor) -> "LogisticRule":
+        """Fit a logistic regression on standardized statistics, with scikit-learn's ridge penalty.
 
-        >>> rule = LogisticRule.of(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [5.0]]))
-        >>> rule(torch.tensor([[1.0], [4.0]])) > 0
-        tensor([False,  True])
+        Args:
+            id_statistics: Statistics of inputs in distribution: (n, K).
+            ood_statistics: Statistics of inputs out of distribution: (m, K).
+
+        Returns:
+            The fitted rule.
+
+        Raises:
+            ArgumentError: If a statistic is NaN or infinite.
+
+        Example:
+            >>> rule = LogisticRule.fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [5.0]]))
+            >>> rule(torch.tensor([[1.0], [4.0]])) > 0
+            tensor([False,  True])
         """
         from sklearn.linear_model import LogisticRegression
 
-        if inside.ndim != 2 or inside.shape[1:] != outside.shape[1:] or not len(inside) or not len(outside):
-            raise ValueError(
-                f"got statistics of shapes {tuple(inside.shape)} and {tuple(outside.shape)}; expected (n, K) and "
-                "(m, K), with at least one input of each kind"
-            )
-        both = to_double(torch.cat([inside, outside])).cpu()
+        both = to_double(torch.cat([id_statistics, ood_statistics])).cpu()
         if not bool(both.isfinite().all()):
-            raise ValueError(
-                f"got {int((~both.isfinite()).sum())} NaN or infinite statistics of {both.numel()}; expected numbers: "
-                "check the net"
-            )
-        centre, scale = both.mean(0), both.std(0, correction=0)
-        scale = scale.where(scale > 1e-12 * both.abs().amax(0), 1.0)  # a statistic that never changes tells nothing
-        is_out = torch.arange(len(both)) >= len(inside)
-        model = LogisticRegression(max_iter=1000).fit(((both - centre) / scale).numpy(), is_out.numpy())
-        return cls(torch.from_numpy(model.coef_[0]), float(model.intercept_[0]), centre, scale)
+            raise ArgumentError("data", f"{int((~both.isfinite()).sum())} NaN or infinite statistics", "finite outputs")
+        center, scale = both.mean(0), both.std(0, correction=0)
+        scale = scale.where(scale > 1e-12 * both.abs().amax(0), 1.0)  # a constant statistic
+        is_ood = torch.arange(len(both)) >= len(id_statistics)
+        model = LogisticRegression(max_iter=1000).fit(((both - center) / scale).numpy(), is_ood.numpy())
+        return cls(torch.from_numpy(model.coef_[0]), float(model.intercept_[0]), center, scale)
 
     def __call__(self, statistics: Tensor) -> Tensor:
-        """The log-odds that each input is out of distribution: (N, K) → (N,)."""
-        weights, centre, scale = (part.to(statistics.device) for part in (self.weights, self.centre, self.scale))
-        return ((to_double(statistics) - centre) / scale) @ weights + self.intercept
+        """Return the log-odds that each input is out of distribution: (N, K) → (N,)."""
+        weights, center, scale = (part.to(statistics.device) for part in (self.weights, self.center, self.scale))
+        return ((to_double(statistics) - center) / scale) @ weights + self.intercept
 
 
-def select_logistic_rule(inside: Tensor, outside: Tensor, *, seed: int) -> tuple[int, LogisticRule]:
-    """The best of G candidates and its rule, from statistics (G, n, K) and (G, m, K).
+def select_logistic_rule(id_statistics: Tensor, ood_statistics: Tensor, *, seed: int) -> tuple[int, LogisticRule]:
+    """Best of G candidates and its rule, from statistics (G, n, K) and (G, m, K).
 
-    Each candidate's rule is fitted on one half and judged on the other; the winner's is then fitted on both.
+    Each candidate's rule is fitted on one half and judged on the other; the best one's is then fitted on both.
     """
     best = 0
-    if len(inside) > 1:
-        if min(inside.shape[1], outside.shape[1]) < 2:
-            raise ValueError("got a validation part of one row; expected at least two of each kind, to choose ε with")
-        halves = [_halves(part.shape[1], seed) for part in (inside, outside)]
+    if len(id_statistics) > 1:
+        if min(id_statistics.shape[1], ood_statistics.shape[1]) < 2:
+            raise ArgumentError("id_data", "one row", "at least 2 validation rows of each kind, to select ε")
+        halves = []
+        for part in (id_statistics, ood_statistics):
+            rng = torch.Generator().manual_seed(derive_seed(seed, "halves"))
+            order = torch.randperm(part.shape[1], generator=rng)
+            halves.append((part[:, order[: len(order) // 2]], part[:, order[len(order) // 2 :]]))
         judged = []
-        for ours, theirs in zip(inside, outside, strict=True):
-            rule = LogisticRule.of(ours[halves[0][0]], theirs[halves[1][0]])
-            judged.append((rule(ours[halves[0][1]]), rule(theirs[halves[1][1]])))
+        for g in range(len(id_statistics)):
+            rule = LogisticRule.fit(halves[0][0][g], halves[1][0][g])
+            judged.append([rule(half[1][g]) for half in halves])
         best = select_best_candidate(torch.stack([a for a, _ in judged]), torch.stack([b for _, b in judged]))
-    return best, LogisticRule.of(inside[best], outside[best])
+    return best, LogisticRule.fit(id_statistics[best], ood_statistics[best])
 
 
-def _halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(derive_seed(seed, "halves"))
-    order = torch.randperm(n, generator=rng)
-    return order[: n // 2], order[n // 2 :]
+def check_epsilons(name: str, epsilons: Any) -> None:
+    """Reject step sizes that are not a nonempty tuple of finite numbers ≥ 0."""
+    valid = isinstance(epsilons, tuple | list) and len(epsilons) > 0
+    if not valid or not all(isinstance(e, int | float) and 0 <= e < float("inf") for e in epsilons):
+        raise ArgumentError(name, epsilons, "distances ≥ 0, in the units of the inputs")
 
 
-def check_epsilons(epsilons: tuple[float, ...]) -> None:
-    """ε are distances in the units of the inputs."""
-    several = isinstance(epsilons, tuple | list) and len(epsilons) > 0
-    if not several or not all(isinstance(e, int | float) and 0 <= e < float("inf") for e in epsilons):
-        raise ValueError(f"got ε = {epsilons!r}; expected a tuple of distances ≥ 0, in the units of the inputs")
+def check_temperatures(name: str, temperatures: Any) -> None:
+    """Reject temperatures that are not a nonempty tuple of positive numbers."""
+    valid = isinstance(temperatures, tuple | list) and len(temperatures) > 0
+    if not valid or not all(isinstance(t, int | float) and 0 < t < float("inf") for t in temperatures):
+        raise ArgumentError(name, temperatures, "positive numbers")
+
+
+# -- scores of the predictive distribution -------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class MaxSoftmax(Detector):
-    """s = −max_c p_c: the baseline.
+    """Negative maximum probability, s = −max_c p_c: the baseline.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> detector = MaxSoftmax(DeterministicPredictor(torch.nn.Identity()))  # the inputs are the logits
-    >>> print(detector.evaluate(3 * torch.eye(2), torch.zeros(2, 2), progress=False))
-    positive class: in-distribution (2 in, 2 out)
-    AUROC               1.0000
-    AUPR-in             1.0000
-    AUPR-out            1.0000
-    TNR at 95 % TPR     1.0000
-    FPR at 95 % TPR     0.0000
-    detection accuracy  1.0000
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> detector = MaxSoftmax(DeterministicPredictor(torch.nn.Identity()))  # the inputs are the logits
+        >>> float(detector.evaluate(3 * torch.eye(2), torch.zeros(2, 2), progress=False).auroc)
+        1.0
     """
 
     def scores(self, x: Any) -> Tensor:
-        return mean_per_input(-self._summary(x).confidence)
+        """Return the scores of one batch of inputs: (N,)."""
+        return mean_per_input(-self._summarize(x).confidence)
 
 
 @dataclass(frozen=True, eq=False)
 class Entropy(Detector):
-    """s = H(p), the entropy of the predictive distribution, in nats.
+    """Entropy of the predictive distribution, s = H(p), in nats.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> Entropy(DeterministicPredictor(torch.nn.Identity())).score(torch.zeros(1, 4), progress=False)  # log 4
-    tensor([1.3863])
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> Entropy(DeterministicPredictor(torch.nn.Identity())).score(torch.zeros(1, 4), progress=False)  # log 4
+        tensor([1.3863])
     """
 
     def scores(self, x: Any) -> Tensor:
-        return mean_per_input(self._summary(x).entropy)
+        """Return the scores of one batch of inputs: (N,)."""
+        return mean_per_input(self._summarize(x).entropy)
 
 
 @dataclass(frozen=True, eq=False)
 class MutualInformation(Detector):
-    """s = H(p) − 1/B Σ_b H(p_b): how far the replicates disagree, in nats.
+    """Mutual information of label and replicate, s = H(p) − 1/B Σ_b H(p_b), in nats.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> MutualInformation(DeterministicPredictor(torch.nn.Identity())).score(
-    ...     torch.zeros(1, 4), progress=False
-    ... )  # equal ones
-    tensor([0.])
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> MutualInformation(DeterministicPredictor(torch.nn.Identity())).score(torch.zeros(1, 4), progress=False)
+        tensor([0.])
     """
 
     def scores(self, x: Any) -> Tensor:
-        return mean_per_input(self._summary(x).mutual_information)
+        """Return the scores of one batch of inputs: (N,)."""
+        return mean_per_input(self._summarize(x).mutual_information)
 
 
 @dataclass(frozen=True, eq=False)
 class PredictiveStd(Detector):
-    """s = mean over the outputs of their standard deviation over the replicates; for regression too.
+    """Standard deviation over replicates, averaged over the outputs; for regression too.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> PredictiveStd(DeterministicPredictor(torch.nn.Identity())).score(
-    ...     torch.ones(1, 4), progress=False
-    ... )  # equal replicates
-    tensor([0.])
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> PredictiveStd(DeterministicPredictor(torch.nn.Identity())).score(torch.ones(1, 4), progress=False)
+        tensor([0.])
     """
 
     def scores(self, x: Any) -> Tensor:
-        return mean_per_input(self._summary(x).std.mean(1))
+        """Return the scores of one batch of inputs: (N,)."""
+        return mean_per_input(self._summarize(x).std.mean(1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Energy(Detector):
-    """s = −T log Σ_c exp(f̄_c / T), the free energy at the mean logits f̄.
+    """Free energy of the mean logits, s = −T log Σ_c exp(f̄_c / T).
 
-    At the mean, not averaged over replicates: log Σ exp is convex, so replicates that disagree raise the energy, as
-    they should, and where a method knows its exact mean it is free of the noise of B draws.
+    It is computed at the mean, not averaged over replicates: log Σ exp is convex, so that disagreement of replicates
+    raises the energy, and exact means are free of sampling noise.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> detector = Energy(DeterministicPredictor(torch.nn.Identity()))
-    >>> detector.score(torch.tensor([[5.0, 0.0], [0.1, 0.0]]), progress=False)  # −log(e⁵ + 1), −log(e^0.1 + 1)
-    tensor([-5.0067, -0.7444], dtype=torch.float64)
+    Args:
+        temperature: T.
+
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> detector = Energy(DeterministicPredictor(torch.nn.Identity()))
+        >>> detector.score(torch.tensor([[5.0, 0.0], [0.1, 0.0]]), progress=False)  # −log(e⁵ + 1), −log(e^0.1 + 1)
+        tensor([-5.0067, -0.7444], dtype=torch.float64)
     """
 
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_temperature(self.temperature)
+        check_temperatures("temperature", (self.temperature,))
 
     def scores(self, x: Any) -> Tensor:
-        logits = to_double(self._summary(x).mean)  # (N, C, *)
+        """Return the scores of one batch of inputs: (N,)."""
+        logits = to_double(self._summarize(x).mean)  # (N, C, *)
         if logits.shape[1] == 1:
-            raise ValueError(
-                "got a net with one output, whose energy depends on which class it stands for; expected a logit for "
-                "each class: take MaxSoftmax or Entropy"
-            )
+            raise ArgumentError("predictor", "one output", "a logit for each class", hint="use MaxSoftmax or Entropy")
         return mean_per_input(-self.temperature * (logits / self.temperature).logsumexp(1))
-
-
-def check_temperature(temperature: float) -> None:
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not number or not 0 < temperature < math.inf:
-        raise ValueError(f"got temperature={temperature!r}; expected a positive number")

@@ -1,42 +1,42 @@
-"""Features of a trained net, and Gaussians around their class means.
+"""Mahalanobis distances of features: detectors of Lee et al., and a score that needs no labels.
 
     μ_c = mean of φ over class c,   Σ = 1/n Σᵢ (φᵢ − μ_{yᵢ})(φᵢ − μ_{yᵢ})ᵀ,   d²(φ) = min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c)
 
-φ is what the head reads, or the means over the pixels of each channel of a layer's output. Sums are gathered in double
-precision in one pass over the training data, around the mean of the first batch. Σ⁺ = S⁻¹ (S⁻¹ΣS⁻¹)⁺ S⁻¹ with S the
-standard deviations: a pseudo-inverse in which the unit of a feature does not matter. Features that never change in
-training, as dead units do, and what varies by the rounding of others alone, have no distance to tell.
+    Mahalanobis:          s = d²(φ),   φ the features that the head reads
+    MahalanobisEnsemble:  s = w · (d²_1(x̃_1), …, d²_L(x̃_L)) + w₀,   x̃_l = x − ε sign ∇_x d²_l(x),   l over layers
+    MahalanobisScore:     s = d(φ) / q,   of one class, q the distance that 99 % of held-out examples stay below
 
-How far the features of an input lie from those of every class.
-
-    plain:  s = min_c (φ − μ_c)ᵀ Σ⁺ (φ − μ_c),   φ what the head reads
-    full:   s = w · (d²_1(x̃_1), …, d²_L(x̃_L)) + w₀,   x̃_l = x − ε sign ∇_x d²_l(x),   l over layers of the net
-
-The full form takes several layers, moves the input towards the nearest class of each (ε ≥ 0), and weighs the distances
-by logistic regression on a validation part of inputs in and out of distribution.
+The features of a layer are the means over the pixels of each channel. Sums are accumulated in double precision in one
+pass over the training data, around the mean of the first batch. Σ⁺ = S⁻¹ (S⁻¹ΣS⁻¹)⁺ S⁻¹ with S the standard deviations:
+a pseudo-inverse that does not depend on the units of the features. Features that are constant in training, such as dead
+units, and directions that vary by rounding alone have no distance.
 
 Lee, Lee, Lee and Shin, A simple unified framework for detecting out-of-distribution samples and adversarial attacks,
-NeurIPS 2018. The covariance is theirs: maximum likelihood (1/n), one for all classes, with a pseudo-inverse.
+NeurIPS 2018. The covariance is theirs: maximum likelihood (1/n), one for all classes, with a pseudo-inverse. That of
+`MahalanobisScore` is shrunk towards a multiple of the identity: Ledoit and Wolf, A well-conditioned estimator for
+large-dimensional covariance matrices, 2004.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from neuboots.evaluation._batching import InputData, LabeledData, iter_batches, num_rows, take_rows
+from neuboots._validation import ArgumentError
+from neuboots.evaluation._batching import LabeledData, iter_batches, num_rows, take_rows
 from neuboots.evaluation.ood.detector import (
     Detector,
     LogisticRule,
-    check_batch_axis,
     check_epsilons,
-    row_hash_tensor,
+    hash_batch,
     select_logistic_rule,
     to_double,
-    unique_hashes,
 )
 from neuboots.evaluation.ood.odin import input_gradients, make_leaves, perturb, replace_float_tensors
 from neuboots.head import (
@@ -49,63 +49,237 @@ from neuboots.head import (
     split_head,
     unwrap_model,
 )
-from neuboots.metrics._base import run_ends
 from neuboots.prediction import Predictor, check_inputs
 
-_ROUNDING = 8  # eps of the features' precision, of their size: what varies less than that, varies by rounding
-_FEW = 8  # inputs with which a net is tried
-_STAGES = 3  # layers at even distances, where shapes do not tell the stages of a net
+EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
 
-# -- which net, which layers ---------------------------------------------------------------------------
+_ROUNDING = 8  # eps of the features' precision, relative to their size: smaller variation is rounding error
+_NUM_PROBES = 8  # inputs with which a net is probed
+_NUM_STAGES = 3  # evenly spaced layers, if shapes do not show the stages of a net
+_MAX_COV_FEATURES = 512  # of more features only the variances are used
+_MAX_COV_ROWS = 20_000
+_QUANTILE = 0.99
+
+
+# -- Gaussians -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ClassGaussians:
+    """Gaussian of the features of each class, with a shared covariance Σ.
+
+    Attributes:
+        means: μ: (C, D).
+        whitening: W with W Wᵀ = Σ⁺: (D, R), R the directions in which features vary; (D,) if Σ is diagonal.
+    """
+
+    means: Tensor
+    whitening: Tensor
+
+    def distances(self, features: Tensor) -> Tensor:
+        """Return the squared distance to the nearest class, min_c d²: (N, D) → (N,)."""
+        white, centers = (
+            part * self.whitening if self.whitening.ndim == 1 else part @ self.whitening
+            for part in (to_double(features), self.means)
+        )
+        # not by a matrix product: the difference of two large numbers would lose small distances
+        distances = torch.cdist(white, centers, compute_mode="donot_use_mm_for_euclid_dist")  # (N, C)
+        return distances.amin(1).square()
+
+
+class ClassMoments:
+    """Streaming means and covariance of the features of each class.
+
+    Example:
+        >>> moments = ClassMoments()
+        >>> moments.add(torch.tensor([[0.0], [2.0]]), torch.tensor([0, 0]))
+        >>> moments.add(torch.tensor([[10.0], [12.0]]), torch.tensor([1, 1]))
+        >>> gaussians = moments.gaussians()
+        >>> gaussians.means.flatten().tolist()
+        [1.0, 11.0]
+        >>> gaussians.distances(torch.tensor([[4.0]])).tolist()  # 3 standard deviations from the nearer mean
+        [9.0]
+    """
+
+    shift: Tensor  # (D,)
+    classes: Tensor  # the labels so far, sorted: (C,)
+    counts: Tensor  # (C,)
+    totals: Tensor  # Σ of φ − shift by class: (C, D)
+    products: Tensor  # Σ (φ − shift)(φ − shift)ᵀ: (D, D)
+
+    def __init__(self) -> None:
+        self._empty = True
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add features (N, D) and their classes (N,)."""
+        phi = to_double(features.detach())
+        y = _check_labels(labels, len(features)).to(phi.device)
+        if not bool(phi.isfinite().all()):
+            raise ArgumentError("train_data", "NaN or infinite features", "finite features", hint="check the net")
+        if self._empty:
+            self._empty, width = False, phi.shape[1]
+            self._rounding = _ROUNDING * torch.finfo(features.dtype).eps
+            self.shift = phi.mean(0)
+            self.classes, self.counts, self.totals = y[:0], phi.new_zeros(0), phi.new_zeros(0, width)
+            self.products = phi.new_zeros(width, width)
+        phi = phi - self.shift
+        classes = torch.cat([self.classes, y]).unique()  # type: ignore[no-untyped-call]
+        before, now = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, y)
+        counts, totals = phi.new_zeros(len(classes)), phi.new_zeros(len(classes), phi.shape[1])
+        self.counts = counts.index_add(0, before, self.counts).index_add(0, now, phi.new_ones(len(y)))
+        self.totals = totals.index_add(0, before, self.totals).index_add(0, now, phi)
+        self.classes = classes
+        self.products = self.products + phi.mT @ phi
+
+    def gaussians(self) -> ClassGaussians:
+        """Return the Gaussians of the features added so far."""
+        counts = self.counts[:, None]
+        means = self.totals / counts
+        n = counts.sum()
+        scatter = self.products - (counts * means).mT @ means  # Σ over rows, around the means of their classes
+        covariance = (scatter + scatter.mT) / (2 * n)
+        mean_square = (self.products.diagonal() + 2 * self.shift * self.totals.sum(0)) / n + self.shift**2
+        relative = len(covariance) * torch.finfo(covariance.dtype).eps
+        noise = torch.maximum(mean_square * self._rounding**2, relative * self.products.diagonal() / n)  # by rounding
+        variance = covariance.diagonal()
+        scale = torch.where(variance > noise, variance, torch.inf).sqrt()  # of a constant feature ∞
+        values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
+        rounding = vectors.square().mT @ (noise / scale**2)  # along each direction
+        kept = values > torch.maximum(rounding, values[-1] * relative)
+        if not bool(kept.any()):
+            raise ArgumentError(
+                "train_data", f"{int(n)} rows of constant features", "features that vary within a class"
+            )
+        return ClassGaussians(means + self.shift, vectors[:, kept] / values[kept].sqrt() / scale[:, None])
+
+
+def _check_labels(labels: Tensor, rows: int) -> Tensor:
+    """Labels (N,) as integers ≥ 0; floats and further axes of length 1 are accepted."""
+    integer = not labels.is_floating_point() or bool((labels == labels.round()).all())
+    if labels.shape[:1] != (rows,) or labels.numel() != rows or not integer or int(labels.amin()) < 0:
+        expected = f"one integer class ≥ 0 for each of the {rows} rows"
+        raise ArgumentError("train_data", f"{labels.dtype} labels {tuple(labels.shape)}", expected)
+    return labels.reshape(rows).long()
+
+
+@dataclass(frozen=True, eq=False)
+class MahalanobisScore:
+    """Mahalanobis distance to the training data in units of a quantile of held-out data; above 1: out of distribution.
+
+    The score does not use predictions: a net may be confident far away from its training data.
+
+    Attributes:
+        gaussian: Mean and whitening of the training features.
+        limit: The distance q that 99 % of the held-out examples stay below.
+
+    Example:
+        >>> features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+        >>> score = MahalanobisScore.fit(features[:300], features[300:])
+        >>> near, far = score(torch.tensor([[0.5, 0.0], [20.0, 0.0]]))
+        >>> bool(near < 1 < far)
+        True
+    """
+
+    gaussian: ClassGaussians
+    limit: float
+
+    @classmethod
+    def fit(cls, train: Tensor, held_out: Tensor) -> "MahalanobisScore":
+        """Fit to features, with a Ledoit–Wolf covariance; of more than 512 features only the variances are used.
+
+        Args:
+            train: Features of training examples: (n, D).
+            held_out: Features of examples that were not used in training: (m, D). If empty, `train` is used.
+
+        Returns:
+            The fitted score.
+        """
+        from sklearn.covariance import ledoit_wolf
+
+        rows = train[:: math.ceil(len(train) / _MAX_COV_ROWS)].double()
+        if rows.shape[1] > _MAX_COV_FEATURES or len(rows) < 3:
+            variance = rows.var(0, correction=0)
+            whitening = (variance + 1e-3 * variance.mean() + 1e-12).rsqrt()
+        else:
+            covariance = torch.from_numpy(ledoit_wolf(np.asarray(rows))[0])
+            ridge = 1e-6 * covariance.diagonal().mean() + 1e-12  # constant features
+            inverse = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance), dtype=torch.float64))
+            whitening = torch.linalg.cholesky((inverse + inverse.T) / 2)
+        gaussian = ClassGaussians(rows.mean(0, keepdim=True), whitening.contiguous())
+        score = cls(gaussian, 1.0)
+        limit = float(np.quantile(score(held_out if len(held_out) else train), _QUANTILE, method="higher"))
+        return replace(score, limit=limit if limit > 0 else 1.0)
+
+    def __call__(self, features: Tensor) -> NDArray[np.float64]:
+        """Return the scores of features (N, D): (N,)."""
+        return self.gaussian.distances(features).sqrt().cpu().numpy() / self.limit
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self.gaussian.means.shape[1]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors to save."""
+        limit = torch.tensor(self.limit, dtype=torch.float64)
+        return {"means": self.gaussian.means, "whitening": self.gaussian.whitening, "limit": limit}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "MahalanobisScore":
+        """Return the score whose `state_dict` was saved."""
+        return cls(ClassGaussians(state["means"], state["whitening"]), float(state["limit"]))
+
+
+# -- features of a trained net -------------------------------------------------------------------------
 
 
 def find_feature_net(predictor: Predictor, net: nn.Module | None, head: str | None, x: Any) -> HeadSplit:
-    """The net whose features are meant, split at its head: `net`, or the predictor's own if its replicates are made of
-    the features that this net gives at x, or the first of its members, or its module, on the same terms; else a
-    sentence."""
-    found = predictor.net if net is None else unwrap_model(net)
-    if found is None:
-        raise ValueError(
-            f"the {type(predictor).__name__} has no net; expected one, whose features are compared: take a detector of "
-            "its predictions, such as MaxSoftmax or Spread"
-        )
-    few = take_rows(x, slice(0, _FEW))
-    why = "keeps only the architecture of the net it was given"
-    if not any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
-        split = split_head(found, head, example=cast_inputs(found, few))
-        if net is not None or _uses(predictor, split, few):
+    """Find the trained net of a predictor whose features are compared, and split it at its head.
+
+    Candidates are `net` or the predictor's own net, then its first member and its module. One is accepted if the
+    predictor's replicates are computed from its features at x.
+
+    Args:
+        predictor: Predictor of any method.
+        net: Trained net, if the predictor's own is not meant.
+        head: Name of the last layer, if it cannot be inferred.
+        x: A batch of inputs.
+
+    Returns:
+        The net, split at its head.
+
+    Raises:
+        ArgumentError: If the predictor has no such net.
+    """
+    x = take_rows(x, slice(0, _NUM_PROBES))
+    own = predictor.net if net is None else unwrap_model(net)
+    candidates: dict[str, nn.Module] = {}
+    if own is not None:
+        if not any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers())):
+            split = split_head(own, head, example=cast_inputs(own, x))
+            if net is not None or _uses_features(predictor, split, x):
+                return split
+        if nets := getattr(predictor, "nets", None):
+            candidates["nets[0]"] = nets[0]
+        module = getattr(predictor, "module", None)
+        if isinstance(module, nn.Module) and _shapes_of_weights(module) == _shapes_of_weights(own):
+            candidates["module"] = module  # the net with dropout inserted
+    for candidate in candidates.values():
+        split = split_head(candidate, head, example=cast_inputs(candidate, x))
+        if _is_replicate(predictor, candidate, x) or _uses_features(predictor, split, x):
             return split
-        why = "predicts with other weights than those of its net"
-    others = _others(predictor, found)
-    for other in others.values():
-        split = split_head(other, head, example=cast_inputs(other, few))
-        if _is_replicate(predictor, other, few) or _uses(predictor, split, few):
-            return split
-    known = [*others, *(["export(0)"] if callable(getattr(predictor, "export", None)) else [])]
-    ways = " or ".join(["a plain net trained on the same data", *(f"predictor.{name}" for name in known)])
-    raise ValueError(
-        f"the {type(predictor).__name__} {why}; expected a trained net, whose features are compared: give one with "
-        f"net=…, such as {ways}"
-    )
+    options = [*candidates, *(["export(0)"] if callable(getattr(predictor, "export", None)) else [])]
+    nets_to_give = " or ".join(["a net trained on the same data", *(f"predictor.{name}" for name in options)])
+    expected = "a trained net whose features the predictor uses"
+    raise ArgumentError("net", type(predictor).__name__, expected, hint=f"pass net={nets_to_give}")
 
 
-def _others(predictor: Predictor, net: nn.Module) -> dict[str, nn.Module]:
-    """Trained nets that a predictor may hold besides the one it was given, by what to call them."""
-    found: dict[str, nn.Module] = {}
-    if nets := getattr(predictor, "nets", None):
-        found["nets[0]"] = nets[0]
-    module = getattr(predictor, "module", None)
-    if isinstance(module, nn.Module) and _weights(module) == _weights(net):  # the same, with dropout put in
-        found["module"] = module
-    return found
-
-
-def _weights(net: nn.Module) -> list[torch.Size]:
+def _shapes_of_weights(net: nn.Module) -> list[torch.Size]:
     return [tensor.shape for tensor in (*net.parameters(), *net.buffers())]
 
 
 def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
-    """Whether the net by itself gives what one of the predictor's replicates does."""
+    """Whether the net's output is one of the predictor's replicates."""
     samples = predictor.predict(x, predictor.num_distinct or 1).samples  # (B, N, C, *)
     with torch.no_grad(), eval_mode(net):
         output = extract_output(call_net(net, cast_inputs(net, x)), x)
@@ -115,16 +289,16 @@ def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
     )
 
 
-def _uses(predictor: Predictor, split: HeadSplit, x: Any) -> bool:
-    """Whether the head of the net, while the predictor predicts, reads the features that the net gives by itself."""
+def _uses_features(predictor: Predictor, split: HeadSplit, x: Any) -> bool:
+    """Whether the head, while the predictor predicts, reads the features that the net computes by itself."""
     read: list[Tensor] = []
-    predictor.predict(x, 1)  # what it prepares once, it prepares without the hook
+    predictor.predict(x, 1)  # one-time preparations happen without the hook
 
-    def note(head: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if type(args[0]) is Tensor:  # what is traced comes after something that replicates do each in its own way
+    def record(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if type(args[0]) is Tensor:  # a traced tensor depends on the replicate
             read.append(args[0].detach().clone())
 
-    hook = split.head.register_forward_pre_hook(note)
+    hook = split.head.register_forward_pre_hook(record)
     try:
         predictor.predict(x, predictor.num_distinct or 1)
     finally:
@@ -135,254 +309,157 @@ def _uses(predictor: Predictor, split: HeadSplit, x: Any) -> bool:
 
 
 def extract_features(split: HeadSplit, layers: tuple[str, ...], x: Any) -> list[Tensor]:
-    """The features of these layers at x, and then those that the head reads: (N, D_l) each, from one pass."""
+    """Compute the features of some layers, and of the head's input, in one pass.
+
+    Args:
+        split: Net, split at its head.
+        layers: Names of layers before the head.
+        x: A batch of inputs.
+
+    Returns:
+        The features of each layer, then those that the head reads: (N, D_l) each.
+
+    Raises:
+        ArgumentError: If a layer does not give one output with a row for each input.
+    """
     check_inputs(x)
     net = split.net
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     axis = 1 if any(isinstance(module, nn.Conv1d) for module in net.modules()) else -1  # of (N, T, D) or (N, D, T)
 
-    def keep(name: str, output: Any) -> None:
-        seen[name].append(_channels(extract_output(output), axis))
+    def record(name: str, output: Any) -> None:
+        output = extract_output(output)
+        seen[name].append(_average(output, 1 if output.ndim > 3 else axis))
 
-    with eval_mode(net), eager_mode(net), _watching(net, layers, keep):
+    with eval_mode(net), eager_mode(net), _watch(net, layers, record):
         phi = split.features(cast_inputs(net, x))
-    for name, found in seen.items():
-        if len(found) != 1:
-            raise ValueError(
-                f"the layer {name!r} gives {len(found)} outputs before the head is reached; expected exactly one: name "
-                "other layers (layers=…)"
-            )
-    features = {name: found[0] for name, found in seen.items()}
-    features[split.name] = _channels(phi, split.axis, of_head=True)
-    for name, part in features.items():
-        if len(part) != num_rows(x):
-            raise ValueError(
-                f"the features at {name!r} have {len(part)} rows for {num_rows(x)} inputs; expected the batch on the "
-                "first axis: name other layers (layers=…, head=…)"
-            )
-    return list(features.values())
+    features = {**seen, split.name: [_average(phi, split.axis)]}
+    for name, outputs in features.items():
+        if len(outputs) != 1 or len(outputs[0]) != num_rows(x):
+            got = f"{name!r}, which gives {len(outputs)} outputs for {num_rows(x)} rows"
+            raise ArgumentError("layers", got, "layers before the head that are used once, the batch on the first axis")
+    return [outputs[0] for outputs in features.values()]
+
+
+def _average(output: Tensor, axis: int) -> Tensor:
+    """Mean over all but the rows and the channels on this axis: (N, D); a copy, as a later layer may overwrite it."""
+    return output.movedim(axis, -1).flatten(1, -2).mean(1) if output.ndim > 2 else output.clone()
 
 
 @contextmanager
-def _watching(net: nn.Module, names: Iterable[str], note: Callable[[str, Any], None]) -> Iterator[None]:
-    """note(name, output) whenever one of these layers is done; the hooks go, whatever happens."""
+def _watch(net: nn.Module, names: Iterable[str], record: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call record(name, output) after each of these layers."""
     hooks = []
     try:
         for name in names:
             layer = net.get_submodule(name)
-            hooks.append(layer.register_forward_hook(lambda module, args, output, name=name: note(name, output)))
+            hooks.append(layer.register_forward_hook(lambda module, args, output, name=name: record(name, output)))
         yield
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _channels(output: Tensor, axis: int, *, of_head: bool = False) -> Tensor:
-    """The mean over all but the rows and the channels: (N, D). Images have their channels on axis 1; of (N, T, D) it is
-    said which. A layer may write into its input later, so nothing is kept that is not a copy."""
-    if output.ndim > 3 and not of_head:
-        axis = 1
-    return output.movedim(axis, -1).flatten(1, -2).mean(1) if output.ndim > 2 else output.clone()
-
-
 def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
-    """The net's stages: of its blocks in order, the last that gives outputs of one shape before the shape changes.
+    """Names of a net's stages: of its blocks in order, the last of each output shape.
 
-    Blocks are the net's children, those of nn.Sequential and of whatever holds the head among them; those that are used
-    more than once do not count, and stages whose features are those of the head are left out. Where that leaves none,
-    as where all blocks give one shape, a few at even distances are taken, of the parts of blocks where these are few.
+    Blocks are the children of the net, of each nn.Sequential and of each module that holds the head. Blocks that are
+    used more than once, and those whose features are the head's, do not count. If none is left, a few blocks at even
+    distances are used, and if these are few, the blocks inside them.
     """
-    few = cast_inputs(split.net, take_rows(x, slice(0, _FEW)))
-    blocks = list(_blocks(split.net, "", split.head))
-    shapes = _shapes(split, blocks, few)
+    x = cast_inputs(split.net, take_rows(x, slice(0, _NUM_PROBES)))
+    blocks = list(_find_blocks(split.net, "", split.head))
+    shapes = _output_shapes(split, blocks, x)
     order = list(shapes)
     last = [name for k, name in enumerate(order) if k + 1 == len(order) or shapes[order[k + 1]] != shapes[name]]
-    if stages := _not_the_heads(split, last, few):
+    if stages := _without_head_features(split, last, x):
         return tuple(stages)
-    rest = _not_the_heads(split, order, few)
-    while len(rest) < _STAGES:
-        parts = [part for name in blocks for part in _parts(split, name)]
-        if parts == blocks:
+    rest = _without_head_features(split, order, x)
+    while len(rest) < _NUM_STAGES:
+        inner = [
+            part
+            for name in blocks
+            for part in [*_find_blocks(split.net.get_submodule(name), name, split.head)] or [name]
+        ]
+        if inner == blocks:
             break
-        blocks, rest = parts, _not_the_heads(split, list(_shapes(split, parts, few)), few)
+        blocks, rest = inner, _without_head_features(split, list(_output_shapes(split, inner, x)), x)
     if not rest:
-        raise ValueError(
-            "found no layer before the head whose features are not the head's own; expected at least one, for this "
-            "detector to be more than the plain one: name some (layers=…), or take Mahalanobis"
-        )
-    thirds = torch.arange(len(rest)).tensor_split(min(_STAGES, len(rest)))
+        hint = "name some, or use Mahalanobis"
+        raise ArgumentError("layers", None, "a net with layers whose features are not the head's", hint=hint)
+    thirds = torch.arange(len(rest)).tensor_split(min(_NUM_STAGES, len(rest)))
     return tuple(rest[int(third[-1])] for third in thirds)
 
 
-def _shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torch.Size]:
-    """The shape of what each of these layers gives, in the order in which they are done; those used once."""
-    net = split.net
+def _output_shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torch.Size]:
+    """Output shapes of the layers that are used once, in the order of the pass."""
     calls: list[tuple[str, torch.Size | None]] = []
 
-    def note(name: str, output: Any) -> None:
-        fits = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (num_rows(x),)
-        calls.append((name, output.shape[1:] if fits else None))
+    def record(name: str, output: Any) -> None:
+        valid = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (num_rows(x),)
+        calls.append((name, output.shape[1:] if valid else None))
 
-    with torch.no_grad(), eval_mode(net), eager_mode(net), _watching(net, names, note):
+    with torch.no_grad(), eval_mode(split.net), eager_mode(split.net), _watch(split.net, names, record):
         split.features(x)
     used = [name for name, _ in calls]
     return {name: shape for name, shape in calls if shape is not None and used.count(name) == 1}
 
 
-def _not_the_heads(split: HeadSplit, names: list[str], x: Any) -> list[str]:
-    """Of these layers, those whose features are not what the head reads."""
+def _without_head_features(split: HeadSplit, names: list[str], x: Any) -> list[str]:
+    """Those of the layers whose features are not what the head reads."""
     with torch.no_grad():
         *found, phi = extract_features(split, tuple(names), x)
-    kept = zip(names, found, strict=True)
-    return [name for name, part in kept if part.shape != phi.shape or not torch.allclose(part, phi, atol=1e-5)]
+    pairs = zip(names, found, strict=True)
+    return [name for name, part in pairs if part.shape != phi.shape or not torch.allclose(part, phi, atol=1e-5)]
 
 
-def _parts(split: HeadSplit, name: str) -> list[str]:
-    """The blocks inside a block; itself, where there are none."""
-    return list(_blocks(split.net.get_submodule(name), name, split.head)) or [name]
-
-
-def _blocks(module: nn.Module, prefix: str, head: nn.Module) -> Iterator[str]:
+def _find_blocks(module: nn.Module, prefix: str, head: nn.Module) -> Iterator[str]:
     for key, child in module.named_children():
         name = f"{prefix}.{key}" if prefix else key
         if child is head:
             continue
         if isinstance(child, nn.Sequential | nn.ModuleList) or any(part is head for part in child.modules()):
-            yield from _blocks(child, name, head)
+            yield from _find_blocks(child, name, head)
         else:
             yield name
 
 
-# -- Gaussians -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class ClassGaussians:
-    """One Gaussian for each class seen, all of one covariance."""
-
-    means: Tensor  # μ: (C, D), of the classes that have rows
-    covariance: Tensor  # Σ: (D, D)
-    whitening: Tensor  # W with W Wᵀ = Σ⁺: (D, R), R the directions in which features vary
-
-    def distances(self, features: Tensor) -> Tensor:
-        """min_c d²: (N, D) → (N,)."""
-        white, centres = to_double(features) @ self.whitening, self.means @ self.whitening
-        # not through a product: the difference of two large numbers would lose the small distances
-        apart = torch.cdist(white, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (N, C)
-        return apart.amin(1).square()
-
-
-class ClassMoments:
-    """Sums over features, from which the Gaussians follow; features are added batch by batch.
-
-    >>> sums = ClassMoments()
-    >>> sums.add(torch.tensor([[0.0], [2.0]]), torch.tensor([0, 0]))
-    >>> sums.add(torch.tensor([[10.0], [12.0]]), torch.tensor([1, 1]))
-    >>> gaussians = sums.gaussians()
-    >>> gaussians.means.flatten().tolist(), gaussians.covariance.tolist()
-    ([1.0, 11.0], [[1.0]])
-    >>> gaussians.distances(torch.tensor([[4.0]])).tolist()  # 3 standard deviations from the nearer mean
-    [9.0]
-    """
-
-    shift: Tensor  # (D,)
-    classes: Tensor  # the labels seen so far, rising: (C,)
-    counts: Tensor  # (C,)
-    totals: Tensor  # Σ of φ − shift by class: (C, D)
-    products: Tensor  # Σ (φ − shift)(φ − shift)ᵀ: (D, D)
-
-    def __init__(self) -> None:
-        self.empty = True
-
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Features (N, D) and their classes (N,)."""
-        phi = to_double(features.detach())
-        y = _classes(labels, len(features)).to(phi.device)
-        if not bool(phi.isfinite().all()):
-            raise ValueError("the net's features have NaN or infinite values; expected numbers: check the net")
-        if self.empty:
-            self.empty, width = False, phi.shape[1]
-            self.rounding = _ROUNDING * torch.finfo(features.dtype).eps
-            self.shift = phi.mean(0)
-            self.classes, self.counts, self.totals = y[:0], phi.new_zeros(0), phi.new_zeros(0, width)
-            self.products = phi.new_zeros(width, width)
-        phi = phi - self.shift
-        classes = torch.cat([self.classes, y]).sort().values
-        classes = classes[run_ends(classes) - 1]  # each once, so that labels may be as large as they like
-        before, now = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, y)
-        counts, totals = phi.new_zeros(len(classes)), phi.new_zeros(len(classes), phi.shape[1])
-        self.counts = counts.index_add(0, before, self.counts).index_add(0, now, phi.new_ones(len(y)))
-        self.totals = totals.index_add(0, before, self.totals).index_add(0, now, phi)
-        self.classes = classes
-        self.products = self.products + phi.mT @ phi
-
-    def gaussians(self) -> ClassGaussians:
-        counts = self.counts[:, None]
-        means = self.totals / counts
-        n = counts.sum()
-        scatter = self.products - (counts * means).mT @ means  # Σ over rows, around the means of their classes
-        covariance = (scatter + scatter.mT) / (2 * n)
-        size = (self.products.diagonal() + 2 * self.shift * self.totals.sum(0)) / n + self.shift**2  # mean of φ²
-        digits = len(covariance) * torch.finfo(covariance.dtype).eps
-        noise = torch.maximum(size * self.rounding**2, digits * self.products.diagonal() / n)  # variance by rounding
-        variance = covariance.diagonal()
-        scale = torch.where(variance > noise, variance, torch.inf).sqrt()  # a feature that never changes counts as 0
-        values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
-        rounding = vectors.square().mT @ (noise / scale**2)  # along each direction
-        kept = values > torch.maximum(rounding, values[-1] * digits)
-        if not bool(kept.any()):
-            raise ValueError(
-                f"the features of {int(n)} inputs do not vary within their classes, so distances have no unit; "
-                "expected several different inputs of a class"
-            )
-        return ClassGaussians(means + self.shift, covariance, vectors[:, kept] / values[kept].sqrt() / scale[:, None])
-
-
-def _classes(labels: Tensor, rows: int) -> Tensor:
-    """Labels (N,) as whole numbers ≥ 0; they may be floats, and have axes of length 1 besides, as for other tasks."""
-    if labels.shape[:1] != (rows,) or labels.numel() != rows:
-        raise ValueError(f"got labels of shape {tuple(labels.shape)}; expected ({rows},), a class for each input")
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
-        raise ValueError("got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression?")
-    if int(labels.amin()) < 0:
-        raise ValueError(
-            f"labels run from {int(labels.amin())} to {int(labels.amax())}; expected classes 0 … C − 1: renumber the "
-            "labels, or drop the inputs without one"
-        )
-    return labels.reshape(rows).long()
-
-
-EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
+# -- detectors -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGaussians:
-    """Layers of a trained net, the head's features last, and the Gaussians of each."""
+    """Layers of a trained net, the head's input last, and the Gaussians of their features.
+
+    Attributes:
+        split: Net, split at its head.
+        names: Names of the layers before the head.
+        gaussians: Gaussians of each layer, and of the head's input.
+    """
 
     split: HeadSplit
     names: tuple[str, ...]
     gaussians: tuple[ClassGaussians, ...]
 
     def distances(self, x: Any, epsilons: tuple[float, ...]) -> Tensor:
-        """d² of each layer, at inputs moved by each ε towards the layer's nearest class: (len(epsilons), N, L)."""
+        """Return d² of each layer, at inputs moved by each ε towards the layer's nearest class: (G, N, L)."""
         if not any(epsilons):
             with torch.no_grad():
-                found = self._distances(x)
-            return torch.stack([torch.stack(found, 1)] * len(epsilons))
+                return torch.stack([torch.stack(self._distances(x), 1)] * len(epsilons))
         with torch.inference_mode(False), torch.enable_grad():
             leaves = make_leaves(x)
             totals = [distance.sum() for distance in self._distances(replace_float_tensors(x, leaves))]
-            # A layer that depends on no floating-point input, as an embedding of words does, is measured where it is.
+            # A layer that depends on no floating-point input, such as an embedding of tokens, does not move.
             directions = [[-slope.sign() for slope in slopes] for slopes in input_gradients(totals, leaves)]
         with torch.no_grad():
-            return torch.stack([self._moved(x, directions, epsilon) for epsilon in epsilons])
+            return torch.stack([self._moved_distances(x, directions, epsilon) for epsilon in epsilons])
 
-    def _moved(self, x: Any, directions: list[list[Tensor]], epsilon: float) -> Tensor:
-        """(N, L); each layer has an input of its own, and so a pass."""
+    def _moved_distances(self, x: Any, directions: list[list[Tensor]], epsilon: float) -> Tensor:
+        """With an input, and so a pass, for each layer: (N, L)."""
         if epsilon == 0:
             return torch.stack(self._distances(x), 1)
-        found = [self._distances(perturb(x, mine, epsilon))[layer] for layer, mine in enumerate(directions)]
-        return torch.stack(found, 1)
+        moved = (self._distances(perturb(x, mine, epsilon))[layer] for layer, mine in enumerate(directions))
+        return torch.stack([*moved], 1)
 
     def _distances(self, x: Any) -> list[Tensor]:
         pairs = zip(self.gaussians, extract_features(self.split, self.names, x), strict=True)
@@ -391,162 +468,126 @@ class LayerGaussians:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mahalanobis(Detector):
-    """s = min_c d²: the plain form, `fit(train=…)` on the training data.
+    """Squared Mahalanobis distance to the nearest class, s = min_c d²; `fit(train_data=…)`.
 
-    The features are those of the predictor's net, where its predictions come from it; of an ensemble, those of its
-    first member; of MC dropout, those of its module, where dropout stands before the head alone. Else `net` says which
-    net is meant. `head` names its last layer where that is in doubt. B plays no part.
+    Args:
+        net: Trained net whose features are compared. By default the predictor's own, if its predictions are computed
+            from it; of an ensemble the first member; of MC dropout its module, if dropout is before the head alone.
+        head: Name of the last layer, if it cannot be inferred.
+        fitted: Layers and Gaussians, set by `fit`.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> data = TensorDataset(x, (x[:, 0] > 0).long())
-    >>> predictor = DeterministicPredictor(torch.nn.Linear(2, 2))  # whose head reads the inputs
-    >>> detector = Mahalanobis(predictor).fit(train_data=data, progress=False)
-    >>> near, far = detector.score(torch.tensor([[0.5, 0.0], [9.0, 9.0]]), progress=False)
-    >>> bool(near < 1), bool(far > 50)
-    (True, True)
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> data = TensorDataset(x, (x[:, 0] > 0).long())
+        >>> predictor = DeterministicPredictor(torch.nn.Linear(2, 2))  # whose head reads the inputs
+        >>> detector = Mahalanobis(predictor).fit(train_data=data, progress=False)
+        >>> near, far = detector.score(torch.tensor([[0.5, 0.0], [9.0, 9.0]]), progress=False)
+        >>> bool(near < 1), bool(far > 50)
+        (True, True)
     """
 
     net: nn.Module | None = field(default=None, repr=False)
     head: str | None = None
     fitted: LayerGaussians | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_net(self.net)
-
     def scores(self, x: Any) -> Tensor:
-        return _fitted(self.fitted).distances(x, (0.0,))[0, :, 0]
+        """Return the scores of one batch of inputs: (N,)."""
+        return self._layers.distances(x, (0.0,))[0, :, 0]
 
-    def fit(
-        self,
-        id_data: InputData | None = None,
-        ood_data: InputData | None = None,
-        *,
-        train_data: LabeledData | None = None,
-        batch_size: int = 256,
-        progress: bool = True,
-    ) -> Self:
-        """Class means and covariance of the features, in one pass over rows (x, y)."""
+    @property
+    def _layers(self) -> LayerGaussians:
+        if self.fitted is None:
+            raise ArgumentError("fitted", None, "a fitted detector", hint="call fit(train_data=…) first")
+        return self.fitted
 
-        def choose(x: Any) -> tuple[HeadSplit, tuple[str, ...]]:
-            return find_feature_net(self.predictor, self.net, self.head, x), ()
+    def _layer_names(self, split: HeadSplit, x: Any) -> tuple[str, ...]:
+        return ()
 
-        layers, names = _layers(choose, train_data, batch_size, progress)
-        return replace(self, fitted=layers, fitted_on=names)
+    def _fit_train(self, data: LabeledData | None, batch_size: int, progress: bool) -> tuple[Self, list[Tensor]]:
+        """Means and covariance of the features of every layer, in one pass."""
+        if data is None:
+            raise ArgumentError("train_data", None, "the labeled training data of the net")
+        hashes: list[Tensor] = []
+        split: HeadSplit | None = None
+        names: tuple[str, ...] = ()
+        moments: list[ClassMoments] = []
+        for x, y in iter_batches(data, batch_size, title="features of the training data", progress=progress):
+            if split is None:
+                split = find_feature_net(self.predictor, self.net, self.head, x)
+                names = self._layer_names(split, x)
+                moments = [ClassMoments() for _ in (*names, "head")]
+            with torch.no_grad():
+                features = extract_features(split, names, x)
+            for each, part in zip(moments, features, strict=True):
+                each.add(part, y)
+            hashes.append(hash_batch(x))
+        assert split is not None, "iter_batches gives at least one batch"
+        fitted = LayerGaussians(split, names, tuple(each.gaussians() for each in moments))
+        return replace(self, fitted=fitted), hashes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MahalanobisEnsemble(Detector):
-    """s = the log-odds of being out of distribution, from distances in several layers, with input preprocessing.
+class MahalanobisEnsemble(Mahalanobis):
+    """Log-odds of being out of distribution, from distances in several layers, with input preprocessing.
 
-    `layers` names them; None takes the last output of each shape on the way to the head, as the stages of a residual
-    net give, or where all have one shape, a few at even distances. The head's features always join; which net is meant
-    is said as for `Mahalanobis`. `fit` needs the training data and a validation part of both
-    kinds, on which ε and the weights of the layers are chosen. One score costs a pass and a gradient for each layer.
+    `fit` needs the training data, and validation inputs of both kinds on which ε and the weights of the layers are
+    selected. A score costs a pass and a gradient for each layer.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-    >>> train = TensorDataset(x[:100], (x[:100, 0] > 0).long())
-    >>> detector = MahalanobisEnsemble(DeterministicPredictor(net), layers=("0",))
-    >>> detector = detector.fit(x[100:150], x[100:150] + 9, train_data=train, progress=False)
-    >>> float(detector.evaluate(x[150:], x[150:] - 9, progress=False).auroc) > 0.9
-    True
+    Args:
+        layers: Names of layers before the head. By default the last layer of each output shape, as the stages of a
+            residual net, or a few layers at even distances. The head's input is always added.
+        epsilons: Candidates of ε, in the units of the inputs.
+        epsilon: ε, set by `fit`.
+        rule: Logistic regression, set by `fit`.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+        >>> train = TensorDataset(x[:100], (x[:100, 0] > 0).long())
+        >>> detector = MahalanobisEnsemble(DeterministicPredictor(net), layers=("0",))
+        >>> detector = detector.fit(x[100:150], x[100:150] + 9, train_data=train, progress=False)
+        >>> float(detector.evaluate(x[150:], x[150:] - 9, progress=False).auroc) > 0.9
+        True
     """
 
-    net: nn.Module | None = field(default=None, repr=False)
-    head: str | None = None
     layers: tuple[str, ...] | None = None
-    epsilons: tuple[float, ...] = EPSILONS  # to choose from, in the units of the inputs
-    epsilon: float = 0.0  # the one chosen
-    fitted: LayerGaussians | None = field(default=None, repr=False)
+    epsilons: tuple[float, ...] = EPSILONS
+    epsilon: float = 0.0
     rule: LogisticRule | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_net(self.net)
-        check_epsilons(self.epsilons)
-        check_epsilons((self.epsilon,))
-        layers = self.layers
-        names = isinstance(layers, tuple | list) and all(isinstance(name, str) for name in layers)
-        if layers is not None and (not names or len(set(layers)) < len(layers)):
-            raise ValueError(f"got layers={layers!r}; expected a tuple of names that differ, as of net.named_modules()")
+        check_epsilons("epsilons", self.epsilons)
+        check_epsilons("epsilon", (self.epsilon,))
+        names: Any = self.layers
+        if names is not None and (not isinstance(names, tuple | list) or len(set(names)) < len(names)):
+            raise ArgumentError("layers", self.layers, "a tuple of different names of net.named_modules()")
 
     def scores(self, x: Any) -> Tensor:
-        layers = _fitted(self.fitted)
+        """Return the scores of one batch of inputs: (N,)."""
+        statistics = self._statistics(x, (self.epsilon,))[0]
         assert self.rule is not None, "fitted together with the layers"
-        return self.rule(layers.distances(x, (self.epsilon,))[0])
+        return self.rule(statistics)
 
-    def fit(
-        self,
-        id_data: InputData | None = None,
-        ood_data: InputData | None = None,
-        *,
-        train_data: LabeledData | None = None,
-        batch_size: int = 256,
-        progress: bool = True,
-    ) -> Self:
-        """Gaussians on the training data; then ε by TNR at 95 % TPR, and the regression, on a validation part."""
+    @property
+    def _candidates(self) -> tuple[Any, ...]:
+        return self.epsilons
 
-        def choose(x: Any) -> tuple[HeadSplit, tuple[str, ...]]:
-            split = find_feature_net(self.predictor, self.net, self.head, x)
-            return split, find_stages(split, x) if self.layers is None else _known(self.layers, split)
+    def _layer_names(self, split: HeadSplit, x: Any) -> tuple[str, ...]:
+        if self.layers is None:
+            return find_stages(split, x)
+        modules = {name for name, _ in split.net.named_modules()}
+        if unknown := [name for name in self.layers if name not in modules or not name]:
+            raise ArgumentError("layers", unknown[0], "a name of net.named_modules()")
+        return self.layers
 
-        layers, trained_on = _layers(choose, train_data, batch_size, progress)
+    def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
+        return self._layers.distances(x, candidates)
 
-        def measure(x: Any) -> Tensor:
-            return layers.distances(x, self.epsilons)
-
-        ours, theirs, names = self._measured(id_data, ood_data, measure, batch_size, progress)
-        best, rule = select_logistic_rule(ours, theirs, seed=self.seed)
-        names = unique_hashes([names, trained_on])
-        return replace(self, fitted=layers, epsilon=self.epsilons[best], rule=rule, fitted_on=names)
-
-
-def _layers(
-    choose: Callable[[Any], tuple[HeadSplit, tuple[str, ...]]],
-    train: LabeledData | None,
-    batch_size: int,
-    progress: bool,
-) -> tuple[LayerGaussians, Tensor]:
-    """The Gaussians of every layer, in one pass over the training data, and the names of its rows; `choose` sees the
-    first batch."""
-    if train is None:
-        raise ValueError("got no training data to know the classes by; expected fit(train=…) with rows (x, y)")
-    check_batch_axis(train)
-    names: list[Tensor] = []
-    chosen: tuple[HeadSplit, tuple[str, ...]] | None = None
-    sums: list[ClassMoments] = []
-    for x, y in iter_batches(train, batch_size, title="features of the training data", progress=progress):
-        if chosen is None:
-            chosen = choose(x)
-            sums = [ClassMoments() for _ in (*chosen[1], "head")]
-        with torch.no_grad():
-            found = extract_features(*chosen, x)
-        for each, features in zip(sums, found, strict=True):
-            each.add(features, y)
-        names.append(row_hash_tensor(x))
-    assert chosen is not None, "batches_of gives at least one batch"
-    return LayerGaussians(*chosen, tuple(each.gaussians() for each in sums)), unique_hashes(names)
-
-
-def _check_net(net: Any) -> None:
-    if net is not None and not isinstance(net, nn.Module):
-        raise ValueError(f"got net={net!r}; expected a trained torch.nn.Module, or None for the predictor's own")
-
-
-def _known(names: tuple[str, ...], split: HeadSplit) -> tuple[str, ...]:
-    modules = dict(split.net.named_modules())
-    for name in names:
-        if name not in modules or not name:
-            raise ValueError(f"got the layer {name!r}; expected a name that net.named_modules() gives")
-    return names
-
-
-def _fitted(layers: LayerGaussians | None) -> LayerGaussians:
-    if layers is None:
-        raise ValueError("the detector is not fitted; expected detector.fit(train=…) first")
-    return layers
+    def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
+        best, rule = select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
+        return replace(self, epsilon=self.epsilons[best], rule=rule)

@@ -222,8 +222,8 @@ class FeaturePass:
         """−∂ℓ/∂z at the head of a net that upsamples what it gives, as `working_residuals` counts the loss: (M, C)."""
         if self.likelihood is None:
             raise ValueError(
-                f"got loss={self.loss!r} and a net that upsamples its head's output; expected CrossEntropy, "
-                "BinaryCrossEntropy, SquaredError or GaussianNLL, or outputs as the head gives them"
+                f"got loss={self.loss!r} and a net that upsamples its head's output; expected nn.CrossEntropyLoss, "
+                "nn.BCEWithLogitsLoss, nn.MSELoss or GaussianNLL, or outputs as the head gives them"
             )
         half = 0.5 if self.likelihood == "squared" else 1.0
         split = self.generator.split

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from neuboots._validation import check_int
 from neuboots.loading import check_length, dataset_length
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss, SquaredError, check_loss
+from neuboots.losses import GaussianNLL, Loss, as_loss
 from neuboots.methods._base import fit_net, register
 from neuboots.methods.influence.predictor import MAX_KERNEL_ROWS, InfluencePredictor
 from neuboots.prediction import Predictor
@@ -51,7 +51,7 @@ class InfluenceBootstrap:
     and all are trained together.
     """
 
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     layers: int | Literal["all"] = 1
     ridge: float | None = None
     residuals: Residuals | None = None
@@ -63,11 +63,11 @@ class InfluenceBootstrap:
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
+        object.__setattr__(self, "loss", as_loss(self.loss))
         if isinstance(self.loss, nn.L1Loss | nn.NLLLoss):
             raise ValueError(
                 f"got loss={self.loss!r}, which has no curvature in the outputs; expected a loss with a Hessian, such "
-                "as SquaredError, torch's HuberLoss, or CrossEntropy, which is the same for logarithms of "
+                "as nn.MSELoss, nn.HuberLoss, or nn.CrossEntropyLoss, which is the same for logarithms of "
                 "probabilities (with layers='all', or 1 if the net ends at its logits)"
             )
         check_weight_distribution(self.weight_distribution)
@@ -105,7 +105,7 @@ class InfluenceBootstrap:
     @property
     def correction(self) -> Residuals:
         """How residuals are corrected: by the noise level around them where targets are continuous, else each alone."""
-        continuous = isinstance(self.loss, SquaredError | GaussianNLL | nn.MSELoss)
+        continuous = isinstance(self.loss, nn.MSELoss | GaussianNLL)
         return self.residuals or ("smooth" if continuous else "hc3" if self.layers == 1 else "hc2")
 
     def fit(

@@ -6,14 +6,13 @@
 step is all, and blocks need only their sums of φ̃φ̃ᵀ; other losses need the features, which are kept.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuboots._streaming import num_bytes
-from neuboots.losses import BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, Loss, SquaredError
+from neuboots.losses import Loss, as_loss, build_loss, describe_loss
 from neuboots.methods._curvature import Whole, append_ones, working_residuals
 from neuboots.methods.influence._passes import FeaturePass, HeadPoints, negative_gradient
 from neuboots.methods.influence.leverage import ridge_inverse
@@ -24,7 +23,6 @@ _MOST = 3000  # numbers in a system that is solved for each replicate
 _STEPS = 100  # of Newton
 _TOLERANCE = 1e-10  # of the gradient, by the size of its terms
 _PIECE = 1 << 22  # numbers held at once
-_LOSSES = {kind.__name__: kind for kind in (BinaryCrossEntropy, BrierLoss, CrossEntropy, GaussianNLL, SquaredError)}
 
 
 class BlockGrams(nn.Module):
@@ -137,7 +135,8 @@ class Refit(nn.Module):
         if isinstance(self.data, StoredPoints):
             kinds = {"phi": self.data.phi, "y": self.data.y, "weight": self.data.weight, "block": self.data.block}
             data = {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in kinds.items()}
-        return {"data": data, "blocks": len(self.sums), "penalty": self.penalty, "loss": describe_loss(self.loss)}
+        loss = None if self.loss is None else describe_loss(self.loss)
+        return {"data": data, "blocks": len(self.sums), "penalty": self.penalty, "loss": loss}
 
     @classmethod
     def empty(cls, config: dict[str, Any], theta: Tensor) -> "Refit":
@@ -148,7 +147,8 @@ class Refit(nn.Module):
             data = StoredPoints(
                 **{k: torch.zeros(shape, dtype=getattr(torch, kind)) for k, (kind, *shape) in options.items()}
             )
-        return cls(data, zeros, zeros.clone(), config["penalty"], build_loss(config["loss"]))
+        loss = None if config["loss"] is None else build_loss(config["loss"])
+        return cls(data, zeros, zeros.clone(), config["penalty"], loss)
 
 
 def _solved(matrix: Tensor, penalty: float, vectors: Tensor) -> Tensor:
@@ -163,25 +163,6 @@ def _solved(matrix: Tensor, penalty: float, vectors: Tensor) -> Tensor:
     return solved
 
 
-def describe_loss(loss: Loss | None) -> dict[str, Any] | None:
-    """The loss as JSON; None is the squared error in its closed form."""
-    if loss is None:
-        return None
-    if type(loss) not in _LOSSES.values():
-        raise ValueError(
-            f"got loss={loss!r} with refit=True; expected one of {', '.join(_LOSSES)}: only these can be saved"
-        )
-    return {"name": type(loss).__name__, **asdict(loss)}  # type: ignore[call-overload]
-
-
-def build_loss(description: dict[str, Any] | None) -> Loss | None:
-    if description is None:
-        return None
-    options = dict(description)
-    made: Loss = _LOSSES[options.pop("name")](**options)
-    return made
-
-
 def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
     """Add wᵢ Jᵢᵀ Lᵢ ũᵢ of these points and residuals ũ (M, C) to the sums of their blocks (S, K)."""
     added = points.root @ (residual - points.residual)[:, :, None]  # what the correction does: (M, C, 1)
@@ -192,7 +173,7 @@ def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Te
 
 def check_refit(loss: Loss, outputs: int, width: int) -> None:
     """Refuse a head whose system of equations is too large to solve for each replicate."""
-    size = width if isinstance(loss, SquaredError | nn.MSELoss) else outputs * width
+    size = width if isinstance(loss, nn.MSELoss) else outputs * width
     if size > _MOST:
         raise ValueError(
             f"got a head of {outputs} × {width} numbers to refit; expected systems of at most {_MOST}: take refit=False"
@@ -229,5 +210,5 @@ def build_refit(survey: FeaturePass, blocks: Blocks, sums: Tensor, penalty: floa
     data = BlockGrams(grams) if small else StoredPoints(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
     shape = (-1, outputs, width)
     # targets at the resolution of the head have been smoothed already
-    loss = CrossEntropy() if survey.upsampled and survey.likelihood == "softmax" else survey.loss
+    loss = as_loss(nn.CrossEntropyLoss()) if survey.upsampled and survey.likelihood == "softmax" else survey.loss
     return Refit(data, sums.view(shape), (sums - raw).view(shape), penalty, None if squared else loss)

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset
 from neuboots._prng import derive_keys
 from neuboots.head import copy_net, eval_mode
 from neuboots.loading import EpochLoader, check_length, preserve_rng_state
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss
+from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods._base import add_output_axis, compute_output
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
@@ -135,6 +135,6 @@ def _squares(loss: Loss, change: Tensor, *, axis: int) -> float:
     """Σ change², of what counts in outputs along the axis: means of a Gaussian head, differences between logits."""
     if isinstance(loss, GaussianNLL):
         change = change.chunk(2, axis)[0]
-    if isinstance(loss, CrossEntropy | nn.CrossEntropyLoss):
+    if isinstance(loss, nn.CrossEntropyLoss):
         change = change - change.mean(axis, keepdim=True)  # a shift of all logits means nothing
     return float(change.double().square().sum())

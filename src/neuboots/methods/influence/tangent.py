@@ -23,7 +23,7 @@ from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
 from neuboots._streaming import num_bytes
 from neuboots.head import cast_inputs
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
-from neuboots.losses import CrossEntropy, GaussianNLL, Loss, valid_mask, weighted_mean
+from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import load_example
 from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
 from neuboots.methods.influence.jacobian import Jacobian, JacobianRows
@@ -258,7 +258,7 @@ class _Kernel:
         values = values.clamp_min(0.0)
         if method.ridge is None:
             target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual).flatten()
-            classes = isinstance(method.loss, CrossEntropy | nn.CrossEntropyLoss)  # whose outputs have one degree less
+            classes = isinstance(method.loss, nn.CrossEntropyLoss)  # whose outputs have one degree less
             size = float(residual.square().sum())
             squares = (vectors.T @ target).square()
             ridge = choose_ridge(values, squares, 0.0, counted * (outputs - classes), residual=size)
