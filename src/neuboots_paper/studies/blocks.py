@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from neuboots._prng import derive_keys, derive_seed
-from neuboots.evaluation.bootstrap_audit import ks_and_wasserstein
+from neuboots.evaluation._audit_stats import ks_and_wasserstein
 from neuboots.methods import BayesianBootstrap, Deterministic
 from neuboots.nets import MLP
 from neuboots.prediction import Method

@@ -80,7 +80,7 @@ class ClassGaussians:
         """Return the squared distance to the nearest class, min_c d²: (N, D) → (N,)."""
         white, centers = (
             part * self.whitening if self.whitening.ndim == 1 else part @ self.whitening
-            for part in (to_double(features), self.means)
+            for part in (features.double(), self.means)
         )
         # not by a matrix product: the difference of two large numbers would lose small distances
         distances = torch.cdist(white, centers, compute_mode="donot_use_mm_for_euclid_dist")  # (N, C)
@@ -463,7 +463,7 @@ class LayerGaussians:
 
     def _distances(self, x: Any) -> list[Tensor]:
         pairs = zip(self.gaussians, extract_features(self.split, self.names, x), strict=True)
-        return [gaussians.distances(features) for gaussians, features in pairs]
+        return [gaussians.distances(to_double(features)) for gaussians, features in pairs]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
