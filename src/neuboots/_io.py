@@ -1,24 +1,31 @@
-"""Atomic writes of text and JSON files."""
+"""Atomic writes of files."""
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file through a temporary one that is then renamed, so that no reader sees an incomplete file."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path with the same suffixes, whose file replaces `path` at the end; on failure nothing changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".part-{os.getpid()}-{path.name}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:  # including KeyboardInterrupt
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, so that no reader sees an incomplete one."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -164,7 +164,7 @@ class Segment:
             "epochs": self.epochs or SETTINGS[self.data].epochs,
             "threads": torch.get_num_threads(),
             "classes": list(data.classes),
-            "figures": found.figures,
+            "figures": found.metrics,
             "majority": found.majority,
         }
 
@@ -203,7 +203,7 @@ _SHOWN = (
 
 
 def _line(name: str, found: SegmentationReport) -> dict[str, Any]:
-    figures = found.figures
+    figures = found.metrics
     return {"method": name} | {key: figures[key] for key in _SHOWN}
 
 

@@ -92,7 +92,7 @@ def evaluate_masks(
         for chunk in chunks:
             assert chunk.y is not None, "labels were asked for"
             maps = model.maps(chunk, num_samples=num_samples)
-            pixels = pixels + SegmentationReport.of(maps, chunk.y, ignore_index=IGNORE_INDEX)
+            pixels = pixels + SegmentationReport.from_maps(maps, chunk.y, ignore_index=IGNORE_INDEX)
             kept.append(~model.described(chunk, maps).columns["abstain"])
             notes += chunk.notes
             step("segmenting")
@@ -132,7 +132,7 @@ def card_metrics(found: MaskMetrics, names: tuple[str, ...]) -> dict[str, Any]:
     """Those of the card, beside what one class everywhere would get; of pixels that are all void there are none."""
     if found.pixels.count == 0:
         return {}
-    figures, constant = found.pixels.figures, found.pixels.majority
+    figures, constant = found.pixels.metrics, found.pixels.majority
     kept = ("mean_iou", "mean_dice", "error", "ece", "nll", "entropy_right", "entropy_wrong")
     return {
         **{name: figures[name] for name in kept},

@@ -41,8 +41,6 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PREDICTIONS_PER_FIT = 5  # predicting is short, and its minimum needs more runs
 _MIN_BASELINE_MB = 1.0  # below, a ratio is dominated by page granularity
 _NO_MEMORY = "memory was not measured: this needs Linux, and a process without CUDA"
-_M_MMAP_THRESHOLD = -3  # parameter of mallopt
-_MIN_MMAP_BYTES = 1 << 14  # larger blocks are requested from the system one by one
 
 
 @dataclass(frozen=True)
@@ -198,8 +196,8 @@ def benchmark_methods(
                 predictors[name].predict(x, K)
                 advance(f"{name}, K = {K}, warm-up")
             predictions = {name: partial(predictor.predict, x, K) for name, predictor in predictors.items()}
-            fit_seconds = _min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
-            predict_seconds = _min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock, lambda name: None)
+            fit_seconds = min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
+            predict_seconds = min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock)
             peaks: dict[str, list[float | None]] = {name: [None, None] for name in methods}
             for name, predictor in predictors.items() if memory else ():
                 gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
@@ -229,10 +227,23 @@ def benchmark_methods(
     return BenchmarkResult(rows, baseline, tuple(num_members), repeats, n, num_rows(x), note)
 
 
-def _min_seconds(
-    works: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float], done: Callable[[str], None]
+def min_seconds(
+    works: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+    done: Callable[[str], None] = lambda name: None,
 ) -> dict[str, float]:
-    """Minimum time of each, over rounds that start with another one each time, forwards and backwards."""
+    """Measure the minimum time of several functions, which run alternately, in a different order each round.
+
+    Args:
+        works: The functions by name.
+        repeats: Number of runs of each.
+        clock: Function that returns the time in seconds.
+        done: Called with the name after each run.
+
+    Returns:
+        Seconds by name.
+    """
     names = list(works)
     best = dict.fromkeys(names, math.inf)
     for i in range(repeats):
@@ -317,7 +328,9 @@ def _send_peak(work: Callable[[], Any], out: Connection) -> None:
         gc.freeze()  # objects of the parent are not collected here: their finalizers would run twice
         work()  # loads the pages of programs and libraries
         gc.collect()
-        _fill_malloc_holes()
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)  # returns free memory to the system: reusing it would not be seen
         before = _read_status("VmRSS")
         try:
             _CLEAR_REFS.write_text("5")  # resets the peak
@@ -335,31 +348,3 @@ def _read_status(field: str) -> int:
     """Resident bytes now (VmRSS) or at the peak (VmHWM)."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
     return 1024 * int(line.split()[1])
-
-
-class _MallocInfo(ctypes.Structure):
-    """Result of mallinfo2; `hblks` (blocks from the system) and `fordblks` (free bytes) are used."""
-
-    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
-
-
-def _fill_malloc_holes() -> None:
-    """Allocate malloc's free memory, untouched, so that later allocations come from the system and are counted.
-
-    Blocks are allocated from the largest size down, each size until a block comes from the system.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        return  # not glibc
-    libc.mallinfo2.restype, libc.malloc.restype = _MallocInfo, ctypes.c_void_p
-    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    libc.mallopt(_M_MMAP_THRESHOLD, _MIN_MMAP_BYTES)
-    size = 1 << 30
-    while size >= _MIN_MMAP_BYTES:
-        for _ in range(libc.mallinfo2().fordblks // size):
-            before, block = libc.mallinfo2().hblks, libc.malloc(size)
-            if block is None or libc.mallinfo2().hblks > before:
-                libc.free(block)
-                break
-        size //= 2

@@ -306,7 +306,7 @@ def pixel_scores(predictor: Predictor, test: LazyDataset, *, num_samples: int, b
     found = evaluate_segmentation(
         predictor, test, num_samples=num_samples, ignore_index=VOID, batch_size=batch_size, progress=False
     )
-    figures, curve = found.figures, found.pixels.reliability_curve
+    figures, curve = found.metrics, found.pixels.reliability_curve
     names = ("mean_iou", "ece", "error", "nll", "brier", "entropy_ratio", "entropy_auroc")
     scores = {name: figures[name] for name in names} | {"constant_iou": found.majority["mean_iou"]}
     columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist())

@@ -42,7 +42,7 @@ class MaskEvaluation:
     def figures(self) -> dict[str, Any]:
         """Every figure by name; None where there is nothing to find it from."""
         timed = ("seconds", "relative_time")  # nothing was timed
-        figures = {name: value for name, value in self.found.figures.items() if name not in timed}
+        figures = {name: value for name, value in self.found.metrics.items() if name not in timed}
         shares = {"answered": 1 - self.abstained / self.count, "unusual": self.unusual / self.count}
         return {**figures, "pixels": self.found.count, **shares}
 
@@ -115,7 +115,7 @@ def measure_masks(
         seen.rows += len(chunk)
         assert chunk.y is not None, "masks were asked for"
         maps = model.maps(chunk, num_samples=num_samples)
-        pixels = pixels + SegmentationReport.of(maps, chunk.y, ignore_index=IGNORE_INDEX)
+        pixels = pixels + SegmentationReport.from_maps(maps, chunk.y, ignore_index=IGNORE_INDEX)
         columns = model.described(chunk, maps).columns
         abstained, unusual = abstained + int(columns["abstain"].sum()), unusual + int((columns["ood_score"] > 1).sum())
         advance(f"evaluated {counted(seen.rows, 'image')}")

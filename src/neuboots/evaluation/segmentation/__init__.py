@@ -1,7 +1,9 @@
-"""Segmentation: image in, label map and uncertainty maps out; their figures over a data set; their pictures.
+"""Segmentation: label and uncertainty maps of images and volumes, their metrics over a data set, and their files.
 
 >>> import torch
->>> from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
+>>> from neuboots.evaluation.segmentation import predict_segmentation
+>>> from neuboots.generator import BootstrapGenerator
+>>> from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
 >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
 >>> predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().weight_distribution)
 >>> maps = predict_segmentation(predictor, torch.randn(1, 3, 40, 60), 20, window=32)

@@ -1,23 +1,13 @@
-"""Where is the uncertainty: on the pixels that are wrong, and at the borders between labels?
+"""Metrics of label and uncertainty maps over labeled images.
 
-    ratio = mean H over wrong pixels / mean H over right ones,   AUROC = P(H_wrong > H_right) + ½ P(H_wrong = H_right)
+    ratio = mean H over wrong pixels / mean H over correct ones
+    AUROC = P(H_wrong > H_correct) + ½ P(H_wrong = H_correct)
+    relative time = min_r seconds of B replicates / min_r seconds of one pass of the net
 
-Sums and counts alone are kept. For the AUROC, pixels are counted by the first 9 binary digits of their uncertainty,
-which tells values apart that differ by 0.4 %; those that it does not count as equal.
-
-What `evaluate_segmentation` finds: the figures of labels and of uncertainty over a data set, beside those of a constant.
-
-    majority: guess the most frequent class everywhere;   frequencies: p_c = share of the pixels of class c everywhere
-
-Both are known from the counts of labels alone. Their labels are the same; probabilities are those of the frequencies,
-whose confidence is by its making as often right as it says.
-
-How good are the labels and the uncertainty of a predictor over labelled images, and how long does it take?
-
-    relative time = min_r seconds of B replicates / min_r seconds of a plain pass of the net
-
-as in the paper's table 4.2 (section 4.4): mean IoU, ECE and prediction time relative to the baseline. The ratio is
-taken at one window of the first image, in turn and best of several, since times on a busy machine vary.
+as in the paper's table 4.2 (section 4.4). Only sums and counts are stored. For the AUROC, pixels are counted by the
+first 9 binary digits of their uncertainty; values that differ by less than 0.4 % count as equal. The baselines are constant
+predictions, known from the label counts alone: labels of the majority class, probabilities of the class frequencies.
+The relative time is measured at one window of the first image.
 
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 """
@@ -30,279 +20,263 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import check_int
-from neuboots.evaluation._batching import (
-    LabeledData,
-    align_labels,
-    check_batch_size,
-    check_predictor,
-    format_table,
-    iter_batches,
-)
+from neuboots._validation import ArgumentError, check_int
+from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
+from neuboots.evaluation.benchmark import min_seconds
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, Window, clip_window, predict_segmentation
 from neuboots.head import call_net, cast_inputs, copy_net, eval_mode
 from neuboots.metrics import ConfusionMatrix, MetricState, SegmentationMetrics
 from neuboots.prediction import Predictor
 
 UNCERTAINTY_MEASURES = ("entropy", "mutual_information", "std")
-_DROPPED = 15  # bits of a positive float32, whose order is that of its bits as a whole number
-_LEVELS = 1 << (31 - _DROPPED)
+
+_DROPPED_BITS = 15  # of a positive float32, whose order is that of its bits as an integer
+_NUM_LEVELS = 1 << (31 - _DROPPED_BITS)
+_MAX_PIXELS = 1 << 18  # whose metrics are computed at once
+_TIMING_ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class UncertaintySums(MetricState):
-    """Sums of the three uncertainties over right and wrong pixels, inside and at borders; images in parts add.
+    """Sums of the three uncertainties over correct and wrong pixels, inside and at label boundaries.
 
-    >>> values = torch.tensor([[0.25, 0.75, 2.0]])
-    >>> found = UncertaintySums.of(
-    ...     values.expand(3, 3), torch.tensor([False, False, True]), torch.tensor([False, True, True])
-    ... )
-    >>> found.mean("entropy", wrong=True) / found.mean("entropy", wrong=False), found.auroc("entropy")
-    (4.0, 1.0)
+    Attributes:
+        totals: Sums by uncertainty, correct or wrong, inside or boundary: (3, 2, 2).
+        counts: Number of pixels: (2, 2).
+        levels: Number of pixels, correct or wrong, at each level of an uncertainty: (3, 2, K).
     """
 
-    totals: Tensor  # (3, 2, 2): uncertainty, right or wrong, inside or border
-    counts: Tensor  # (2, 2)
-    levels: Tensor  # (3, 2, K): pixels, right or wrong, at each level of an uncertainty
+    totals: Tensor
+    counts: Tensor
+    levels: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, wrong: Tensor, border: Tensor) -> Self:
-        """Of the three uncertainties (3, P) of P pixels, of whether they are wrong (P,) and at a border (P,)."""
-        group = 2 * wrong.long() + border.long()  # (P,)
-        level = (values.float().clamp_min(0) + 0.0).view(torch.int32).long() >> _DROPPED  # (3, P); −0 + 0 = 0
+    def from_pixels(cls, values: Tensor, wrong: Tensor, boundary: Tensor) -> Self:
+        """Return the sums of uncertainties (3, P) of P pixels, which are wrong (P,) or at a boundary (P,)."""
+        group = 2 * wrong.long() + boundary.long()  # (P,)
+        level = (values.float().clamp_min(0) + 0.0).view(torch.int32).long() >> _DROPPED_BITS  # (3, P); −0 + 0 = 0
         sums = [torch.bincount(group, value.double(), minlength=4).double() for value in values]
-        counted = [torch.bincount(_LEVELS * wrong.long() + one, minlength=2 * _LEVELS) for one in level]
+        counted = [torch.bincount(_NUM_LEVELS * wrong.long() + one, minlength=2 * _NUM_LEVELS) for one in level]
         return cls(
             torch.stack(sums).view(len(values), 2, 2),
             torch.bincount(group, minlength=4).view(2, 2),
-            torch.stack(counted).view(len(values), 2, _LEVELS),
+            torch.stack(counted).view(len(values), 2, _NUM_LEVELS),
         )
 
-    def count(self, *, wrong: bool | None = None, border: bool | None = None) -> int:
-        """Pixels of one kind; None stands for both."""
-        return int(self.counts[_which(wrong), _which(border)].sum())
+    def count(self, *, wrong: bool | None = None, boundary: bool | None = None) -> int:
+        """Return the number of pixels of one kind; None means both."""
+        return int(self.counts[_index(wrong), _index(boundary)].sum())
 
-    def mean(self, measure: str, *, wrong: bool | None = None, border: bool | None = None) -> float | None:
-        """The mean uncertainty over pixels of one kind; None if there are none."""
-        total = self.totals[UNCERTAINTY_MEASURES.index(measure), _which(wrong), _which(border)].sum()
-        count = self.count(wrong=wrong, border=border)
-        return float(total) / count if count else None
+    def mean(self, measure: str, *, wrong: bool | None = None, boundary: bool | None = None) -> float | None:
+        """Return the mean uncertainty over pixels of one kind; None if there are none."""
+        total = self.totals[UNCERTAINTY_MEASURES.index(measure), _index(wrong), _index(boundary)].sum()
+        return _divide(float(total), self.count(wrong=wrong, boundary=boundary))
 
     def auroc(self, measure: str) -> float | None:
-        """The chance that a wrong pixel is less certain than a right one; None where one kind is missing."""
-        right, wrong = self.levels[UNCERTAINTY_MEASURES.index(measure)].double()  # (K,), (K,)
-        pairs = float(right.sum() * wrong.sum())
-        return float((wrong * (right.cumsum(0) - right / 2)).sum()) / pairs if pairs else None
+        """Return the AUROC of wrong against correct pixels; None if one kind is missing."""
+        correct, wrong = self.levels[UNCERTAINTY_MEASURES.index(measure)].double()  # (K,), (K,)
+        pairs = float((wrong * (correct.cumsum(0) - correct / 2)).sum())
+        return _divide(pairs, float(correct.sum() * wrong.sum()))
 
 
-def _which(kind: bool | None) -> slice:
+def _index(kind: bool | None) -> slice:
     return slice(None) if kind is None else slice(int(kind), int(kind) + 1)
 
 
-def divide(above: float | None, below: float | None) -> float | None:
-    """above / below; None where either is missing or nothing is below."""
-    return above / below if above is not None and below else None
-
-
-def stack_uncertainties(maps: SegmentationMaps, image: int) -> Tensor:
-    """The three of MEASURES, of one image: (3, *)."""
-    return torch.stack([getattr(maps, name)[image] for name in UNCERTAINTY_MEASURES])
+def _divide(a: float | None, b: float | None) -> float | None:
+    """a / b; None if either is missing or b is 0."""
+    return a / b if a is not None and b else None
 
 
 def find_boundaries(labels: Tensor, *, ignore_index: int) -> Tensor:
-    """Whether the 3 × 3 (× 3) pixels around one hold two labels or more besides void: (N, *) → (N, *).
+    """Find the pixels with two labels or more in the 3 × 3 (× 3) pixels around them.
 
-    >>> find_boundaries(torch.tensor([[0, 0, 0, 1, 255, 0]]), ignore_index=255).int()
-    tensor([[0, 0, 1, 1, 0, 0]], dtype=torch.int32)
+    Args:
+        labels: (N, *).
+        ignore_index: Label of pixels that do not count.
+
+    Returns:
+        Whether each pixel is at a boundary: (N, *).
+
+    Example:
+        >>> find_boundaries(torch.tensor([[0, 0, 0, 1, 255, 0]]), ignore_index=255).int()
+        tensor([[0, 0, 1, 1, 0, 0]], dtype=torch.int32)
     """
-    labels, unknown = labels.int(), labels == ignore_index
-    least = labels.masked_fill(unknown, torch.iinfo(torch.int32).max)
-    most = labels.masked_fill(unknown, torch.iinfo(torch.int32).min)
+    labels, ignored = labels.int(), labels == ignore_index
+    low = labels.masked_fill(ignored, torch.iinfo(torch.int32).max)
+    high = labels.masked_fill(ignored, torch.iinfo(torch.int32).min)
     for axis in range(1, labels.ndim):
-        least, most = _widened(least, axis, torch.minimum), _widened(most, axis, torch.maximum)
-    return (least < most) & ~unknown
+        low, high = _dilate(low, axis, torch.minimum), _dilate(high, axis, torch.maximum)
+    return (low < high) & ~ignored
 
 
-def _widened(values: Tensor, axis: int, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Each value joined with those before and after it along an axis."""
+def _dilate(values: Tensor, axis: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Each value combined with its two neighbors along an axis."""
     wide, count = values.clone(), values.shape[axis] - 1
     for ours, theirs in ((0, 1), (1, 0)):
         side = wide.narrow(axis, ours, count)
-        side.copy_(join(side, values.narrow(axis, theirs, count)))
+        side.copy_(combine(side, values.narrow(axis, theirs, count)))
     return wide
-
-
-_TOGETHER = 1 << 18  # pixels whose figures are computed at once: what is needed on the way stays small beside the maps
-
-
-@dataclass(frozen=True, eq=False)
-class PredictionTimes(MetricState):
-    """Seconds of prediction; and of one window predicted, beside the plain net on the same, where there is a net."""
-
-    seconds: Tensor  # ()
-    images: Tensor  # ()
-    predicted: Tensor  # ()
-    plain: Tensor  # ()
-
-    @classmethod
-    def of(cls, images: int, seconds: float = 0.0, predicted: float = 0.0, plain: float = 0.0) -> Self:
-        """Of some images that took so many seconds, and of a window and a plain pass over it."""
-        total, window, net = torch.tensor([seconds, predicted, plain], dtype=torch.float64)
-        return cls(total, torch.tensor(images), window, net)
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationReport(MetricState):
-    """Figures over labelled images; parts of a data set add. Pixels without a label (void) count nowhere.
+    """Metrics over labeled images, as returned by `evaluate_segmentation`. Reports of several images add up.
 
-    >>> maps = SegmentationMaps(torch.tensor([[[[0.9, 0.2]], [[0.1, 0.8]]]]), *3 * [torch.tensor([[[0.3, 0.5]]])], 5, 0)
-    >>> found = SegmentationReport.of(maps, torch.tensor([[[0, 0]]]))
-    >>> found.count, found.error, found.majority["error"], round(found.entropy_ratio, 3)
-    (2, 0.5, 0.0, 1.667)
+    Attributes:
+        pixels: Metrics of the labels and probabilities; pixels with `ignore_index` do not count.
+        uncertainty: Sums of the uncertainties.
+        image_count: Number of images: ().
+        total_seconds: Time of prediction: ().
+        window_seconds: Minimum time of predicting one window: ().
+        pass_seconds: Minimum time of one pass of the net over it, 0 if there is no net: ().
+        num_samples: Number of replicates B.
+        seed: Seed.
+
+    Example:
+        >>> values = torch.tensor([[[0.3, 0.5]]])
+        >>> maps = SegmentationMaps(torch.tensor([[[[0.9, 0.2]], [[0.1, 0.8]]]]), values, values, values, 5, 0)
+        >>> report = SegmentationReport.from_maps(maps, torch.tensor([[[0, 0]]]))
+        >>> report.count, report.error, report.majority["error"], round(report.entropy_ratio, 3)
+        (2, 0.5, 0.0, 1.667)
     """
 
     pixels: SegmentationMetrics
-    spread: UncertaintySums
-    times: PredictionTimes
+    uncertainty: UncertaintySums
+    image_count: Tensor
+    total_seconds: Tensor
+    window_seconds: Tensor
+    pass_seconds: Tensor
     num_samples: int
     seed: int
 
     @classmethod
-    def of(
+    def from_maps(
         cls,
         maps: SegmentationMaps,
         labels: Tensor,
         *,
         ignore_index: int | None = 255,
         num_bins: int = 15,
-        times: PredictionTimes | None = None,
+        seconds: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> Self:
-        """The figures of the maps of N images and their labels (N, *); `ignore_index` is None where every pixel has one."""
-        ignore_index = None if ignore_index is None else check_int("void", ignore_index)
+        """Return the metrics of the maps of N images, given labels (N, *).
+
+        Args:
+            maps: Maps of the images.
+            labels: (N, *).
+            ignore_index: Label of pixels that do not count; None: all count.
+            num_bins: Number of bins of the calibration error.
+            seconds: Time of the prediction, of one window, and of one pass of the net.
+
+        Returns:
+            The report.
+        """
         labels = align_labels(maps.probs, labels, ignore_index=ignore_index)
-        ignore_index = -1 if ignore_index is None else ignore_index  # −1 is no label now
-        border = find_boundaries(labels, ignore_index=ignore_index)
+        ignore_index = -1 if ignore_index is None else check_int("ignore_index", ignore_index)  # −1 is no label now
+        boundary = find_boundaries(labels, ignore_index=ignore_index)
+        measures = torch.stack([getattr(maps, name) for name in UNCERTAINTY_MEASURES])  # (3, N, *)
         pixels: SegmentationMetrics | int = 0
-        spread: UncertaintySums | int = 0
+        uncertainty: UncertaintySums | int = 0
         for i, truth in enumerate(labels.flatten(1)):
-            parts = (maps.probs[i].flatten(1), stack_uncertainties(maps, i).flatten(1), truth, border[i].flatten())
-            for probs, values, y, edge in zip(*(part.split(_TOGETHER, -1) for part in parts), strict=True):
-                pixels = pixels + SegmentationMetrics.of(
-                    probs[None], y[None], ignore_index=ignore_index, num_bins=num_bins
-                )
+            parts = (maps.probs[i].flatten(1), measures[:, i].flatten(1), truth, boundary[i].flatten())
+            for probs, values, y, edge in zip(*(part.split(_MAX_PIXELS, -1) for part in parts), strict=True):
+                options = {"ignore_index": ignore_index, "num_bins": num_bins}
+                pixels = pixels + SegmentationMetrics.of(probs[None], y[None], **options)
                 counted = y != ignore_index
                 wrong = (probs.argmax(0) != y)[counted]
-                spread = spread + UncertaintySums.of(values[:, counted], wrong, edge[counted])
-        assert isinstance(pixels, SegmentationMetrics), "maps are of at least one image"
-        assert isinstance(spread, UncertaintySums), "maps are of at least one image"
-        return cls(pixels, spread, times or PredictionTimes.of(len(labels)), maps.num_samples, maps.seed)
-
-    # -- labels
+                uncertainty = uncertainty + UncertaintySums.from_pixels(values[:, counted], wrong, edge[counted])
+        assert isinstance(pixels, SegmentationMetrics), "there is at least one image"
+        assert isinstance(uncertainty, UncertaintySums), "there is at least one image"
+        total, window, plain_pass = torch.tensor(seconds, dtype=torch.float64)
+        images = torch.tensor(len(labels))
+        return cls(pixels, uncertainty, images, total, window, plain_pass, maps.num_samples, maps.seed)
 
     @property
     def count(self) -> int:
-        """Pixels that have a label."""
+        """Number of pixels that count."""
         return self.pixels.count
 
     @property
     def num_images(self) -> int:
-        return int(self.times.images)
+        """Number of images."""
+        return int(self.image_count)
 
     @property
     def mean_iou(self) -> float:
-        """Over the classes that occur as a label or as a guess."""
+        """Mean IoU over the classes that occur as a label or as a prediction."""
         return float(self.pixels.mean_iou)
 
     @property
     def mean_dice(self) -> float:
-        """Over the same classes."""
+        """Mean Dice coefficient over the same classes."""
         return _mean_dice(self.pixels.confusion)
 
     @property
-    def iou(self) -> Tensor:
-        """Of each class, 0 where it occurs nowhere: (C,)."""
-        return self.pixels.iou
-
-    @property
-    def dice(self) -> Tensor:
-        """Of each class, 0 where it occurs nowhere: (C,)."""
-        return self.pixels.dice
-
-    @property
     def error(self) -> float:
-        """The share of pixels with a wrong label."""
+        """Fraction of wrong pixels."""
         return float(self.pixels.error)
 
     @property
     def ece(self) -> float:
+        """Expected calibration error."""
         return float(self.pixels.ece)
 
     @property
     def majority(self) -> dict[str, float]:
-        """What the constant predictors get on the same pixels: labels of the majority, probabilities of frequencies."""
+        """Metrics of constant predictions: labels of the majority class, probabilities of the class frequencies."""
         counts = self.pixels.confusion_matrix.sum(1)  # (C,)
         matrix = torch.zeros_like(self.pixels.confusion_matrix)
         matrix[:, counts.argmax()] = counts
-        constant, shares = ConfusionMatrix(matrix), counts.double() / counts.sum()
+        constant, frequencies = ConfusionMatrix(matrix), counts.double() / counts.sum()
         return {
             "mean_iou": float(constant.mean_iou),
             "mean_dice": _mean_dice(constant),
-            "error": 1 - float(shares.max()),
+            "error": 1 - float(frequencies.max()),
             "ece": 0.0,
-            "nll": float(-torch.xlogy(shares, shares).sum()),
-            "brier": 1 - float(shares.square().sum()),
+            "nll": float(-torch.xlogy(frequencies, frequencies).sum()),
+            "brier": 1 - float(frequencies.square().sum()),
         }
-
-    # -- uncertainty
 
     @property
     def entropy_ratio(self) -> float | None:
-        """Mean entropy on wrong pixels / on right ones; None where there are none of one kind."""
-        return self._ratio("entropy")
-
-    def _ratio(self, measure: str) -> float | None:
-        return divide(self.spread.mean(measure, wrong=True), self.spread.mean(measure, wrong=False))
-
-    def _error_at(self, border: bool) -> float | None:
-        count = self.spread.count(border=border)
-        return self.spread.count(wrong=True, border=border) / count if count else None
-
-    # -- time
+        """Mean entropy of wrong pixels over that of correct ones; None if one kind is missing."""
+        mean = self.uncertainty.mean
+        return _divide(mean("entropy", wrong=True), mean("entropy", wrong=False))
 
     @property
     def seconds(self) -> float:
-        """Of predicting one image, in the mean."""
-        return float(self.times.seconds / self.times.images)
+        """Mean time of predicting one image."""
+        return float(self.total_seconds / self.image_count)
 
     @property
     def relative_time(self) -> float | None:
-        """Seconds of B replicates / of a plain pass of the net, at one window; None where that was not measured."""
-        return divide(float(self.times.predicted), float(self.times.plain))
-
-    # -- all of them
+        """Time of B replicates over that of one pass of the net, at one window; None if not measured."""
+        return _divide(float(self.window_seconds), float(self.pass_seconds))
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """Every figure by name, as JSON takes it: None where there is nothing to divide by, or where a class occurs
-        neither as a label nor as a guess. Uncertainties are means over pixels."""
+    def metrics(self) -> dict[str, Any]:
+        """All metrics by name, as JSON values; None if undefined. Uncertainties are means over pixels."""
         names = ("mean_iou", "error", "ece", "mce", "nll", "brier")
         found: dict[str, Any] = {name: float(getattr(self.pixels, name)) for name in names}
         found["mean_dice"] = self.mean_dice
+        mean, count = self.uncertainty.mean, self.uncertainty.count
         for name in UNCERTAINTY_MEASURES:
-            mean = self.spread.mean
-            border, inside = (mean(name, border=kind) for kind in (True, False))
+            correct, wrong = (mean(name, wrong=kind) for kind in (False, True))
+            inside, border = (mean(name, boundary=kind) for kind in (False, True))
             found |= {
                 name: mean(name),
-                f"{name}_right": mean(name, wrong=False),
-                f"{name}_wrong": mean(name, wrong=True),
-                f"{name}_ratio": self._ratio(name),
-                f"{name}_auroc": self.spread.auroc(name),
+                f"{name}_right": correct,
+                f"{name}_wrong": wrong,
+                f"{name}_ratio": _divide(wrong, correct),
+                f"{name}_auroc": self.uncertainty.auroc(name),
                 f"{name}_border": border,
                 f"{name}_inside": inside,
-                f"{name}_border_ratio": divide(border, inside),
+                f"{name}_border_ratio": _divide(border, inside),
             }
-        found |= {"error_border": self._error_at(True), "error_inside": self._error_at(False)}
-        found |= {"border_share": self.spread.count(border=True) / self.count}
+        for name, kind in (("error_border", True), ("error_inside", False)):
+            found[name] = _divide(count(wrong=True, boundary=kind), count(boundary=kind))
+        found["border_share"] = _divide(count(boundary=True), self.count)
         found |= {"seconds": self.seconds, "relative_time": self.relative_time}
         occurs = self.pixels.confusion.occurs.tolist()
         for name in ("iou", "dice"):
@@ -311,24 +285,19 @@ class SegmentationReport(MetricState):
         return found
 
     def __str__(self) -> str:
-        figures, constant = self.figures, self.majority
-        labels = [{"figure": name, "value": figures[name], "majority": constant[name]} for name in constant]
+        metrics, constant = self.metrics, self.majority
+        labels = [{"metric": name, "value": metrics[name], "majority": constant[name]} for name in constant]
         columns = ("right", "wrong", "ratio", "auroc", "inside", "border", "border_ratio")
-        spread = [{"uncertainty": name} | {c: figures[f"{name}_{c}"] for c in columns} for name in UNCERTAINTY_MEASURES]
-        spread.append({"uncertainty": "error", "inside": figures["error_inside"], "border": figures["error_border"]})
+        rows = [{"uncertainty": n} | {c: metrics[f"{n}_{c}"] for c in columns} for n in UNCERTAINTY_MEASURES]
+        rows.append({"uncertainty": "error", "inside": metrics["error_inside"], "border": metrics["error_border"]})
         head = f"N = {self.num_images:,} images, {self.count:,} pixels, B = {self.num_samples}, seed = {self.seed}"
-        time = f"{self.seconds:.3g} s an image"
-        if self.relative_time is not None:
-            time += f", {self.relative_time:.3g} × a plain pass of the net"
-        return "\n".join([head, format_table(labels), "", format_table(spread), "", time])
+        relative = "" if self.relative_time is None else f", {self.relative_time:.3g} × one pass of the net"
+        tail = f"{self.seconds:.3g} s per image{relative}"
+        return "\n".join([head, format_table(labels), "", format_table(rows), "", tail])
 
 
 def _mean_dice(confusion: ConfusionMatrix) -> float:
     return float(confusion.f1[confusion.occurs].mean())
-
-
-_ROUNDS = 3  # of the relative time
-_ENOUGH = 10.0  # seconds; after them no further round begins
 
 
 def evaluate_segmentation(
@@ -345,128 +314,115 @@ def evaluate_segmentation(
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
 ) -> SegmentationReport:
-    """mIoU, Dice, ECE, time, and the uncertainty on right and on wrong pixels, over rows (x, y) or batches of them.
+    """Compute mIoU, Dice, ECE, time, and the uncertainty of correct and wrong pixels, over labeled images.
 
-    Images may be of several sizes; masks are (H, W), (1, H, W), or the same for volumes, with `ignore_index` where a pixel has
-    no label (None: each has one). `batch_size` images of one size, if they come one after the other, or windows of one
-    image, go through the net together. `clock` gives the time in seconds.
+    Args:
+        predictor: Predictor of any method.
+        data: Data set of images and masks, or a loader; images may have several sizes.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        ignore_index: Label of pixels that do not count; None: all count.
+        window: Pixels that the net sees at a time; see `predict_segmentation`.
+        overlap: Minimum fraction of a window that neighbors share.
+        batch_size: Consecutive images of one size, or windows of one image, per batch.
+        num_bins: Number of bins of the calibration error.
+        clock: Function that returns the time in seconds.
+        progress: Whether to show a progress bar.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
-    >>> x = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    >>> net = torch.nn.Conv2d(2, 2, 1)
-    >>> _ = net.load_state_dict({"weight": 9 * torch.eye(2).view(2, 2, 1, 1), "bias": torch.zeros(2)})
-    >>> found = evaluate_segmentation(
-    ...     DeterministicPredictor(net), TensorDataset(x, x.argmax(1)), num_samples=1, progress=False
-    ... )
-    >>> found.mean_iou, found.count, round(found.majority["mean_iou"], 2)
-    (1.0, 256, 0.25)
+    Returns:
+        The report.
+
+    Raises:
+        ArgumentError: If masks do not have the size of their images, or no pixel counts.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> x = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> net = torch.nn.Conv2d(2, 2, 1)
+        >>> _ = net.load_state_dict({"weight": 9 * torch.eye(2).view(2, 2, 1, 1), "bias": torch.zeros(2)})
+        >>> data = TensorDataset(x, x.argmax(1))
+        >>> report = evaluate_segmentation(DeterministicPredictor(net), data, num_samples=1, progress=False)
+        >>> report.mean_iou, report.count, round(report.majority["mean_iou"], 2)
+        (1.0, 256, 0.25)
     """
     check_predictor(predictor)
-    check_batch_size(batch_size)
+    check_int("batch_size", batch_size, minimum=1)
+    options: dict[str, Any] = {"seed": seed, "window": window, "overlap": overlap, "batch_size": batch_size}
     total: SegmentationReport | int = 0
-    for x, y in _images(data, batch_size, window, overlap, progress):
-        began = clock()
-        maps = predict_segmentation(
-            predictor, x, num_samples, seed=seed, window=window, overlap=overlap, batch_size=batch_size
-        )  # on the CPU: a GPU has finished
-        seconds = clock() - began
+    for x, y in _iter_images(data, batch_size, window, overlap, progress):
+        start = clock()
+        maps = predict_segmentation(predictor, x, num_samples, **options)  # on the CPU: a GPU has finished
+        seconds = clock() - start
         relative = (0.0, 0.0)
         if total == 0:
-            relative = _beside_plain(predictor, _corner(x, window, overlap), num_samples, seed, clock)
-        times = PredictionTimes.of(len(x), seconds, *relative)
-        total = total + SegmentationReport.of(maps, y, ignore_index=ignore_index, num_bins=num_bins, times=times)
-    assert isinstance(total, SegmentationReport), "batches_of gives at least one batch"
+            size = x.shape[2:] if window is None else clip_window(x.shape[2:], window, overlap=overlap)
+            corner = x[(slice(1), slice(None), *map(slice, size))]  # (1, C, *)
+            relative = _measure_times(predictor, corner, num_samples, seed, clock)
+        total = total + SegmentationReport.from_maps(
+            maps, y, ignore_index=ignore_index, num_bins=num_bins, seconds=(seconds, *relative)
+        )
+    assert isinstance(total, SegmentationReport), "iter_batches gives at least one batch"
     if total.count == 0:
-        raise ValueError(f"got data whose pixels are all void ({ignore_index}); expected some that have a label")
+        raise ArgumentError("data", f"only pixels with ignore_index={ignore_index}", "labeled pixels")
     return total
 
 
-# -- images --------------------------------------------------------------------------------------------
-
-
-def _images(
+def _iter_images(
     data: LabeledData, batch_size: int, window: Window, overlap: float, progress: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images (N, C, *) of one size and their masks (N, *), as many together as the net is to see at once."""
+    """Batches of images (N, C, *) of one size and their masks (N, *); images larger than the window one by one."""
     held: list[tuple[Tensor, Tensor]] = []
     for x, y in iter_batches(data, 1, title="segmentation", progress=progress):
         for row in zip(*_as_images(x, y), strict=True):
             shape = row[0].shape
-            at_once = batch_size if _fits(shape[1:], window, overlap) else 1  # the maps of large images are large
-            if held and (held[0][0].shape != shape or len(held) >= at_once):
-                yield _stacked(held)
+            fits = window is None or clip_window(shape[1:], window, overlap=overlap) == tuple(shape[1:])
+            if held and (held[0][0].shape != shape or len(held) >= (batch_size if fits else 1)):
+                yield torch.stack([x for x, _ in held]), torch.stack([y for _, y in held])
                 held = []
             held.append(row)
-    yield _stacked(held)
+    yield torch.stack([x for x, _ in held]), torch.stack([y for _, y in held])
 
 
-def _stacked(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
-
-
-def _fits(size: tuple[int, ...], window: Window, overlap: float) -> bool:
-    return window is None or clip_window(size, window, overlap=overlap) == tuple(size)
-
-
-def _as_images(x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch, or a single row as a batch of one, with masks (N, *), or a sentence."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"got inputs of type {type(x).__name__}; expected images as a tensor (N, C, *)")
+def _as_images(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch, or a single example as a batch of one, with masks (N, *)."""
     for images, masks in ((x, y), (x[None], y[None])):
-        size = images.shape[2:]
-        if len(size) not in (2, 3):
-            continue
-        if masks.shape == (len(images), *size):
-            return images, masks
-        if masks.shape == (len(images), 1, *size):
-            return images, masks[:, 0]
-    raise ValueError(
-        f"got images of shape {tuple(x.shape)} and masks of shape {tuple(y.shape)}; expected (N, C, *) and (N, *), a "
-        "label for each pixel: bring both to one size"
-    )
+        if images.ndim in (4, 5) and masks.shape in (
+            (len(images), *images.shape[2:]),
+            (len(images), 1, *images.shape[2:]),
+        ):
+            return images, masks.reshape(len(images), *images.shape[2:])
+    got = f"images {tuple(x.shape)} and masks {tuple(y.shape)}"
+    raise ArgumentError("data", got, "images (N, C, *) and masks (N, *) of the same size")
 
 
-# -- time ----------------------------------------------------------------------------------------------
-
-
-def _corner(x: Tensor, window: Window, overlap: float) -> Tensor:
-    """What the net sees first: (1, C, *)."""
-    if window is None:
-        return x[:1]
-    sizes = clip_window(x.shape[2:], window, overlap=overlap)
-    return x[(slice(1), slice(None), *map(slice, sizes))]
-
-
-def _beside_plain(
+def _measure_times(
     predictor: Predictor, x: Tensor, num_samples: int, seed: int, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """The least seconds of B replicates at x and of a plain pass, in turn; (0, 0) for a predictor without a net."""
+    """Minimum time of B replicates at x and of one pass of the net; (0, 0) for a predictor without a net."""
     net = make_timing_net(predictor)
     if net is None:
         return 0.0, 0.0
 
-    def passed() -> None:
+    def run_pass() -> None:
         with eval_mode(net), torch.no_grad():
             call_net(net, cast_inputs(net, x))
 
-    works = [lambda: predictor.summarize(x, num_samples, seed=seed), passed]
-    best, began = [float("inf")] * 2, clock()
-    passed()  # the predictor is warm already
-    for _ in range(_ROUNDS):
-        for k, work in enumerate(works):
-            start = clock()
-            work()
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                torch.cuda.synchronize()
-            best[k] = min(best[k], clock() - start)
-        if clock() - began > _ENOUGH:
-            break
-    return best[0], best[1]
+    run_pass()  # the predictor is warm already
+    works = {"replicates": lambda: predictor.summarize(x, num_samples, seed=seed), "pass": run_pass}
+    best = min_seconds(works, _TIMING_ROUNDS, clock)
+    return best["replicates"], best["pass"]
 
 
 def make_timing_net(predictor: Predictor) -> nn.Module | None:
-    """The net to run for its time: its numbers, which some methods do not keep, do not matter."""
+    """Return a net whose pass takes as long as that of the predictor's net.
+
+    Args:
+        predictor: Predictor of any method.
+
+    Returns:
+        The predictor's net, a copy with weights of 0 if it stores only the architecture, or None without a net.
+    """
     net = predictor.net
     if net is None or not any(tensor.is_meta for tensor in [*net.parameters(), *net.buffers()]):
         return net
@@ -474,5 +430,5 @@ def make_timing_net(predictor: Predictor) -> nn.Module | None:
     net = copy_net(net).to_empty(device=device)
     with torch.no_grad():
         for tensor in [*net.parameters(), *net.buffers()]:
-            tensor.zero_()  # whatever lay in the memory may be numbers that take long to multiply
+            tensor.zero_()  # uninitialized numbers may be slow to multiply
     return net

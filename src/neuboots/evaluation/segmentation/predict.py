@@ -1,57 +1,71 @@
-"""Sliding windows over an image or volume, and the one window that each pixel is taken from.
-
-    owner(p) = argmax_k depth_k(p),   depth_k(p) = min distance from p to a border of window k inside the image
-
-A border that the window shares with the image does not count: nothing lies behind it. Windows stand on a grid, so the
-owner is found axis by axis, and the pixels of one owner are a box.
-
-Image in, label map and uncertainty maps out, in memory that does not grow with B.
+"""Label and uncertainty maps of images and volumes, by sliding windows, in memory that does not grow with B.
 
     p = 1/B Σ_b softmax f_b(x),   H(p),   H(p) − 1/B Σ_b H(p_b),   mean_c std_b f_b,c        at each pixel
 
-Large images go through the net window by window. A pixel's figures come from the one window in which it lies deepest;
-the rest of each window is context. So replicate b is still one function of the image, at each pixel, and so are the
-figures of B of them. A blend, the mean of a pixel over the windows that hold it, would be another function, whose
-entropy and mutual information need the replicates of all those windows at once: they are no mean of the windows' own.
+Large images go through the net window by window. The values of a pixel come from the one window in which it is deepest,
 
-Where half the overlap is at least as wide as the net sees to one side, and windows start on the grid of its strides,
-the figures are those of one pass over the whole image. Where replicates drop single pixels, as MC dropout's do by
-default, the masks lie by place in the window: the law of the figures is the same, the draw another.
+    owner(p) = argmax_k depth_k(p),   depth_k(p) = min distance from p to a border of window k inside the image;
+
+the rest of each window is context. So replicate b is one function of the image, at each pixel. A blend, the mean of a
+pixel over the windows that contain it, would be another function, whose entropy and mutual information need the
+replicates of all those windows at once.
+
+If half the overlap is at least the net's receptive field to one side, and windows start on the grid of its strides, the
+maps equal those of one pass over the whole image. If replicates drop single pixels, as MC dropout does by default,
+masks depend on the position in the window: the distribution of the maps is the same, the draw another.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuboots._validation import check_int
-from neuboots.evaluation._batching import check_batch_size, check_predictor
+from neuboots._validation import ArgumentError, check_int
+from neuboots.evaluation._batching import check_predictor
 from neuboots.prediction import Predictor, Summary, check_inputs
 from neuboots.training import progress_bar
 
-Box = tuple[Any, ...]  # slices
+Window = int | Sequence[int] | None
+
+
+# -- windows -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A window of the image, the box of pixels that are taken from it, and the same box counted from its corner."""
+    """A window of an image, and the pixels that are taken from it.
 
-    window: Box
-    kept: Box
-    inner: Box
+    Attributes:
+        window: Slices of the window.
+        kept: Slices of the pixels that are taken from it, in the image.
+        inner: The same pixels, in the window.
+    """
+
+    window: tuple[Any, ...]
+    kept: tuple[Any, ...]
+    inner: tuple[Any, ...]
 
 
 def make_tiles(size: Sequence[int], window: Sequence[int], *, overlap: float) -> list[Tile]:
-    """Windows that cover an image of this size, all equally large; each pixel is kept from one of them.
+    """Cover an image with windows of one size; each pixel is taken from one of them.
 
-    >>> [(tile.window[0], tile.kept[0]) for tile in make_tiles((10,), (6,), overlap=0.3)]
-    [(slice(0, 6, None), slice(0, 5, None)), (slice(4, 10, None), slice(5, 10, None))]
+    Args:
+        size: Size of the image along each axis.
+        window: Size of the window along each axis, at most that of the image.
+        overlap: Minimum fraction of a window that neighbors share.
+
+    Returns:
+        The tiles.
+
+    Example:
+        >>> [(tile.window[0], tile.kept[0]) for tile in make_tiles((10,), (6,), overlap=0.3)]
+        [(slice(0, 6, None), slice(0, 5, None)), (slice(4, 10, None), slice(5, 10, None))]
     """
-    by_axis = [make_spans(length, width, overlap=overlap) for length, width in zip(size, window, strict=True)]
+    by_axis = [_make_spans(length, width, overlap=overlap) for length, width in zip(size, window, strict=True)]
     return [
         Tile(
             tuple(slice(start, start + width) for (start, _, _), width in zip(spans, window, strict=True)),
@@ -62,14 +76,14 @@ def make_tiles(size: Sequence[int], window: Sequence[int], *, overlap: float) ->
     ]
 
 
-def make_spans(length: int, window: int, *, overlap: float) -> list[tuple[int, int, int]]:
-    """Along one axis: where each window starts, and where the pixels taken from it begin and end.
+def _make_spans(length: int, window: int, *, overlap: float) -> list[tuple[int, int, int]]:
+    """Along one axis: the start of each window, and the begin and end of the pixels taken from it.
 
-    Neighbours share at least this fraction of a window; the last one is pushed back to end where the image ends. The
-    step is rounded down to a multiple of the largest power of two that divides the window and is no wider than overlap
-    and step, so that the windows of a net with strides start on its grid wherever they can.
+    The last window is moved back to end at the image's border. The step is rounded down to a multiple of the largest
+    power of two that divides the window and is at most overlap and step, so that windows start on the grid of a net
+    with strides if possible.
 
-    >>> make_spans(160, 64, overlap=0.25)
+    >>> _make_spans(160, 64, overlap=0.25)
     [(0, 0, 56), (48, 56, 104), (96, 104, 160)]
     """
     shared = math.ceil(overlap * window - 1e-9)  # rounding adds no pixel
@@ -80,87 +94,97 @@ def make_spans(length: int, window: int, *, overlap: float) -> list[tuple[int, i
     step -= step % grid
     last = length - window
     starts = [*range(0, last, step), last]
-    # Two windows are equally deep in the middle of what they share; there the first has the pixel.
+    # Two windows are equally deep in the middle of their overlap; there the first one has the pixel.
     cuts = [(a + b + window - 1) // 2 + 1 for a, b in pairwise(starts)]
     return list(zip(starts, [0, *cuts], [*cuts, length], strict=True))
 
 
-def clip_window(size: Sequence[int], window: Any, *, overlap: float) -> tuple[int, ...]:
-    """The window's size along each axis, never more than the image's, or a sentence.
+def clip_window(size: Sequence[int], window: int | Sequence[int], *, overlap: float) -> tuple[int, ...]:
+    """Return the window's size along each axis, at most the image's.
 
-    >>> clip_window((100, 20), 64, overlap=0.25)
-    (64, 20)
+    Args:
+        size: Size of the image along each axis.
+        window: One size for all axes, or one for each.
+        overlap: Minimum fraction of a window that neighbors share, in [0, 1).
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ArgumentError: If the window has another number of axes than the image, or the overlap is not in [0, 1).
+
+    Example:
+        >>> clip_window((100, 20), 64, overlap=0.25)
+        (64, 20)
     """
-    number = isinstance(overlap, int | float) and not isinstance(overlap, bool)
-    if not number or not 0 <= overlap < 1:
-        raise ValueError(f"got overlap={overlap!r}; expected a fraction of the window from 0 to below 1, such as 0.25")
-    several = window if isinstance(window, Sequence) else [window] * len(size)
-    widths = tuple(check_int("window", width, minimum=1) for width in several)
+    if not 0 <= overlap < 1:
+        raise ArgumentError("overlap", overlap, "a fraction of the window in [0, 1), such as 0.25")
+    widths = tuple(window) if isinstance(window, Sequence) else (window,) * len(size)
     if len(widths) != len(size):
-        raise ValueError(
-            f"got a window of {len(widths)} axes, {widths}, for images of {tuple(size)}; expected one number for each "
-            f"of the {len(size)} axes, or one number for all"
-        )
-    return tuple(min(length, width) for length, width in zip(size, widths, strict=True))
+        raise ArgumentError("window", window, f"one integer, or one for each of the {len(size)} axes of an image")
+    return tuple(min(length, check_int("window", w, minimum=1)) for length, w in zip(size, widths, strict=True))
 
 
-Window = int | Sequence[int] | None
+# -- maps ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationMaps:
-    """What B replicates say of each pixel, in single precision and on the CPU, wherever the net is.
+    """Predictive distribution of B replicates at each pixel, in single precision on the CPU.
 
     Entropy and mutual information are large where labels may be wrong. The standard deviation is that of the logits,
-    which grows with their size: it is often largest where the net is surest, and no map of errors.
+    which grows with their size: it is often largest where the net is most confident, and is no map of errors.
+
+    Attributes:
+        probs: Class probabilities: (N, C, *).
+        entropy: Predictive entropy, in nats: (N, *).
+        mutual_information: Mutual information of label and replicate, in nats: (N, *).
+        std: Standard deviation of the outputs over replicates, averaged over the outputs: (N, *).
+        num_samples: Number of replicates B.
+        seed: Seed.
     """
 
-    probs: Tensor  # (N, C, *)
-    entropy: Tensor  # (N, *), in nats
-    mutual_information: Tensor  # (N, *), in nats
-    std: Tensor  # (N, *), of the outputs over the replicates, mean over the outputs
+    probs: Tensor
+    entropy: Tensor
+    mutual_information: Tensor
+    std: Tensor
     num_samples: int
     seed: int
 
     @classmethod
-    def of(cls, summary: Summary, *, seed: int = 0) -> "SegmentationMaps":
-        """Of the figures of B replicates at images or volumes."""
-        entropy = summary.entropy.clamp_min(0)  # rounding may take it below
-        figures = (summary.probs, entropy, summary.mutual_information, summary.std.mean(1))
-        probs, entropy, information, std = (figure.to("cpu", torch.float32) for figure in figures)
-        if not all(bool(torch.isfinite(each.sum())) for each in (entropy, information, std)):
-            raise ValueError(
-                "the net gives NaN or infinite outputs; expected finite numbers: check its weights and the range of x"
+    def from_summary(cls, summary: Summary, *, seed: int = 0) -> "SegmentationMaps":
+        """Return the maps of a summary of images or volumes."""
+        entropy = summary.entropy.clamp_min(0)  # rounding may make it negative
+        values = (summary.probs, entropy, summary.mutual_information, summary.std.mean(1))
+        probs, entropy, information, std = (value.to("cpu", torch.float32) for value in values)
+        if not all(bool(torch.isfinite(value.sum())) for value in (entropy, information, std)):
+            raise ArgumentError(
+                "predictor", "NaN or infinite outputs", "finite outputs", hint="check weights and inputs"
             )
         return cls(probs, entropy, information, std, summary.num_samples, seed)
 
     @property
     def labels(self) -> Tensor:
-        """argmax of the probabilities: (N, *)."""
+        """Most probable class: (N, *)."""
         return self.probs.argmax(1)
 
     @property
     def confidence(self) -> Tensor:
-        """The largest probability: (N, *)."""
+        """Largest probability: (N, *)."""
         return self.probs.amax(1)
 
     @property
     def num_classes(self) -> int:
+        """Number of classes C."""
         return self.probs.shape[1]
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Pixels or voxels along each axis."""
+        """Number of pixels along each axis."""
         return tuple(self.entropy.shape[1:])
 
-    def resized(self, num_images: int, size: Sequence[int]) -> "SegmentationMaps":
-        """Empty maps of so many images of this size."""
-        wide = self.probs.new_empty(num_images, self.num_classes, *size)
-        entropy, information, std = (self.entropy.new_empty(num_images, *size) for _ in range(3))
-        return replace(self, probs=wide, entropy=entropy, mutual_information=information, std=std)
-
-    def tensors(self) -> list[Tensor]:
-        return [value for part in fields(self) if isinstance(value := getattr(self, part.name), Tensor)]
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.probs, self.entropy, self.mutual_information, self.std
 
 
 def predict_segmentation(
@@ -174,68 +198,87 @@ def predict_segmentation(
     batch_size: int = 1,
     progress: bool = False,
 ) -> SegmentationMaps:
-    """p, H(p), mutual information and standard deviation at each pixel of images or volumes x of one size, (N, C, *).
+    """Compute label and uncertainty maps of images or volumes.
 
-    With a `window`, one number of pixels for all axes or one for each, the net sees that much at a time, `batch_size`
-    windows together, each sharing a fraction `overlap` with the next; an axis shorter than the window is taken whole.
-    Only windows go to the net's device. Without, all of x goes through the net at once.
+    Args:
+        predictor: Predictor of any method, with outputs of the size of its inputs.
+        x: Images (N, C, H, W) or volumes (N, C, D, H, W).
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        window: Pixels that the net sees at a time, one number for all axes or one for each; by default the whole image.
+            Only windows are moved to the net's device.
+        overlap: Minimum fraction of a window that neighbors share.
+        batch_size: Number of windows per batch.
+        progress: Whether to show a progress bar.
 
-    >>> from neuboots import DeterministicPredictor
-    >>> net = torch.nn.Conv2d(1, 3, 5, padding=2)
-    >>> x = torch.randn(1, 1, 50, 70, generator=torch.Generator().manual_seed(0))
-    >>> whole = predict_segmentation(DeterministicPredictor(net), x, 2)
-    >>> tiled = predict_segmentation(
-    ...     DeterministicPredictor(net), x, 2, window=32
-    ... )  # neighbours share 8 pixels; the net sees 2 to each side
-    >>> tiled.labels.shape, torch.allclose(tiled.probs, whole.probs, atol=1e-6)
-    (torch.Size([1, 50, 70]), True)
+    Returns:
+        The maps.
+
+    Raises:
+        ArgumentError: If x is not a batch of images or volumes, or outputs have another size or are not finite.
+
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> predictor = DeterministicPredictor(torch.nn.Conv2d(1, 3, 5, padding=2))
+        >>> x = torch.randn(1, 1, 50, 70, generator=torch.Generator().manual_seed(0))
+        >>> whole = predict_segmentation(predictor, x, 2)
+        >>> tiled = predict_segmentation(predictor, x, 2, window=32)  # neighbors share 8 pixels; the net sees 2
+        >>> tiled.labels.shape, torch.allclose(tiled.probs, whole.probs, atol=1e-6)
+        (torch.Size([1, 50, 70]), True)
     """
     check_predictor(predictor)
-    check_batch_size(batch_size)
+    check_int("batch_size", batch_size, minimum=1)
     check_images(x)
     if window is None:
-        return SegmentationMaps.of(_summary(predictor, x, num_samples, seed), seed=seed)
+        return SegmentationMaps.from_summary(_summarize(predictor, x, num_samples, seed), seed=seed)
     size = tuple(x.shape[2:])
     tiles = make_tiles(size, clip_window(size, window, overlap=overlap), overlap=overlap)
     jobs = [(i, tile) for i in range(len(x)) for tile in tiles]
-    found: SegmentationMaps | None = None
+    maps: SegmentationMaps | None = None
     with progress_bar("segmenting", -(-len(jobs) // batch_size), enabled=progress) as advance:
         for start in range(0, len(jobs), batch_size):
             some = jobs[start : start + batch_size]
             patches = torch.stack([x[(i, slice(None), *tile.window)] for i, tile in some])  # (windows, C, *)
-            part = SegmentationMaps.of(_summary(predictor, patches, num_samples, seed), seed=seed)
-            found = part.resized(len(x), size) if found is None else found
-            for whole, piece in zip(found.tensors(), part.tensors(), strict=True):
+            part = SegmentationMaps.from_summary(_summarize(predictor, patches, num_samples, seed), seed=seed)
+            if maps is None:
+                shapes = {
+                    name: (len(x), *t.shape[1 : t.ndim - len(size)], *size) for name, t in part._tensors().items()
+                }
+                empty: dict[str, Any] = {name: torch.empty(shape) for name, shape in shapes.items()}
+                maps = replace(part, **empty)
+            for whole, piece in zip(maps._tensors(), part._tensors(), strict=True):
                 for k, (i, tile) in enumerate(some):
                     whole[(i, ..., *tile.kept)] = piece[(k, ..., *tile.inner)]
             advance("segmenting")
-    assert found is not None, "there is at least one window"
-    return found
+    assert maps is not None, "there is at least one window"
+    return maps
 
 
 def check_images(x: Any) -> None:
-    """Refuse what is not images (N, C, H, W) or volumes (N, C, D, H, W) of finite numbers."""
-    if isinstance(x, Tensor) and (x.ndim not in (4, 5) or x.numel() == 0):
-        raise ValueError(
-            f"got x of shape {tuple(x.shape)}; expected at least one image (N, C, H, W) or volume (N, C, D, H, W): "
-            "x[None] makes a batch of one"
-        )
-    if not isinstance(x, Tensor):
-        raise ValueError(f"got x of type {type(x).__name__}; expected a tensor: torch.as_tensor(x) makes one")
+    """Reject what is not a batch of images (N, C, H, W) or volumes (N, C, D, H, W) of finite numbers.
+
+    Args:
+        x: The batch.
+
+    Raises:
+        ArgumentError: If it has another number of axes, or is empty.
+    """
+    if not isinstance(x, Tensor) or x.ndim not in (4, 5) or x.numel() == 0:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ArgumentError("x", got, "a tensor (N, C, H, W) or (N, C, D, H, W)", hint="x[None] is a batch of one")
     check_inputs(x)
 
 
-def _summary(predictor: Predictor, x: Tensor, num_samples: int, seed: int) -> Summary:
-    """The figures at x, of x's own size, or a sentence."""
+def _summarize(predictor: Predictor, x: Tensor, num_samples: int, seed: int) -> Summary:
+    """Summary at x, of the size of x."""
     try:
         summary = predictor.summarize(x, num_samples, seed=seed)
-    except RuntimeError as error:  # layers whose sizes do not meet, as of a U-Net on an odd window
-        error.add_note(f"this was a batch of shape {tuple(x.shape)}: does its size fit the strides of the net?")
+    except RuntimeError as error:  # layers whose sizes do not match, as of a U-Net with an odd window
+        error.add_note(f"the batch has the shape {tuple(x.shape)}: does its size fit the strides of the net?")
         raise
-    got, size = tuple(summary.probs.shape[2:]), tuple(x.shape[2:])
-    if got != size:
-        raise ValueError(
-            f"the net gives outputs of size {got} for inputs of size {size}; expected a label for each pixel: let the "
-            "net scale its outputs up, or choose images or a window whose size fits its strides"
+    if summary.probs.shape[2:] != x.shape[2:]:
+        got = f"outputs {tuple(summary.probs.shape[2:])} for inputs {tuple(x.shape[2:])}"
+        raise ArgumentError(
+            "predictor", got, "a label for each pixel", hint="fit image and window to the net's strides"
         )
     return summary
