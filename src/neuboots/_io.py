@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path with the same suffixes, whose file replaces `path` at the end; on failure nothing changes."""
+    """Give a temporary path of the same suffix, whose file replaces `path` at the end; on failure nothing changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".part-{os.getpid()}-{path.name}")
     try:

@@ -88,7 +88,7 @@ def run_study(
     except OSError as error:
         raise UsageError(f"cannot create {folder} ({error.strerror}); choose another folder with --out") from None
     with _lock(folder):
-        for partial_file in [*folder.glob("*.part"), *folder.glob("*/*.part")]:  # of a killed run
+        for partial_file in [*folder.glob(".part-*"), *folder.glob("*/.part-*")]:  # of a killed run
             partial_file.unlink()
         if not _is_run(read_json(folder / SETTINGS)):
             write_json(folder / SETTINGS, _identity(study, scale))

@@ -5,9 +5,9 @@
     relative time = min_r seconds of B replicates / min_r seconds of one pass of the net
 
 as in the paper's table 4.2 (section 4.4). Only sums and counts are stored. For the AUROC, pixels are counted by the
-first 9 binary digits of their uncertainty; values that differ by less than 0.4 % count as equal. The baselines are constant
-predictions, known from the label counts alone: labels of the majority class, probabilities of the class frequencies.
-The relative time is measured at one window of the first image.
+first 9 binary digits of their uncertainty; values that differ by less than 0.4 % count as equal. The baselines are
+constant predictions, known from the label counts alone: labels of the majority class, probabilities of the class
+frequencies. The relative time is measured at one window of the first image.
 
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 """

@@ -158,9 +158,7 @@ class SegmentationMaps:
         values = (summary.probs, entropy, summary.mutual_information, summary.std.mean(1))
         probs, entropy, information, std = (value.to("cpu", torch.float32) for value in values)
         if not all(bool(torch.isfinite(value.sum())) for value in (entropy, information, std)):
-            raise ArgumentError(
-                "predictor", "NaN or infinite outputs", "finite outputs", hint="check weights and inputs"
-            )
+            raise ArgumentError("predictor", "NaN or infinite outputs", "finite outputs")
         return cls(probs, entropy, information, std, summary.num_samples, seed)
 
     @property
@@ -241,11 +239,8 @@ def predict_segmentation(
             patches = torch.stack([x[(i, slice(None), *tile.window)] for i, tile in some])  # (windows, C, *)
             part = SegmentationMaps.from_summary(_summarize(predictor, patches, num_samples, seed), seed=seed)
             if maps is None:
-                shapes = {
-                    name: (len(x), *t.shape[1 : t.ndim - len(size)], *size) for name, t in part._tensors().items()
-                }
-                empty: dict[str, Any] = {name: torch.empty(shape) for name, shape in shapes.items()}
-                maps = replace(part, **empty)
+                probs, *others = (torch.empty(len(x), *t.shape[1 : -len(size)], *size) for t in part._tensors())
+                maps = SegmentationMaps(probs, others[0], others[1], others[2], part.num_samples, seed)
             for whole, piece in zip(maps._tensors(), part._tensors(), strict=True):
                 for k, (i, tile) in enumerate(some):
                     whole[(i, ..., *tile.kept)] = piece[(k, ..., *tile.inner)]
@@ -278,7 +273,5 @@ def _summarize(predictor: Predictor, x: Tensor, num_samples: int, seed: int) -> 
         raise
     if summary.probs.shape[2:] != x.shape[2:]:
         got = f"outputs {tuple(summary.probs.shape[2:])} for inputs {tuple(x.shape[2:])}"
-        raise ArgumentError(
-            "predictor", got, "a label for each pixel", hint="fit image and window to the net's strides"
-        )
+        raise ArgumentError("predictor", got, "a label for each pixel", hint="use a size that fits the net's strides")
     return summary
