@@ -43,7 +43,7 @@ def set_up(scale: Scale) -> Row:
 
     def around() -> Parts:
         began = time.perf_counter()
-        InfluenceBootstrap().from_trained(net, data, config)
+        InfluenceBootstrap().from_trained(net, data, batch_size=config.batch_size, seed=config.seed)
         return Parts(0.0, time.perf_counter() - began)
 
     series = interleave({"epoch": epoch, "around": around}, scale.repeats)
@@ -60,7 +60,7 @@ def predict(scale: Scale) -> Row:
     net.features = Watched(net.features, watch, training=False).eval()
     config = TrainingConfig(batch_size=64, progress=False)
     method = InfluenceBootstrap(num_blocks=20 if scale.quick else 1538)
-    predictor = method.from_trained(net, TensorDataset(x, torch.arange(len(x)) % 100), config)
+    predictor = method.from_trained(net, TensorDataset(x, torch.arange(len(x)) % 100), batch_size=config.batch_size)
     num = 5 if scale.quick else 100
     runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x), "predict": partial(predictor.predict, x, num)}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
@@ -88,9 +88,11 @@ def extra(n: int) -> int:
     """Bytes that a set-up from n rows needed beyond what was there before."""
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10))
     method, config = InfluenceBootstrap(num_blocks=256), TrainingConfig(batch_size=128, progress=False)
-    method.from_trained(net, _Rows(256), config)  # threads, kernels and their caches are there before we look
+    method.from_trained(
+        net, _Rows(256), batch_size=config.batch_size
+    )  # threads, kernels and their caches are there before we look
     before = resident("VmRSS")
-    method.from_trained(net, _Rows(n), config)
+    method.from_trained(net, _Rows(n), batch_size=config.batch_size)
     return resident("VmHWM") - before
 
 

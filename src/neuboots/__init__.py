@@ -28,8 +28,6 @@ from neuboots.methods import (
     SparseGP,
     StandardBootstrap,
     register,
-    scale_std,
-    scale_temperature,
 )
 from neuboots.methods.neuboots import make_blocks
 from neuboots.prediction import Method, Moments, Prediction, Predictor, Summary, residual_std, split_gaussian
@@ -101,8 +99,6 @@ __all__ = [
     "register",
     "residual_std",
     "save",
-    "scale_std",
-    "scale_temperature",
     "split_gaussian",
     "split_head",
     "train",

@@ -1,10 +1,10 @@
-"""One number more, fitted on held-out data, for any predictor: a temperature for classes, a scale for regression.
+"""Post-hoc calibration of any predictor on held-out data: temperature and standard-deviation scaling.
 
-    f_b(x) / T,  T = argmin −Σᵢ log 1/B Σ_b softmax(f_b(Xᵢ)/T)_{yᵢ}           (classes)
+    f_b(x) / T,  T = argmin −Σᵢ log 1/B Σ_b softmax(f_b(Xᵢ)/T)_{yᵢ}           (classification)
     m(x) + s (f_b(x) − m(x)),  s² = 1/n Σᵢ (yᵢ − m(Xᵢ))² / v(Xᵢ)              (regression)
 
-with m and v the predictive mean and variance; both maximise the likelihood of the held-out rows. Neither changes the
-order of the replicates, and T does not change which class a single net finds likeliest.
+with m and v the predictive mean and variance; both maximize the likelihood of the held-out data. Neither changes the
+order of the replicates, and T does not change the predicted class of a single net.
 
 Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017 (temperature); Laves, Ihler, Fast,
 Kahrs and Ortmaier, Well-calibrated regression uncertainty in medical imaging with deep learning, MIDL 2020 (scale).
@@ -17,26 +17,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._streaming import class_probabilities
-from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.methods._base import find_predictor_class
+from neuboots._validation import ArgumentError
+from neuboots.loading import Batch, FitData, as_dataset, check_length
+from neuboots.methods._base import find_predictor_class, iterate_batches
 from neuboots.prediction import Moments, Predictor, SampleStream, split_gaussian, summarize_stream
+from neuboots.training import TrainingConfig
 
-_COLDEST, _HOTTEST = 0.02, 50.0
-_GRID, _ZOOMS = 17, 5  # each pass over the data tries 17 temperatures and leaves an eighth of the range
-_CENTRE = 100  # replicates whose mean is the centre, where the method does not know its exact mean
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.02, 50.0
+_GRID_SIZE, _NUM_ZOOMS = 17, 5  # each pass over the data tries 17 temperatures and leaves an eighth of the range
+_CENTER_SAMPLES = 100  # replicates whose mean is the center, for methods without an exact mean
 
 
 @dataclass(frozen=True)
 class ScaledPredictor(Predictor):
-    """Another predictor with its outputs rescaled; `scale_temperature` and `scale_std` make one."""
+    """Another predictor with its outputs rescaled.
+
+    Attributes:
+        inner: The predictor whose outputs are rescaled.
+        temperature: T, which divides the outputs.
+        std_scale: s for each mean; None for classification.
+        gaussian: Whether the outputs are k means, then k values of log σ².
+    """
 
     inner: Predictor
     temperature: float = 1.0
-    std_scale: tuple[float, ...] | None = None  # one for each mean
-    gaussian: bool = False  # the outputs hold k means, then k values of log σ²
+    std_scale: tuple[float, ...] | None = None
+    gaussian: bool = False
 
     @property
     def net(self) -> nn.Module | None:
@@ -52,36 +60,37 @@ class ScaledPredictor(Predictor):
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         inner = self.inner.stream(x, num_samples, seed=seed)
-        scaled = self._hotter if self.std_scale is None else self._wider(x, inner, seed)
+        scale = self._divide if self.std_scale is None else self._make_widening(x, inner, seed)
 
         def chunks(size: int) -> Iterator[Tensor]:
-            return (scaled(chunk, False) for chunk in inner.chunks(size))
+            return (scale(chunk, False) for chunk in inner.chunks(size))
 
         moments = inner.moments
         if moments is not None:
-            moments = Moments(scaled(moments.mean[None], False)[0], scaled(moments.std[None], True)[0])
+            moments = Moments(scale(moments.mean[None], False)[0], scale(moments.std[None], True)[0])
         return SampleStream(num_samples, inner.replicate_bytes, chunks, moments)
 
-    def _hotter(self, values: Tensor, spread: bool) -> Tensor:
+    def _divide(self, values: Tensor, is_std: bool) -> Tensor:
         return values / self.temperature
 
-    def _wider(self, x: Any, inner: SampleStream, seed: int) -> Callable[[Tensor, bool], Tensor]:
-        """Samples moved away from the centre by s; standard deviations times s."""
+    def _make_widening(self, x: Any, inner: SampleStream, seed: int) -> Callable[[Tensor, bool], Tensor]:
+        """A function that moves samples away from the center by s, and multiplies standard deviations by s."""
         if inner.moments is None:
-            centre = summarize_stream(self.inner.stream(x, max(_CENTRE, self.num_distinct or 0), seed=seed)).mean
+            samples = max(_CENTER_SAMPLES, self.num_distinct or 0)
+            center = summarize_stream(self.inner.stream(x, samples, seed=seed)).mean
         else:
-            centre = inner.moments.mean  # (N, C, *)
-        scale, shift = torch.ones_like(centre[:1]), torch.zeros_like(centre[:1])  # (1, C, *)
-        factors = torch.tensor(self.std_scale).to(centre)
-        shape = (-1, *[1] * (centre.ndim - 2))
+            center = inner.moments.mean  # (N, C, *)
+        scale, shift = torch.ones_like(center[:1]), torch.zeros_like(center[:1])  # (1, C, *)
+        factors = torch.tensor(self.std_scale).to(center)
+        shape = (-1, *[1] * (center.ndim - 2))
         scale[:, : len(factors)] = factors.view(shape)
         if self.gaussian:
             shift[:, len(factors) :] = 2 * factors.log().view(shape)
 
-        def scaled(values: Tensor, spread: bool) -> Tensor:
-            return values * scale if spread else centre + scale * (values - centre) + shift
+        def widen(values: Tensor, is_std: bool) -> Tensor:
+            return values * scale if is_std else center + scale * (values - center) + shift
 
-        return scaled
+        return widen
 
     def config(self) -> dict[str, Any]:
         options = {"temperature": self.temperature, "std_scale": self.std_scale, "gaussian": self.gaussian}
@@ -94,109 +103,150 @@ class ScaledPredictor(Predictor):
         return cls(inner, config["temperature"], std_scale, config["gaussian"])
 
 
-def _check_predictor(predictor: Predictor) -> None:
+def _iterate(predictor: Predictor, data: FitData, batch_size: int) -> Iterator[Batch]:
+    """Read the held-out data in batches."""
     if not isinstance(predictor, Predictor):
-        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as fit gives one")
+        raise ArgumentError("predictor", type(predictor), "a Predictor, as `fit` returns")
+    dataset = as_dataset(data)
+    check_length(dataset)
+    yield from iterate_batches(dataset, TrainingConfig(epochs=1, batch_size=batch_size))
 
 
-def _batches(data: Dataset[Any], batch_size: int) -> Iterator[Batch]:
-    if dataset_length(data) is None:
-        raise ValueError("got a stream of unknown length; expected held-out rows with a length")
-    with preserve_rng_state():
-        for _, batch, _ in EpochLoader(data, batch_size=batch_size, seed=0, shuffle=False).epoch(0):
-            yield batch
+@dataclass(frozen=True)
+class TemperatureScaling:
+    """Temperature scaling of a classifier.
 
+    T is between 0.02 and 50.
 
-def scale_temperature(
-    predictor: Predictor,
-    data: Dataset[Any],
-    *,
-    num_samples: int = 100,
-    seed: int = 0,
-    batch_size: int = 128,
-    ignore_index: int = -100,
-    prior_std: float | None = None,
-) -> ScaledPredictor:
-    """The predictor with its outputs divided by the temperature that gives held-out labels the highest likelihood.
+    Args:
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        batch_size: Examples that are predicted at once.
+        ignore_index: Label of examples or pixels that do not count.
+        prior_std: Standard deviation of a normal prior of log T around 0, for few examples, which may all be right by
+            chance; None for no prior.
 
-    The rows must not have been trained on. They are read a few times, batch by batch, and never held. T stays between
-    0.02 and 50: a predictor that is always right wants none, one that knows nothing wants infinity. Of few rows all may
-    be right by luck: with a `prior_std`, log T is drawn to 0 as a normal prior of this standard deviation has it.
-
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots.methods import DeterministicPredictor
-    >>> sure = DeterministicPredictor(nn.Linear(2, 2))
-    >>> rows = TensorDataset(100 * torch.randn(50, 2), torch.arange(50) % 2)
-    >>> scale_temperature(sure, rows).temperature > 1  # labels are noise: it should not be sure
-    True
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> confident = DeterministicPredictor(nn.Linear(2, 2))
+        >>> data = 100 * torch.randn(50, 2), torch.arange(50) % 2
+        >>> TemperatureScaling().fit(confident, data).temperature > 1  # the labels are noise
+        True
     """
-    _check_predictor(predictor)
-    if prior_std is not None and not 0 < prior_std < math.inf:
-        raise ValueError(f"got prior_std={prior_std}; expected a positive number, or None for no prior")
-    low, high = math.log(_COLDEST), math.log(_HOTTEST)
-    best = 0.0
-    for _ in range(_ZOOMS):
-        grid = torch.linspace(low, high, _GRID, dtype=torch.float64)
-        total = torch.zeros(_GRID, dtype=torch.float64) if prior_std is None else -0.5 * (grid / prior_std) ** 2
-        labelled = False
-        for batch in _batches(data, batch_size):
-            labelled = labelled or bool((batch.y != ignore_index).any())
-            samples = predictor.predict(batch.x, num_samples, seed=seed).samples
-            total += torch.stack([_log_likelihood(samples / t, batch.y, ignore_index) for t in grid.exp().tolist()])
-        if not labelled:
-            raise ValueError("none of the held-out labels counts (all are void); expected rows with labels")
-        if not bool(torch.isfinite(total).all()):
-            raise ValueError("the outputs on the held-out rows are not finite; expected finite numbers")
-        at = int(total.argmax())
-        best = float(grid[at])
-        low, high = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, _GRID - 1)])
-    return ScaledPredictor(predictor, temperature=math.exp(best))
+
+    num_samples: int = 100
+    seed: int = 0
+    batch_size: int = 128
+    ignore_index: int = -100
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.prior_std is not None and not 0 < self.prior_std < math.inf:
+            raise ArgumentError("prior_std", self.prior_std, "a positive number, or None")
+
+    def fit(self, predictor: Predictor, data: FitData) -> ScaledPredictor:
+        """Find the temperature that maximizes the likelihood of held-out labels.
+
+        Args:
+            predictor: A fitted classifier.
+            data: Data that it was not trained on, as in the `fit` of a method; they are read five times.
+
+        Returns:
+            The predictor with its outputs divided by T.
+
+        Raises:
+            ValueError: If no label counts, or the outputs are not finite.
+        """
+        low, high = math.log(_MIN_TEMPERATURE), math.log(_MAX_TEMPERATURE)
+        best = 0.0
+        for _ in range(_NUM_ZOOMS):
+            grid = torch.linspace(low, high, _GRID_SIZE, dtype=torch.float64)
+            total = torch.zeros_like(grid) if self.prior_std is None else -0.5 * (grid / self.prior_std) ** 2
+            labelled = False
+            for batch in _iterate(predictor, data, self.batch_size):
+                labelled = labelled or bool((batch.y != self.ignore_index).any())
+                samples = predictor.predict(batch.x, self.num_samples, seed=self.seed).samples
+                total += torch.stack([self._log_likelihood(samples / t, batch.y) for t in grid.exp().tolist()])
+            if not labelled:
+                raise ArgumentError("data", "labels that are all ignored", "at least one label that counts")
+            if not bool(torch.isfinite(total).all()):
+                raise ValueError("the outputs on the held-out data are not finite")
+            at = int(total.argmax())
+            best = float(grid[at])
+            low, high = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, _GRID_SIZE - 1)])
+        return ScaledPredictor(predictor, temperature=math.exp(best))
+
+    def _log_likelihood(self, samples: Tensor, y: Tensor) -> Tensor:
+        """Σᵢ log 1/B Σ_b p_b(yᵢ) over labels that count, in double precision."""
+        probs = class_probabilities(samples, 2).mean(0)  # (N, C, *)
+        labels = y.to(probs.device).long().reshape(probs.shape[0], *probs.shape[2:])
+        counted = labels != self.ignore_index
+        if bool(((labels < 0) | (labels >= probs.shape[1]))[counted].any()):
+            raise ArgumentError("data", int(labels[counted].max()), f"labels 0 … {probs.shape[1] - 1}")
+        picked = probs.gather(1, labels.where(counted, 0)[:, None])[:, 0]
+        return picked.double().clamp_min(torch.finfo(picked.dtype).tiny).log()[counted].sum().cpu()
 
 
-def _log_likelihood(samples: Tensor, y: Tensor, ignore_index: int) -> Tensor:
-    """Σᵢ log 1/B Σ_b p_b(yᵢ) over labels that count, in double precision."""
-    probs = class_probabilities(samples, 2).mean(0)  # (N, C, *)
-    labels = y.to(probs.device).long().reshape(probs.shape[0], *probs.shape[2:])
-    counted = labels != ignore_index
-    if bool(((labels < 0) | (labels >= probs.shape[1]))[counted].any()):
-        raise ValueError(f"got labels outside 0 … {probs.shape[1] - 1}; expected classes of the net")
-    picked = probs.gather(1, labels.where(counted, 0)[:, None])[:, 0]
-    return picked.double().clamp_min(torch.finfo(picked.dtype).tiny).log()[counted].sum().cpu()
+@dataclass(frozen=True)
+class StdScaling:
+    """Standard-deviation scaling of a regressor.
 
+    Where the net has two outputs for each target (`GaussianNLL`), s scales band and noise alike. Otherwise the scaled
+    band also stands for the noise: its `interval` then covers new targets, not the regression function.
 
-def scale_std(
-    predictor: Predictor, data: Dataset[Any], *, num_samples: int = 100, seed: int = 0, batch_size: int = 128
-) -> ScaledPredictor:
-    """The predictor with its standard deviation times s, so that held-out targets have the highest Gaussian likelihood.
+    Args:
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        batch_size: Examples that are predicted at once.
 
-    Where the net has two outputs for each target (GaussianNLL), s scales band and noise alike. Otherwise the scaled
-    band also stands for the noise: its `interval` is then where a new y falls, not where the regression function lies.
+    Example:
+        >>> from neuboots import NeuBoots, TrainingConfig
+        >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+        >>> net, data = nn.Linear(2, 1), (x, x[:, :1])
+        >>> predictor = NeuBoots.regression().fit(net, data, TrainingConfig(epochs=1, progress=False))
+        >>> len(StdScaling().fit(predictor, data).std_scale)
+        1
     """
-    _check_predictor(predictor)
-    squares: Tensor | float = 0.0
-    rows = 0
-    gaussian = False
-    for batch in _batches(data, batch_size):
-        band, noise = predictor.predict(batch.x, num_samples, seed=seed), torch.zeros(())
-        y = batch.y.to(band.mean)
-        y = y[:, None] if y.ndim == band.mean.ndim - 1 else y  # (N, k, *)
-        gaussian = band.mean.shape[1] == 2 * y.shape[1]
-        if gaussian:
-            band, noise = split_gaussian(band)
-        if y.shape != band.mean.shape:
-            raise ValueError(
-                f"got targets {tuple(batch.y.shape)} for outputs {tuple(band.mean.shape)}; expected the same shape, "
-                "or half as many targets as outputs (means and log-variances)"
-            )
-        variance = band.std.double().square() + noise.to(y).double().square()
-        if not bool((variance > 0).all()):
-            raise ValueError(
-                "the replicates are all the same at some held-out rows, and no factor makes a spread of none; expected "
-                "a method whose replicates differ"
-            )
-        ratio = ((y - band.mean).double().square() / variance).movedim(1, 0).flatten(1)  # (k, …)
-        squares = squares + ratio.sum(1)
-        rows += ratio.shape[1]
-    assert isinstance(squares, Tensor), "the held-out data have at least one row"
-    scale = (squares / rows).sqrt().clamp_min(1e-6)
-    return ScaledPredictor(predictor, std_scale=tuple(scale.tolist()), gaussian=gaussian)
+
+    num_samples: int = 100
+    seed: int = 0
+    batch_size: int = 128
+
+    def fit(self, predictor: Predictor, data: FitData) -> ScaledPredictor:
+        """Find the scale of the standard deviation that maximizes the Gaussian likelihood of held-out targets.
+
+        Args:
+            predictor: A fitted regressor whose replicates differ.
+            data: Data that it was not trained on, as in the `fit` of a method.
+
+        Returns:
+            The predictor with its standard deviation times s.
+
+        Raises:
+            ValueError: If targets and outputs differ in shape, or the predictive variance is zero.
+        """
+        squares: Tensor | float = 0.0
+        rows = 0
+        gaussian = False
+        for batch in _iterate(predictor, data, self.batch_size):
+            band, noise = predictor.predict(batch.x, self.num_samples, seed=self.seed), torch.zeros(())
+            y = batch.y.to(band.mean)
+            y = y[:, None] if y.ndim == band.mean.ndim - 1 else y  # (N, k, *)
+            gaussian = band.mean.shape[1] == 2 * y.shape[1]
+            if gaussian:
+                band, noise = split_gaussian(band)
+            if y.shape != band.mean.shape:
+                expected = f"targets in the shape of the outputs, {tuple(band.mean.shape)}, or half as many"
+                raise ArgumentError("data", tuple(batch.y.shape), expected)
+            variance = band.std.double().square() + noise.to(y).double().square()
+            if not bool((variance > 0).all()):
+                raise ValueError(
+                    "the predictive variance is zero for some held-out rows, so it cannot be rescaled; "
+                    "use a method whose replicates differ"
+                )
+            ratio = ((y - band.mean).double().square() / variance).movedim(1, 0).flatten(1)  # (k, …)
+            squares = squares + ratio.sum(1)
+            rows += ratio.shape[1]
+        assert isinstance(squares, Tensor), "the held-out data have at least one row"
+        scale = (squares / rows).sqrt().clamp_min(1e-6)
+        return ScaledPredictor(predictor, std_scale=tuple(scale.tolist()), gaussian=gaussian)

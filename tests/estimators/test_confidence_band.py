@@ -247,7 +247,7 @@ def test_weights_of_one_change_nothing() -> None:
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net, ones = trained(x, target, steps=30), torch.ones(60, 1, dtype=torch.float64)
     method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all")
-    plain = build_tangent_predictor(method, net, TensorDataset(x, target), RECIPE)
+    plain = build_tangent_predictor(method, net, TensorDataset(x, target), batch_size=RECIPE.batch_size)
     weighted = build_tangent_predictor(
         method, net, TensorDataset(x, torch.cat([target, ones], 1)), RECIPE, weighted=True
     )
@@ -564,7 +564,9 @@ def test_slopes_of_the_training_rows_are_kept_until_the_net_changes() -> None:
     X, y = waves(60)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target, steps=30)
-    predictor = InfluenceBootstrap(loss=nn.MSELoss(), layers="all").from_trained(net, TensorDataset(x, target), RECIPE)
+    predictor = InfluenceBootstrap(loss=nn.MSELoss(), layers="all").from_trained(
+        net, TensorDataset(x, target), batch_size=RECIPE.batch_size
+    )
     fresh = pickle.loads(pickle.dumps(predictor))
     first = predictor.predict(x, 3).samples
     kept = predictor.module._seen

@@ -29,7 +29,6 @@ from neuboots import (
     NeuBoots,
     Predictor,
     TrainingConfig,
-    scale_temperature,
 )
 from neuboots.evaluation.ood import (
     Detector,
@@ -50,6 +49,7 @@ from neuboots.evaluation.ood.mahalanobis import ClassMoments, extract_features, 
 from neuboots.evaluation.ood.odin import confidence_direction
 from neuboots.metrics import DetectionMetrics
 from neuboots.nets import resnet8
+from neuboots.posthoc import TemperatureScaling
 from neuboots.prediction import SampleStream
 from neuboots.testing import TwoBranches, Upsampling
 
@@ -544,7 +544,7 @@ def test_what_a_refusal_proposes_works() -> None:
 def test_a_wrapper_is_seen_through(boots: Predictor) -> None:
     data, x = small_data(), rows(9, 4, seed=5)
     plain = Mahalanobis(boots).fit(train_data=data, **QUIET).score(x, **QUIET)
-    wrapped = Mahalanobis(scale_temperature(boots, data)).fit(train_data=data, **QUIET).score(x, **QUIET)
+    wrapped = Mahalanobis(TemperatureScaling().fit(boots, data)).fit(train_data=data, **QUIET).score(x, **QUIET)
     assert torch.equal(wrapped, plain)
 
 

@@ -49,8 +49,6 @@ from neuboots import (
     load,
     metrics,
     save,
-    scale_std,
-    scale_temperature,
 )
 from neuboots._prng import derive_keys, derive_seed, draw_gamma, draw_normal, draw_uniform, hash_to_range, stable_hash
 from neuboots.data.augment import CropFlip, CropFlipCutout
@@ -72,6 +70,7 @@ from neuboots.evaluation.ood import (
 )
 from neuboots.evaluation.selective import evaluate_selective_prediction, fit_risk_controlled_threshold
 from neuboots.methods import CalibratedNeuBoots
+from neuboots.posthoc import StdScaling, TemperatureScaling
 from neuboots.weights import BlockTable, HashedBlocks, WeightSchedule, apply_link, link_moments
 from neuboots_paper.baselines.adversarial_ensemble import AdversarialDeepEnsemble
 from neuboots_paper.baselines.amortized_bootstrap import AmortizedBootstrap
@@ -235,17 +234,17 @@ def influence_around() -> Arrays:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         net = mlp(3)
-    predictor = InfluenceBootstrap(nn.CrossEntropyLoss()).from_trained(net, _class_rows(), short_training())
+    predictor = InfluenceBootstrap(nn.CrossEntropyLoss()).from_trained(net, _class_rows(), batch_size=16, seed=SEED)
     return predicted(predictor, TASKS["classification"][3])
 
 
 def temperature() -> Arrays:
-    scaled = scale_temperature(fitted("classification"), _class_rows(30, seed=20), num_samples=B, seed=SEED)
+    scaled = TemperatureScaling(num_samples=B, seed=SEED).fit(fitted("classification"), _class_rows(30, seed=20))
     return {"temperature": np.array(scaled.temperature), **predicted(scaled, TASKS["classification"][3])}
 
 
 def std_scale(task: str) -> Arrays:
-    scaled = scale_std(fitted(task), _regression_rows(30, seed=20), num_samples=B, seed=SEED)
+    scaled = StdScaling(num_samples=B, seed=SEED).fit(fitted(task), _regression_rows(30, seed=20))
     return {"std_scale": np.array(scaled.std_scale), **predicted(scaled, TASKS[task][3])}
 
 

@@ -419,7 +419,7 @@ def test_save_and_load_keep_the_concentration(link: Link, tmp_path: Path) -> Non
         {},
         {"layers": 1},
         {"reference": "bootstrap", "num_members": 3},
-        {"reference": "bootstrap", "num_members": 2, "rows": 5},
+        {"reference": "bootstrap", "num_members": 2, "num_inputs": 5},
     ],
     ids=str,
 )

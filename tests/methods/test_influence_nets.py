@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import EpochReport, Exponential, InfluenceBootstrap, TrainingConfig
+from neuboots import CrossEntropy, EpochReport, Exponential, InfluenceBootstrap, SquaredError, TrainingConfig
 from neuboots.methods.influence.jacobian import Jacobian
 
 
@@ -153,7 +153,7 @@ def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
 def test_an_activation_in_place_changes_no_band() -> None:
     net, x = hidden(nn.ReLU, 1), drawn(60, 4)
     data = TensorDataset(x, x[:, :1].sin() + 0.1 * drawn(60, 1, seed=1))
-    method = InfluenceBootstrap(nn.MSELoss(), layers="all")
+    method = InfluenceBootstrap(SquaredError(), layers="all")
     expected = method.from_trained(net, data).summarize(x, 2).std
     net[1], net[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
     torch.testing.assert_close(method.from_trained(net, data).summarize(x, 2).std, expected)
@@ -163,7 +163,7 @@ def test_an_activation_in_place_changes_no_band() -> None:
 def test_compiled_nets(part: bool) -> None:
     net, x = hidden(nn.Tanh, 1), drawn(30, 4)
     data = TensorDataset(x, x[:, :1].sin())
-    method = InfluenceBootstrap(nn.MSELoss(), layers="all")
+    method = InfluenceBootstrap(SquaredError(), layers="all")
     expected = method.from_trained(net, data).summarize(x, 2).std
     compiled = (
         nn.Sequential(torch.compile(net[:4], backend="eager"), net[4]) if part else torch.compile(net, backend="eager")
@@ -173,7 +173,7 @@ def test_compiled_nets(part: bool) -> None:
 
 def test_inputs_that_the_net_writes_into_stay_as_they_are() -> None:
     x = drawn(30, 4)
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(
         Writes(), TensorDataset(x.clone(), x[:, :1])
     )
     first = predictor.predict(x.clone(), 5).samples
@@ -193,7 +193,7 @@ class Squeezed(nn.Module):
 def test_no_row_is_left_by_itself() -> None:
     """257 rows, of which 256 pass at once: a net that squeezes would lose the axis of the last one."""
     x = drawn(257, 4)
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(Squeezed(), TensorDataset(x, x[:, 0]))
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(Squeezed(), TensorDataset(x, x[:, 0]))
     assert predictor.predict(x, 3).samples.shape == (3, 257, 1)
 
 
@@ -209,7 +209,7 @@ class Stateful(nn.Linear):
 
 def test_a_state_that_is_no_tensor() -> None:
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Stateful(4, 1)), drawn(20, 4)
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(net, TensorDataset(x, x[:, :1]))
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(net, TensorDataset(x, x[:, :1]))
     assert bool((predictor.predict(x, 3).std > 0).all())
 
 
@@ -239,7 +239,7 @@ def test_each_output_has_a_noise_of_its_own() -> None:
     net = Shared(fit[:, :1], fit[:, 1:] - fit[:, :1]).double()
     leverage = ((x @ torch.linalg.inv(x.T @ x)) * x).sum(1, keepdim=True)
     exact = (leverage * (y - x @ fit).square().sum(0) / 397).sqrt().mean(0)
-    method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0)
+    method = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.0)
     found = method.from_trained(net, TensorDataset(x, y)).summarize(x, 2).std.mean(0)
     torch.testing.assert_close(found, exact, rtol=0.15, atol=0.0)  # σ² from 400 rows, half of it row by row
 
@@ -249,7 +249,7 @@ def test_an_output_on_a_small_scale_keeps_its_noise() -> None:
     x, small = drawn(80, 4).double(), hidden(nn.Tanh, 1).double()
     large = hidden(nn.Tanh, 1).double()
     y = torch.cat([1000 * large(x), small(x)], 1).detach() + torch.tensor([300.0, 0.3]) * drawn(80, 2, seed=1).double()
-    method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.05)
+    method = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.05)
 
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -274,7 +274,7 @@ def test_rows_that_are_ignored_count_for_nothing(layers: Any, ridge: float | Non
     x, y = drawn(60, 3), torch.arange(60) % 3
     kept = torch.arange(60) % 2 == 0
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
-    method = InfluenceBootstrap(nn.CrossEntropyLoss(), layers=layers, ridge=ridge, weight_distribution=Exponential())
+    method = InfluenceBootstrap(CrossEntropy(), layers=layers, ridge=ridge, weight_distribution=Exponential())
     marked = method.from_trained(net, TensorDataset(x, torch.where(kept, y, -100)))
     left_out = method.from_trained(net, TensorDataset(x[kept], y[kept]))
     assert marked.ridge == pytest.approx(left_out.ridge, rel=1e-4)
@@ -312,12 +312,12 @@ POINTS = TensorDataset(drawn(8, 4), drawn(8, 1))
     ("options", "model", "data", "said"),
     [
         ({"layers": "all"}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "bootstrap the head"),
-        ({"layers": "all", "replicates": 1}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "bootstrap the head"),
-        ({"loss": nn.MSELoss()}, lambda: nn.Sequential(nn.Linear(4, 1), nn.Softplus()), POINTS, "upsampl"),
-        ({"loss": nn.MSELoss(), "head": "nowhere"}, lambda: hidden(nn.ReLU, 1), POINTS, "nowhere"),
-        ({"layers": "all", "most_rows": 5}, lambda: nn.Linear(4, 3), POINTS, "room for two rows"),
+        ({"layers": "all", "num_calibration_fits": 1}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "bootstrap the head"),
+        ({"loss": SquaredError()}, lambda: nn.Sequential(nn.Linear(4, 1), nn.Softplus()), POINTS, "upsampl"),
+        ({"loss": SquaredError(), "head": "nowhere"}, lambda: hidden(nn.ReLU, 1), POINTS, "nowhere"),
+        ({"layers": "all", "max_kernel_rows": 5}, lambda: nn.Linear(4, 3), POINTS, "room for two rows"),
         ({"refit": True}, lambda: nn.Linear(4, 1000), POINTS, "numbers to refit"),
-        ({"loss": nn.MSELoss()}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "single row"),
+        ({"loss": SquaredError()}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "single row"),
     ],
 )
 def test_a_refusal_comes_before_the_training(
@@ -332,9 +332,9 @@ def test_a_refusal_comes_before_the_training(
 
 def test_inputs_of_several_sizes_are_refused_in_a_sentence() -> None:
     config = TrainingConfig(epochs=1, batch_size=1, progress=False)
-    InfluenceBootstrap(nn.MSELoss()).from_trained(Pooled(), Sizes(), config)
+    InfluenceBootstrap(SquaredError()).from_trained(Pooled(), Sizes(), config)
     with pytest.raises(ValueError, match="got inputs of several sizes; expected one size"):
-        InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(Pooled(), Sizes(), config)
+        InfluenceBootstrap(SquaredError(), layers="all").from_trained(Pooled(), Sizes(), config)
 
 
 @pytest.mark.parametrize("loss", [nn.L1Loss(reduction="none"), nn.NLLLoss(reduction="none")])
@@ -349,7 +349,7 @@ def test_logarithms_of_probabilities_are_as_good_as_logits() -> None:
     logits = hidden(nn.Tanh, outputs=3)
     x, y = drawn(30, 4), torch.arange(30) % 3
     nets = (logits, nn.Sequential(logits, nn.LogSoftmax(1)))
-    method = InfluenceBootstrap(nn.CrossEntropyLoss(), layers="all", ridge=1e-2)
+    method = InfluenceBootstrap(CrossEntropy(), layers="all", ridge=1e-2)
     one, two = (method.from_trained(net, TensorDataset(x, y)).predict(x, 5).samples for net in nets)
     p = logits(x).softmax(1)
     moved = (one - logits(x)) - ((one - logits(x)) * p).sum(-1, keepdim=True)  # along the slope of log-softmax
@@ -373,7 +373,7 @@ def test_a_net_and_data_of_an_inference_mode(norm: Callable[[], nn.Module]) -> N
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), norm(), nn.ReLU(), nn.Linear(8, 1))
         data = TensorDataset(x.clone(), y.clone())
-        predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(net, data)
+        predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(net, data)
         return predictor.predict(x[:5].clone(), 8).samples
 
     expected = deviations()
@@ -385,7 +385,7 @@ def test_whole_numbers_are_numbers() -> None:
     """The ridge goes by the loss: counts and ratings are no classes, whatever their type."""
     x, y = drawn(40, 4), torch.arange(40)[:, None] % 5
     net = hidden(nn.Tanh, outputs=1)
-    for loss in (nn.MSELoss(), nn.PoissonNLLLoss(reduction="none")):
+    for loss in (SquaredError(), nn.PoissonNLLLoss(reduction="none")):
         whole, real = (InfluenceBootstrap(loss).from_trained(net, TensorDataset(x, t)) for t in (y, y.float()))
         assert whole.ridge == real.ridge
         torch.testing.assert_close(whole.predict(x, 5).samples, real.predict(x, 5).samples)
@@ -485,7 +485,7 @@ def test_a_layer_is_tried_on_rows_from_all_over_the_data() -> None:
     x = drawn(40, 4)
     x = x[x[:, 0].argsort()]
     net = Gated()
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.1, residuals="raw").from_trained(
+    predictor = InfluenceBootstrap(SquaredError(), layers="all", ridge=0.1, residuals="raw").from_trained(
         net, TensorDataset(x, drawn(40, 1, seed=1))
     )
     jacobian = Jacobian(net, "all", x)
@@ -522,7 +522,7 @@ def test_deviations_that_are_not_held_are_computed_again(monkeypatch: pytest.Mon
     from neuboots.methods.influence import tangent
 
     x, net = drawn(40, 4), hidden(nn.Tanh)
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(net, TensorDataset(x, x[:, :2]))
+    predictor = InfluenceBootstrap(SquaredError(), layers="all").from_trained(net, TensorDataset(x, x[:, :2]))
     whole = predictor.predict(x, 7)
     monkeypatch.setattr(tangent, "_HELD", 10)
     monkeypatch.setattr(tangent, "_TILE", 40 * 4 * 9)  # nine inputs at a time

@@ -118,7 +118,7 @@ def test_a_stream_is_refused_before_the_training() -> None:
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
             raise AssertionError("read")
 
-    for options in ({"replicates": 1}, {"layers": "all"}):
+    for options in ({"num_calibration_fits": 1}, {"layers": "all"}):
         with pytest.raises(ValueError, match="stream of unknown length"):
             InfluenceBootstrap(nn.MSELoss(), **options).fit(model, Stream(), config(1))  # type: ignore[arg-type]
 

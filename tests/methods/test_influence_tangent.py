@@ -496,7 +496,7 @@ def test_what_it_cannot_do_it_says() -> None:
     pixels = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1))
     with pytest.raises(ValueError, match=r"layers=1"):
         InfluenceBootstrap(layers=2).from_trained(pixels, TensorDataset(drawn(4, 1, 2, 2), torch.zeros(4, 2, 2).long()))
-    for options in ({"layers": 0}, {"layers": "head"}, {"ridge": -1.0}, {"residuals": "hc9"}, {"most_rows": 1}):
+    for options in ({"layers": 0}, {"layers": "head"}, {"ridge": -1.0}, {"residuals": "hc9"}, {"max_kernel_rows": 1}):
         with pytest.raises(ValueError, match="expected"):
             InfluenceBootstrap(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="only a head"):

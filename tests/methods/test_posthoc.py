@@ -209,7 +209,6 @@ SUBJECTS = {
     "temperature of an ensemble": _subject("deep-ensemble", scale_temperature, "classification"),
     "scale of neuboots": _subject("neuboots", scale_std, "regression"),
     "scale of a bootstrap": _subject("standard-bootstrap", scale_std, "regression"),
-    "scale of gbs": _subject("gbs", scale_std, "regression"),
 }
 
 

@@ -51,7 +51,7 @@ from neuboots.app.rejection import (
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
 from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, list_folders
-from neuboots.methods import scale_temperature
+from neuboots.posthoc import TemperatureScaling
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.prediction import Predictor
 from neuboots.serialization import load, load_tensors, save
@@ -218,7 +218,8 @@ def fit_images(
     stop, untouched = _halves(parts.held_out)
     predictor = train_predictor(method, maker, partial(_net, net, channels, data.num_classes), train, stop, config)
     if len(stop) >= SCALED:
-        predictor = scale_temperature(predictor, stop, num_samples=min(num_samples, REPLICATES), prior_std=PRIOR)
+        scaling = TemperatureScaling(num_samples=min(num_samples, REPLICATES), prior_std=PRIOR)
+        predictor = scaling.fit(predictor, stop)
         chosen["temperature"] = predictor.temperature
     abstain, promise = fit_reject_rule(predictor, untouched, max_error=max_error, num_samples=num_samples, seed=seed)
     features = FeatureExtractor.of(predictor, channels, size)

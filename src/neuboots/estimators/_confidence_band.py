@@ -56,7 +56,7 @@ class ConfidenceBand:
         directions, rest = [part.to(x) for part in self.directions], self.rest.to(x)
         parts = []
         for some in torch.split(x, min(_CHUNK, _at_once(directions, len(directions[0])))):
-            rows = jacobian.rows(some, at_once=_CHUNK)
+            rows = jacobian.rows(some, batch_rows=_CHUNK)
             parts.append(jacobian.push(rows, directions).square().sum(-1) + jacobian.squares(rows) @ rest)
         return torch.cat(parts).sqrt()
 
@@ -75,7 +75,7 @@ class ConfidenceBand:
             moved = [torch.stack(part) for part in zip(*moves, strict=True)]
             step = min(_CHUNK, _at_once(moved, len(moves)))
             for first in range(0, len(x), step):
-                rows = jacobian.rows(x[first : first + step], at_once=step)
+                rows = jacobian.rows(x[first : first + step], batch_rows=step)
                 pushed = jacobian.push(rows, moved).movedim(-1, 0)
                 found[start : start + len(moves), first : first + step] = pushed
         return found
@@ -121,7 +121,7 @@ def fit_confidence_band(
     config = TrainingConfig(epochs=1, batch_size=1024, seed=seed, accelerator="cpu", progress=False)
     method = InfluenceBootstrap(loss=loss, layers="all", max_kernel_rows=MAX_EXACT_ROWS)
     exact = build_tangent_predictor(method, net, TensorDataset(x, y), config, weighted=weighted)
-    jacobian, train = exact.tangent.slopes("all", exact.outputs)
+    jacobian, train = exact.tangent.jacobian()
     undone = _undone(exact, _gradient(jacobian, loss, x, y, weighted), len(x))
     generator = torch.Generator().manual_seed(seed)
     learn, fit, check = (_relative(exact, undone, rows) for rows in _shown(x, others, generator))
@@ -163,7 +163,7 @@ def _gradient(jacobian: Jacobian, loss: Loss, x: Tensor, y: Tensor, weighted: bo
     """−∂/∂θ of the sum of all losses, as far as it goes through the outputs that are bootstrapped: (1, *) each."""
     total: list[Tensor] = []
     for start in range(0, len(x), _CHUNK):
-        rows, target = jacobian.rows(x[start : start + _CHUNK], at_once=_CHUNK), y[start : start + _CHUNK]
+        rows, target = jacobian.rows(x[start : start + _CHUNK], batch_rows=_CHUNK), y[start : start + _CHUNK]
         weight = target[:, -1:] if weighted else torch.ones_like(target[:, :1])
         root, residual = working_residuals(loss, rows.z, target[:, :-1] if weighted else target)
         slopes = (weight[:, :, None] * root @ residual[:, :, None])[:, : rows.outputs]
@@ -177,7 +177,7 @@ def _undone(exact: TangentPredictor, gradient: list[Tensor], n: int) -> list[Ten
 
     H is the exact form's, of m rows, and n/m times as large for n; g is taken along the slopes of these rows.
     """
-    jacobian, train = exact.tangent.slopes("all", exact.outputs)
+    jacobian, train = exact.tangent.jacobian()
     basis, m = exact.tangent.basis, len(train.z)  # L V
     values = (basis * (jacobian.kernel(train, train) @ basis)).sum(0)  # VᵀLᵀKLV = W
     along = basis.T @ jacobian.push(train, gradient).double().flatten()
@@ -195,7 +195,7 @@ class _Relative:
 
 def _relative(exact: TangentPredictor, undone: list[Tensor], x: Tensor) -> _Relative:
     """At rows x; outputs that nothing moves are left out."""
-    jacobian, _ = exact.tangent.slopes("all", exact.outputs)
+    jacobian, _ = exact.tangent.jacobian()
     rows = jacobian.rows(x)
     drawn = _spread(exact, exact.deviations(x)[1].double().flatten(0, 1))
     moved = torch.cat([drawn, jacobian.push(rows, undone).double().flatten(0, 1)], 1)

@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 from neuboots._streaming import class_probabilities
 from neuboots.estimators._base import CALIBRATION, TRAIN, VALIDATION, Array, NeuBootsEstimator
 from neuboots.losses import Loss
-from neuboots.methods import NeuBoots, find_method, scale_temperature
+from neuboots.methods import NeuBoots, find_method
+from neuboots.posthoc import TemperatureScaling
 from neuboots.prediction import Method
 
 _ROWS = 1 << 16  # that are predicted at once
@@ -74,9 +75,8 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         if int((part == VALIDATION).sum()) >= MIN_TEMPERATURE_ROWS:
             held_out = TensorDataset(x[part == VALIDATION], labels[part == VALIDATION])
             options = {"num_samples": int(self.num_samples), "seed": self.seed_, "batch_size": 1024}
-            self.predictor_ = scale_temperature(
-                self.predictor_, held_out, prior_std=LOG_TEMPERATURE_PRIOR_STD, **options
-            )
+            scaling = TemperatureScaling(**options, prior_std=LOG_TEMPERATURE_PRIOR_STD)
+            self.predictor_ = scaling.fit(self.predictor_, held_out)
         self.held_out_ = np.zeros(len(X), dtype=bool)
         self.held_out_[rows[(part == CALIBRATION).numpy()]] = True
         self.held_out_[rows[(part != CALIBRATION).numpy()]] = False  # of several copies some were trained on

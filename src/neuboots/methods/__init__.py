@@ -17,7 +17,7 @@ from neuboots.methods.mc_dropout import MCDropout, MCDropoutPredictor
 from neuboots.methods.mimo import MIMO, MIMOPredictor
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
 from neuboots.methods.swag import SWAG, SWAGPredictor
-from neuboots.posthoc import ScaledPredictor, scale_std, scale_temperature
+from neuboots.posthoc import ScaledPredictor
 
 WRAPPERS["scaled"] = ScaledPredictor
 
@@ -58,6 +58,4 @@ __all__ = [
     "find_method",
     "list_methods",
     "register",
-    "scale_std",
-    "scale_temperature",
 ]

@@ -1,8 +1,9 @@
 """Base class and building blocks of the methods, and the registry that finds a method by its name."""
 
+import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from neuboots.head import (
 )
 from neuboots.loading import (
     Batch,
+    EpochLoader,
     FitData,
     collate_examples,
     dataset_length,
@@ -44,6 +46,7 @@ from neuboots.training import (
     ValidationStep,
     describe_method,
     initialize_model,
+    progress_bar,
     resolve_fit,
     train,
 )
@@ -94,6 +97,23 @@ def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
         seed_everything(seed, "lazy")
         initialize_lazy_layers(unwrap_model(net), example)
     return example
+
+
+def iterate_batches(data: Dataset[Any], config: TrainingConfig, *, title: str = "") -> Iterator[Batch]:
+    """Read the data once, in order and in batches as in training, under a progress bar if it has a title."""
+    loader = EpochLoader(
+        data,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=False,
+        num_workers=config.num_workers,
+        steps_per_epoch=config.steps_per_epoch,
+    )
+    shown = config.progress and bool(title)
+    with preserve_rng_state(), progress_bar(title, loader.steps, enabled=shown) as advance:
+        for _, batch, _ in loader.epoch(0):
+            yield batch
+            advance(title)
 
 
 def prepare_net(inputs: FitInputs, *, copy: bool = False) -> tuple[nn.Module, Any]:
@@ -154,6 +174,28 @@ def fit_net(
         return validation_metrics(loss, compute_output(model, batch.x), batch.y)
 
     train(net, data, lambda epoch: objective, config, val_data=val_data, validate=validate, identity=identity)
+
+
+# -- stored tensors ------------------------------------------------------------------------------------
+
+
+def fingerprint_tensors(tensors: Iterable[Tensor]) -> bytes:
+    """Hash the values, types, shapes and devices of tensors, to recognize that one of them has changed."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(repr((tensor.dtype, tensor.device, tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Describe type and shape of each tensor as JSON, for `make_tensors`."""
+    return {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in tensors.items()}
+
+
+def make_tensors(description: Mapping[str, list[Any]]) -> dict[str, Tensor]:
+    """Create tensors of the described types and shapes, whose values `load` fills in."""
+    return {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (dtype, *shape) in description.items()}
 
 
 # -- modules that replace layers -----------------------------------------------------------------------

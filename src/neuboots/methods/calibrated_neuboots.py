@@ -45,7 +45,7 @@ from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss, as_loss
 from neuboots.methods._base import load_example, register
 from neuboots.methods.ensembles import BayesianBootstrap
-from neuboots.methods.influence import InfluenceBootstrap
+from neuboots.methods.influence import MAX_KERNEL_ROWS, InfluenceBootstrap
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
 from neuboots.prediction import Predictor, SampleStream, check_inputs, summarize_stream
 from neuboots.training import TrainingConfig
@@ -253,8 +253,8 @@ class Dispersion:
     """What was found. Variances are means over inputs and outputs; of several continuous outputs each counts in units
     of its own spread over the inputs, of classes only differences between logits count, of a Gaussian head the means.
 
-    `variance_correlation` is that over inputs of the two standard deviations, which no concentration changes much; the noise of
-    a few true replicates lowers it. None where one of them is the same at all inputs.
+    `variance_correlation` is that over inputs of the two standard deviations, which no concentration changes much;
+    the noise of a few true replicates lowers it. None where one of them is the same at all inputs.
     """
 
     concentration: float
@@ -335,7 +335,7 @@ def calibrate_dispersion(
     >>> data, config = TensorDataset(x, x[:, 0]), TrainingConfig(epochs=5, progress=False)
     >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
     >>> predictor = NeuBoots.regression().fit(model, data, config)
-    >>> like = Laplace(nn.MSELoss()).from_trained(predictor.net, data, config)
+    >>> like = Laplace(nn.MSELoss()).from_trained(predictor.net, data)
     >>> found = calibrate_dispersion(predictor, like, x)
     >>> bool(torch.isclose(found.moments(x).std.square().mean(), like.predict(x).std.square().mean()))
     True
@@ -504,8 +504,8 @@ class CalibratedNeuBoots:
     the data and no further training. `layers` is that of `InfluenceBootstrap`; None is the whole net for continuous
     targets where its kernel can be held, and the head alone otherwise. `reference="bootstrap"` trains `num_members`
     nets of the Bayesian bootstrap, which are the truth but K trainings, and whose mean variance has a relative error of
-    about √(2/K) or less. `flatten_probs` training inputs, drawn by the seed, are where variances are compared (fewer where
-    outputs are maps).
+    about √(2/K) or less. `num_inputs` training inputs, drawn by the seed, are where variances are compared (fewer
+    where outputs are maps).
 
     `neuboots` has the options of the training (None: `NeuBoots` for classes, `NeuBoots.regression()` otherwise). The
     predictor's `dispersion` says what was found, and how well the two bands agree on where they are wide: one number
@@ -581,8 +581,6 @@ class CalibratedNeuBoots:
     def _influence(
         self, predictor: NeuBootsPredictor, data: Dataset[Any], config: TrainingConfig, shape: torch.Size
     ) -> Predictor:
-        from neuboots.methods.influence.predictor import MAX_KERNEL_ROWS
-
         generator, layers = predictor.generator, self.layers
         if layers is None:
             n = dataset_length(data)
@@ -594,7 +592,7 @@ class CalibratedNeuBoots:
             compute_mean_weights(predictor.weight_distribution, generator.link, generator.num_blocks)
         )
         head = generator.split.name if layers == 1 else None
-        return InfluenceBootstrap(self.loss, layers=layers, head=head).from_trained(net.eval(), data, config)
+        return InfluenceBootstrap(self.loss, layers=layers, head=head).make_predictor(net.eval(), data, config)
 
 
 def _output_shape(predictor: NeuBootsPredictor, data: Dataset[Any], config: TrainingConfig) -> torch.Size:

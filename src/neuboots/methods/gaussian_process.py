@@ -1,213 +1,137 @@
-"""Exact Gaussian process regression: no net, but a kernel whose parameters maximise the marginal likelihood.
+"""Gaussian process regression: exact, and sparse with m learned inducing points (FITC). No net is involved.
 
     f ~ GP(0, k),  y = f(X) + ε,  ε ~ N(0, σ²I);   log p(y) = log N(y | 0, K + σ²I)
     f | y:  mean k(x, X)(K + σ²I)⁻¹y,   variance k(x, x) − k(x, X)(K + σ²I)⁻¹k(X, x)
 
-A sample of the posterior is one function of x, by Matheron's rule (Wilson et al. 2020): a path g of the prior that is
-corrected where the data say otherwise,
+The parameters of the kernel and σ² maximize the marginal likelihood. A sample of the posterior is one function of x, by
+Matheron's rule (Wilson et al. 2020): a path g of the prior, corrected at the data,
 
     f_b(x) = g_b(x) + k(x, X)(K + σ²I)⁻¹(y − g_b(X) − ε_b),   g_b(x) = Σ_j a_j cos(ω_jᵀx) + c_j sin(ω_jᵀx)
 
-so no covariance of the N test inputs is ever built. The frequencies ω_j follow the kernel's spectral density (Rahimi
-and Recht 2007) and are drawn anew for each replicate: mean and covariance over the replicates are then those of the
-exact posterior, whatever the number of frequencies; many of them make a single path more nearly Gaussian.
+so that no covariance of the N test inputs is built. The frequencies ω_j follow the kernel's spectral density (Rahimi
+and Recht 2007) and are drawn for each replicate: mean and covariance over the replicates are those of the exact
+posterior for any number of frequencies; many of them make a single path more nearly Gaussian.
 
-Rasmussen and Williams, Gaussian Processes for Machine Learning, MIT Press, 2006. Wilson, Borovitskiy, Terenin,
-Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML 2020. Rahimi and Recht,
-Random features for large-scale kernel machines, NeurIPS 2007. The kernels are gpytorch's (Gardner et al., 2018).
-
-Sparse Gaussian process regression by pseudo-inputs (FITC): m learned points stand for n.
+The sparse process is that of Snelson and Ghahramani, with m inducing inputs Z that are learned as well:
 
     y ~ N(0, Q + Λ),   Q = K_nm K_mm⁻¹ K_mn,   Λ = diag(K − Q) + σ²I
     f | y:  mean k_m(x)ᵀΣ⁻¹K_mnΛ⁻¹y,   variance k(x, x) − k_m(x)ᵀ(K_mm⁻¹ − Σ⁻¹)k_m(x),   Σ = K_mm + K_mnΛ⁻¹K_nm
 
-Kernel, noise and the m inputs maximise that likelihood in O(nm²) time and O(nm) memory. This is the approximation of
-Snelson and Ghahramani, in which training points keep their exact variances (Λ); gpytorch's InducingPointKernel trains
-another one, the variational bound of Titsias (2009), so here only gpytorch's kernels are used. What prediction needs of
-the data are m + m² numbers for each output: the points themselves are not kept. With m = n points at the inputs it is
-the exact process, so there they stay. With fewer, Λ can pass for noise: FITC's own estimate of σ tends to be too small
-(Bauer, van der Wilk and Rasmussen 2016), and `noise_std` with it.
+Training takes O(nm²) time and O(nm) memory; prediction needs m + m² numbers for each output, and no training data.
+Training points keep their exact variances (Λ); gpytorch's InducingPointKernel trains the variational bound of Titsias
+(2009) instead, so only gpytorch's kernels are used here. With m = n inducing points at the inputs it is the exact
+process. With fewer, FITC's estimate of σ tends to be too small (Bauer, van der Wilk and Rasmussen 2016).
 
-A sample is one function of x: u, the values at the m points, is drawn from its posterior, and a path of the prior is
-corrected to go through it, f_b(x) = g_b(x) + k_m(x)ᵀK_mm⁻¹(u_b − g_b(Z)).
-
-Snelson and Ghahramani, Sparse Gaussian processes using pseudo-inputs, NeurIPS 18, 2006. The samples: Wilson,
-Borovitskiy, Terenin, Mostowsky and Deisenroth, Efficiently sampling functions from Gaussian process posteriors, ICML
-2020. The noise: Bauer, van der Wilk and Rasmussen, Understanding probabilistic sparse Gaussian process approximations,
-NeurIPS 29, 2016.
+Rasmussen and Williams, Gaussian processes for machine learning, MIT Press 2006. Snelson and Ghahramani, Sparse Gaussian
+processes using pseudo-inputs, NeurIPS 18, 2006. Wilson, Borovitskiy, Terenin, Mostowsky and Deisenroth, Efficiently
+sampling functions from Gaussian process posteriors, ICML 2020. Rahimi and Recht, Random features for large-scale kernel
+machines, NeurIPS 2007. Bauer, van der Wilk and Rasmussen, Understanding probabilistic sparse Gaussian process
+approximations, NeurIPS 29, 2016. The kernels are gpytorch's (Gardner et al. 2018).
 """
 
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
 from neuboots._streaming import num_bytes
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.head import cast_inputs
-from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
+from neuboots.loading import Batch, FitData, dataset_length
 from neuboots.losses import Loss
-from neuboots.methods._base import register, validation_metrics
+from neuboots.methods._base import BaseMethod, fingerprint_tensors, iterate_batches, register, validation_metrics
 from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
-from neuboots.training import TrainingConfig, constant_schedule, describe_method, train
+from neuboots.training import FitInputs, ModelFactory, TrainingConfig, constant_schedule
 
 KernelName = Literal["rbf", "matern52"]
 
-MAX_POINTS = 5_000  # K has n² numbers, and its Cholesky factor costs n³/3
-_FREQUENCIES = 512  # of one path of the prior
-_PIECE = 1 << 22  # numbers held at once by a product over many inputs
-_LEAST_NOISE = 1e-6  # σ² of standardised targets: keeps K + σ²I away from singular
-_LENGTHS = (1.0, 1 / 4, 1 / 16)  # starts of the length-scale, in units of the usual distance of two inputs
-_NOISES = (0.1, 1.0)  # σ² of standardised targets at which starts are compared; the ascent begins at the first
-_ROUNDING = 0.01  # of the targets' spread: what single precision may lose
-
-
-# -- data ----------------------------------------------------------------------------------------------
+MAX_POINTS = 5_000  # of an exact process: K has n² elements, and its Cholesky factor costs n³/3
+_NUM_FREQUENCIES = 512  # of one path of the prior
+_CHUNK_ELEMENTS = 1 << 22
+_MIN_NOISE = 1e-6  # σ² of standardized targets: keeps K + σ²I away from singular
+_START_LENGTHS = (1.0, 1 / 4, 1 / 16)  # initial length-scales, in units of the typical distance of two inputs
+_START_NOISES = (0.1, 1.0)  # initial σ² at which they are compared; training starts at the first
+_MAX_ROUNDING = 0.01  # of the targets' standard deviation, by single precision
+_JITTER = 1e-8  # of k(x, x): two inducing points may coincide
 
 
 def flatten_inputs(x: Any) -> Tensor:
-    """All inputs of a row side by side, in double precision: (N, D)."""
-    if isinstance(x, Mapping):
-        x = [x[key] for key in sorted(x)]
-    parts = x if isinstance(x, tuple | list) else [x]
+    """All inputs of a row next to each other, in double precision: (N, D)."""
+    parts = _input_tensors(x)
     return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])).double() for part in parts], 1)
 
 
-def output_dtype(x: Any) -> torch.dtype:
-    """Double precision where an input has it, else single."""
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
-    return torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+def _input_tensors(x: Any) -> list[Tensor]:
+    if isinstance(x, Mapping):
+        return [x[key] for key in sorted(x)]
+    return list(x) if isinstance(x, tuple | list) else [x]
 
 
-def read_training_data(data: Dataset[Any], config: TrainingConfig, *, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Every row of the data set, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
-    _check_count(dataset_length(data), most)
-    loader = EpochLoader(
-        data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=False,
-        num_workers=config.num_workers,
-        steps_per_epoch=config.steps_per_epoch,
-    )
-    with preserve_rng_state():
-        batches = [batch for _, batch, _ in loader.epoch(0)]
+def _read_data(inputs: FitInputs, max_points: int | None) -> tuple[Tensor, Tensor]:
+    """All training data, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
+    _check_count(dataset_length(inputs.data), max_points)
+    batches = list(iterate_batches(inputs.data, inputs.config))
     for batch in batches:
         check_inputs(batch.x)
     x, y = torch.cat([flatten_inputs(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
-    _check_count(len(x), most)
-    if len(x) < 2:
-        raise ValueError("got a single row; expected at least 2, since one target has no spread to learn from")
-    if x.shape[1] == 0:
-        raise ValueError("got inputs without a number in them (0 columns); expected at least one column")
-    if not y.is_floating_point():
-        raise ValueError(
-            f"got targets of type {y.dtype}; a Gaussian process is for regression: expected floating-point numbers, "
-            "as y.float() makes them"
-        )
-    if y.ndim not in (1, 2):
-        raise ValueError(f"got targets of shape {tuple(y.shape)}; expected (n,), or (n, k) for k outputs")
+    _check_count(len(x), max_points)
+    if len(x) < 2 or x.shape[1] == 0:
+        raise ArgumentError("data", tuple(x.shape), "inputs of at least two rows and one column")
+    if not y.is_floating_point() or y.ndim not in (1, 2):
+        got, expected = f"{y.dtype} {tuple(y.shape)}", "floating-point targets (n,) or (n, k) of a regression"
+        raise ArgumentError("targets", got, expected, hint="use y.float()")
     if not bool(torch.isfinite(y).all()):
-        raise ValueError("got NaN or infinite targets; expected finite numbers: drop those rows")
+        raise ArgumentError("targets", "NaN or infinite values", "finite numbers", hint="drop those rows")
     return x, y.reshape(len(y), -1).double()
 
 
-def _check_count(n: int | None, most: int | None) -> None:
-    if n is not None and most is not None and n > most:
-        raise ValueError(
-            f"got n = {n} points; expected at most {most}, since an exact Gaussian process costs n³: take SparseGP "
-            "('sparse-gp'), or fewer points"
-        )
-
-
-def check_squared_error(loss: Loss) -> None:
-    """The likelihood is Gaussian, so that the squared error is the only loss it can honour."""
-    if not isinstance(loss, nn.MSELoss):
-        raise ValueError(
-            f"got loss={loss!r}; a Gaussian process is for regression under Gaussian noise: expected nn.MSELoss()"
-        )
-
-
-def check_kernel(kernel: str) -> None:
-    if kernel not in get_args(KernelName):
-        raise ValueError(f"got kernel={kernel!r}; expected 'rbf' or 'matern52'")
-
-
-def check_ascent(steps: int, learning_rate: float) -> None:
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"got steps={steps!r}; expected a whole number ≥ 1")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"got learning_rate={learning_rate!r}; expected a positive number")
-
-
-def adam_config(config: TrainingConfig, n: int, steps: int, learning_rate: float) -> TrainingConfig:
-    """Adam on all n points at once. Of the recipe stay its seed, its folder, its reports and its device.
-
-    The process is in double precision by itself; the recipe's "32-true" converts nothing.
-    """
-    mps = torch.backends.mps.is_available()  # it has no double precision
-    return TrainingConfig(
-        epochs=steps,
-        batch_size=n,
-        optimizer=partial(torch.optim.Adam, lr=learning_rate),
-        lr_scheduler=constant_schedule,
-        seed=config.seed,
-        folder=config.folder,
-        on_epoch=config.on_epoch,
-        progress=config.progress,
-        accelerator="cpu" if mps else config.accelerator,
-    )
-
-
-# -- the process ---------------------------------------------------------------------------------------
+def _check_count(n: int | None, maximum: int | None) -> None:
+    if n is not None and maximum is not None and n > maximum:
+        expected = f"at most {maximum} rows, since an exact Gaussian process costs n³"
+        raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
 
 
 def cholesky(covariance: Tensor) -> Tensor:
-    """L with LLᵀ = covariance; where rounding made it indefinite, a little is added to its diagonal."""
+    """L with LLᵀ = covariance; where rounding made it indefinite, a small multiple of the identity is added."""
     diagonal = covariance.detach().diagonal(dim1=-2, dim2=-1)
     size = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
-    for little in (0.0, 1e-10, 1e-8, 1e-6, 1e-4):
+    for jitter in (0.0, 1e-10, 1e-8, 1e-6, 1e-4):
         factor: Tensor
-        factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(little * size) if little else covariance)
+        factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter * size) if jitter else covariance)
         if not bool(info.any()):
             return factor
     raise ValueError(
-        "the covariance of the points is not positive definite; expected a kernel that fits them: lower learning_rate, "
-        "or drop points that repeat others"
+        "the covariance of the points is not positive definite; use a lower learning_rate, or drop repeated points"
     )
 
 
 def solve_lower(root: Tensor, values: Tensor) -> Tensor:
     """L⁻¹ values, for a lower triangular L."""
-    white: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
-    return white
+    solution: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
+    return solution
 
 
 def map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
-    """function(x), (…, N), over some rows of x at a time: each takes `width` numbers."""
-    return torch.cat([function(part) for part in torch.split(x, max(1, _PIECE // width))], -1)
+    """function(x), (…, N), over some rows of x at a time: each takes `width` elements."""
+    return torch.cat([function(part) for part in torch.split(x, max(1, _CHUNK_ELEMENTS // width))], -1)
 
 
-def _import_gpytorch() -> Any:
-    """gpytorch, which scripts functions as it is imported: torch's complaint about that is not for our callers."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-        import gpytorch
-    return gpytorch
+# -- the processes -------------------------------------------------------------------------------------
 
 
 class Process(nn.Module, ABC):
     """k independent Gaussian processes of D inputs, one for each output, in the units of the data.
 
-    Inputs and targets are standardised inside. `posterior` and `correction` are what an exact and a sparse process do
-    in different ways; both are functions of x through k(x, basis).
+    Inputs and targets are standardized inside. The subclasses hold the data in different ways; both are functions of x
+    through k(x, basis).
     """
 
     x_mean: Tensor
@@ -217,21 +141,23 @@ class Process(nn.Module, ABC):
 
     def __init__(self, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__()
-        gpytorch = _import_gpytorch()
-        self.inputs, self.outputs, self.kind, self.ard = inputs, outputs, kernel, ard
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+            import gpytorch
+        self.inputs, self.outputs, self.kernel_name, self.ard = inputs, outputs, kernel, ard
         batch = torch.Size([outputs])
-        logs = {"transform": torch.exp, "inv_transform": torch.log}  # steps by factors: an input may matter not at all
-        positive = gpytorch.constraints.Positive(**logs)
+        log = {"transform": torch.exp, "inv_transform": torch.log}  # multiplicative steps: an input may be irrelevant
+        positive = gpytorch.constraints.Positive(**log)
         shape = {"ard_num_dims": inputs if ard else None, "batch_shape": batch, "lengthscale_constraint": positive}
         kernels = gpytorch.kernels
         base = kernels.RBFKernel(**shape) if kernel == "rbf" else kernels.MaternKernel(nu=2.5, **shape)
         self.kernel = kernels.ScaleKernel(base, batch_shape=batch, outputscale_constraint=positive)
-        noisy = gpytorch.constraints.GreaterThan(_LEAST_NOISE, **logs)
-        self.likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch, noise_constraint=noisy)
+        above = gpytorch.constraints.GreaterThan(_MIN_NOISE, **log)
+        self.likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch, noise_constraint=above)
         self.double()
-        base.lengthscale = math.sqrt(inputs)  # about the distance of two standardised inputs
+        base.lengthscale = math.sqrt(inputs)  # about the distance of two standardized inputs
         self.kernel.outputscale = 1.0
-        self.likelihood.noise = _NOISES[0]
+        self.likelihood.noise = _START_NOISES[0]
         for name, size in (("x", inputs), ("y", outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float64))
@@ -239,19 +165,19 @@ class Process(nn.Module, ABC):
     # -- units
 
     def set_units(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the units of these data, (n, D) and (n, k); gives the data in standard units."""
+        """Take mean and standard deviation from these data, (n, D) and (n, k), and return them standardized."""
         for values, mean, std in ((x, self.x_mean, self.x_std), (y, self.y_mean, self.y_std)):
             mean.copy_(values.mean(0))
             spread = values.std(0, correction=0)
-            least = 1e-12 * values.abs().amax(0)  # what rounding makes of numbers that are all the same
-            std.copy_(spread.where(spread > least, 1.0))
-        return self.standardised(x), (y - self.y_mean) / self.y_std
+            rounding = 1e-12 * values.abs().amax(0)  # of constant columns
+            std.copy_(spread.where(spread > rounding, 1.0))
+        return self.standardize(x), (y - self.y_mean) / self.y_std
 
-    def standardised(self, x: Any) -> Tensor:
-        """Any inputs as the kernel sees them: (N, D)."""
+    def standardize(self, x: Any) -> Tensor:
+        """Inputs as the kernel takes them: (N, D)."""
         rows = flatten_inputs(x)
         if rows.shape[1] != self.inputs:
-            raise ValueError(f"got {rows.shape[1]} numbers for each input; expected {self.inputs}, as in training")
+            raise ArgumentError("x", tuple(rows.shape), f"{self.inputs} numbers per row, as in training")
         return (rows - self.x_mean) / self.x_std
 
     def in_units(self, f: Tensor) -> Tensor:
@@ -259,14 +185,11 @@ class Process(nn.Module, ABC):
         return f.mT * self.y_std + self.y_mean
 
     def check_precision(self, dtype: torch.dtype) -> None:
-        """Targets whose spread is lost when they are rounded to this precision are not to be predicted in it."""
-        lost = self.y_mean.abs() * (torch.finfo(dtype).eps / 2) > _ROUNDING * self.y_std
+        """Raise if the spread of the targets is lost when they are rounded to this precision."""
+        lost = self.y_mean.abs() * (torch.finfo(dtype).eps / 2) > _MAX_ROUNDING * self.y_std
         if bool(lost.any()):
             mean, std = (float(values[lost][0]) for values in (self.y_mean, self.y_std))
-            raise ValueError(
-                f"got inputs in single precision for targets around {mean:g} that spread by {std:g}, which it would "
-                "round away; expected double precision: give x.double(), or fit with the targets' mean subtracted"
-            )
+            raise ArgumentError("x", dtype, f"double precision for targets {mean:g} ± {std:g}", hint="use x.double()")
 
     @property
     def noise(self) -> Tensor:
@@ -280,40 +203,25 @@ class Process(nn.Module, ABC):
         scale: Tensor = self.kernel.outputscale[:, None]
         return scale
 
-    @torch.no_grad()
-    def choose_start(self, objectives: Callable[[], Tensor], n: int) -> None:
-        """Begin at the length-scale of the greatest likelihood. `objectives()` is −log p(y) / n of each output: (k,).
-
-        From a long one the ascent may end where all is noise, though a short one would follow the data. At its best
-        noise, a shorter one must win by a tenth for each point and three besides: noise, too, can be followed.
-        """
-        base = self.kernel.base_kernel
-        first: Tensor = base.lengthscale.clone()
-        chosen, best = first.clone(), None
-        for length in _LENGTHS:
-            base.lengthscale = first * length
-            tried = []
-            for noise in _NOISES:
-                self.likelihood.noise = noise
-                tried.append(objectives())
-            value = torch.stack(tried).amin(0)  # (k,)
-            better = torch.ones_like(value).bool() if best is None else value < best - (0.1 + 3 / n)
-            chosen[better] = base.lengthscale[better]
-            best = value if best is None else value.where(better, best)
-        base.lengthscale = chosen
-        self.likelihood.noise = _NOISES[0]
-
     def covariance(self, x: Tensor, other: Tensor) -> Tensor:
         """k(x, x'): (k, N, M)."""
         dense: Tensor = self.kernel(x, other).to_dense()
         return dense
 
-    # -- what an exact and a sparse process do in different ways
+    # -- training; data are standardized, x (n, D) and y (n, k)
 
     @property
     @abstractmethod
     def basis(self) -> Tensor:
-        """The points through which the data speak: (M, D), or (k, M, D)."""
+        """The points through which the data enter: (M, D), or (k, M, D)."""
+
+    @abstractmethod
+    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+        """−log p(y) / n of each output: (k,)."""
+
+    @abstractmethod
+    def absorb(self, x: Tensor, y: Tensor) -> None:
+        """Store what the posterior needs of the data."""
 
     @abstractmethod
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,22 +231,49 @@ class Process(nn.Module, ABC):
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         """v such that prior(x) + k(x, basis) v is a path of the posterior: (k, M)."""
 
-    # -- samples
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The objective of the training, a sum over outputs."""
+        return self.objectives(x, y).sum()
+
+    @torch.no_grad()
+    def choose_start(self, x: Tensor, y: Tensor) -> None:
+        """Set the initial length-scale to that of the greatest likelihood.
+
+        From a long one the training may end where all is noise, though a short one would fit the data. At its best
+        noise, a shorter one must win by 0.1 + 3/n per point: noise can be fitted, too.
+        """
+        base = self.kernel.base_kernel
+        first: Tensor = base.lengthscale.clone()
+        chosen, best = first.clone(), None
+        for length in _START_LENGTHS:
+            base.lengthscale = first * length
+            tried = []
+            for noise in _START_NOISES:
+                self.likelihood.noise = noise
+                tried.append(self.objectives(x, y))
+            value = torch.stack(tried).amin(0)  # (k,)
+            better = torch.ones_like(value).bool() if best is None else value < best - (0.1 + 3 / len(x))
+            chosen[better] = base.lengthscale[better]
+            best = value if best is None else value.where(better, best)
+        base.lengthscale = chosen
+        self.likelihood.noise = _START_NOISES[0]
+
+    # -- prediction
 
     def prior_path(self, *name: int | str) -> Callable[[Tensor], Tensor]:
         """g, one function drawn from the prior under this name: (N, D) or (k, N, D) → (k, N)."""
-        count = self.outputs * _FREQUENCIES
-        where = self.x_mean.device
+        count = self.outputs * _NUM_FREQUENCIES
+        device = self.x_mean.device
         keys = derive_keys(torch.arange(1), *name, "prior")
-        drawn = draw_normal(keys, count * (self.inputs + 2)).to(where)[0]
-        omega = drawn[: count * self.inputs].view(self.outputs, self.inputs, _FREQUENCIES)
-        if self.kind == "matern52":  # its spectral density is Student's t with 2ν = 5 degrees of freedom
-            chi2 = 2.0 * draw_gamma(derive_keys(torch.arange(1), *name, "t"), count, 2.5).to(where)
-            omega = omega * (5.0 / chi2.view(self.outputs, 1, _FREQUENCIES)).sqrt()
+        drawn = draw_normal(keys, count * (self.inputs + 2)).to(device)[0]
+        omega = drawn[: count * self.inputs].view(self.outputs, self.inputs, _NUM_FREQUENCIES)
+        if self.kernel_name == "matern52":  # its spectral density is Student's t with 2ν = 5 degrees of freedom
+            chi2 = 2.0 * draw_gamma(derive_keys(torch.arange(1), *name, "t"), count, 2.5).to(device)
+            omega = omega * (5.0 / chi2.view(self.outputs, 1, _NUM_FREQUENCIES)).sqrt()
         lengthscale: Tensor = self.kernel.base_kernel.lengthscale  # (k, 1, D)
         omega = omega / lengthscale.mT  # (k, D, F)
-        a, c = drawn[count * self.inputs :].view(2, self.outputs, _FREQUENCIES, 1)
-        height = (self.scale / _FREQUENCIES).sqrt()
+        a, c = drawn[count * self.inputs :].view(2, self.outputs, _NUM_FREQUENCIES, 1)
+        height = (self.scale / _NUM_FREQUENCIES).sqrt()
 
         def path(x: Tensor) -> Tensor:
             angle = x @ omega  # (k, N, F)
@@ -348,13 +283,13 @@ class Process(nn.Module, ABC):
         return path
 
     def paths(self, x: Tensor, start: int, stop: int, seed: int) -> Tensor:
-        """Replicates start … stop−1 of this seed at x, in standard units: (stop − start, k, N)."""
+        """Replicates start … stop − 1 of this seed at x, in standard units: (stop − start, k, N)."""
         priors, weights = [], []
         for b in range(start, stop):
             prior = self.prior_path(seed, "replicate", b)
             with torch.no_grad():
                 weights.append(self.correction(prior, seed, "replicate", b))
-            priors.append(map_chunks(prior, x, self.outputs * _FREQUENCIES))
+            priors.append(map_chunks(prior, x, self.outputs * _NUM_FREQUENCIES))
         v = torch.stack(weights, -1)  # (k, M, B)
         basis = self.basis
 
@@ -375,57 +310,44 @@ class Process(nn.Module, ABC):
 
 
 class ExactProcess(Process):
-    """A Gaussian process that keeps its n training points."""
+    """A Gaussian process that stores its n training points."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  # (n, D)
+    y: Tensor  # (k, n)
 
     def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__(inputs, outputs, kernel, ard)
         self.register_buffer("x", torch.zeros(points, inputs, dtype=torch.float64))
         self.register_buffer("y", torch.zeros(outputs, points, dtype=torch.float64))
-        self._solved: tuple[Any, Tensor, Tensor] | None = None
-
-    def take(self, x: Tensor, y: Tensor) -> None:
-        """Keep these training data, (n, D) and (n, k)."""
-        standard_x, standard_y = self.set_units(x, y)
-        self.x.copy_(standard_x)
-        self.y.copy_(standard_y.T)
-
-    def _factor(self) -> Tensor:
-        """L with LLᵀ = K + σ²I: (k, n, n)."""
-        noise = self.noise[..., None] * torch.eye(len(self.x)).to(self.x)
-        return cholesky(self.covariance(self.x, self.x) + noise)
-
-    def objectives(self) -> Tensor:
-        """−log p(y) / n of each output: (k,)."""
-        factor = self._factor()
-        white = solve_lower(factor, self.y[..., None])
-        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(self.x) + 0.5 * math.log(2.0 * math.pi)
-
-    def forward(self) -> Tensor:
-        """−log p(y) / n, summed over the outputs: what training minimises."""
-        return self.objectives().sum()
-
-    def _solve(self) -> tuple[Tensor, Tensor]:
-        """L and (K + σ²I)⁻¹y, computed once for as long as nothing they depend on changes."""
-        state = [*self.parameters(), *self.buffers()]
-        if any(tensor.is_inference() for tensor in state):  # nobody counts their changes
-            return self._solve_anew()
-        made_of = [(tensor.data_ptr(), tensor._version) for tensor in state]
-        if self._solved is None or self._solved[0] != made_of:
-            self._solved = (made_of, *self._solve_anew())
-        return self._solved[1:]
-
-    def _solve_anew(self) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False), torch.no_grad():  # else it could be of no use to gradients later
-            factor = self._factor()
-            return factor, torch.cholesky_solve(self.y[..., None], factor)
+        self._cache: tuple[bytes, Tensor, Tensor] | None = None
 
     @property
     def basis(self) -> Tensor:
         return self.x
+
+    def absorb(self, x: Tensor, y: Tensor) -> None:
+        self.x.copy_(x)
+        self.y.copy_(y.T)
+
+    def _factor(self, x: Tensor) -> Tensor:
+        """L with LLᵀ = K + σ²I: (k, n, n)."""
+        noise = self.noise[..., None] * torch.eye(len(x)).to(x)
+        return cholesky(self.covariance(x, x) + noise)
+
+    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+        factor = self._factor(x)
+        white = solve_lower(factor, y.T[..., None])
+        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
+
+    def _solve(self) -> tuple[Tensor, Tensor]:
+        """L and (K + σ²I)⁻¹y, cached until a parameter or the data change."""
+        key = fingerprint_tensors([*self.parameters(), *self.buffers()])
+        if self._cache is None or self._cache[0] != key:
+            with torch.inference_mode(False), torch.no_grad():  # usable with gradients later
+                factor = self._factor(self.x)
+                self._cache = key, factor, torch.cholesky_solve(self.y[..., None], factor)
+        return self._cache[1:]
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         factor, weights = self._solve()
@@ -437,178 +359,54 @@ class ExactProcess(Process):
         factor, _ = self._solve()
         drawn = draw_normal(derive_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
         noise = self.noise.sqrt() * drawn.to(self.y)
-        residual = self.y - map_chunks(prior, self.x, self.outputs * _FREQUENCIES) - noise  # (k, n)
+        residual = self.y - map_chunks(prior, self.x, self.outputs * _NUM_FREQUENCIES) - noise  # (k, n)
         return torch.cholesky_solve(residual[..., None], factor)[..., 0]
-
-
-# -- the method ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GaussianProcessPredictor(Predictor):
-    """Exact posterior mean and standard deviation of the function, and sampled functions."""
-
-    process: Process
-
-    @property
-    def net(self) -> None:
-        return None
-
-    @property
-    def module(self) -> nn.Module:
-        return self.process
-
-    @property
-    def noise_std(self) -> Tensor:
-        """σ of the noise around the function, for `prediction_interval`: (C,)."""
-        process = self.process
-        return (process.noise[:, 0].sqrt() * process.y_std).float().detach()
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        process = self.process
-        dtype = output_dtype(x)
-        process.check_precision(dtype)
-        rows = process.standardised(cast_inputs(process, x))
-        mean, std = process.moments(rows)
-
-        def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                yield process.in_units(process.paths(rows, start, min(start + size, num_samples), seed)).to(dtype)
-
-        moments = Moments(process.in_units(mean).to(dtype), (std.T * process.y_std).to(dtype))
-        weights = mean.element_size() * process.outputs * process.basis.shape[-2]  # a path holds v beside its values
-        return SampleStream(num_samples, num_bytes(mean) + weights, chunks, moments)
-
-    def config(self) -> dict[str, Any]:
-        process = self.process
-        return {
-            "method": "gp",
-            "points": len(process.basis),
-            "inputs": process.inputs,
-            "outputs": process.outputs,
-            "kernel": process.kind,
-            "ard": process.ard,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
-        options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
-        with torch.inference_mode(False):  # tensors whose changes are counted, wherever it is loaded
-            return cls(ExactProcess(**options).eval())
-
-
-@register(
-    "gp",
-    predictor=GaussianProcessPredictor,
-    summary="exact Gaussian process regression, for n up to 5,000",
-    tasks=("regression",),
-    needs_net=False,
-    train_cost="O(n³)",
-    predict_cost="O(n²)",
-    reference="Rasmussen and Williams, MIT Press 2006; samples: Wilson et al., ICML 2020",
-)
-@dataclass(frozen=True)
-class GaussianProcess:
-    """Options of an exact Gaussian process, for at most 5,000 points: each of its `steps` steps of Adam costs n³.
-
-    `kernel` is "rbf" (squared exponential) or "matern52"; with `ard` each input has its own length-scale. Inputs are
-    flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
-
-    >>> x = torch.linspace(-3, 3, 40)[:, None]
-    >>> predictor = GaussianProcess(steps=50).fit(None, TensorDataset(x, x.sin()), TrainingConfig(progress=False))
-    >>> prediction = predictor.predict(x[:5], 20)
-    >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
-    (torch.Size([20, 5, 1]), True)
-    """
-
-    loss: Loss = field(default_factory=nn.MSELoss)
-    kernel: KernelName = "rbf"
-    ard: bool = True
-    steps: int = 200
-    learning_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_squared_error(self.loss)
-        check_kernel(self.kernel)
-        check_ascent(self.steps, self.learning_rate)
-
-    def fit(
-        self,
-        model: Callable[[], nn.Module] | None,
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> GaussianProcessPredictor:
-        """Maximise the marginal likelihood on (x, y) rows. `model` is not called."""
-        x, y = read_training_data(data, config, most=MAX_POINTS)
-        process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
-        process.take(x, y)
-        process.choose_start(process.objectives, len(x))
-
-        def objective(model: nn.Module, batch: Batch) -> Tensor:
-            value: Tensor = model()
-            return value
-
-        train(
-            process,
-            TensorDataset(x, y),
-            lambda epoch: objective,
-            adam_config(config, len(x), self.steps, self.learning_rate),
-            val_data=val_data,
-            validate=partial(validate_mean, process, self.loss),
-            identity=describe_method(self),
-        )
-        return GaussianProcessPredictor(process.eval())
-
-
-def validate_mean(process: Process, loss: Loss, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The loss of the posterior mean."""
-    mean, _ = process.moments(process.standardised(batch.x))
-    return validation_metrics(loss, process.in_units(mean), batch.y)
-
-
-_JITTER = 1e-8  # of k(x, x): two inducing points may come to lie on one another
 
 
 class SparseProcess(Process):
     """A Gaussian process that knows its data through m inducing points Z, for each output its own.
 
     In white coordinates v = L⁻¹u with LLᵀ = K_mm: v ~ N(0, I) before the data and N(B⁻¹c, B⁻¹) after them, where
-    B = I + AΛ⁻¹Aᵀ, c = AΛ⁻¹y and A = L⁻¹K_mn.
+    B = I + AΛ⁻¹Aᵀ, c = AΛ⁻¹y and A = L⁻¹K_mn. For a sample u is drawn from its posterior, and a path of the prior is
+    corrected to pass through it: f_b(x) = g_b(x) + k_m(x)ᵀK_mm⁻¹(u_b − g_b(Z)).
     """
 
-    gram: Tensor
-    moment: Tensor
+    gram: Tensor  # AΛ⁻¹Aᵀ: (k, m, m)
+    moment: Tensor  # AΛ⁻¹y: (k, m, 1)
 
     def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__(inputs, outputs, kernel, ard)
         self.Z = nn.Parameter(torch.zeros(outputs, points, inputs, dtype=torch.float64))
-        self.register_buffer("gram", torch.zeros(outputs, points, points, dtype=torch.float64))  # AΛ⁻¹Aᵀ
-        self.register_buffer("moment", torch.zeros(outputs, points, 1, dtype=torch.float64))  # AΛ⁻¹y
+        self.register_buffer("gram", torch.zeros(outputs, points, points, dtype=torch.float64))
+        self.register_buffer("moment", torch.zeros(outputs, points, 1, dtype=torch.float64))
 
     @property
     def basis(self) -> Tensor:
         return self.Z
 
+    def place(self, x: Tensor, seed: int) -> None:
+        """Start the inducing points at a random subset of the inputs; if it is all of them, they are not trained."""
+        chosen = derive_keys(torch.arange(len(x)), seed, "inducing").argsort()[: self.Z.shape[1]]
+        self.Z.data.copy_(x[chosen])
+        self.Z.requires_grad_(len(chosen) < len(x))
+
     def _root(self) -> Tensor:
         """L with LLᵀ = K_mm: (k, m, m)."""
-        little = _JITTER * self.scale.expand(self.Z.shape[:2])
-        return cholesky(self.covariance(self.Z, self.Z) + torch.diag_embed(little))
+        jitter = _JITTER * self.scale.expand(self.Z.shape[:2])
+        return cholesky(self.covariance(self.Z, self.Z) + torch.diag_embed(jitter))
 
     def _white(self, x: Tensor, root: Tensor) -> Tensor:
         """L⁻¹k_m(x): (k, m, N)."""
         return solve_lower(root, self.covariance(x, self.Z).mT)
 
-    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A and the diagonal of Λ at the training inputs: (k, m, n), (k, n)."""
         A = self._white(x, self._root())
         rest = (self.scale - A.square().sum(1)).clamp_min(0.0)  # rounding may make it negative at an inducing point
         return A, rest + self.noise
 
     def objectives(self, x: Tensor, y: Tensor) -> Tensor:
-        """−log N(y | 0, Q + Λ) / n of each output in standard units: (k,). x is (n, D) and y (n, k)."""
-        A, lam = self._seen(x)
+        A, lam = self._project(x)
         scaled = A / lam.sqrt()[:, None]  # AΛ^{−1/2}
         white = y.T / lam.sqrt()  # Λ^{−1/2}y
         factor = cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
@@ -617,14 +415,9 @@ class SparseProcess(Process):
         quadratic = white.square().sum(-1) - fitted.square().sum((-2, -1))
         return 0.5 * (quadratic + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Their sum over the outputs: what training minimises."""
-        return self.objectives(x, y).sum()
-
     @torch.no_grad()
     def absorb(self, x: Tensor, y: Tensor) -> None:
-        """Keep of these data, in standard units, what the posterior needs."""
-        A, lam = self._seen(x)
+        A, lam = self._project(x)
         scaled = A / lam[:, None]  # AΛ⁻¹
         self.gram.copy_(scaled @ A.mT)
         self.moment.copy_(scaled @ y.T[..., None])
@@ -650,18 +443,172 @@ class SparseProcess(Process):
         return weights
 
 
+# -- the methods ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GaussianProcessPredictor(Predictor):
+    """Exact posterior mean and standard deviation of the function, and sampled functions.
+
+    Attributes:
+        process: The fitted process.
+    """
+
+    process: Process
+    _method: ClassVar[str] = "gp"
+    _process_type: ClassVar[type[ExactProcess] | type[SparseProcess]] = ExactProcess
+
+    @property
+    def net(self) -> None:
+        return None
+
+    @property
+    def module(self) -> nn.Module:
+        return self.process
+
+    @property
+    def noise_std(self) -> Tensor:
+        """σ of the noise around the function, for `prediction_interval`: (C,)."""
+        process = self.process
+        return (process.noise[:, 0].sqrt() * process.y_std).float().detach()
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        process = self.process
+        double = any(part.dtype == torch.float64 for part in _input_tensors(x))
+        dtype = torch.float64 if double else torch.float32
+        process.check_precision(dtype)
+        rows = process.standardize(cast_inputs(process, x))
+        mean, std = process.moments(rows)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield process.in_units(process.paths(rows, start, min(start + size, num_samples), seed)).to(dtype)
+
+        moments = Moments(process.in_units(mean).to(dtype), (std.T * process.y_std).to(dtype))
+        weights = mean.element_size() * process.outputs * process.basis.shape[-2]  # v of a path
+        return SampleStream(num_samples, num_bytes(mean) + weights, chunks, moments)
+
+    def config(self) -> dict[str, Any]:
+        process = self.process
+        return {
+            "method": self._method,
+            "points": process.basis.shape[-2],
+            "inputs": process.inputs,
+            "outputs": process.outputs,
+            "kernel": process.kernel_name,
+            "ard": process.ard,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
+        options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
+        with torch.inference_mode(False):  # tensors that gradients may pass, wherever it is loaded
+            return cls(cls._process_type(**options).eval())
+
+
 @dataclass(frozen=True)
 class SparseGPPredictor(GaussianProcessPredictor):
     """Posterior mean and standard deviation of the function under FITC, and sampled functions."""
 
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "method": "sparse-gp", "points": self.process.basis.shape[1]}
+    _method: ClassVar[str] = "sparse-gp"
+    _process_type: ClassVar[type[ExactProcess] | type[SparseProcess]] = SparseProcess
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SparseGPPredictor":
-        options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
-        with torch.inference_mode(False):  # as tensors that gradients may pass, wherever it is loaded
-            return cls(SparseProcess(**options).eval())
+
+@register(
+    "gp",
+    predictor=GaussianProcessPredictor,
+    summary="exact Gaussian process regression, for n up to 5,000",
+    tasks=("regression",),
+    needs_net=False,
+    train_cost="O(n³)",
+    predict_cost="O(n²)",
+    reference="Rasmussen and Williams, MIT Press 2006; samples: Wilson et al., ICML 2020",
+)
+@dataclass(frozen=True)
+class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
+    """Exact Gaussian process regression, for at most 5,000 training rows.
+
+    Inputs are flattened; several outputs are independent processes. Of the training options only seed, folder, reports
+    and device are used. The `model` of `fit` is not used and may be None.
+
+    Args:
+        loss: The squared error, the only loss that fits Gaussian noise.
+        kernel: "rbf" (squared exponential) or "matern52".
+        ard: Whether each input has its own length-scale.
+        steps: Steps of Adam, each of which costs O(n³).
+        learning_rate: Step size of Adam.
+
+    Example:
+        >>> x = torch.linspace(-3, 3, 40)[:, None]
+        >>> predictor = GaussianProcess(steps=50).fit(None, (x, x.sin()), TrainingConfig(progress=False))
+        >>> prediction = predictor.predict(x[:5], 20)
+        >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
+        (torch.Size([20, 5, 1]), True)
+    """
+
+    loss: Loss = field(default_factory=nn.MSELoss)
+    kernel: KernelName = "rbf"
+    ard: bool = True
+    steps: int = 200
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.loss, nn.MSELoss):
+            raise ArgumentError("loss", self.loss, "nn.MSELoss(): a Gaussian process is for regression")
+        check_choice("kernel", self.kernel, get_args(KernelName))
+        check_int("steps", self.steps, minimum=1)
+        if not 0 < self.learning_rate < math.inf:
+            raise ArgumentError("learning_rate", self.learning_rate, "a positive number")
+
+    def fit(
+        self,
+        model: nn.Module | ModelFactory | None,
+        data: FitData,
+        config: TrainingConfig | None = None,
+        *,
+        val_data: FitData | None = None,
+    ) -> GaussianProcessPredictor:
+        return super().fit(nn.Identity(), data, config, val_data=val_data)
+
+    def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
+        x, y = _read_data(inputs, MAX_POINTS)
+        process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
+        x, y = process.set_units(x, y)
+        return GaussianProcessPredictor(self._maximize_likelihood(process, x, y, inputs))
+
+    def _maximize_likelihood(self, process: Process, x: Tensor, y: Tensor, inputs: FitInputs) -> Process:
+        """Train the process on standardized data, x (n, D) and y (n, k), by Adam on all points at once."""
+        process.choose_start(x, y)
+
+        def on_device() -> tuple[Tensor, Tensor]:
+            return x.to(process.x_mean), y.to(process.x_mean)
+
+        def objective(model: nn.Module, batch: Batch) -> Tensor:
+            value: Tensor = model(*on_device())  # the rows of the batch, in a fixed order
+            return value
+
+        def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            process.absorb(*on_device())
+            mean, _ = process.moments(process.standardize(batch.x))
+            return validation_metrics(self.loss, process.in_units(mean), batch.y)
+
+        mps = torch.backends.mps.is_available()  # it has no double precision
+        config = TrainingConfig(
+            epochs=self.steps,
+            batch_size=len(x),
+            optimizer=partial(torch.optim.Adam, lr=self.learning_rate),
+            lr_scheduler=constant_schedule,
+            seed=inputs.config.seed,
+            folder=inputs.config.folder,
+            on_epoch=inputs.config.on_epoch,
+            progress=inputs.config.progress,
+            accelerator="cpu" if mps else inputs.config.accelerator,
+        )
+        inputs = replace(inputs, data=TensorDataset(x, y), config=config)
+        self._train(process, inputs, lambda epoch: objective, validate)
+        process.absorb(*on_device())
+        return process.eval()
 
 
 @register(
@@ -675,69 +622,39 @@ class SparseGPPredictor(GaussianProcessPredictor):
     reference="Snelson and Ghahramani, NeurIPS 18, 2006",
 )
 @dataclass(frozen=True)
-class SparseGP:
-    """Options of a sparse Gaussian process with m = `num_inducing` points (all n where that is less), learned together
-    with the kernel by `steps` steps of Adam that cost O(nm²); they begin as a random subset of the training inputs, and
-    stay there where m = n. With m < n `noise_std` tends to be too small.
+class SparseGP(GaussianProcess):
+    """Sparse Gaussian process regression with inducing points (FITC).
 
-    `kernel` is "rbf" (squared exponential) or "matern52"; with `ard` each input has its own length-scale. Inputs are
-    flattened; of the recipe only seed, folder, reports and device count. Several outputs are independent processes.
+    The inducing points start as a random subset of the training inputs and are learned together with the kernel; if
+    they are all n inputs, they stay there. With fewer, `noise_std` tends to be too small.
 
-    >>> x = torch.linspace(-3, 3, 200)[:, None]
-    >>> method = SparseGP(num_inducing=10, steps=50)
-    >>> predictor = method.fit(None, TensorDataset(x, x.sin()), TrainingConfig(progress=False))
-    >>> prediction = predictor.predict(x[:5], 20)
-    >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
-    (torch.Size([20, 5, 1]), True)
+    Args:
+        loss: The squared error, the only loss that fits Gaussian noise.
+        kernel: "rbf" (squared exponential) or "matern52".
+        ard: Whether each input has its own length-scale.
+        steps: Steps of Adam, each of which costs O(nm²).
+        learning_rate: Step size of Adam.
+        num_inducing: Number m of inducing points, at most n.
+
+    Example:
+        >>> x = torch.linspace(-3, 3, 200)[:, None]
+        >>> method = SparseGP(num_inducing=10, steps=50)
+        >>> predictor = method.fit(None, (x, x.sin()), TrainingConfig(progress=False))
+        >>> prediction = predictor.predict(x[:5], 20)
+        >>> prediction.samples.shape, bool((prediction.mean - x[:5].sin()).abs().max() < 0.1)
+        (torch.Size([20, 5, 1]), True)
     """
 
-    loss: Loss = field(default_factory=nn.MSELoss)
-    num_inducing: int = 100
-    kernel: KernelName = "rbf"
-    ard: bool = True
-    steps: int = 200
     learning_rate: float = 0.05
+    num_inducing: int = 100
 
     def __post_init__(self) -> None:
-        check_squared_error(self.loss)
-        check_kernel(self.kernel)
-        check_ascent(self.steps, self.learning_rate)
-        if not isinstance(self.num_inducing, int) or self.num_inducing < 1:
-            raise ValueError(f"got num_inducing={self.num_inducing!r}; expected a whole number ≥ 1")
+        super().__post_init__()
+        check_int("num_inducing", self.num_inducing, minimum=1)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module] | None,
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> SparseGPPredictor:
-        """Maximise the FITC likelihood on (x, y) rows. `model` is not called."""
-        x, y = read_training_data(data, config)
+    def _fit(self, inputs: FitInputs) -> SparseGPPredictor:
+        x, y = _read_data(inputs, None)
         process = SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
         x, y = process.set_units(x, y)
-        chosen = derive_keys(torch.arange(len(x)), config.seed, "inducing").argsort()[: process.Z.shape[1]]
-        process.Z.data.copy_(x[chosen])
-        process.Z.requires_grad_(len(chosen) < len(x))  # all n at the inputs are the exact process: moved, they overfit
-        process.choose_start(lambda: process.objectives(x, y), len(x))
-
-        def objective(model: nn.Module, batch: Batch) -> Tensor:
-            value: Tensor = model(batch.x, batch.y)  # the batch is all the data
-            return value
-
-        def check(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            process.absorb(x.to(process.Z), y.to(process.Z))
-            return validate_mean(process, self.loss, model, batch)
-
-        train(
-            process,
-            TensorDataset(x, y),
-            lambda epoch: objective,
-            adam_config(config, len(x), self.steps, self.learning_rate),
-            val_data=val_data,
-            validate=check,
-            identity=describe_method(self),
-        )
-        process.absorb(x.to(process.Z), y.to(process.Z))
-        return SparseGPPredictor(process.eval())
+        process.place(x, inputs.config.seed)
+        return SparseGPPredictor(self._maximize_likelihood(process, x, y, inputs))

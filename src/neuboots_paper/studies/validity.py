@@ -151,7 +151,10 @@ class Validity(Study):
         rows = []
         for name, make in curves.AROUND.items():
             if name != curves.WHOLE:
-                found = [self._moments(job, make().from_trained(net, data, config)) for data, net in pairs]
+                found = [
+                    self._moments(job, make().from_trained(net, data, batch_size=config.batch_size, seed=config.seed))
+                    for data, net in pairs
+                ]
                 rows.append(self._row(job, name, found, first))
         return {"bands": rows}
 

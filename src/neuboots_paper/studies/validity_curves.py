@@ -262,7 +262,7 @@ def cost_rows(
 
     def answer(method: str) -> None:
         if method in AROUND:
-            predictor = AROUND[method]().from_trained(net, data, config)
+            predictor = AROUND[method]().from_trained(net, data, batch_size=config.batch_size, seed=config.seed)
         else:
             predictor = {**TWO_NETS, **FITTED, **MORE}[method]().fit(model, data, config)
         moments_of(predictor, truth.grid, num_samples)

@@ -1,14 +1,14 @@
-"""The size of the deviations, set by a few true replicates.
+"""Size of the deviations of the influence bootstrap, set by a few replicates that are trained.
 
     s² = max(1, Σ_k Σ_x |f_k(x) − f̂(x)|² / K Σ_x Var f_w(x)),   f_k trained like f̂, from the same start, on weights w_k
 
-To first order a net moves by J Δθ; a real one may move further, the wider it is. The variance that is compared is that
-of raw residuals, which a true replicate has as well. Few replicates give a noisy ratio, and the first order is seldom
-too large: below 1 it is left alone.
+To first order a net moves by J Δθ; a real one may move further, the wider it is. The variance in the denominator is
+that of raw residuals, which a trained replicate has as well. Few replicates give a noisy ratio, and the first order is
+seldom too large: a ratio below 1 is ignored.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,59 +18,48 @@ from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_keys
 from neuboots.head import copy_net, eval_mode
-from neuboots.loading import EpochLoader, check_length, preserve_rng_state
+from neuboots.loading import check_length
 from neuboots.losses import GaussianNLL, Loss
-from neuboots.methods._base import add_output_axis, compute_output
+from neuboots.methods._base import add_output_axis, compute_output, iterate_batches
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
-from neuboots.methods.influence.predictor import InfluencePredictor
+from neuboots.methods.influence.head import InfluencePredictor
+from neuboots.methods.influence.tangent import TangentKernel
 from neuboots.posthoc import ScaledPredictor
-from neuboots.training import TrainingConfig, describe_method, initialize_model
+from neuboots.training import FitInputs, TrainingConfig, describe_method, initialize_model
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
-    from neuboots.methods.influence.method import InfluenceBootstrap
+    from neuboots.methods.influence import InfluenceBootstrap
 
-_ROWS = 512  # training inputs at which movements are compared
-_DRAWN = 64  # replicates to first order, at each
+_MAX_ROWS = 512  # training inputs at which deviations are compared
+_NUM_SAMPLES = 64  # first-order replicates at each
 
 
-def fit_scaled(
-    method: "InfluenceBootstrap",
-    starts: Sequence[nn.Module],
-    data: Dataset[Any],
-    config: TrainingConfig,
-    val_data: Dataset[Any] | None,
-) -> ScaledPredictor:
-    """The predictor around the first net, once it is trained, its deviations times s, from the others as replicates.
-
-    Small nets are trained together, which takes less long than one after another.
-    """
-    net, *replicates = train_with_replicates(method, starts, data, config, val_data)
+def fit_scaled(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> ScaledPredictor:
+    """Train the net and its replicates, vectorized if they are small; scale the net's predictor by the replicates."""
+    data, config, num = inputs.data, inputs.config, method.num_calibration_fits
+    try:
+        replicates = [copy_net(net) for _ in range(num)]
+    except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
+        replicates = [initialize_model(inputs.member_factory, config.seed) for _ in range(num)]
+    net, *replicates = train_with_replicates(method, [net, *replicates], data, config, inputs.val_data)
     predictor, raw = with_raw_residuals(method, net, data, config)
     return scale_by_replicates(method.loss, predictor, raw, replicates, data, config)
 
 
-def copy_initial_net(net: nn.Module, model: Callable[[], nn.Module], replicates: int, seed: int) -> list[nn.Module]:
-    """The net, and so many that begin as it does: copies, or made anew where a net cannot be copied."""
-    try:
-        return [net, *(copy_net(net) for _ in range(replicates))]
-    except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
-        return [net, *(initialize_model(model, seed) for _ in range(replicates))]
-
-
 def train_with_replicates(
     method: "InfluenceBootstrap",
-    starts: Sequence[nn.Module],
+    nets: Sequence[nn.Module],
     data: Dataset[Any],
     config: TrainingConfig,
     val_data: Dataset[Any] | None,
 ) -> list[nn.Module]:
-    """The first net as it is, the others on Dirichlet weights of the rows; all with rows in one order."""
-    n, count = check_length(data), len(starts) - 1
+    """Train the first net as it is, the others on Dirichlet weights of the rows, all with rows in the same order."""
+    n, count = check_length(data), len(nets) - 1
     keys = derive_keys(torch.arange(count), config.seed, "true replicate")
     members = fit_members(
-        starts,
+        nets,
         data,
         config,
         loss=method.loss,
@@ -85,19 +74,14 @@ def train_with_replicates(
 def with_raw_residuals(
     method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig
 ) -> tuple[InfluencePredictor, InfluencePredictor]:
-    """The predictor around a trained net, and one with raw residuals and Dirichlet weights, as true replicates have.
-
-    Several layers need one kernel for both.
-    """
+    """The predictor around a trained net, and one with raw residuals and Dirichlet weights, as in `nets` above."""
     method = replace(method, num_calibration_fits=0)
     raw = replace(method, residuals="raw", weight_distribution=Dirichlet())
     if method.layers == 1:
-        predictor = method.from_trained(net, data, config)
-        return predictor, replace(raw, ridge=predictor.ridge).from_trained(net, data, config)
-    from neuboots.methods.influence.tangent import build_tangent_predictors
-
-    first, second = build_tangent_predictors((method, raw), net, data, config)
-    return first, second
+        predictor = method.make_predictor(net, data, config)
+        return predictor, replace(raw, ridge=predictor.ridge).make_predictor(net, data, config)
+    kernel = TangentKernel.compute(method, net, data, config)
+    return kernel.predictor(method, config.seed), kernel.predictor(raw, config.seed)
 
 
 def scale_by_replicates(
@@ -108,33 +92,31 @@ def scale_by_replicates(
     data: Dataset[Any],
     config: TrainingConfig,
 ) -> ScaledPredictor:
-    """The predictor with its deviations times s, from replicates that are trained already."""
+    """The predictor with its deviations times s, from trained replicates."""
     net = predictor.net
     assert net is not None
-    n = check_length(data)
-    places = derive_keys(torch.arange(n), config.seed, "compared").argsort()[:_ROWS].sort().values
-    loader = EpochLoader(Subset(data, places.tolist()), batch_size=config.batch_size, seed=config.seed, shuffle=False)
+    rows = derive_keys(torch.arange(check_length(data)), config.seed, "compared").argsort()[:_MAX_ROWS].sort().values
     moved = expected = 0.0
-    with preserve_rng_state(), torch.no_grad():
-        for _, batch, _ in loader.epoch(0):
-            centre, *others = (_outputs(each, batch.x) for each in (net, *replicates))
-            drawn = raw.predict(batch.x, _DRAWN, seed=config.seed).samples - centre
-            moved += sum(_squares(loss, other - centre, axis=1) for other in others) / len(replicates)
-            expected += _squares(loss, drawn, axis=2) / _DRAWN
+    with torch.no_grad():
+        for batch in iterate_batches(Subset(data, rows.tolist()), config):
+            center, *others = (_compute_outputs(each, batch.x) for each in (net, *replicates))
+            drawn = raw.predict(batch.x, _NUM_SAMPLES, seed=config.seed).samples - center
+            moved += sum(_sum_squares(loss, other - center, dim=1) for other in others) / len(replicates)
+            expected += _sum_squares(loss, drawn, dim=2) / _NUM_SAMPLES
     scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
-    outputs = centre.shape[1] // 2 if isinstance(loss, GaussianNLL) else centre.shape[1]
+    outputs = center.shape[1] // 2 if isinstance(loss, GaussianNLL) else center.shape[1]
     return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
 
 
-def _outputs(net: nn.Module, x: Any) -> Tensor:
+def _compute_outputs(net: nn.Module, x: Any) -> Tensor:
     with eval_mode(net):
         return add_output_axis(compute_output(net, x))
 
 
-def _squares(loss: Loss, change: Tensor, *, axis: int) -> float:
-    """Σ change², of what counts in outputs along the axis: means of a Gaussian head, differences between logits."""
+def _sum_squares(loss: Loss, change: Tensor, *, dim: int) -> float:
+    """Σ change² of the means of a Gaussian head, of differences between logits, or of the outputs along `dim`."""
     if isinstance(loss, GaussianNLL):
-        change = change.chunk(2, axis)[0]
+        change = change.chunk(2, dim)[0]
     if isinstance(loss, nn.CrossEntropyLoss):
-        change = change - change.mean(axis, keepdim=True)  # a shift of all logits means nothing
+        change = change - change.mean(dim, keepdim=True)  # adding a constant to all logits changes nothing
     return float(change.double().square().sum())

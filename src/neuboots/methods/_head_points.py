@@ -1,0 +1,221 @@
+"""Passes over the training data through the features of a trained net: every point of its head with its L and u.
+
+A point is one position of the head's output: an example, a pixel or a token. Features are kept after the first pass
+while they need at most 256 MB; beyond that the net is run again, so that memory does not grow with n.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from neuboots._streaming import num_bytes
+from neuboots._validation import ArgumentError
+from neuboots.generator import BootstrapGenerator, GeneratorAtInput
+from neuboots.head import cast_inputs, eval_mode
+from neuboots.loading import Batch
+from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
+from neuboots.methods._base import iterate_batches
+from neuboots.methods._curvature import (
+    WorkingModel,
+    append_ones,
+    head_parameters,
+    infer_likelihood,
+    negative_gradient,
+    to_double,
+    working_residuals,
+)
+from neuboots.prediction import check_inputs
+from neuboots.training import TrainingConfig
+
+_MAX_STORED_BYTES = 1 << 28
+_CHUNK_ELEMENTS = 1 << 22
+
+
+class HeadPoints(NamedTuple):
+    """M points of the head, in double precision."""
+
+    phi: Tensor  # φ̃ = (φ, 1): (M, D̃)
+    z: Tensor  # outputs: (M, C)
+    root: Tensor  # L: (M, C, C)
+    residual: Tensor  # u: (M, C)
+    slope: Tensor  # −∂ℓ/∂z = L u, except for a loss without curvature there: (M, C)
+    weight: Tensor  # (M,)
+    row: Tensor  # index of its example in the data set: (M,)
+    y: Tensor  # its target; where the net upsamples the head's output, the one that has this slope at the head
+
+
+class BatchFeatures(NamedTuple):
+    """Points of one batch as they reach the head."""
+
+    phi: Tensor  # (M, D)
+    z: Tensor  # outputs of the head, in the net's precision: (M, C)
+    y: Tensor | None  # (M,) or (M, ·); None where the net upsamples the head's output
+    slope: Tensor | None  # −∂ℓ/∂z at the head where the net upsamples its output: (M, C)
+    weight: Tensor  # (M,)
+    row: Tensor  # (M,)
+
+    def take(self, which: Tensor | slice) -> "BatchFeatures":
+        """Select points."""
+        return BatchFeatures(*(None if part is None else part[which] for part in self))  # type: ignore[arg-type]
+
+
+def output_is_head(at: GeneratorAtInput) -> bool:
+    """Whether the net's output is its head's, up to squeezed axes of length one."""
+    if at.passed.ends_at_head:
+        return True
+    phi, output = at.passed.phi, at.passed.output
+    return phi.ndim <= 2 and output.ndim <= 2 and torch.equal(output.flatten(), at.generator.split.head(phi).flatten())
+
+
+def point_weights(at: GeneratorAtInput, mask: Tensor | None) -> Tensor:
+    """Weight of each point of the head: its own output, or its fraction of the outputs it is upsampled to: (M,)."""
+    phi, split = at.passed.phi, at.generator.split
+    points = phi.movedim(split.axis, -1).flatten(1, -2) if phi.ndim > 2 else phi[:, None]  # (N, P, D)
+    if at.passed.ends_at_head:
+        return torch.ones(points.shape[:2]).flatten() if mask is None else mask.flatten()
+    pixels = at.output.shape[2:].numel()
+    counted = torch.full((len(phi),), pixels) if mask is None else mask.flatten(1).sum(1)
+    return (counted / points.shape[1]).repeat_interleave(points.shape[1])
+
+
+class FeaturePass:
+    """The training data of a net as points of its head.
+
+    With `single=True` one pass is made: nothing is stored, ignored points keep their place with weight zero, and
+    gradients are not carried back through an upsampling.
+    """
+
+    def __init__(
+        self,
+        generator: BootstrapGenerator,
+        loss: Loss,
+        data: Dataset[Any],
+        config: TrainingConfig,
+        *,
+        single: bool = False,
+    ) -> None:
+        self.generator, self.loss, self.data, self.config, self.single = generator, loss, data, config, single
+        self.likelihood = infer_likelihood(loss)
+        self.theta = head_parameters(generator)  # θ̂: (C, D̃)
+        self.continuous = False  # whether the targets are continuous; known after the first batch
+        self.upsampled = False  # whether anything follows the head; known after the first batch
+        self.num_points = self.num_rows = 0  # points that count, and their examples; known after the first pass
+        self.total_loss, self.num_losses = 0.0, 0
+        self._stored: list[BatchFeatures] | None = None
+
+    def features(self, size: int) -> Iterator[tuple[Tensor, BatchFeatures]]:
+        """φ̃ (M, D̃) of all points, at most `size` at a time, and what they are made from."""
+        biased = self.generator.split.head.bias is not None
+        for batch in self._batches():
+            for start in range(0, len(batch.phi), max(1, size)):
+                part = batch.take(slice(start, start + max(1, size)))
+                phi = append_ones(part.phi, biased).to(self.theta.device)
+                if not (bool(torch.isfinite(phi).all()) and bool(torch.isfinite(part.z).all())):
+                    raise ValueError(
+                        "the trained net has NaN or infinite features or outputs on its training data; expected finite "
+                        "numbers: drop such examples, or train the net again"
+                    )
+                yield phi, part
+
+    def points(self) -> Iterator[HeadPoints]:
+        """All points that count, some at a time, with their working residuals."""
+        outputs, width = self.theta.shape
+        for phi, part in self.features(_CHUNK_ELEMENTS // (outputs * max(outputs, width))):
+            z, weight = phi @ self.theta.T, part.weight.to(phi)
+            if part.slope is None:
+                assert part.y is not None
+                y = part.y.to(z.device)
+                root, residual = model = self._working_residuals(z, y)
+                slope = negative_gradient(self.loss, z, y, model)
+            else:
+                root = working_residuals(self.loss, z, self._any_targets(z)).root
+                # L⁺ = Lᵀ (LLᵀ)⁺; the slope of a point is divided by its weight
+                inverse = torch.linalg.pinv(root @ root.mT, rtol=1e-10, hermitian=True)
+                slope = part.slope / weight[:, None]
+                softmax = self.likelihood == "softmax"
+                mean = z.softmax(1) if softmax else z.sigmoid() if self.likelihood == "bernoulli" else z
+                y = mean + slope
+                residual = (root.mT @ (inverse @ slope[:, :, None]))[:, :, 0]
+            if not bool(torch.isfinite(residual).all()):
+                raise ValueError("the loss is NaN or infinite on the training data; expected finite targets and losses")
+            yield HeadPoints(phi, z, root, residual, slope, weight, part.row, y)
+
+    def _working_residuals(self, z: Tensor, y: Tensor) -> WorkingModel:
+        try:
+            return working_residuals(self.loss, z, y)
+        except ArgumentError:
+            if self.likelihood is not None:
+                raise
+            # none of these points has curvature; others may, as those of Huber's loss near its middle
+            return WorkingModel(torch.zeros(*z.shape, z.shape[1]).to(z), torch.zeros_like(z))
+
+    def _any_targets(self, z: Tensor) -> Tensor:
+        """Targets of the right type: L does not depend on their values."""
+        if self.likelihood == "softmax":
+            return torch.zeros(len(z), dtype=torch.int64, device=z.device)
+        return torch.zeros_like(z.chunk(2, 1)[0] if self.likelihood == "gaussian" else z)
+
+    def _batches(self) -> Iterator[BatchFeatures]:
+        if self._stored is not None:
+            yield from self._stored
+            return
+        stored: list[BatchFeatures] | None = None if self.single else []
+        size = self.num_points = self.num_rows = 0
+        with eval_mode(self.generator), torch.no_grad():
+            for batch in iterate_batches(self.data, self.config, title="curvature"):
+                found = self._read(batch)
+                self.num_points += len(found.phi)
+                self.num_rows += len(set(found.row.tolist()))
+                if stored is not None:
+                    stored.append(found)
+                    size += sum(num_bytes(part) for part in found if part is not None)
+                    stored = stored if size <= _MAX_STORED_BYTES else None
+                yield found
+        self._stored = stored
+
+    def _read(self, batch: Batch) -> BatchFeatures:
+        check_inputs(batch.x)
+        generator = self.generator
+        at = generator.at(cast_inputs(generator, batch.x))
+        y = batch.y.to(at.output.device)
+        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+            raise ValueError("the targets have NaN or infinite values; expected finite numbers: fill or drop such rows")
+        known = self.likelihood in ("squared", "gaussian")
+        other = y.is_floating_point() or isinstance(self.loss, GaussianNLL | nn.PoissonNLLLoss)  # counts are integers
+        self.continuous = known or (self.likelihood is None and other)
+        losses = self.loss(at.output, y)  # raises where targets do not fit; zero where they are ignored
+        weighted_mean(losses, losses.new_ones(len(batch.index)))  # raises for a loss that reduces
+        self.total_loss, self.num_losses = (
+            self.total_loss + float(to_double(losses).sum()),
+            self.num_losses + losses.numel(),
+        )
+        flat = at.passed.phi.movedim(generator.split.axis, -1)
+        phi, per_row = flat.flatten(0, -2), flat[0].numel() // flat.shape[-1]
+        z = generator.split.head(at.passed.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)
+        weight = point_weights(at, valid_mask(self.loss, y)).to(phi.device, self.theta.dtype)
+        row = batch.index.repeat_interleave(per_row).to(phi.device)
+        targets, slope = None, None
+        if output_is_head(at):
+            same_axes = y.ndim == at.output.ndim > 1
+            targets = y.movedim(1, -1).flatten(0, -2) if same_axes else y.reshape(len(phi), *y.shape[flat.ndim - 1 :])
+        else:
+            slope, self.upsampled = None if self.single else self._slope(at, y), True
+        found = BatchFeatures(phi, z, targets, slope, weight, row)
+        counted = weight > 0
+        return found if self.single or bool(counted.all()) else found.take(counted)
+
+    def _slope(self, at: GeneratorAtInput, y: Tensor) -> Tensor:
+        """−∂ℓ/∂z at the head of a net that upsamples its output, scaled as in `working_residuals`: (M, C)."""
+        if self.likelihood is None:
+            expected = "nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.MSELoss or GaussianNLL, since the net upsamples"
+            raise ArgumentError("loss", self.loss, expected)
+        half = 0.5 if self.likelihood == "squared" else 1.0
+        split = self.generator.split
+        with torch.inference_mode(False), torch.enable_grad():
+            z = split.head(at.passed.phi.detach()).detach().clone().requires_grad_()
+            total = self.loss(at._finished(at.passed.finish(z)), y).sum()
+            (slope,) = torch.autograd.grad(total, z)
+        return -half * to_double(slope.movedim(split.axis, -1).flatten(0, -2))
