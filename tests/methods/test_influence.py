@@ -13,7 +13,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-import neuboots.methods.influence._passes as survey_room
+import neuboots.methods._head_points as survey_room
 import neuboots.methods.influence.head as room
 import neuboots.methods.influence.refit as refit_room
 from neuboots import (
@@ -27,9 +27,8 @@ from neuboots import (
     load,
     save,
 )
-from neuboots.methods._curvature import Product, Whole
+from neuboots.methods._curvature import FullGGN, KronGGN
 from neuboots.methods.influence.head import HeadPredictor
-from neuboots.methods.influence.refit import BlockGrams, StoredPoints
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.testing import check_method

@@ -188,7 +188,7 @@ def _makers(
         if name in FITTED:
             found[name] = partial(method.fit, model, train, config(name))
         elif name in AROUND or len(train) <= settings.kernel_rows:
-            found[name] = partial(method.from_trained, net, train, config("deterministic"))
+            found[name] = partial(method.from_trained, net, train, batch_size=config("deterministic").batch_size)
     return found
 
 
