@@ -102,13 +102,13 @@ def test_a_linear_model_is_the_weighted_least_squares_bootstrap_to_first_order(o
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize(("blocks", "kind"), [(None, StoredPoints), (5, BlockGrams)])
-def test_a_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: int | None, kind: type) -> None:
+@pytest.mark.parametrize("blocks", [None, 5])
+def test_a_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: int | None) -> None:
     net, y = least_squares(outputs)
     options = {"loss": nn.MSELoss(), "ridge": 0.0, "residuals": "raw", "num_blocks": blocks}
     predictor = around(net, X, y, refit=True, **options)
     assert predictor.shifted.refit is not None
-    assert type(predictor.shifted.refit.data) is kind
+    assert ("grams" in predictor.shifted.refit.names) == (blocks is not None)
     alphas = draw_replicate_weights(predictor.weight_distribution, predictor.num_blocks, 0, 4, 3)
     places = torch.arange(40) if blocks is None else assign_blocks(40, blocks, seed=RECIPE.seed)
     samples = predictor.predict(NEW, 4, seed=3)
@@ -290,26 +290,28 @@ def test_gradients_pass_through_an_upsampling_and_leave_void_pixels_out() -> Non
     assert float(predictor.shifted.shifts[2].abs().max()) == 0.0  # two rows count: λ = 2 · ridge
 
 
-@pytest.mark.parametrize("structure", ["whole", "product"])
-def test_structures_do_what_their_matrix_does(structure: str) -> None:
+@pytest.mark.parametrize("kind", [FullGGN, KronGGN])
+def test_ggn_functions_match_dense_matrix(kind: type) -> None:
     phi, root, w = rows(9, 3), rows(9, 2, 2, seed=1), rows(9, seed=2).abs()
-    made: Any = (Whole if structure == "whole" else Product)(2, 3, torch.device("cpu"))
+    ggn: Any = kind(2, 3)
     for part in (slice(0, 4), slice(4, 9)):
-        made.add(phi[part], root[part], w[part])
-    made.settle()
+        ggn.add_roots(phi[part], root[part], w[part])
+    ggn.decompose()
     J = torch.stack([torch.kron(torch.eye(2, dtype=torch.float64), p[None]) for p in phi])  # (M, 2, 6)
     curvature = root @ root.mT
     H = torch.einsum("m,mck,mce,mel->kl", w, J, curvature, J)
-    if structure == "product":
+    if kind is KronGGN:
         inner = torch.einsum("m,md,me->de", w * curvature.diagonal(dim1=1, dim2=2).sum(1), phi, phi)
         outer = torch.einsum("m,mce->ce", w * phi.square().sum(1), curvature)
         H = torch.kron(outer, inner) / inner.trace()
-    f = (made.values + 0.3).reciprocal()
+    f = (ggn.eigenvalues() + 0.3).reciprocal()
     inverse, v = torch.linalg.inv(H + 0.3 * torch.eye(6)), rows(5, 6, seed=3)
-    torch.testing.assert_close(made.values.sort().values, torch.linalg.eigvalsh(H))
-    torch.testing.assert_close(made.apply(f, v), v @ inverse)
-    torch.testing.assert_close(made.at(phi, f), J @ inverse @ J.mT)
-    torch.testing.assert_close(made.coordinates(v).square().sum(1), v.square().sum(1))
+    torch.testing.assert_close(ggn.eigenvalues().sort().values, torch.linalg.eigvalsh(H))
+    torch.testing.assert_close(ggn.lift(ggn.project(v) * f), v @ inverse)
+    torch.testing.assert_close(ggn.at(phi, f), J @ inverse @ J.mT)
+    for points in (phi, phi[:2]):
+        expected = (J @ inverse @ J.mT)[: len(points)].diagonal(dim1=1, dim2=2)
+        torch.testing.assert_close(ggn.diagonal_at(points, f), expected)
 
 
 def test_large_heads_take_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

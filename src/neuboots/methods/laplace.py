@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._streaming import num_bytes
@@ -197,7 +198,8 @@ class Laplace(BaseMethod[LaplacePredictor]):
         return likelihood
 
     def _fit(self, inputs: FitInputs) -> LaplacePredictor:
-        generator = self._make_generator(initialize_model(inputs.factory, inputs.config.seed), inputs)
+        data, config = inputs.data, inputs.config
+        generator = self._make_generator(initialize_model(inputs.factory, config.seed), data, config)
 
         def objective(g: nn.Module, batch: Batch) -> Tensor:
             return mean_loss(self.loss, g(cast_inputs(g, batch.x)), batch.y)
@@ -206,7 +208,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
             return validation_metrics(self.loss, g(cast_inputs(g, batch.x)), batch.y)
 
         self._train(generator, inputs, lambda epoch: objective, validate)
-        return self._make_predictor(generator.eval(), inputs)
+        return self.make_predictor(generator.eval().net, data, config)
 
     def from_trained(
         self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
@@ -223,17 +225,21 @@ class Laplace(BaseMethod[LaplacePredictor]):
             The predictor around this net.
         """
         inputs = resolve_fit(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
-        return self._make_predictor(self._make_generator(model, inputs), inputs)
+        return self.make_predictor(model, inputs.data, inputs.config)
 
-    def _make_generator(self, net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
-        example = load_example(net, inputs.data, seed=inputs.config.seed)
+    def _make_generator(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> BootstrapGenerator:
+        example = load_example(net, data, seed=config.seed)
         generator = BootstrapGenerator(net, head=self.head, example=example)
         check_after_head(generator, example)
         return generator
 
-    def _make_predictor(self, generator: BootstrapGenerator, inputs: FitInputs) -> LaplacePredictor:
-        likelihood = self._likelihood()
-        points = FeaturePass(generator, self.loss, inputs.data, inputs.config, single=True)
+    def make_predictor(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> LaplacePredictor:
+        """Compute the curvature at the head of a trained net, with the batches of a training config.
+
+        For a stream `steps_per_epoch` of the config is the number of batches.
+        """
+        likelihood, generator = self._likelihood(), self._make_generator(net, data, config)
+        points = FeaturePass(generator, self.loss, data, config, single=True)
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
         posterior = HeadPosterior(generator, "full" if full else "kron")
         for phi, part in points.features(_CHUNK_ELEMENTS // points.theta.numel()):

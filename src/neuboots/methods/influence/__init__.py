@@ -153,7 +153,10 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
             check_tangent(self, net, data, config)
 
     def make_predictor(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> InfluencePredictor:
-        """The predictor around a trained net."""
+        """Compute the influence of the data on a trained net, with the batches of a training config.
+
+        For a stream `steps_per_epoch` of the config is the number of batches.
+        """
         if dataset_length(data) == 1:
             raise ArgumentError("data", "a single row", "at least two rows")
         if self.layers == 1:
