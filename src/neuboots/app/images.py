@@ -51,8 +51,8 @@ from neuboots.app.rejection import (
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
 from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, list_folders
-from neuboots.posthoc import TemperatureScaling
 from neuboots.nets import ResNet, SmallCNN
+from neuboots.posthoc import TemperatureScaling
 from neuboots.prediction import Predictor
 from neuboots.serialization import load, load_tensors, save
 from neuboots.training import TrainingConfig
