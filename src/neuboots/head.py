@@ -1,66 +1,170 @@
-"""Split a net at its head, whatever its forward does: net = finish ∘ M ∘ F (paper, section 3.1).
+"""Split a net at its head, for any forward method: net = finish ∘ M ∘ F (paper, section 3.1).
 
-    F(x) = what reaches the last layer M,   finish = what the net does with M's output
+    F(x) = input of the last layer M,   finish = what the net does with M's output
 
-The net is left as it is. For one call a stand-in takes the head's place: it sees F(x), and it may scale it
-or stop there. What follows the head (upsampling, wrapping in a dict) is noted down operation by operation
-as it happens and can then be repeated on other outputs of the head, so that B replicates upsample B·C
-outputs and never the D features.
+The net is not changed. For one call a substitute replaces the head: it sees F(x) and may scale it or stop there. The
+operations after the head (upsampling, wrapping in a dict) are recorded by torch's override protocol
+(`__torch_function__`) as they run, and replayed on other outputs of the head, so that B replicates upsample B·C outputs
+and never the D features. The module also calls nets and handles their inputs and outputs.
 """
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset
 
-from neuboots._replay import Recording, TracedTensor, as_plain_tensor
+from neuboots._validation import ArgumentError
+from neuboots.loading import (
+    collate_examples,
+    dataset_length,
+    get_tensors,
+    preserve_rng_state,
+    seed_everything,
+    unpack_example,
+)
 
 Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_FORWARDS = {kind: kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_SWAP = threading.RLock()  # a stand-in is seen by every thread that calls the net
+_HEAD_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_SWAP_LOCK = threading.RLock()  # a substitute is seen by every thread that calls the net
+
+
+# -- inputs and outputs of a net -----------------------------------------------------------------------
 
 
 def call_net(net: nn.Module, x: Any) -> Any:
-    """net(x), with a mapping given as keywords (Hugging Face) and a tuple as positions."""
+    """Call the net: a mapping is passed as keyword arguments (Hugging Face), a tuple or list as positional ones."""
     if isinstance(x, Mapping):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)
 
 
 def cast_inputs(net: nn.Module, x: Any) -> Any:
-    """x on the net's device, its floating-point tensors in the net's precision; tensors of other classes are plain."""
+    """Return x on the net's device, with floating-point tensors in the net's precision and of class `Tensor`."""
     like = next((p for p in net.parameters() if p.is_floating_point() and not is_lazy(p)), None)
     if like is None:
         return x
-    if isinstance(x, Tensor):
-        return _undressed(x).to(like.device, like.dtype if x.is_floating_point() else x.dtype)
-    if isinstance(x, Mapping):
-        return {key: cast_inputs(net, value) for key, value in x.items()}
-    if not isinstance(x, tuple | list):
-        return x
-    values = [cast_inputs(net, value) for value in x]
-    return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
+
+    def convert(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        # Subclasses with their own functions (MONAI's MetaTensor, torchvision's tv_tensors) are converted, those with
+        # another layout (DTensor) are not.
+        if type(part) is not Tensor and type(part).__torch_dispatch__ is Tensor.__torch_dispatch__:
+            part = as_plain_tensor(part)
+        return part.to(like.device, like.dtype if part.is_floating_point() else part.dtype)
+
+    return tree_map(convert, dict(x) if isinstance(x, Mapping) else x)
 
 
-def _undressed(x: Tensor) -> Tensor:
-    """x without a class that brings functions of its own (MONAI's MetaTensor, torchvision's tv_tensors).
+def check_inputs(x: Any) -> None:
+    """Raise ArgumentError unless x is a tensor, or a dict, tuple or list of them, without NaN and infinite values."""
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if not tensors:
+        raise ArgumentError("x", type(x), "a tensor, or a dict or tuple of tensors", hint="use torch.as_tensor(x)")
+    for tensor in tensors:
+        if tensor.dtype == torch.uint8:
+            raise ArgumentError("x", tensor.dtype, "floating-point inputs", hint="use x.float() / 255")
+        # one cheap read: a finite sum has no NaN and no infinity in it
+        if tensor.is_floating_point() and not torch.isfinite(tensor.detach().sum()):
+            invalid = int((~torch.isfinite(tensor)).sum())
+            if invalid:
+                raise ArgumentError(
+                    "x", f"{invalid} NaN or infinite values", "finite numbers", hint="impute or drop them"
+                )
 
-    Such functions may differ from torch's in what they take. A class that lays out its data in another way, as torch's
-    DTensor, stays.
+
+def extract_output(result: Any, x: Any = None) -> Tensor:
+    """Return the tensor of a net's result: itself, its `.logits`, its "out" or "logits", or the only tensor in it.
+
+    Args:
+        result: What the net returned.
+        x: Its inputs; if they have a single row, the first axis is restored that a net may have squeezed away.
+
+    Raises:
+        ArgumentError: If the result has several tensors, or none.
+
+    Example:
+        >>> extract_output(torch.zeros(1, 3).squeeze(), torch.zeros(1, 5)).shape
+        torch.Size([1, 3])
     """
-    dressed = type(x) is not Tensor and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return as_plain_tensor(x) if dressed else x
+    output = _find_output(result)
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
+    single_row = {len(part) for part in parts if isinstance(part, Tensor) and part.ndim} == {1}
+    return output[None] if single_row and output.shape[:1] != (1,) else output
+
+
+def _find_output(result: Any) -> Tensor:
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(logits := getattr(result, "logits", None), Tensor):
+        return logits
+    items: Mapping[Any, Any] = {}
+    if isinstance(result, Mapping):
+        items = result
+    elif isinstance(result, Sequence):
+        items = dict(enumerate(result))
+    for key in ("out", "logits"):
+        if isinstance(items.get(key), Tensor):
+            return cast(Tensor, items[key])
+    tensors = {str(key): value for key, value in items.items() if isinstance(value, Tensor)}
+    if len(tensors) == 1:
+        return next(iter(tensors.values()))
+    raise ArgumentError(
+        "model",
+        f"a net that returns a {type(result).__name__} with tensors {sorted(tensors)}",
+        'a net that returns one tensor, a dict with "out" or "logits", or an object with .logits',
+        hint="wrap the net",
+    )
+
+
+def compute_output(net: nn.Module, x: Any) -> Tensor:
+    """Return the net's output at x, on its device and in its precision, (N, C, *) or (N,)."""
+    x = cast_inputs(net, x)
+    return extract_output(call_net(net, x), x)
+
+
+def add_output_axis(output: Tensor, *, ndim: int = 2) -> Tensor:
+    """Append an axis to outputs without one: (N,) becomes (N, 1), and (K, N) becomes (K, N, 1) with `ndim=3`."""
+    return output if output.ndim >= ndim else output[..., None]
+
+
+def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
+    """Return the inputs of two examples (or of the only one) as the net will see them; initialise its lazy layers."""
+    n = dataset_length(data)
+    with preserve_rng_state():
+        examples = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
+        if not examples:
+            raise ArgumentError("data", "an empty iterable data set", "at least one example")
+        if get_tensors(data)[0] is not None:
+            examples = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in examples]
+        pairs = [unpack_example(example) for example in examples]
+        try:
+            x = collate_examples(data, pairs)[0]
+        except RuntimeError:  # inputs of several sizes
+            x = collate_examples(data, pairs[:1] * 2)[0]
+        x = cast_inputs(net, x)
+        check_inputs(x)
+        seed_everything(seed, "lazy")
+        initialize_lazy_layers(unwrap_model(net), x)
+    return x
+
+
+# -- modules -------------------------------------------------------------------------------------------
 
 
 def unwrap_model(net: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
+    """Return the module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
     while True:
         if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
             net = net.module
@@ -72,7 +176,7 @@ def unwrap_model(net: nn.Module) -> nn.Module:
 
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every module is in the mode it was in before."""
+    """Put the net into evaluation mode; restore the mode of every module on exit."""
     training = [module for module in net.modules() if module.training]
     net.eval()
     try:
@@ -82,169 +186,48 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def extract_output(result: Any, x: Any = None) -> Tensor:
-    """The tensor that counts in what a net returned: itself, its `.logits`, its "out" or "logits", or the only one.
-
-    With the inputs x that it was returned for, a single row keeps its axis, which a net that squeezes takes away.
-
-    >>> extract_output(torch.zeros(1, 3).squeeze(), torch.zeros(1, 5)).shape
-    torch.Size([1, 3])
-    """
-    output = _only_tensor(result)
-    return output[None] if _is_one_row(x) and output.shape[:1] != (1,) else output
-
-
-def _is_one_row(x: Any) -> bool:
-    """Whether all inputs have one row: a tensor, or those of a mapping or a tuple; one alone may serve many rows."""
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
-    return {len(part) for part in parts if isinstance(part, Tensor) and part.ndim} == {1}
+@contextmanager
+def eager_mode(net: nn.Module) -> Iterator[None]:
+    """Run compiled parts of the net eagerly, since a compiler cannot see recorded operations."""
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
+    if not compiled:
+        yield
+        return
+    if not hasattr(torch.compiler, "set_stance"):
+        raise ArgumentError("model", "a compiled net", "a net that is not compiled, with torch before 2.6")
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
-def _only_tensor(result: Any) -> Tensor:
-    if isinstance(result, Tensor):
-        return result
-    if isinstance(logits := getattr(result, "logits", None), Tensor):
-        return logits
-    if isinstance(result, Mapping):
-        for key in ("out", "logits"):
-            if isinstance(result.get(key), Tensor):
-                return cast(Tensor, result[key])
-        found = {str(key): value for key, value in result.items() if isinstance(value, Tensor)}
-    elif isinstance(result, Sequence):
-        found = {str(i): value for i, value in enumerate(result) if isinstance(value, Tensor)}
-    else:
-        found = {}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    raise ValueError(
-        f"the net returned a {type(result).__name__} with tensors {sorted(found)}; expected one tensor, "
-        'a dict with "out" or "logits", or an object with .logits: wrap the net to return one of these'
-    )
+def has_lazy_layers(net: nn.Module) -> bool:
+    """Return whether a layer needs a first input to know its shape."""
+    return any(is_lazy(parameter) for parameter in net.parameters())
 
 
-# -- finding the head ----------------------------------------------------------------------------------
+def initialize_lazy_layers(net: nn.Module, example: Any) -> None:
+    """Run the net once if it has lazy layers; raise ArgumentError if there is no example input."""
+    if not has_lazy_layers(net):
+        return
+    if example is None:
+        raise ArgumentError("example", None, "an input, since the net has lazy layers without a shape")
+    with eval_mode(net), torch.no_grad():
+        call_net(net, example)
 
 
-def is_head(module: nn.Module) -> bool:
-    """Whether the module is a plain Linear or 1×1 convolution: M(φ) = Wφ + b and nothing more."""
-    kind = next((kind for kind in _FORWARDS if isinstance(module, kind)), None)
-    if kind is None or kind.forward is not type(module).forward or is_lazy(cast(Tensor, module.weight)):
-        return False
-    if isinstance(module, nn.Linear):
-        # the projection inside MultiheadAttention is a Linear whose forward is never called
-        return not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    conv = cast(nn.Conv2d, module)
-    whole = set(conv.kernel_size) == {1} and set(conv.stride) == {1} and conv.groups == 1
-    return whole and conv.padding in ("valid", "same", (0,) * len(conv.kernel_size))
-
-
-def make_head(weight: Tensor, bias: Tensor | None) -> Head:
-    """A Linear or 1×1 convolution with these weights (copied), whatever parametrisation they came from."""
-    outputs, width = weight.shape[:2]
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3] if weight.ndim > 2 else None
-    # on "meta" no first weights are drawn, so that the caller's random state stays as it is
-    head: Head = nn.Linear(width, outputs, device="meta") if kind is None else kind(width, outputs, 1, device="meta")
-    head.weight = nn.Parameter(weight.detach().clone())
-    head.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-    return head
-
-
-def find_head_candidates(net: nn.Module) -> list[str]:
-    """Names of the layers that could be the head, in the order they were registered.
-
-    >>> find_head_candidates(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
-    ['0', '2']
-    """
-    return [name for name, module in net.named_modules() if is_head(module)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[-8:])
-    return f"{shown} (the last 8 of {len(names)})" if len(names) > 8 else shown
-
-
-def find_head(net: nn.Module, *, example: Any = None) -> str:
-    """The name of the last Linear or 1×1 convolution.
-
-    With an example input it is the one whose output reaches the net's output past no other learned layer;
-    without, the last layer with parameters that was registered. Where that does not decide, a sentence
-    lists the candidates.
-    """
-    candidates = find_head_candidates(net)
-    if not candidates:
-        layers = [name or type(module).__name__ for name, module in net.named_modules() if _owns(module)]
-        raise ValueError(
-            f"the net has no Linear or 1×1 convolution that could be its head (layers with parameters: "
-            f"{_listed(layers) or 'none'}); expected a net that ends in one: add a last layer"
-        )
-    if example is not None:
-        return _find_by_running(net, candidates, example)
-    last: str = [name for name, module in net.named_modules() if _owns(module)][-1]
-    if last in candidates:
-        return last
-    raise ValueError(
-        f"cannot tell which layer is the head: the last layer with parameters is {last!r}, and the candidates "
-        f"are {_listed(candidates)}; name one (head=…), give an example input (example=x), or add a last layer"
-    )
-
-
-def _owns(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
-
-
-def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str:
-    tape = Recording(strict=False)
-    calls = dict.fromkeys(candidates, 0)
-
-    def traced(name: str) -> Callable[[Head, Tensor], Tensor]:
-        def act(head: Head, phi: Tensor) -> Tensor:
-            calls[name] += 1
-            return tape.source(head(as_plain_tensor(phi)), name)
-
-        return act
-
-    stand_ins = {cast(Head, net.get_submodule(name)): traced(name) for name in candidates}
-    with eval_mode(net), torch.no_grad(), eager_mode(net), _standing_in(net, stand_ins):
-        output = extract_output(call_net(net, example))
-    names, learned = tape.origins(output.slot) if isinstance(output, TracedTensor) else (set(), False)
-    if len(names) == 1 and not learned:
-        (name,) = names
-        if calls[name] == 1:
-            return name
-        raise ValueError(_used(name, calls[name]))
-    reach = sorted(names) or ["none"]
-    why = "learned layers follow" if learned else f"those that reach the output directly: {_listed(reach)}"
-    raise ValueError(
-        f"cannot tell which layer is the head ({why}); the candidates are {_listed(candidates)}: name one (head=…), "
-        "or add a last layer that is a Linear or 1×1 convolution"
-    )
-
-
-def _used(name: str, calls: int) -> str:
-    times = "twice" if calls == 2 else f"{calls} times"
-    return (
-        f"the head {name!r} is used {times if calls else 'never'} in one pass; expected exactly once: "
-        "name another layer (head=…), or give each use a layer of its own"
-    )
-
-
-# -- other layers in place of a net's own --------------------------------------------------------------
-
-
-def _computed(net: nn.Module) -> dict[int, Tensor]:
-    """Tensors that a layer computes and keeps beside its parameters (torch's older weight_norm): no copy knows them."""
+def _derived_tensors(net: nn.Module) -> dict[int, Tensor]:
+    """Tensors that a layer computes and keeps beside its parameters (torch's older weight_norm), by id, cloned."""
     found = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return {id(value): value.detach().clone() for value in found if not value.is_leaf}
 
 
 def copy_net(net: nn.Module) -> nn.Module:
-    """A copy of the net that shares nothing with it."""
-    return copy.deepcopy(net, dict(_computed(net)))
+    """Return a copy that shares nothing with the net."""
+    return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
 def copy_to_meta(net: nn.Module) -> nn.Module:
-    """A copy of the net without its numbers (on torch's meta device): its architecture, for no memory."""
-    memo: dict[int, Any] = dict(_computed(net))
+    """Return a copy on torch's meta device: the architecture, without memory for the weights."""
+    memo: dict[int, Any] = dict(_derived_tensors(net))
     for tensor in [*net.parameters(), *net.buffers()]:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -252,23 +235,32 @@ def copy_to_meta(net: nn.Module) -> nn.Module:
 
 
 def replace_layers(
-    net: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module, str], nn.Module]
+    net: nn.Module, types: tuple[type[nn.Module], ...], make: Callable[[nn.Module, str], nn.Module]
 ) -> dict[str, nn.Module]:
-    """Put make(layer, name) in the place of every layer of these kinds, in place; the new layers by name.
+    """Replace every layer of these types by make(layer, name), in place.
 
-    A layer that stands at several places gets one successor for all of them; where `make` gives the layer itself
-    back, it stays. Layers with a forward of their own stay, and so do those that torch never calls.
+    A layer that is used in several places gets one replacement; if `make` returns the layer itself, it stays. Layers
+    with a forward of their own, and those that torch never calls, stay.
 
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> list(replace_layers(net, (nn.ReLU,), lambda layer, name: nn.Tanh())), net[1]
-    (['1'], Tanh())
+    Args:
+        net: Module to change.
+        types: Classes of the layers.
+        make: Function of a layer and its name that returns the replacement.
+
+    Returns:
+        The new layers by name.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> list(replace_layers(net, (nn.ReLU,), lambda layer, name: nn.Tanh())), net[1]
+        (['1'], Tanh())
     """
     made: dict[nn.Module, nn.Module] = {}
-    names: dict[str, nn.Module] = {}
+    new_layers: dict[str, nn.Module] = {}
     for path, parent in list(net.named_modules()):
         for key, child in list(parent._modules.items()):
-            kind = next((kind for kind in kinds if isinstance(child, kind)), None)
-            if child is None or kind is None or kind.forward is not type(child).forward:
+            base = next((base for base in types if isinstance(child, base)), None)
+            if child is None or base is None or base.forward is not type(child).forward:
                 continue
             if isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
                 continue  # inside MultiheadAttention; its weights are read, its forward is never called
@@ -277,36 +269,258 @@ def replace_layers(
                 made[child] = make(child, name)
                 made[child].train(child.training)
                 if made[child] is not child:
-                    names[name] = made[child]
+                    new_layers[name] = made[child]
             parent._modules[key] = made[child]
     for module in net.modules():
-        if not any(new in names.values() for new in module.modules()):
+        if not any(new in new_layers.values() for new in module.modules()):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else torch's fast path reads the weights and never calls the layers
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False  # which belongs to the fast path
-    return names
+    return new_layers
 
 
-# -- the split -----------------------------------------------------------------------------------------
+# -- recording and replaying operations ----------------------------------------------------------------
+
+# Operations that read values: the net could branch on them, and a replay would not.
+_READS = {
+    getattr(Tensor, name)
+    for name in (
+        *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"),
+        *("__contains__", "__iter__", "is_nonzero", "equal", "allclose"),
+    )
+} | {torch.equal, torch.allclose, torch.is_nonzero}
+
+# Operations that replace a tensor's data without its version counter.
+_SETTERS = {Tensor.data.__set__, Tensor.set_}  # type: ignore[attr-defined]
+
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 
 
-@contextmanager
-def eager_mode(net: nn.Module) -> Iterator[None]:
-    """Compiled parts of the net run as plain Python for a while: a compiler cannot look through a tape."""
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
-    if not compiled:
-        yield
-        return
-    if not hasattr(torch.compiler, "set_stance"):
-        raise ValueError("parts of the net are compiled, which needs torch 2.6 or newer here: give the net uncompiled")
-    with torch.compiler.set_stance("force_eager"):
-        yield
+@dataclass(frozen=True)
+class _Slot:
+    """Position of a recorded tensor."""
+
+    number: int
 
 
-class _StandIn(nn.Module):
-    """Takes the head's place for one call; what the net asks of the head, the head answers."""
+def _writes_in_place(func: Any, kwargs: Any) -> bool:
+    """Whether an operation changes one of its inputs."""
+    name = getattr(func, "__name__", "")
+    dunder = name.endswith("__")
+    return name in _IN_PLACE or (name.endswith("_") and not dunder) or "out" in kwargs or bool(kwargs.get("inplace"))
+
+
+def _set_item(target: Tensor, key: Any, value: Any) -> Tensor:
+    """target[key] = value, as an operation that returns the target."""
+    target[key] = value
+    return target
+
+
+def as_plain_tensor(tensor: Tensor) -> Tensor:
+    """Return the tensor as an instance of `Tensor` itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def _unsupported(found: str, hint: str) -> ArgumentError:
+    return ArgumentError(
+        "model", f"a net that {found} after its head", "tensor operations that can be replayed", hint=hint
+    )
+
+
+class TracedTensor(Tensor):
+    """A tensor that records the operations on it."""
+
+    recording: "Recording"
+    slot: int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and record it."""
+        kwargs = kwargs or {}
+        if func is Tensor.__setitem__:
+            func = _set_item
+        inputs = tree_leaves((args, kwargs))
+        recording = next(leaf.recording for leaf in inputs if isinstance(leaf, TracedTensor))
+        if recording.strict and func in _SETTERS:
+            raise _unsupported("replaces the data of a tensor (.data, set_)", "use ordinary operations")
+        if recording.strict and func in _READS:
+            hint = "move this out of forward, or end the net at its head"
+            raise _unsupported(f"reads values ({func.__name__})", hint)
+        # slots are read before the call: an operation in place gives the tensor a new one
+        recorded = tree_map(lambda leaf: _Slot(leaf.slot) if isinstance(leaf, TracedTensor) else leaf, (args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        constants = [leaf for leaf in inputs if isinstance(leaf, Tensor) and not isinstance(leaf, TracedTensor)]
+        writes = func is _set_item or _writes_in_place(func, kwargs)
+        if recording.strict and writes and any(out is other for out in outputs for other in constants):
+            raise _unsupported("writes its output into another tensor", "use torch.cat, torch.where or addition")
+        if not outputs:
+            return result
+        recording.written |= writes
+        recording.constants += [(leaf, leaf._version) for leaf in constants if not leaf.is_inference()]
+        return recording.record(func, recorded, result)
+
+
+@dataclass
+class Recording:
+    """The operations that follow one or more source tensors, in order, with the real values of other tensors."""
+
+    strict: bool = True  # whether operations that cannot be replayed raise ArgumentError
+    sources: dict[int, str] = field(default_factory=dict)
+    steps: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    num_slots: int = 0
+    written: bool = False  # whether a step changed a tensor in place
+    constants: list[tuple[Tensor, int]] = field(default_factory=list)  # tensors that steps use, with their versions
+
+    def source(self, tensor: Tensor, name: str) -> Tensor:
+        """Return the tensor as a named source whose operations are recorded."""
+        traced = self._wrap(tensor)
+        self.sources[traced.slot] = name
+        return traced
+
+    def _wrap(self, tensor: Tensor) -> TracedTensor:
+        traced = tensor if isinstance(tensor, TracedTensor) else tensor.as_subclass(TracedTensor)
+        traced.recording, traced.slot = self, self.num_slots
+        self.num_slots += 1
+        return traced
+
+    def record(self, func: Any, inputs: Any, result: Any) -> Any:
+        """Append an operation and return its result with traced tensors."""
+        wrapped = tree_map(lambda leaf: self._wrap(leaf) if isinstance(leaf, Tensor) else leaf, result)
+        slots = tree_map(lambda leaf: leaf.slot if isinstance(leaf, TracedTensor) else None, wrapped)
+        self.steps.append((func, inputs, slots))
+        return wrapped
+
+    def check_constants(self) -> None:
+        """Raise if a tensor was changed after a step had used it, since a replay would use the changed one."""
+        if any(tensor._version != version for tensor, version in self.constants):
+            raise _unsupported("changes a tensor in place that it has used", "create a new tensor")
+
+    def replay(self, value: Tensor, slot: int) -> Tensor:
+        """Return the tensor in `slot` as it would be if the first source were `value`."""
+        values: dict[int | None, Any] = {0: value}
+        for func, inputs, slots in self.steps:
+            args, kwargs = tree_map(lambda leaf: values[leaf.number] if isinstance(leaf, _Slot) else leaf, inputs)
+            result = func(*args, **kwargs)
+            values.update(zip(tree_leaves(slots), tree_leaves(result), strict=True))
+        return cast(Tensor, values[slot])
+
+    def origins(self, slot: int) -> tuple[set[str], bool]:
+        """Return the sources that reach `slot` past no other source, and whether parameters are used in between."""
+        learned = False
+        wanted = {slot}
+        for _, inputs, slots in reversed(self.steps):
+            if wanted.isdisjoint(tree_leaves(slots)):
+                continue
+            leaves = tree_leaves(inputs)
+            wanted |= {leaf.number for leaf in leaves if isinstance(leaf, _Slot)}
+            learned |= any(isinstance(leaf, nn.Parameter) for leaf in leaves)
+        names = {name for number, name in self.sources.items() if number in wanted}
+        return names, learned
+
+
+# -- finding the head ----------------------------------------------------------------------------------
+
+
+def is_head(module: nn.Module) -> bool:
+    """Return whether the module is a plain Linear or 1×1 convolution: M(φ) = Wφ + b and nothing more."""
+    base = next((base for base in _HEAD_TYPES if isinstance(module, base)), None)
+    if base is None or base.forward is not type(module).forward or is_lazy(cast(Tensor, module.weight)):
+        return False
+    if isinstance(module, nn.Linear):
+        # the projection inside MultiheadAttention is a Linear whose forward is never called
+        return not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    conv = cast(nn.Conv2d, module)
+    pointwise = set(conv.kernel_size) == {1} and set(conv.stride) == {1} and conv.groups == 1
+    return pointwise and conv.padding in ("valid", "same", (0,) * len(conv.kernel_size))
+
+
+def make_head(weight: Tensor, bias: Tensor | None) -> Head:
+    """Return a Linear or 1×1 convolution with copies of these weights, without their parametrization."""
+    outputs, width = weight.shape[:2]
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3] if weight.ndim > 2 else None
+    # on "meta" no initial weights are drawn, so that the caller's random state does not change
+    head: Head = nn.Linear(width, outputs, device="meta") if conv is None else conv(width, outputs, 1, device="meta")
+    head.weight = nn.Parameter(weight.detach().clone())
+    head.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return head
+
+
+def find_head_candidates(net: nn.Module) -> list[str]:
+    """Return the names of the layers that could be the head, in the order of registration.
+
+    Example:
+        >>> find_head_candidates(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+        ['0', '2']
+    """
+    return [name for name, module in net.named_modules() if is_head(module)]
+
+
+def _head_error(net: nn.Module, name: str | None, problem: str) -> ArgumentError:
+    """An error that lists the candidates."""
+    names = find_head_candidates(net)
+    shown = ", ".join(map(repr, names[-8:])) + (f" (the last 8 of {len(names)})" if len(names) > 8 else "")
+    hint = "name one (head=…), pass an example input (example=x), or add a last layer"
+    expected = f"one of the layers {shown or '(none)'}, used once and followed by no learned layer; {problem}"
+    return ArgumentError("head", name, expected, hint=hint)
+
+
+def find_head(net: nn.Module, *, example: Any = None) -> str:
+    """Return the name of the head, the last Linear or 1×1 convolution.
+
+    Args:
+        net: Module.
+        example: Input. With it, the head is the layer whose output reaches the net's output past no other learned
+            layer; without, the last registered layer with parameters.
+
+    Raises:
+        ArgumentError: If there is no such layer, or several; the message lists the candidates.
+    """
+    candidates = find_head_candidates(net)
+    layers: list[str] = [
+        name for name, module in net.named_modules() if next(module.parameters(recurse=False), None) is not None
+    ]
+    if not candidates:
+        problem = f"the net ends in no Linear or 1×1 convolution (layers with parameters: {layers[-8:]})"
+        raise _head_error(net, None, problem)
+    if example is not None:
+        return _find_by_running(net, candidates, example)
+    if layers[-1] in candidates:
+        return layers[-1]
+    raise _head_error(net, None, f"the last layer with parameters is {layers[-1]!r}")
+
+
+def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str:
+    recording = Recording(strict=False)
+    calls = dict.fromkeys(candidates, 0)
+
+    def make_traced(name: str) -> Callable[[Head, Tensor], Tensor]:
+        def act(head: Head, phi: Tensor) -> Tensor:
+            calls[name] += 1
+            return recording.source(head(as_plain_tensor(phi)), name)
+
+        return act
+
+    substitutes = {cast(Head, net.get_submodule(name)): make_traced(name) for name in candidates}
+    with eval_mode(net), torch.no_grad(), eager_mode(net), _substitute(net, substitutes):
+        output = extract_output(call_net(net, example))
+    names, learned = recording.origins(output.slot) if isinstance(output, TracedTensor) else (set(), False)
+    if len(names) == 1 and not learned:
+        (name,) = names
+        if calls[name] == 1:
+            return name
+        raise _head_error(net, name, f"{name!r} is called {calls[name]} times")
+    if learned:
+        raise _head_error(net, None, "learned layers follow the last candidate")
+    raise _head_error(net, None, f"these reach the output directly: {sorted(names) or 'none'}")
+
+
+class _Substitute(nn.Module):
+    """Replaces the head for one call; other attributes are the head's."""
 
     def __init__(self, head: Head, act: Callable[[Head, Tensor], Tensor]) -> None:
         super().__init__()
@@ -324,8 +538,9 @@ class _StandIn(nn.Module):
 
 
 @contextmanager
-def _standing_in(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Tensor]]) -> Iterator[None]:
-    with _SWAP:
+def _substitute(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Tensor]]) -> Iterator[None]:
+    """Replace each head by `act(head, φ)`."""
+    with _SWAP_LOCK:
         places = [
             (parent, key, child)
             for parent in list(net.modules())
@@ -334,7 +549,7 @@ def _standing_in(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Te
         ]
         for parent, key, child in places:
             head = cast(Head, child)
-            parent._modules[key] = _StandIn(head, acts[head])
+            parent._modules[key] = _Substitute(head, acts[head])
         try:
             yield
         finally:
@@ -342,138 +557,139 @@ def _standing_in(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Te
                 parent._modules[key] = child
 
 
-class _Stop(Exception):
-    """Raised by the stand-in where nothing after the head is wanted."""
+# -- the split -----------------------------------------------------------------------------------------
+
+
+class _StopForward(Exception):  # noqa: N818 (not an error)
+    """Raised by the substitute when nothing after the head is needed."""
 
 
 @dataclass(frozen=True)
 class ForwardTrace:
-    """One pass of the net: the features φ = F(x), the plain output, and what followed the head."""
+    """One forward pass.
+
+    Attributes:
+        phi: Features φ = F(x).
+        output: Output of the net.
+        recording: Operations after the head.
+        slot: Position of the output in the recording.
+    """
 
     phi: Tensor
     output: Tensor
-    tape: Recording
+    recording: Recording
     slot: int
 
     @property
     def ends_at_head(self) -> bool:
-        """Whether the output of the head is the output of the net, and nothing wrote into it on the way."""
-        return self.slot == 0 and not self.tape.written
+        """Whether the head's output is the net's output, and nothing wrote into it."""
+        return self.slot == 0 and not self.recording.written
 
     def finish(self, z: Tensor) -> Tensor:
-        """What the net does with its head's output z, repeated on a copy: it may write into it or view it flat."""
-        return self.tape.repeat(z.clone(memory_format=torch.contiguous_format), self.slot)
+        """Return the net's output for another output z of the head, which is copied."""
+        return self.recording.replay(z.clone(memory_format=torch.contiguous_format), self.slot)
 
 
 @dataclass(frozen=True)
 class HeadSplit:
-    """net = finish ∘ head ∘ features."""
+    """A net split at its head: net = finish ∘ head ∘ features.
+
+    Attributes:
+        net: The net.
+        name: Name of the head.
+        head: The head; kept, since a substitute replaces it while the net runs.
+        guessed: Whether the head was chosen by the order of registration, without running the net.
+    """
 
     net: nn.Module
     name: str
-    head: Head  # kept, since a stand-in has its place while the net runs
-    guessed: bool = False  # by the order of registration, and by nothing that ran
+    head: Head
+    guessed: bool = False
 
     @property
     def width(self) -> int:
-        """D, the number of features that the head reads."""
+        """Number of features D that the head reads."""
         head = self.head
         return head.in_features if isinstance(head, nn.Linear) else head.in_channels
 
     @property
     def axis(self) -> int:
-        """The axis of the features (and of the head's outputs): last for Linear, 1 for convolutions."""
+        """Axis of the features and of the head's outputs: last for Linear, 1 for convolutions."""
         return -1 if isinstance(self.head, nn.Linear) else 1
 
     def run(self, x: Any, act: Callable[[Head, Tensor], Tensor]) -> Any:
-        """The net with `act(head, φ)` in the place of head(φ)."""
+        """Run the net with `act(head, φ)` instead of head(φ); raise ArgumentError unless the head is called once."""
         calls = 0
 
         def once(head: Head, phi: Tensor) -> Tensor:
             nonlocal calls
             calls += 1
             if calls > 1:
-                raise ValueError(_used(self.name, calls))
+                raise _head_error(self.net, self.name, "it is called more than once")
             return act(head, phi)
 
-        with _standing_in(self.net, {self.head: once}):
+        with _substitute(self.net, {self.head: once}):
             result = call_net(self.net, x)
         if calls == 0:
-            raise ValueError(_used(self.name, 0))
+            raise _head_error(self.net, self.name, "it is never called")
         return result
 
     def features(self, x: Any) -> Tensor:
-        """φ = F(x); what the net does after its head is not computed."""
+        """Return φ = F(x), without computing what follows the head."""
         seen: list[Tensor] = []
 
         def stop(head: Head, phi: Tensor) -> Tensor:
             seen.append(phi)
-            raise _Stop
+            raise _StopForward
 
-        try:
+        with suppress(_StopForward):
             self.run(x, stop)
-        except _Stop:
-            return seen[0]
-        raise ValueError(_used(self.name, 0))
+        return seen[0]
 
     def trace(self, x: Any) -> ForwardTrace:
-        """One pass that notes what follows the head."""
-        tape, seen = Recording(), []
+        """Run the net and record what follows the head.
 
-        def note(head: Head, phi: Tensor) -> Tensor:
+        Raises:
+            ArgumentError: If the head does not reach the output, or an operation after it cannot be replayed.
+        """
+        recording, seen = Recording(), []
+
+        def record(head: Head, phi: Tensor) -> Tensor:
             seen.append(phi)
             if not phi.is_inference():
-                tape.constants.append((phi, phi._version))
-            return tape.source(head(phi), self.name)
+                recording.constants.append((phi, phi._version))
+            return recording.source(head(phi), self.name)
 
         with eager_mode(self.net):
-            output = extract_output(self.run(x, note), x)
+            output = extract_output(self.run(x, record), x)
         if not isinstance(output, TracedTensor):
-            raise ValueError(
-                f"the head {self.name!r} does not reach the net's output; the candidates are "
-                f"{_listed(find_head_candidates(self.net))}: name another one (head=…)"
+            raise _head_error(self.net, self.name, "it does not reach the net's output")
+        recording.check_constants()
+        if self.guessed and recording.origins(output.slot)[1]:
+            raise _head_error(
+                self.net, self.name, f"{self.name!r}, the last registered one, has learned layers after it"
             )
-        tape.check_constants()
-        if self.guessed and tape.origins(output.slot)[1]:
-            raise ValueError(
-                f"the head was taken to be {self.name!r}, the last layer registered, but learned layers follow it; the "
-                f"candidates are {_listed(find_head_candidates(self.net))}: name one (head=…) or give an example (example=x)"
-            )
-        return ForwardTrace(seen[0], as_plain_tensor(output), tape, output.slot)
-
-
-def has_lazy_layers(net: nn.Module) -> bool:
-    """Whether some layer still waits for a first input to know its shape."""
-    return any(is_lazy(parameter) for parameter in net.parameters())
-
-
-def initialize_lazy_layers(net: nn.Module, example: Any) -> None:
-    """Lazy layers take their shapes from a first input; before that nobody knows D."""
-    if not has_lazy_layers(net):
-        return
-    if example is None:
-        raise ValueError("the net has lazy layers that have seen no input; expected known shapes: give example=x")
-    with eval_mode(net), torch.no_grad():
-        call_net(net, example)
-
-
-def _check_bare(head: Head, name: str) -> None:
-    """The product of B heads sees weights alone: whatever else changes the head's output would be lost."""
-    own = {"WeightNorm", "SpectralNorm"}  # torch's older ones only set the weight
-    hooks = [hook for hook in head._forward_pre_hooks.values() if type(hook).__name__ not in own]
-    if head._forward_hooks or hooks or "forward" in vars(head):
-        raise ValueError(
-            f"the head {name!r} has hooks or a forward of its own; expected a plain layer, M(φ) = Wφ + b: remove them, "
-            "or name another layer (head=…)"
-        )
+        return ForwardTrace(seen[0], as_plain_tensor(output), recording, output.slot)
 
 
 def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) -> HeadSplit:
-    """Split the net at its last Linear or 1×1 convolution, or at the layer called `name`.
+    """Split the net at its last Linear or 1×1 convolution.
 
-    >>> split = split_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
-    >>> split.name, split.width, split.features(torch.zeros(2, 4)).shape
-    ('2', 8, torch.Size([2, 8]))
+    Args:
+        net: Module; wrappers such as DataParallel are removed.
+        name: Name of the head; None: it is found.
+        example: Input with which the head is found by running the net, and lazy layers are initialised.
+
+    Returns:
+        The split; the net is not changed.
+
+    Raises:
+        ArgumentError: If the head cannot be found, is not a plain layer, or has hooks.
+
+    Example:
+        >>> split = split_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+        >>> split.name, split.width, split.features(torch.zeros(2, 4)).shape
+        ('2', 8, torch.Size([2, 8]))
     """
     net = unwrap_model(net)
     initialize_lazy_layers(net, example)
@@ -483,12 +699,12 @@ def split_head(net: nn.Module, name: str | None = None, *, example: Any = None) 
     guessed = name is None and example is None
     if name is None:
         name = find_head(net, example=example)
-    candidates = find_head_candidates(net)
-    if name not in candidates:
-        raise ValueError(
-            f"got head={name!r}; expected the name of a Linear or 1×1 convolution of the net: "
-            f"{_listed(candidates) or 'there is none'}"
-        )
+    if name not in find_head_candidates(net):
+        raise _head_error(net, name, "this is no Linear or 1×1 convolution of the net")
     head = cast(Head, net.get_submodule(name))
-    _check_bare(head, name)
+    # the product of B heads uses the weights only: anything else that changes the head's output would be lost
+    setters = {"WeightNorm", "SpectralNorm"}  # torch's older ones only set the weight
+    hooks = [hook for hook in head._forward_pre_hooks.values() if type(hook).__name__ not in setters]
+    if head._forward_hooks or hooks or "forward" in vars(head):
+        raise _head_error(net, name, f"{name!r} has hooks or its own forward")
     return HeadSplit(net, name, head, guessed)

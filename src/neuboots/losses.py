@@ -218,7 +218,7 @@ class BrierLoss:
 
 @dataclass(frozen=True)
 class GaussianNLL:
-    """Gaussian likelihood ℓ = ½ σ^(2β) (log σ² + (y − μ)²/σ²), for outputs (N, 2k, *): k means, then k values of log σ².
+    """Gaussian likelihood ℓ = ½ σ^(2β) (log σ² + (y − μ)²/σ²) of outputs (N, 2k, *): k means, then k values of log σ².
 
     β = 0 is the likelihood. β = ½ gives examples of large σ² more weight, and means are learned as well as by the
     squared error (β = 1). The factor σ^(2β) has no gradient; it is not applied where no gradient is computed, so that

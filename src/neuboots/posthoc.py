@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError
 from neuboots.loading import Batch, FitData, as_dataset, check_length
 from neuboots.methods._base import find_predictor_class, iterate_batches
-from neuboots.prediction import Moments, Predictor, SampleStream, split_gaussian, summarize_stream
+from neuboots.prediction import Moments, Predictor, SampleStream, class_probabilities, split_gaussian, summarize_stream
 from neuboots.training import TrainingConfig
 
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.02, 50.0

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_seed
-from neuboots._streaming import num_bytes
 from neuboots.evaluation.bootstrap_audit import compare_with_bootstrap
 from neuboots.evaluation.calibration import evaluate_calibration
-from neuboots.prediction import Predictor, SampleStream
+from neuboots.prediction import Predictor, SampleStream, num_bytes
 from neuboots_paper._common import NUM_BINS
 
 

@@ -22,7 +22,6 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 import neuboots.prediction
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._streaming import num_bytes
 from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import (
     Moments,
@@ -30,6 +29,7 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    num_bytes,
     residual_std,
     split_gaussian,
     stream_forward_passes,

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from neuboots import DeterministicPredictor, NeuBoots, TrainingConfig
 from neuboots._prng import derive_keys, draw_normal, draw_uniform
-from neuboots._streaming import num_bytes
 from neuboots.evaluation.conformal import (
     ConformalClassifier,
     ConformalRegressor,
@@ -31,7 +30,7 @@ from neuboots.evaluation.conformal import (
 )
 from neuboots.metrics import interval_coverage, interval_score, mean_width
 from neuboots.nets import MLP
-from neuboots.prediction import Predictor, SampleStream
+from neuboots.prediction import Predictor, SampleStream, num_bytes
 
 LOGITS = DeterministicPredictor(nn.Identity())  # the input is the output
 SETS = ("threshold", "adaptive", "regularised")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots import DeterministicPredictor, NeuBoots, TrainingConfig
-from neuboots._streaming import num_bytes
 from neuboots.evaluation.selective import (
     SelectivePredictionReport,
     SelectivePredictor,
@@ -26,7 +25,7 @@ from neuboots.evaluation.selective import (
     evaluate_selective_prediction,
     fit_risk_controlled_threshold,
 )
-from neuboots.prediction import Predictor, SampleStream, Summary
+from neuboots.prediction import Predictor, SampleStream, Summary, num_bytes
 
 LOGITS = DeterministicPredictor(nn.Identity())  # the input is the output
 quiet: dict[str, Any] = {"progress": False}

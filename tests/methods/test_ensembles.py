@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from neuboots import Deterministic, EpochReport, GaussianNLL, TrainingConfig, constant_schedule, load, save
-from neuboots.head import unwrap_model
+from neuboots.head import compute_output, unwrap_model
 from neuboots.loading import Batch
 from neuboots.losses import BrierLoss
 from neuboots.methods import BayesianBootstrap, DeepEnsemble, StandardBootstrap
-from neuboots.methods._base import compute_output
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.methods.ensembles import EnsemblePredictor, _EnsembleObjective, derive_member_seed, draw_point_weights
 from neuboots.nets import MLP

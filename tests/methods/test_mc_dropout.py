@@ -18,8 +18,7 @@ from torch.utils.data import TensorDataset
 import neuboots.methods.mc_dropout as room
 from neuboots import TrainingConfig, load, save
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots.head import eval_mode
-from neuboots.methods._base import add_output_axis, compute_output
+from neuboots.head import add_output_axis, compute_output, eval_mode
 from neuboots.methods.mc_dropout import Bernoulli, MCDropout, MCDropoutPredictor, _Draw, _drawing, insert_dropout
 from neuboots.nets import MLP, resnet8
 

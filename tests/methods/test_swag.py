@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import neuboots.methods.swag as room
 from neuboots import Deterministic, TrainingConfig, constant_schedule, cosine_schedule, load, save
-from neuboots.methods._base import add_output_axis, compute_output
+from neuboots.head import add_output_axis, compute_output
 from neuboots.methods.swag import SWAG, IterateMoments
 from neuboots.nets import MLP, resnet8, small_deeplab
 

@@ -21,14 +21,12 @@ from neuboots.nets import (
     SmallCNN,
     TextTransformer,
     UResNet,
-    build_net,
     deeplab_resnet50,
     deeplab_resnet101,
     densenet22,
     densenet40,
     densenet100,
     densenet_bc,
-    describe_net,
     resnet8,
     resnet18,
     resnet20,
@@ -37,6 +35,7 @@ from neuboots.nets import (
     small_deeplab,
     thin_resnet,
 )
+from neuboots.serialization import build_net, describe_net
 from neuboots_paper.scnas.net import SCNAS
 
 MAPS = (DeepLabV3, UResNet, SCNAS)  # nets with an output for each pixel or voxel

@@ -35,11 +35,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuboots._streaming import categorical_entropy
 from neuboots.app.model import Array, PredictionTable
 from neuboots.evaluation.selective import fit_risk_controlled_threshold
 from neuboots.metrics import ClassificationMetrics
-from neuboots.prediction import Predictor
+from neuboots.prediction import Predictor, categorical_entropy
 
 DELTA = 0.1
 

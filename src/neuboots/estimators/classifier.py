@@ -10,12 +10,11 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots._streaming import class_probabilities
 from neuboots.estimators._base import CALIBRATION, TRAIN, VALIDATION, Array, NeuBootsEstimator
 from neuboots.losses import Loss
 from neuboots.methods import NeuBoots, find_method
 from neuboots.posthoc import TemperatureScaling
-from neuboots.prediction import Method
+from neuboots.prediction import Method, class_probabilities
 
 _ROWS = 1 << 16  # that are predicted at once
 MIN_TEMPERATURE_ROWS = 30  # rows that a temperature is fitted to

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from neuboots._prng import derive_keys, derive_seed, draw_uniform, hash_to_range
-from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import (
     InputData,
@@ -66,6 +65,7 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    class_probabilities,
 )
 from neuboots.training import TrainingConfig, progress_bar
 

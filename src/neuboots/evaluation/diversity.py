@@ -13,11 +13,10 @@ Fort, Hu and Lakshminarayanan, Deep ensembles: a loss landscape perspective, arX
 
 from dataclasses import dataclass
 
-from neuboots._streaming import class_probabilities
 from neuboots._validation import check_int
 from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
 from neuboots.metrics import DiversityMetrics
-from neuboots.prediction import Predictor
+from neuboots.prediction import Predictor, class_probabilities
 
 _REPLICATES = 20  # of a method that has infinitely many
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_seed
-from neuboots._streaming import class_probabilities
 from neuboots._validation import check_int
 from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
 from neuboots.evaluation._parallel import cached_result, check_repeated_fit, fingerprint, make_reference_net, run_jobs
@@ -27,7 +26,7 @@ from neuboots.loading import check_length, load_class_labels
 from neuboots.metrics import confusion_matrix
 from neuboots.metrics._base import MetricState
 from neuboots.metrics.classification import ConfusionMatrix
-from neuboots.prediction import Method, Prediction, Predictor
+from neuboots.prediction import Method, Prediction, Predictor, class_probabilities
 from neuboots.training import TrainingConfig
 
 # -- one predictor ---------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def evaluate_imbalance_over_seeds(
     quiet = replace(config, progress=config.progress and progress and num_workers == 1)
 
     def fit(seed: int, checkpoints: Path | None) -> dict[str, Any]:
-        predictor = method.fit(model, train_data, replace(quiet, seed=seed, folder=checkpoints))
+        predictor = method.fit(cast(Any, model), train_data, replace(quiet, seed=seed, folder=checkpoints))
         found = evaluate_imbalance(
             predictor,
             test_data,

@@ -1,7 +1,6 @@
 """Base class and building blocks of the methods, and the registry that finds a method by its name."""
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,30 +13,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import Dataset
 
-from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import (
-    call_net,
-    cast_inputs,
+    compute_output,
     copy_net,
     extract_output,
     has_lazy_layers,
-    initialize_lazy_layers,
+    load_example,
     unwrap_model,
 )
 from neuboots.loading import (
     Batch,
     EpochLoader,
     FitData,
-    collate_examples,
-    dataset_length,
-    get_tensors,
     preserve_rng_state,
-    seed_everything,
-    unpack_example,
 )
 from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
-from neuboots.prediction import Method, Predictor, check_inputs
+from neuboots.prediction import Method, Predictor, class_probabilities
 from neuboots.training import (
     FitInputs,
     ModelFactory,
@@ -58,45 +50,10 @@ P = TypeVar("P", bound=Predictor)
 # -- outputs of a net ----------------------------------------------------------------------------------
 
 
-def add_output_axis(output: Tensor, *, ndim: int = 2) -> Tensor:
-    """Append an axis to outputs without one: (N,) becomes (N, 1), and (K, N) becomes (K, N, 1) with `ndim=3`."""
-    return output if output.ndim >= ndim else output[..., None]
-
-
-def compute_output(net: nn.Module, x: Any) -> Tensor:
-    """Return net(x), with x on the net's device and in its precision: (N, C, *) or (N,)."""
-    x = cast_inputs(net, x)
-    return extract_output(call_net(net, x), x)
-
-
 def functional_output(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Tensor:
     """Return net(x) with these parameters and buffers instead of the net's own, which stay unchanged."""
     args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
     return extract_output(functional_call(net, tensors, args, kwargs), x)
-
-
-def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
-    """Return the inputs of the first two examples (or of the only one) as the net reads them.
-
-    Lazy layers of the net are initialised with them.
-    """
-    n = dataset_length(data)
-    with preserve_rng_state():
-        rows = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
-        if not rows:
-            raise ArgumentError("data", data, "at least one example")
-        if get_tensors(data)[0] is not None:
-            rows = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in rows]
-        examples = [unpack_example(row) for row in rows]
-        try:
-            inputs = collate_examples(data, examples)[0]
-        except RuntimeError:  # inputs of several sizes: the first one twice
-            inputs = collate_examples(data, examples[:1] * 2)[0]
-        example = cast_inputs(net, inputs)
-        check_inputs(example)
-        seed_everything(seed, "lazy")
-        initialize_lazy_layers(unwrap_model(net), example)
-    return example
 
 
 def iterate_batches(data: Dataset[Any], config: TrainingConfig, *, title: str = "") -> Iterator[Batch]:

@@ -16,13 +16,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, eval_mode
 from neuboots.losses import GaussianNLL, Loss, as_loss
-from neuboots.methods._base import add_output_axis
-from neuboots.prediction import Moments, SampleStream
+from neuboots.prediction import Moments, SampleStream, num_bytes
 
 Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
 MAX_FULL_SIZE = 3000  # parameters of the head up to which the GGN is stored whole: quadratic memory, cubic time

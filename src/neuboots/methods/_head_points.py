@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import cast_inputs, check_inputs, eval_mode
 from neuboots.loading import Batch
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import iterate_batches
@@ -27,7 +26,7 @@ from neuboots.methods._curvature import (
     to_double,
     working_residuals,
 )
-from neuboots.prediction import check_inputs
+from neuboots.prediction import num_bytes
 from neuboots.training import TrainingConfig
 
 _MAX_STORED_BYTES = 1 << 28

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from neuboots.head import copy_net, copy_to_meta
+from neuboots.head import compute_output, copy_net, copy_to_meta
 from neuboots.loading import preserve_rng_state
-from neuboots.methods._base import compute_output, functional_output
+from neuboots.methods._base import functional_output
 
 
 class StackedNets(nn.Module):

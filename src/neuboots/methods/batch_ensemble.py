@@ -26,23 +26,28 @@ from torch.utils._pytree import tree_leaves
 
 from neuboots._prng import derive_seed
 from neuboots._pytree import tile_rows
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.head import cast_inputs, copy_net, copy_to_meta, eval_mode, replace_layers
+from neuboots.head import (
+    add_output_axis,
+    cast_inputs,
+    compute_output,
+    copy_net,
+    copy_to_meta,
+    eval_mode,
+    replace_layers,
+)
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
 from neuboots.methods._base import (
     BaseMethod,
     LayerWrapper,
     P,
-    add_output_axis,
-    compute_output,
     mean_loss,
     prepare_net,
     register,
     set_context,
     validation_metrics,
 )
-from neuboots.prediction import Predictor, SampleStream, stream_members
+from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_members
 from neuboots.training import FitInputs, TrainingConfig, describe_callable
 
 FactorInit = Literal["normal", "random_sign"]

@@ -40,14 +40,14 @@ from torch.utils.data import Dataset
 from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import check_int
 from neuboots.generator import BootstrapGenerator
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import cast_inputs, check_inputs, eval_mode, load_example
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss, as_loss
-from neuboots.methods._base import load_example, register
+from neuboots.methods._base import register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import MAX_KERNEL_ROWS, InfluenceBootstrap
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
-from neuboots.prediction import Predictor, SampleStream, check_inputs, summarize_stream
+from neuboots.prediction import Predictor, SampleStream, summarize_stream
 from neuboots.training import TrainingConfig
 from neuboots.weights import Dirichlet, Exponential, Link, WeightDistribution, link_moments
 

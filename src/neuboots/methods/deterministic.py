@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots._streaming import num_bytes
-from neuboots.head import eval_mode, unwrap_model
-from neuboots.methods._base import BaseMethod, add_output_axis, compute_output, register
-from neuboots.prediction import Moments, Predictor, SampleStream
+from neuboots.head import add_output_axis, compute_output, eval_mode, unwrap_model
+from neuboots.methods._base import BaseMethod, register
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs, initialize_model
 
 

@@ -32,18 +32,10 @@ from torch.utils.data import Dataset
 from neuboots._prng import derive_keys, derive_seed
 from neuboots._pytree import map_float_tensors
 from neuboots._validation import ArgumentError, check_int
-from neuboots.head import cast_inputs, copy_net, eval_mode, unwrap_model
+from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode, load_example, unwrap_model
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import Loss, valid_mask, weighted_mean
-from neuboots.methods._base import (
-    BaseMethod,
-    add_output_axis,
-    compute_output,
-    load_example,
-    mean_validation_metrics,
-    register,
-    validation_metrics,
-)
+from neuboots.methods._base import BaseMethod, mean_validation_metrics, register, validation_metrics
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import FitInputs, TrainingConfig, describe_callable, describe_method, initialize_model, train

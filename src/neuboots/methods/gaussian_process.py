@@ -42,13 +42,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.head import cast_inputs
+from neuboots.head import cast_inputs, check_inputs
 from neuboots.loading import Batch, FitData, dataset_length
 from neuboots.losses import Loss
 from neuboots.methods._base import BaseMethod, fingerprint_tensors, iterate_batches, register, validation_metrics
-from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs, ModelFactory, TrainingConfig, constant_schedule
 
 KernelName = Literal["rbf", "matern52"]

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError, check_choice
 from neuboots.generator import BootstrapGenerator
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, eval_mode, load_example
 from neuboots.loading import Batch, FitData
-from neuboots.methods._base import BaseMethod, add_output_axis, load_example, mean_loss, register, validation_metrics
+from neuboots.methods._base import BaseMethod, mean_loss, register, validation_metrics
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
     FullGGN,
@@ -42,7 +41,7 @@ from neuboots.methods._curvature import (
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass
-from neuboots.prediction import Moments, Predictor, SampleStream
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs, TrainingConfig, initialize_model, resolve_fit
 
 _CHUNK_ELEMENTS = 1 << 24

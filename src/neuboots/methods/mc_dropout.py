@@ -26,33 +26,29 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._pytree import tile_rows
-from neuboots._replay import Recording, TracedTensor, as_plain_tensor
 from neuboots._validation import ArgumentError, check_choice, check_fraction
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
     Head,
     HeadSplit,
+    Recording,
+    TracedTensor,
+    add_output_axis,
+    as_plain_tensor,
     cast_inputs,
+    compute_output,
     copy_net,
     copy_to_meta,
     eager_mode,
     eval_mode,
     find_head,
+    load_example,
     replace_layers,
     unwrap_model,
 )
 from neuboots.loading import FitData, as_dataset
 from neuboots.losses import Loss
-from neuboots.methods._base import (
-    BaseMethod,
-    LayerWrapper,
-    add_output_axis,
-    compute_output,
-    load_example,
-    prepare_net,
-    register,
-    set_context,
-)
+from neuboots.methods._base import BaseMethod, LayerWrapper, prepare_net, register, set_context
 from neuboots.methods.neuboots import stream_head_weights
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import FitInputs
@@ -462,7 +458,7 @@ class MCDropoutPredictor(Predictor):
             if b == 0:
                 return add_output_axis(passed.output)
             with set_context(_REPLICATE, _Replicate(seed, b)):
-                return add_output_axis(passed.tape.repeat(passed.phi, passed.slot))
+                return add_output_axis(passed.recording.replay(passed.phi, passed.slot))
 
         return replay
 

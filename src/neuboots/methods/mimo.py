@@ -24,17 +24,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from neuboots._prng import derive_seed
 from neuboots._pytree import as_tree, count_rows, take_rows
 from neuboots._validation import check_fraction, check_int
-from neuboots.head import HeadSplit, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
+from neuboots.head import HeadSplit, add_output_axis, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
 from neuboots.loading import Batch
-from neuboots.methods._base import (
-    BaseMethod,
-    add_output_axis,
-    mean_loss,
-    mean_validation_metrics,
-    prepare_net,
-    register,
-    set_context,
-)
+from neuboots.methods._base import BaseMethod, mean_loss, mean_validation_metrics, prepare_net, register, set_context
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import FitInputs
 
@@ -183,7 +175,7 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
             passed = split.trace(combine_inputs([shift(k) for k in range(times)]))
     except (RuntimeError, TypeError) as error:
         raise _unsupported(str(error).splitlines()[0]) from error
-    constants = [constant for constant, _ in passed.tape.constants if isinstance(constant, MultiInput)]
+    constants = [constant for constant, _ in passed.recording.constants if isinstance(constant, MultiInput)]
     if any(not torch.equal(part, c.parts[0]) for c in constants if c is not passed.phi for part in c.parts):
         raise _unsupported("it uses the input again after its head")
     if not widened:

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
-from neuboots._pytree import count_rows
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
 from neuboots.losses import Loss, valid_mask, weighted_mean
-from neuboots.methods._base import BaseMethod, add_output_axis, prepare_net, register, validation_metrics
-from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
+from neuboots.methods._base import BaseMethod, prepare_net, register, validation_metrics
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs, Objective
 from neuboots.weights import (
     Blocks,
@@ -261,7 +259,7 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
             raise ArgumentError(
                 "head", generator.split.name, "a plain last layer; re-weighting it by 1 changes the net's output"
             )
-        rows, feature_rows = count_rows(example), len(at.passed.phi)
+        rows, feature_rows = len(at.output), len(at.passed.phi)
         if self.resample in ("sample", "pool") and feature_rows != rows:
             expected = f"'step' or 'epoch', since the features of {rows} examples have {feature_rows} rows"
             raise ArgumentError("resample", self.resample, expected)

@@ -29,21 +29,11 @@ from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_keys, stable_hash
 from neuboots._pytree import as_tree
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, compute_output, eval_mode
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.methods._base import (
-    BaseMethod,
-    add_output_axis,
-    compute_output,
-    functional_output,
-    mean_loss,
-    prepare_net,
-    register,
-    validation_metrics,
-)
-from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
+from neuboots.methods._base import BaseMethod, functional_output, mean_loss, prepare_net, register, validation_metrics
+from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
 from neuboots.training import FitInputs, SchedulerFactory, TrainingConfig, describe_callable
 
 _MIN_ITERATES = 10  # collected more often than once an epoch if needed

@@ -26,17 +26,10 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal, stable_hash
 from neuboots._validation import ArgumentError, check_int, check_positive
-from neuboots.head import cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import valid_mask, weighted_mean
-from neuboots.methods._base import (
-    BaseMethod,
-    add_output_axis,
-    functional_output,
-    prepare_net,
-    register,
-    validation_metrics,
-)
+from neuboots.methods._base import BaseMethod, functional_output, prepare_net, register, validation_metrics
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import FitInputs, Objective
 from neuboots.weights import Multinomial

@@ -24,6 +24,7 @@ from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError
 from neuboots.head import (
     Head,
+    add_output_axis,
     call_net,
     cast_inputs,
     copy_to_meta,
@@ -32,15 +33,7 @@ from neuboots.head import (
     replace_layers,
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
-from neuboots.methods._base import (
-    BaseMethod,
-    LayerWrapper,
-    add_output_axis,
-    prepare_net,
-    register,
-    set_context,
-    validation_metrics,
-)
+from neuboots.methods._base import BaseMethod, LayerWrapper, prepare_net, register, set_context, validation_metrics
 from neuboots.methods.batch_ensemble import LAYER_TYPES, check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes

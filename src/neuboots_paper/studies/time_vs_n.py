@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -84,7 +84,7 @@ class TimeVsN(Study):
         data = SYNTHETIC_REGRESSIONS[self.function].draw(n, seed=seed, number=0)
         optimizer = partial(torch.optim.Adam, lr=self.learning_rate)
         config = TrainingConfig(epochs=steps, batch_size=n, optimizer=optimizer, seed=seed, progress=False)
-        return regressor(method, self.members).fit(curve_net(method, width), data, config)
+        return regressor(method, self.members).fit(cast(Any, curve_net(method, width)), data, config)
 
     def tables(self, rows: Rows) -> list[Table]:
         columns = (

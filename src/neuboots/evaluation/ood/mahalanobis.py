@@ -43,13 +43,14 @@ from neuboots.head import (
     HeadSplit,
     call_net,
     cast_inputs,
+    check_inputs,
     eager_mode,
     eval_mode,
     extract_output,
     split_head,
     unwrap_model,
 )
-from neuboots.prediction import Predictor, check_inputs
+from neuboots.prediction import Predictor
 
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
 

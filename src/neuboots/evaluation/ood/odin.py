@@ -27,7 +27,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from neuboots._streaming import class_probabilities
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import input_tensors, mean_per_input
 from neuboots.evaluation.ood.detector import (
@@ -39,13 +38,8 @@ from neuboots.evaluation.ood.detector import (
     select_logistic_rule,
     to_double,
 )
-from neuboots.prediction import (
-    Predictor,
-    SampleStream,
-    Summary,
-    check_inputs,
-    summarize_stream,
-)
+from neuboots.head import check_inputs
+from neuboots.prediction import Predictor, SampleStream, Summary, class_probabilities, summarize_stream
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.05, 0.1, 0.2)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._batching import check_predictor
-from neuboots.prediction import Predictor, Summary, check_inputs
+from neuboots.head import check_inputs
+from neuboots.prediction import Predictor, Summary
 from neuboots.training import progress_bar
 
 Window = int | Sequence[int] | None

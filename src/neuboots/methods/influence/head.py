@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import cast_inputs, copy_net, eval_mode, make_head
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, load_example, make_head
 from neuboots.loading import dataset_length
-from neuboots.methods._base import add_output_axis, load_example
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
     FullGGN,
@@ -44,7 +42,7 @@ from neuboots.methods.influence.leverage import (
 )
 from neuboots.methods.influence.refit import Refit, add_gradients, build_refit, check_refit
 from neuboots.methods.neuboots import draw_replicate_weights
-from neuboots.prediction import Moments, Predictor, SampleStream, check_inputs
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import TrainingConfig
 from neuboots.weights import (
     Blocks,

@@ -24,8 +24,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
 from neuboots._pytree import count_rows, row_slices, take_rows, tile_rows
-from neuboots.head import call_net, eager_mode, eval_mode, is_head
-from neuboots.methods._base import add_output_axis, functional_output
+from neuboots.head import add_output_axis, call_net, eager_mode, eval_mode, is_head
+from neuboots.methods._base import functional_output
 
 _BATCH_ROWS = 256
 _MAX_STORED_ELEMENTS = 1 << 26  # of explicit rows of J; beyond that they are computed again, tile by tile

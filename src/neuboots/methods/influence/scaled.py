@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_keys
-from neuboots.head import copy_net, eval_mode
+from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
 from neuboots.loading import check_length
 from neuboots.losses import GaussianNLL, Loss
-from neuboots.methods._base import add_output_axis, compute_output, iterate_batches
+from neuboots.methods._base import iterate_batches
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
 from neuboots.methods.influence.head import InfluencePredictor

@@ -21,12 +21,11 @@ from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_keys
 from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
-from neuboots._streaming import num_bytes
 from neuboots._validation import ArgumentError
-from neuboots.head import cast_inputs
+from neuboots.head import cast_inputs, load_example
 from neuboots.loading import dataset_length
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
-from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, load_example, make_tensors
+from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
 from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
 from neuboots.methods.influence.head import InfluencePredictor
 from neuboots.methods.influence.jacobian import Jacobian, JacobianRows
@@ -39,7 +38,7 @@ from neuboots.methods.influence.leverage import (
     ridge_inverse,
 )
 from neuboots.methods.neuboots import draw_replicate_weights
-from neuboots.prediction import Moments, SampleStream
+from neuboots.prediction import Moments, SampleStream, num_bytes
 from neuboots.training import TrainingConfig
 from neuboots.weights import WeightDistribution, assign_blocks, build_distribution, describe_distribution
 
