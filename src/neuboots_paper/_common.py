@@ -134,7 +134,7 @@ def class_scores(predictor: Predictor, test: Any, *, num_samples: int, seed: int
         )
         if count
     ]
-    return {"scores": [found.figures], "bins": bins}
+    return {"scores": [found.metrics], "bins": bins}
 
 
 def reliability_plots(

@@ -133,7 +133,7 @@ def test_an_oracle_is_perfect(kind: type[Detector]) -> None:
     inside = inside + 0.1 * rows(40, 4, seed=1)
     detector = kind(identity(), num_samples=2).fit(inside[:20], outside[:20], **QUIET)
     found = detector.evaluate(inside[20:], outside[20:], **QUIET)
-    for figure in ("auroc", "aupr_in", "aupr_out", "tnr_at_95_tpr", "detection_accuracy"):
+    for figure in ("auroc", "aupr_in", "aupr_out", "tnr_at_tpr", "detection_accuracy"):
         assert float(getattr(found, figure)) == 1.0
     assert "positive class: in-distribution (20 in, 20 out)" in str(found)
     reverse = detector.evaluate(outside[20:], inside[20:], positive="out", **QUIET)
@@ -265,8 +265,8 @@ def test_odin_chooses_the_best_of_its_grid(boots: Predictor) -> None:
     for temperature in detector.temperatures:
         for epsilon in detector.epsilons:
             one = replace(detector, temperature=temperature, epsilon=epsilon)
-            found = DetectionMetrics.of(one.score(a, **QUIET), one.score(b, **QUIET), positive="in")
-            judged[temperature, epsilon] = (float(found.tnr_at_95_tpr), float(found.auroc))
+            found = DetectionMetrics.from_batch(one.score(a, **QUIET), one.score(b, **QUIET), positive="in")
+            judged[temperature, epsilon] = (float(found.tnr_at_tpr), float(found.auroc))
     assert len(set(judged.values())) > 1, "the grid makes a difference"
     assert judged[fitted.temperature, fitted.epsilon] == max(judged.values())
 
@@ -332,7 +332,7 @@ def test_a_rule_of_separable_statistics_is_perfect() -> None:
     b[:, 0] += 20
     a[:, 1] = b[:, 1] = 7  # says nothing, and never changes
     rule = LogisticRule.of(a, b)
-    assert float(DetectionMetrics.of(rule(a), rule(b), positive="out").auroc) == 1.0
+    assert float(DetectionMetrics.from_batch(rule(a), rule(b), positive="out").auroc) == 1.0
     assert bool((rule(b) > 0).all())
     assert bool((rule(a) < 0).all())
 

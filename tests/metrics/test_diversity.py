@@ -82,7 +82,7 @@ def test_pairwise_kl_agrees_with_scipy(case: tuple[Tensor, Tensor]) -> None:
 @given(cases)
 def test_the_bundle_reads_guesses_off_the_samples(case: tuple[Tensor, Tensor]) -> None:
     samples, truth = case
-    tally = DiversityMetrics.of(samples, truth)
+    tally = DiversityMetrics.from_batch(samples, truth)
     for metric in LABELS:
         assert getattr(tally, metric.__name__) == metric(samples.argmax(2), truth)
     assert tally.pairwise_kl == pairwise_kl(samples)
@@ -146,7 +146,7 @@ def test_many_probabilities_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) 
 def test_pixels_are_inputs_of_their_own() -> None:
     samples, truth = random_case(0, 3, 24, 4)
     images = samples.view(3, 2, 3, 4, 4).movedim(-1, 2)  # (B, N, C, H, W)
-    tally, flat = DiversityMetrics.of(images, truth.view(2, 3, 4)), DiversityMetrics.of(samples, truth)
+    tally, flat = DiversityMetrics.from_batch(images, truth.view(2, 3, 4)), DiversityMetrics.from_batch(samples, truth)
     for figure in ("disagreement", "q_statistic", "correlation", "ratio_error", "pairwise_kl"):
         assert getattr(tally, figure).item() == pytest.approx(getattr(flat, figure).item(), rel=1e-12)
 
@@ -207,7 +207,7 @@ def test_bad_guesses_get_one_sentence(
     ],
 )
 def test_bad_samples_get_one_sentence(samples: Tensor, sentence: str) -> None:
-    for call in (pairwise_kl, lambda samples: DiversityMetrics.of(samples, torch.zeros(3, dtype=torch.long))):
+    for call in (pairwise_kl, lambda samples: DiversityMetrics.from_batch(samples, torch.zeros(3, dtype=torch.long))):
         with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
             call(samples)
         assert str(caught.value) == sentence
@@ -216,4 +216,4 @@ def test_bad_samples_get_one_sentence(samples: Tensor, sentence: str) -> None:
 def test_labels_are_checked_too() -> None:
     samples = torch.full((2, 3, 2), 0.5)
     with pytest.raises(ValueError, match=r"^labels run from 0 to 2; expected 0 to 1 for 2 classes: "):
-        DiversityMetrics.of(samples, torch.tensor([0, 1, 2]))
+        DiversityMetrics.from_batch(samples, torch.tensor([0, 1, 2]))

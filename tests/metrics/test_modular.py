@@ -30,27 +30,27 @@ BEFORE = pytest.mark.filterwarnings("ignore:The ``compute`` method of metric Run
 
 
 def whole(figure: str) -> Tensor:
-    value: Tensor = getattr(ClassificationMetrics.of(PROBS, LABELS), figure)
+    value: Tensor = getattr(ClassificationMetrics.from_batch(PROBS, LABELS), figure)
     return value
 
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_batches_add_up(figure: str) -> None:
-    metric = StreamingMetric(ClassificationMetrics.of, figure)
+    metric = StreamingMetric(ClassificationMetrics.from_batch, figure)
     for batch in BATCHES:
         metric.update(*batch)
     torch.testing.assert_close(metric.compute(), whole(figure), rtol=1e-12, atol=0)
 
 
 def test_forward_gives_the_batch_and_keeps_the_whole() -> None:
-    metric = StreamingMetric(ClassificationMetrics.of, "nll")
+    metric = StreamingMetric(ClassificationMetrics.from_batch, "nll")
     for batch in BATCHES:
         assert metric(*batch) == nll(*batch)
     assert metric.compute().item() == pytest.approx(whole("nll").item(), rel=1e-12)
 
 
 def test_reset_forgets() -> None:
-    metric = StreamingMetric(ClassificationMetrics.of, "nll")
+    metric = StreamingMetric(ClassificationMetrics.from_batch, "nll")
     metric.update(PROBS, LABELS)
     metric.reset()
     metric.update(*BATCHES[0])
@@ -58,15 +58,15 @@ def test_reset_forgets() -> None:
 
 
 def test_sums_stay_one_part_and_kept_scores_a_few() -> None:
-    sums = StreamingMetric(partial(SegmentationMetrics.of, ignore_index=255), "mean_iou")
-    kept = StreamingMetric(ClassificationMetrics.of, "aurc")
+    sums = StreamingMetric(partial(SegmentationMetrics.from_batch, ignore_index=255), "mean_iou")
+    kept = StreamingMetric(ClassificationMetrics.from_batch, "aurc")
     for _ in range(50):
         sums(PROBS, LABELS)
         kept.update(PROBS, LABELS)
     assert len(sums.parts) == 1
     assert len(kept.parts) < 8
     assert kept.compute().item() == pytest.approx(
-        ClassificationMetrics.of(PROBS.repeat(50, 1), LABELS.repeat(50)).aurc.item()
+        ClassificationMetrics.from_batch(PROBS.repeat(50, 1), LABELS.repeat(50)).aurc.item()
     )
 
 
@@ -74,9 +74,9 @@ def test_in_a_collection_alike_metrics_share_their_state() -> None:
     """ECE and NLL of one tally are one group; ten bins are another tally."""
     together = MetricCollection(
         {
-            "nll": StreamingMetric(ClassificationMetrics.of, "nll"),
-            "ece": StreamingMetric(ClassificationMetrics.of, "ece"),
-            "ece_10": StreamingMetric(partial(ClassificationMetrics.of, num_bins=10), "ece"),
+            "nll": StreamingMetric(ClassificationMetrics.from_batch, "nll"),
+            "ece": StreamingMetric(ClassificationMetrics.from_batch, "ece"),
+            "ece_10": StreamingMetric(partial(ClassificationMetrics.from_batch, num_bins=10), "ece"),
         }
     )
     for batch in BATCHES:
@@ -93,7 +93,8 @@ def test_in_a_collection_alike_metrics_share_their_state() -> None:
 def test_tallies_that_differ_in_an_option_alone_are_no_group() -> None:
     """The same scores, but another positive class."""
     sides = {
-        side: StreamingMetric(partial(DetectionMetrics.of, positive=side), "fpr_at_95_tpr") for side in ("in", "out")
+        side: StreamingMetric(partial(DetectionMetrics.from_batch, positive=side), "fpr_at_tpr")
+        for side in ("in", "out")
     }
     together = MetricCollection(dict(sides))
     inside, outside = torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.7])
@@ -104,7 +105,10 @@ def test_tallies_that_differ_in_an_option_alone_are_no_group() -> None:
 
 @BEFORE
 def test_two_instances_merge() -> None:
-    first, second = StreamingMetric(ClassificationMetrics.of, "aurc"), StreamingMetric(ClassificationMetrics.of, "aurc")
+    first, second = (
+        StreamingMetric(ClassificationMetrics.from_batch, "aurc"),
+        StreamingMetric(ClassificationMetrics.from_batch, "aurc"),
+    )
     for batch in BATCHES[:2]:
         first.update(*batch)
     for batch in BATCHES[2:]:
@@ -120,7 +124,10 @@ def test_two_instances_merge() -> None:
 @pytest.mark.parametrize("seen", [0, 1, 2])
 def test_processes_are_gathered(seen: int) -> None:
     """One of two processes has seen so many batches, none included, and the other the rest."""
-    here, there = StreamingMetric(ClassificationMetrics.of, "aurc"), StreamingMetric(ClassificationMetrics.of, "aurc")
+    here, there = (
+        StreamingMetric(ClassificationMetrics.from_batch, "aurc"),
+        StreamingMetric(ClassificationMetrics.from_batch, "aurc"),
+    )
     for batch in BATCHES[:seen]:
         here.update(*batch)
     for batch in BATCHES[seen:]:
@@ -137,28 +144,28 @@ def test_processes_are_gathered(seen: int) -> None:
 
 
 def test_options_and_half_precision_survive_the_packing() -> None:
-    metric = StreamingMetric(partial(DetectionMetrics.of, positive="in"), "auroc")
+    metric = StreamingMetric(partial(DetectionMetrics.from_batch, positive="in"), "auroc")
     metric.update(torch.tensor([0.1, 0.2], dtype=torch.bfloat16), torch.tensor([0.3], dtype=torch.bfloat16))
     metric.update(torch.tensor([0.4], dtype=torch.bfloat16), torch.tensor([0.5], dtype=torch.bfloat16))
     assert metric.compute().item() == pytest.approx(5 / 6)
 
 
 def test_a_curve_comes_as_a_dict() -> None:
-    metric = StreamingMetric(ClassificationMetrics.of, "reliability_curve")
+    metric = StreamingMetric(ClassificationMetrics.from_batch, "reliability_curve")
     metric.update(PROBS, LABELS)
-    curve = ClassificationMetrics.of(PROBS, LABELS).reliability_curve
+    curve = ClassificationMetrics.from_batch(PROBS, LABELS).reliability_curve
     assert metric.compute()["count"].tolist() == curve.count.tolist()
 
 
 def test_an_unknown_figure_is_refused_at_the_first_batch() -> None:
     with pytest.raises(ValueError, match=r"^got figure='kappa'; expected a property of Classification$"):
-        StreamingMetric(ClassificationMetrics.of, "kappa").update(PROBS, LABELS)
+        StreamingMetric(ClassificationMetrics.from_batch, "kappa").update(PROBS, LABELS)
 
 
 @BEFORE
 def test_a_figure_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^got no batch yet; expected at least one update before compute$"):
-        StreamingMetric(ClassificationMetrics.of, "nll").compute()
+        StreamingMetric(ClassificationMetrics.from_batch, "nll").compute()
 
 
 @pytest.mark.slow
@@ -187,7 +194,7 @@ print(f"{{metric.compute():.6f}}")
 def test_update_and_forward_mixed_in_a_collection_count_each_batch_once(calls: str) -> None:
     """After an update, metrics that tally alike hold one list; a batch must not enter it once for each of them."""
     figures = ("count", "nll", "aurc")
-    together = MetricCollection({name: StreamingMetric(ClassificationMetrics.of, name) for name in figures})
+    together = MetricCollection({name: StreamingMetric(ClassificationMetrics.from_batch, name) for name in figures})
     for call, batch in zip(calls, BATCHES, strict=False):
         if call == "u":
             together.update(*batch)
@@ -195,7 +202,7 @@ def test_update_and_forward_mixed_in_a_collection_count_each_batch_once(calls: s
             step = together(*batch)
             assert step["nll"] == nll(*batch)
             assert together["nll"]._forward_cache == nll(*batch), "what a trainer logs on the step"
-    seen = ClassificationMetrics.of(PROBS[:21], LABELS[:21])
+    seen = ClassificationMetrics.from_batch(PROBS[:21], LABELS[:21])
     values = together.compute()
     assert values["count"] == 21
     for name in ("nll", "aurc"):
@@ -203,17 +210,19 @@ def test_update_and_forward_mixed_in_a_collection_count_each_batch_once(calls: s
 
 
 def test_a_batch_may_come_by_name() -> None:
-    metric = StreamingMetric(ClassificationMetrics.of, "nll")
+    metric = StreamingMetric(ClassificationMetrics.from_batch, "nll")
     metric.update(probs=PROBS, labels=LABELS)
     assert metric.compute() == whole("nll")
     assert metric(probs=PROBS, labels=LABELS) == whole("nll")
-    together = MetricCollection({"nll": StreamingMetric(ClassificationMetrics.of, "nll")})
+    together = MetricCollection({"nll": StreamingMetric(ClassificationMetrics.from_batch, "nll")})
     together.update(probs=PROBS, labels=LABELS)
     assert together.compute()["nll"] == whole("nll")
 
 
-@pytest.mark.parametrize(("make", "figure"), [(ClassificationMetrics.of, "of"), (ConfidenceRanking.of, "adaptive_ece")])
+@pytest.mark.parametrize(
+    ("make", "figure"), [(ClassificationMetrics.from_batch, "of"), (ConfidenceRanking.from_confidence, "adaptive_ece")]
+)
 def test_only_properties_are_figures(make: Callable[..., MetricState], figure: str) -> None:
-    batch = (PROBS, LABELS) if make == ClassificationMetrics.of else (PROBS[:, 0], LABELS == 0)
+    batch = (PROBS, LABELS) if make == ClassificationMetrics.from_batch else (PROBS[:, 0], LABELS == 0)
     with pytest.raises(ValueError, match=rf"^got figure='{figure}'; expected a property of "):
         StreamingMetric(make, figure).update(*batch)

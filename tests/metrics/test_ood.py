@@ -122,37 +122,40 @@ INSIDE, OUTSIDE = torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.7])
 
 def test_the_positive_class_is_required_and_printed() -> None:
     with pytest.raises(TypeError, match="positive"):
-        DetectionMetrics.of(INSIDE, OUTSIDE)  # type: ignore[call-arg]
+        DetectionMetrics.from_batch(INSIDE, OUTSIDE)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^got positive='ood'; expected 'in' or 'out': name the positive class$"):
-        DetectionMetrics.of(INSIDE, OUTSIDE, positive="ood")  # type: ignore[arg-type]
+        DetectionMetrics.from_batch(INSIDE, OUTSIDE, positive="ood")  # type: ignore[arg-type]
     for side, name in (("in", "in-distribution"), ("out", "out-of-distribution")):
-        tally = DetectionMetrics.of(INSIDE, OUTSIDE, positive=side)  # type: ignore[arg-type]
+        tally = DetectionMetrics.from_batch(INSIDE, OUTSIDE, positive=side)  # type: ignore[arg-type]
         assert repr(tally) == f"Detection(positive='{side}', 4 inside, 2 outside)"
         assert str(tally).splitlines()[0] == f"positive class: {name} (4 in, 2 out)"
 
 
 def test_figures_of_the_tally_by_hand() -> None:
     """Sorted: in in in OUT in OUT. All OUT pass at 0.5, with one of four in; all in pass at 0.6, with one OUT."""
-    out = DetectionMetrics.of(INSIDE, OUTSIDE, positive="out")
-    into = DetectionMetrics.of(INSIDE, OUTSIDE, positive="in")
+    out = DetectionMetrics.from_batch(INSIDE, OUTSIDE, positive="out")
+    into = DetectionMetrics.from_batch(INSIDE, OUTSIDE, positive="in")
     assert out.auroc == into.auroc == 7 / 8
-    assert (out.fpr_at_95_tpr, out.tnr_at_95_tpr) == (1 / 4, 3 / 4)
-    assert (into.fpr_at_95_tpr, into.tnr_at_95_tpr) == (1 / 2, 1 / 2)
+    assert (out.fpr_at_tpr, out.tnr_at_tpr) == (1 / 4, 3 / 4)
+    assert (into.fpr_at_tpr, into.tnr_at_tpr) == (1 / 2, 1 / 2)
     assert out.aupr_in == into.aupr_in
     assert out.detection_accuracy == into.detection_accuracy == 7 / 8
 
 
 def test_a_part_may_lack_one_kind_but_the_whole_may_not() -> None:
     none = torch.zeros(0)
-    parts = [DetectionMetrics.of(INSIDE, none, positive="in"), DetectionMetrics.of(none, OUTSIDE, positive="in")]
-    assert sum(parts).auroc == DetectionMetrics.of(INSIDE, OUTSIDE, positive="in").auroc
+    parts = [
+        DetectionMetrics.from_batch(INSIDE, none, positive="in"),
+        DetectionMetrics.from_batch(none, OUTSIDE, positive="in"),
+    ]
+    assert sum(parts).auroc == DetectionMetrics.from_batch(INSIDE, OUTSIDE, positive="in").auroc
     with pytest.raises(ValueError, match="^positive marks 4 of 4 scores; expected some of both classes: "):
         _ = parts[0].auroc
 
 
 def test_scores_that_cannot_be_negated_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^scores are torch.uint8; expected floats: convert them with .float\(\)$"):
-        DetectionMetrics.of(INSIDE.byte(), OUTSIDE, positive="in")
+        DetectionMetrics.from_batch(INSIDE.byte(), OUTSIDE, positive="in")
 
 
 # -- bad arguments -------------------------------------------------------------------------------------
@@ -209,18 +212,18 @@ def test_a_rate_of_ones_own_in_parts_and_in_print() -> None:
     rng = torch.Generator().manual_seed(0)
     inside, outside = torch.randn(50, generator=rng), 1 + torch.randn(40, generator=rng)
     tally = sum(
-        DetectionMetrics.of(a, b, positive="out", tpr=0.8)
+        DetectionMetrics.from_batch(a, b, positive="out", tpr=0.8)
         for a, b in zip(inside.split(25), outside.split(20), strict=True)
     )
     scores, mask = torch.cat([inside, outside]), torch.arange(90) >= 50
-    assert tally.fpr_at_tpr == fpr_at_tpr(scores, positive=mask, tpr=0.8) != tally.fpr_at_95_tpr
+    assert tally.fpr_at_tpr == fpr_at_tpr(scores, positive=mask, tpr=0.8) != tally.fpr_at_tpr
     assert tally.tnr_at_tpr == tnr_at_tpr(scores, positive=mask, tpr=0.8)
     assert f"FPR at 80 % TPR     {tally.fpr_at_tpr:.4f}" in str(tally)
     with pytest.raises(ValueError, match=r"^got tpr=0.8 and tpr=0.95; expected tallies with the same options$"):
-        tally + DetectionMetrics.of(inside, outside, positive="out")
+        tally + DetectionMetrics.from_batch(inside, outside, positive="out")
     for tpr in (0.0, 1.5, "0.9", True):
         with pytest.raises(ValueError, match=r"^tpr is .*; expected a number between 0 and 1"):
-            DetectionMetrics.of(inside, outside, positive="out", tpr=tpr)
+            DetectionMetrics.from_batch(inside, outside, positive="out", tpr=tpr)
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([1j, 0]), torch.tensor([True, False])])

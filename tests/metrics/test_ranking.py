@@ -112,7 +112,7 @@ def test_right_only_where_confident_has_the_least_area() -> None:
 
 def test_a_tally_of_many_parts_joins_them_all() -> None:
     probs, labels = random_case(0, 1000, 3)
-    tally = sum(ClassificationMetrics.of(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
+    tally = sum(ClassificationMetrics.from_batch(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
     assert tally.count == 1000
     assert tally.aurc.item() == pytest.approx(aurc(probs, labels).item(), rel=1e-12)
 
@@ -134,4 +134,4 @@ def test_adaptive_ece_needs_a_bin() -> None:
 )
 def test_a_ranking_refuses_what_has_no_rank(confidence: Tensor, right: Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        ConfidenceRanking.of(confidence, right)
+        ConfidenceRanking.from_confidence(confidence, right)

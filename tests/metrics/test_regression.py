@@ -119,7 +119,7 @@ def test_crps_of_samples_agrees_with_scoringrules(case: tuple[Tensor, Tensor, Te
 def test_the_bundle_has_the_interval_of_its_level(case: tuple[Tensor, Tensor, Tensor], level: float) -> None:
     mean, std, y = case
     low, high = (torch.from_numpy(end) for end in scipy.stats.norm.interval(level, mean.numpy(), std.numpy()))
-    tally = RegressionMetrics.of(*case, level=level)
+    tally = RegressionMetrics.from_batch(*case, level=level)
     assert tally.coverage == interval_coverage(low, high, y)
     assert tally.mean_width.item() == pytest.approx(mean_width(low, high).item())
     assert tally.interval_score.item() == pytest.approx(interval_score(low, high, y, level=level).item())
@@ -175,7 +175,7 @@ def test_a_point_mass_has_no_likelihood() -> None:
     mean, std, y = torch.zeros(2), torch.tensor([0.0, 1.0]), torch.ones(2)
     with pytest.raises(ValueError, match=sentence):
         gaussian_nll(mean, std, y)
-    tally = RegressionMetrics.of(mean, std, y)
+    tally = RegressionMetrics.from_batch(mean, std, y)
     assert tally.rmse == 1
     with pytest.raises(ValueError, match=sentence):
         _ = tally.nll
@@ -202,7 +202,7 @@ def test_an_end_of_an_interval_belongs_to_it() -> None:
 
 
 def test_an_interval_may_have_no_end() -> None:
-    tally = IntervalMetrics.of(torch.tensor([-math.inf]), torch.tensor([math.inf]), torch.tensor([3.0]))
+    tally = IntervalMetrics.from_batch(torch.tensor([-math.inf]), torch.tensor([math.inf]), torch.tensor([3.0]))
     assert (tally.coverage, tally.mean_width, tally.interval_score) == (1, math.inf, math.inf)
 
 
@@ -300,7 +300,7 @@ def test_bad_arguments_get_one_sentence(call: Callable[[], Tensor], sentence: st
 def test_a_level_is_a_number_between_0_and_1(level: object) -> None:
     one = torch.ones(1)
     for call in (
-        lambda: RegressionMetrics.of(one, one, one, level=level),
+        lambda: RegressionMetrics.from_batch(one, one, one, level=level),
         lambda: interval_score(one, one, one, level=level),
         lambda: pinball(one, one, q=level),
     ):

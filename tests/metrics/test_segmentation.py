@@ -60,7 +60,7 @@ def test_iou_agrees_with_torchmetrics_and_scikit_learn(case: tuple[Tensor, Tenso
 @many
 @given(cases)
 def test_other_figures_are_those_of_classification_without_the_void(case: tuple[Tensor, Tensor]) -> None:
-    tally = SegmentationMetrics.of(*case)
+    tally = SegmentationMetrics.from_batch(*case)
     rows, truth = kept(*case)
     assert tally.count == len(truth)
     for figure, metric in (("error", error), ("nll", nll), ("brier", brier), ("ece", ece)):
@@ -73,7 +73,7 @@ def test_the_mean_is_over_the_data_set_and_not_over_images() -> None:
     truth = torch.zeros(2, 10, dtype=torch.long)
     truth[0, 0], truth[1, :9], guess[0, 0] = 1, 1, 1
     probs = torch.nn.functional.one_hot(guess, 2).movedim(-1, 1).float()
-    tally = sum(SegmentationMetrics.of(probs[k : k + 1], truth[k : k + 1]) for k in range(2))
+    tally = sum(SegmentationMetrics.from_batch(probs[k : k + 1], truth[k : k + 1]) for k in range(2))
     assert tally.iou.tolist() == pytest.approx([10 / 19, 1 / 10])
     assert tally.mean_iou.item() == pytest.approx((10 / 19 + 1 / 10) / 2)
     assert tally.dice.tolist() == pytest.approx([20 / 29, 2 / 11])
@@ -83,7 +83,7 @@ def test_a_class_that_occurs_nowhere_is_left_out_of_the_mean() -> None:
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0]])
     assert iou(probs, torch.tensor([0, 1])).tolist() == [0.5, 0, 0]
     assert mean_iou(probs, torch.tensor([0, 1])) == 0.25  # of classes 0 and 1
-    assert SegmentationMetrics.of(probs, torch.tensor([0, 1])).confusion.occurs.tolist() == [True, True, False]
+    assert SegmentationMetrics.from_batch(probs, torch.tensor([0, 1])).confusion.occurs.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,9 @@ def test_a_class_that_occurs_nowhere_is_left_out_of_the_mean() -> None:
 def test_void_pixels_count_nowhere(ignore_index: int, dtype: torch.dtype) -> None:
     """Not even if what was guessed there is no number; in bytes, 255 is no −1."""
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [torch.nan, torch.nan]])
-    tally = SegmentationMetrics.of(probs, torch.tensor([0, 0, ignore_index]).to(dtype), ignore_index=ignore_index)
+    tally = SegmentationMetrics.from_batch(
+        probs, torch.tensor([0, 0, ignore_index]).to(dtype), ignore_index=ignore_index
+    )
     assert tally.count == 2
     assert tally.confusion_matrix.tolist() == [[1, 1], [0, 0]]
 
@@ -100,8 +102,8 @@ def test_void_pixels_count_nowhere(ignore_index: int, dtype: torch.dtype) -> Non
 def test_a_part_may_be_all_void_but_the_whole_may_not() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     none, some = (
-        SegmentationMetrics.of(probs, torch.tensor([255, 255])),
-        SegmentationMetrics.of(probs, torch.tensor([0, 1])),
+        SegmentationMetrics.from_batch(probs, torch.tensor([255, 255])),
+        SegmentationMetrics.from_batch(probs, torch.tensor([0, 1])),
     )
     assert (none + some).mean_iou == 1
     assert (none + some).ece == some.ece

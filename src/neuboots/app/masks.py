@@ -118,7 +118,7 @@ def fit_uncertainty_limits(model: "MaskModel", held_out: LazyDataset, num_sample
         counted = (chunk.y.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         some = counted[torch.linspace(0, len(counted) - 1, min(PIXELS, len(counted))).long()]
         if len(some):
-            ranking = ranking + ConfidenceRanking.of(confidence[some], right[some])
+            ranking = ranking + ConfidenceRanking.from_confidence(confidence[some], right[some])
             images.append(confidence[some])
     if not isinstance(ranking, ConfidenceRanking):
         return 0.0, 1.0

@@ -198,7 +198,7 @@ def fit_reject_rule(
 def compute_classification_metrics(answers: PredictionTable, y: Tensor, commonest: int) -> dict[str, Any]:
     """Figures of labelled rows; `commonest` is the class that is the most frequent one in training."""
     assert answers.probs is not None, "these are answers of classes"
-    tally = ClassificationMetrics.of(answers.probs, y)
+    tally = ClassificationMetrics.from_batch(answers.probs, y)
     answered = ~answers.columns["abstain"]
     wrong = (answers.probs.argmax(1) != y).cpu().numpy()
     return {

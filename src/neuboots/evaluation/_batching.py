@@ -1,9 +1,7 @@
-"""What several tasks share: rows of a data set in batches, checks of a call, a table of figures in plain text.
+"""Batches of evaluation data, alignment of labels and targets with outputs, and tables of metrics as text.
 
-Inputs of any kind, batch by batch, and what is done with each of them.
-
-A task that needs no labels takes a tensor of inputs (a tuple or dict of them for a net of several), a data set, or a
-loader, whose labels, if there are any, it passes over.
+Labeled data are a data set of examples (x, y) or a loader of batches (x, y). Where no labels are needed, inputs may be
+a tensor (a tuple or dict of tensors for a net of several inputs), a data set or a loader, whose labels are ignored.
 """
 
 import hashlib
@@ -16,128 +14,229 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from neuboots._pytree import count_rows, take_rows
+from neuboots._validation import ArgumentError, check_int
 from neuboots.loading import EpochLoader, get_tensors, preserve_rng_state, unpack_example
 from neuboots.prediction import Predictor
 from neuboots.training import progress_bar
 
-LabeledData = Dataset[Any] | Iterable[Any]  # a data set of rows (x, y), or batches (x, y) as a DataLoader gives them
+LabeledData = Dataset[Any] | Iterable[Any]  # a data set of examples (x, y), or a loader of batches (x, y)
+InputData = Any  # a tensor of inputs (or a tuple or dict of them), a data set, or a loader
+
+_Result = TypeVar("_Result")
+
+# -- batches -------------------------------------------------------------------------------------------
 
 
 def iter_batches(
     data: LabeledData, batch_size: int = 256, *, title: str, progress: bool = True
 ) -> Generator[tuple[Any, Tensor], None, None]:
-    """(x, y) batch by batch: rows of a data set in their order, or the batches that a loader gives.
+    """Yield batches (x, y): examples of a data set in their order, or the batches of a loader.
 
     >>> from torch.utils.data import TensorDataset
-    >>> rows = TensorDataset(torch.zeros(5, 3), torch.arange(5))
-    >>> [y.tolist() for x, y in iter_batches(rows, 3, title="reading", progress=False)]
+    >>> data = TensorDataset(torch.zeros(5, 3), torch.arange(5))
+    >>> [y.tolist() for x, y in iter_batches(data, 3, title="reading", progress=False)]
     [[0, 1, 2], [3, 4]]
     """
-    check_batch_size(batch_size)
-    total: int | None = None  # of a stream nobody knows it
-    parts: Iterator[Any]
-    if isinstance(data, IterableDataset):
-        parts = iter(DataLoader(data, batch_size=batch_size))
-    elif isinstance(data, Dataset) or _is_map_style(data):
-        loader = EpochLoader(cast(Dataset[Any], data), batch_size=batch_size, seed=0, shuffle=False)
-        total, parts = loader.steps, ((batch.x, batch.y) for _, batch, _ in loader.epoch(0))
-    elif isinstance(data, Iterable):
-        total, parts = _length(data), (_pair(part, data) for part in data)
-    else:
-        raise ValueError(
-            f"got data of type {type(data).__name__}; expected a data set of rows (x, y), or a loader that gives "
-            "batches (x, y)"
-        )
+    check_int("batch_size", batch_size, minimum=1)
+    total, batches = _open(data, batch_size)
     empty = True
     with progress_bar(title, total, enabled=progress) as advance:
         while True:
-            with preserve_rng_state():  # around the reading alone: whoever stops in the middle finds his own again
-                part = next(parts, None)
-            if part is None:
+            with preserve_rng_state():  # only while reading: a caller who stops early gets the RNG state back
+                batch = next(batches, None)
+            if batch is None:
                 break
-            x, y = unpack_example(part)
-            yield x, _as_batch(y)
+            x, y = unpack_example(batch)
+            y = torch.as_tensor(y)
+            if y.ndim == 0:
+                hint = "wrap a list of examples in DataLoader(examples, batch_size=256)"
+                raise ArgumentError("data", "single examples (x, y)", "batches, or a data set", hint=hint)
+            yield x, y
             empty = False
             advance(title)
     if empty:
-        raise ValueError("got data that give no batch; expected at least one row")
+        raise ArgumentError("data", "no batch", "at least one example")
 
 
-def _is_map_style(data: Any) -> bool:
-    """Rows by their numbers, though it is no torch Dataset by name."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable)
+def _open(data: Any, batch_size: int) -> tuple[int | None, Iterator[Any]]:
+    """The number of batches, if it is known, and the batches."""
+    if isinstance(data, IterableDataset):
+        return None, iter(DataLoader(data, batch_size=batch_size))
+    map_style = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable)
+    if isinstance(data, Dataset) or map_style:
+        loader = EpochLoader(cast(Dataset[Any], data), batch_size=batch_size, seed=0, shuffle=False)
+        return loader.steps, ((batch.x, batch.y) for _, batch, _ in loader.epoch(0))
+    if not isinstance(data, Iterable):
+        raise ArgumentError("data", type(data).__name__, "a data set of examples (x, y), or a loader of batches (x, y)")
+    try:
+        total = len(cast(Sized, data))
+    except TypeError:
+        total = None
+    return total, (_unpack_batch(batch, data) for batch in data)
 
 
-def _pair(part: Any, loader: Any) -> tuple[Any, Any]:
+def _unpack_batch(batch: Any, loader: Any) -> tuple[Any, Any]:
     """A loader's batch as (x, y); that of tensors in memory may have several inputs before the target."""
     tensors, _ = get_tensors(getattr(loader, "dataset", loader))
-    if tensors is not None and len(tensors) > 2 and isinstance(part, tuple | list) and len(part) == len(tensors):
-        return tuple(part[:-1]), part[-1]
-    return unpack_example(part)
+    if tensors is not None and len(tensors) > 2 and isinstance(batch, tuple | list) and len(batch) == len(tensors):
+        return tuple(batch[:-1]), batch[-1]
+    return unpack_example(batch)
 
 
-def _as_batch(y: Any) -> Tensor:
-    batch: Tensor = torch.as_tensor(y)
-    if batch.ndim == 0:
-        raise ValueError(
-            "got single rows (x, y); expected batches of them, or a data set: wrap a list of rows in DataLoader(rows, "
-            "batch_size=256)"
-        )
-    return batch
+class _UnlabeledDataset(Dataset[Any]):
+    """Inputs of a data set, with or without a label, as (x, 0)."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return _drop_label(self.data[i]), 0
 
 
-def check_batch_size(batch_size: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"got batch_size={batch_size!r}; expected a whole number, at least 1")
+@dataclass(frozen=True)
+class _UnlabeledLoader:
+    """Batches of inputs of a loader, with or without labels, as (x, [0])."""
+
+    loader: Any
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Any, list[int]]]:
+        return ((_drop_label(batch), [0]) for batch in self.loader)
 
 
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        return None
+def _drop_label(example: Any) -> Any:
+    if isinstance(example, tuple | list):
+        return example[0] if len(example) == 1 else unpack_example(example)[0]
+    return example
 
 
-def take_rows(x: Any, rows: Any) -> Any:
-    """These rows of a tensor, or of each in a tuple or dict of tensors."""
-    if isinstance(x, Mapping):
-        return {key: value[rows] for key, value in x.items()}
-    if isinstance(x, tuple | list):
-        return tuple(value[rows] for value in x)
-    return x[rows]
+def is_input_batch(data: InputData) -> bool:
+    """Whether data are inputs themselves, and not a data set or loader of them."""
+    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, tuple) else (data,)
+    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
+
+
+def iter_inputs(
+    data: InputData, batch_size: int = 256, *, title: str, progress: bool = True
+) -> Generator[Any, None, None]:
+    """Yield batches x of inputs in the order of the data.
+
+    >>> [len(x) for x in iter_inputs(torch.zeros(5, 2), 3, title="reading", progress=False)]
+    [3, 2]
+    """
+    if is_input_batch(data):
+        if count_rows(data) == 0:
+            raise ArgumentError("inputs", "no rows", "at least one")
+        starts = range(0, count_rows(data), check_int("batch_size", batch_size, minimum=1))
+        with progress_bar(title, len(starts), enabled=progress) as advance:
+            for start in starts:
+                yield take_rows(data, slice(start, start + batch_size))
+                advance(title)
+        return
+    stacked = isinstance(data, np.ndarray) or (isinstance(data, list) and any(isinstance(x, Tensor) for x in data))
+    if stacked or not isinstance(data, Dataset | Iterable | Sized):
+        hint = "use torch.as_tensor(array) or torch.stack(tensors)"
+        raise ArgumentError("inputs", type(data).__name__, "a tensor of inputs, a data set, or a loader", hint=hint)
+    source: Any = DataLoader(data, batch_size=batch_size) if isinstance(data, IterableDataset) else data
+    tensors, _ = get_tensors(getattr(source, "dataset", source))
+    if tensors is None or len(tensors) == 1:
+        is_loader = isinstance(source, Iterable) and not isinstance(source, Dataset)
+        source = _UnlabeledLoader(source) if is_loader else _UnlabeledDataset(source)
+    for x, _ in iter_batches(source, batch_size, title=title, progress=progress):
+        yield x
+
+
+def map_batches(
+    function: Callable[[Any], _Result], x: InputData, batch_size: int, *, title: str, progress: bool
+) -> list[_Result]:
+    """Apply a function to each batch of inputs; tensors without a row are one batch.
+
+    >>> map_batches(len, torch.zeros(5, 2), 3, title="counting", progress=False)
+    [3, 2]
+    """
+    if is_input_batch(x) and count_rows(x) == 0:
+        return [function(x)]
+    results = []
+    # No comprehension: after an error it would keep the progress bar open for as long as the traceback lives.
+    for batch in iter_inputs(x, batch_size, title=title, progress=progress):
+        results.append(function(batch))
+    return results
+
+
+# -- inputs, labels and targets ------------------------------------------------------------------------
+
+
+def input_tensors(x: Any) -> list[Tensor]:
+    """Return the tensors of one batch of inputs."""
+    return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
+
+
+def mean_per_input(values: Tensor) -> Tensor:
+    """Average over the pixels of each input: (N, *) → (N,)."""
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def hash_rows(x: Any) -> list[bytes]:
+    """Return an eight-byte hash of the values of each row, the same for every dtype, sign of 0 and order of keys.
+
+    >>> a, b = hash_rows(torch.tensor([[0.5, -0.0], [0.5, 1.0]]))
+    >>> a == hash_rows(torch.tensor([[0.5, 0.0]], dtype=torch.float64))[0] != b
+    True
+    """
+    columns = []
+    for part in [x[key] for key in sorted(x)] if isinstance(x, Mapping) else input_tensors(x):
+        values = part.detach().cpu()
+        values = values.double() + 0.0 if values.is_floating_point() else values.long()
+        columns.append([row.tobytes() for row in values.numpy()])
+    return [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
 
 
 def check_predictor(predictor: Any) -> None:
+    """Check that the argument is a predictor."""
     if not isinstance(predictor, Predictor):
-        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor, as a method's fit gives one")
+        raise ArgumentError("predictor", type(predictor).__name__, "a Predictor", hint="pass what method.fit returns")
 
 
 def align_labels(probs: Tensor, y: Tensor, *, ignore_index: int | None = None) -> Tensor:
-    """Labels (N, *) for probabilities (N, C, *), as whole numbers 0 … C − 1 (or `ignore_index`) on their device.
+    """Return labels (N, *) for probabilities (N, C, *), as integers 0 … C − 1 (or `ignore_index`) on their device.
 
-    They may be floats, as the targets of a net with one logit are, and have axes of length 1 besides.
+    They may be floats, as the targets of a net with one logit are, and have more or fewer axes of length 1.
 
     >>> align_labels(torch.full((2, 2), 0.5), torch.tensor([[0.0], [1.0]]))
     tensor([0, 1])
     """
-    shape, classes = (probs.shape[0], *probs.shape[2:]), probs.shape[1]
     if y.is_floating_point() and not bool((y == y.round()).all()):
-        raise ValueError("got labels that are not whole numbers; expected classes 0 … C − 1: is this a regression?")
+        raise ArgumentError("labels", "numbers that are no integers", "classes 0 … C − 1", hint="is this a regression?")
+    shape, num_classes = (probs.shape[0], *probs.shape[2:]), probs.shape[1]
     _check_axes("labels", y, shape)
     labels = y.to(probs.device).long().reshape(shape)
-    wrong = (labels < 0) | (labels >= classes)
-    if ignore_index is not None:
-        wrong &= labels != ignore_index
-    if bool(wrong.any()):
-        raise ValueError(
-            f"labels run from {int(labels.min())} to {int(labels.max())}; expected 0 to {classes - 1} for {classes} "
-            "classes: renumber the labels, drop the inputs without one, or name the label of pixels without one (void)"
-        )
+    valid = is_counted(labels, ignore_index)
+    if bool((((labels < 0) | (labels >= num_classes)) & valid).any()):
+        found, expected = f"{int(labels.min())} to {int(labels.max())}", f"0 to {num_classes - 1}"
+        hint = "renumber the labels, drop the inputs without one, or pass ignore_index"
+        raise ArgumentError("labels", found, expected, hint=hint)
     return labels
 
 
+def is_counted(labels: Tensor, ignore_index: int | None) -> Tensor:
+    """Return which labels are not `ignore_index`: (N, *)."""
+    return torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+
+
+def check_any_counted(count: int, ignore_index: float | None) -> None:
+    """Check that not all labels or targets are `ignore_index`."""
+    if count == 0:
+        raise ArgumentError("data", f"only labels equal to ignore_index ({ignore_index})", "some other labels")
+
+
 def align_targets(mean: Tensor, y: Tensor) -> Tensor:
-    """Targets in the shape, device and precision of the outputs (N, C, *): (N,) and (N, 1) are taken as one.
+    """Return targets in the shape, device and dtype of the outputs (N, C, *); (N,) and (N, 1) are the same.
 
     >>> align_targets(torch.zeros(2, 1), torch.tensor([3, 4]))
     tensor([[3.],
@@ -147,23 +246,26 @@ def align_targets(mean: Tensor, y: Tensor) -> Tensor:
     return y.reshape(mean.shape).to(mean)
 
 
-def _check_axes(what: str, y: Tensor, shape: tuple[int, ...]) -> None:
-    """Axes of length 1 may be missing or more; no other may differ, lest pixels or outputs change places."""
+def _check_axes(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
+    """Check all axes whose length is not 1, so that pixels and outputs are not permuted."""
     got, expected = ([d for d in axes[1:] if d != 1] for axes in (tuple(y.shape), shape))
     if y.shape[:1] != shape[:1] or got != expected:
-        raise ValueError(f"got {what} of shape {tuple(y.shape)}; expected {shape}, as the predictor's outputs")
+        raise ArgumentError(f"{name}.shape", tuple(y.shape), f"{shape}, as the outputs of the predictor")
+
+
+# -- tables --------------------------------------------------------------------------------------------
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as text, a column for each key; numbers to four significant figures, right-aligned.
+    """Format rows as text, a column for each key; numbers are right-aligned, with four significant digits.
 
-    >>> print(format_table([{"method": "plain", "error": 0.25}, {"method": "neuboots", "error": 0.2}]))
-    method    error
-    plain      0.25
-    neuboots    0.2
+    >>> print(format_table([{"method": "deterministic", "error": 0.25}, {"method": "neuboots", "error": 0.2}]))
+    method         error
+    deterministic   0.25
+    neuboots         0.2
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_shown(row.get(name)) for name in names] for row in rows]
+    cells = [[_format_cell(row.get(name)) for name in names] for row in rows]
     numeric = [all(isinstance(row.get(name), int | float | Tensor | None) for row in rows) for name in names]
     widths = [max(len(line[k]) for line in [names, *cells]) for k in range(len(names))]
     lines = [
@@ -176,139 +278,14 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Format metrics as a table of two columns."""
+    return format_table([{"metric": name, "value": value} for name, value in metrics.items()])
+
+
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, Tensor):
         value = value.item()
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-_Result = TypeVar("_Result")
-InputData = Any  # a tensor of inputs (or a tuple or dict of them), a data set, or a loader
-
-
-class _Unlabelled(Dataset[Any]):
-    """Rows of inputs, with or without a label, as (x, 0)."""
-
-    def __init__(self, data: Dataset[Any]) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.data))
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        return _input_of(self.data[i]), 0
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """Batches of inputs, with or without labels, as (x, [0])."""
-
-    loader: Any
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[tuple[Any, list[int]]]:
-        return ((_input_of(batch), [0]) for batch in self.loader)
-
-
-def _input_of(row: Any) -> Any:
-    if isinstance(row, tuple | list):
-        return row[0] if len(row) == 1 else unpack_example(row)[0]
-    return row
-
-
-def is_input_batch(data: InputData) -> bool:
-    """Whether these are inputs themselves, and not a data set or loader of them."""
-    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, tuple) else (data,)
-    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
-
-
-def iter_inputs(
-    data: InputData, batch_size: int = 256, *, title: str, progress: bool = True
-) -> Generator[Any, None, None]:
-    """x, batch by batch, in the order in which the data give it.
-
-    >>> import torch
-    >>> [len(x) for x in iter_inputs(torch.zeros(5, 2), 3, title="reading", progress=False)]
-    [3, 2]
-    """
-    if is_input_batch(data):
-        if num_rows(data) == 0:
-            raise ValueError("got no inputs; expected at least one row")
-        check_batch_size(batch_size)
-        starts = range(0, num_rows(data), batch_size)
-        with progress_bar(title, len(starts), enabled=progress) as advance:
-            for start in starts:
-                yield take_rows(data, slice(start, start + batch_size))
-                advance(title)
-        return
-    if isinstance(data, np.ndarray) or not isinstance(data, Dataset | Iterable | Sized):
-        raise ValueError(
-            f"got inputs of type {type(data).__name__}; expected a tensor of inputs, a data set, or a loader of "
-            "batches: torch.as_tensor(x) makes a tensor of an array"
-        )
-    if isinstance(data, list) and any(isinstance(part, Tensor) for part in data):
-        raise ValueError("got a list of tensors; expected one tensor of inputs: torch.stack(rows) makes it")
-    rows: Any = data
-    if isinstance(rows, IterableDataset):
-        rows = DataLoader(rows, batch_size=batch_size)
-    tensors, _ = get_tensors(getattr(rows, "dataset", rows))
-    if tensors is None or len(tensors) == 1:  # labels, if there are any, are not looked at
-        rows = _Batches(rows) if isinstance(rows, Iterable) and not isinstance(rows, Dataset) else _Unlabelled(rows)
-    for x, _ in iter_batches(rows, batch_size, title=title, progress=progress):
-        yield x
-
-
-def input_tensors(x: Any) -> list[Tensor]:
-    """The tensors of one batch of inputs."""
-    return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
-
-
-def num_rows(x: Any) -> int:
-    """N of one batch of inputs."""
-    return len(input_tensors(x)[0])
-
-
-def mean_per_input(values: Tensor) -> Tensor:
-    """One number for each input: the mean over its pixels: (N, *) → (N,)."""
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
-
-
-def hash_rows(x: Any) -> list[bytes]:
-    """Eight bytes for each row, a hash of its numbers: the same after a copy to float64, for −0 and for 0, and
-    in whatever order a dict has its keys.
-
-    >>> import torch
-    >>> a, b = hash_rows(torch.tensor([[0.5, -0.0], [0.5, 1.0]]))
-    >>> a == hash_rows(torch.tensor([[0.5, 0.0]], dtype=torch.float64))[0] != b
-    True
-    """
-    parts = [x[key] for key in sorted(x)] if isinstance(x, Mapping) else input_tensors(x)
-    columns = [_words(part) for part in parts]
-    return [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in zip(*columns, strict=True)]
-
-
-def _words(part: Tensor) -> list[bytes]:
-    part = part.detach().cpu()
-    values = part.double() + 0.0 if part.is_floating_point() else part.long()
-    return [row.tobytes() for row in values.numpy()]
-
-
-def map_batches(
-    ask: Callable[[Any], _Result], x: InputData, batch_size: int, *, title: str, progress: bool
-) -> list[_Result]:
-    """ask(batch) for each batch of inputs; tensors without a row are one batch.
-
-    >>> import torch
-    >>> map_batches(len, torch.zeros(5, 2), 3, title="counting", progress=False)
-    [3, 2]
-    """
-    if is_input_batch(x) and num_rows(x) == 0:
-        return [ask(x)]
-    answers = []
-    for part in iter_inputs(x, batch_size, title=title, progress=progress):  # no comprehension: it would hold a
-        answers.append(ask(part))  # failed call's bar open for as long as its traceback lives
-    return answers

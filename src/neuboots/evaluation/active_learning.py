@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from neuboots._prng import derive_keys, derive_seed, draw_uniform, hash_to_range
+from neuboots._pytree import count_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import (
     InputData,
@@ -45,7 +46,6 @@ from neuboots.evaluation._batching import (
     iter_batches,
     iter_inputs,
     mean_per_input,
-    num_rows,
 )
 from neuboots.evaluation._parallel import (
     cached_result,
@@ -419,12 +419,12 @@ def _check_order(pool: InputData) -> None:
 
 def _score_batch(view: Predictor, x: Any, score: AcquisitionFunction, num_samples: int, seed: int) -> Tensor:
     if score is random_scores:  # needs no prediction
-        return torch.zeros(num_rows(x), dtype=torch.float64)
+        return torch.zeros(count_rows(x), dtype=torch.float64)
     summary = view.summarize(x, num_samples, seed=seed)
     _check_finite(summary.mean)
     scores = torch.as_tensor(score(summary))
-    if scores.shape != (num_rows(x),):
-        raise ArgumentError("strategy", tuple(scores.shape), f"scores of shape ({num_rows(x)},), one for each row")
+    if scores.shape != (count_rows(x),):
+        raise ArgumentError("strategy", tuple(scores.shape), f"scores of shape ({count_rows(x)},), one for each row")
     return scores
 
 
@@ -772,10 +772,10 @@ class _Loop:
                     squares += float((summary.mean - align_targets(summary.mean, y)).double().square().sum())
                     count += summary.mean.numel()
                 elif summary.probs.ndim == 2:
-                    total = total + ClassificationMetrics.of(summary.probs, align_labels(summary.probs, y))
+                    total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
                 else:
                     labels = align_labels(summary.probs, y, ignore_index=ignore_index)
-                    total = total + SegmentationMetrics.of(summary.probs, labels, ignore_index=ignore_index)
+                    total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
         if self.task != "classification":
             return {"rmse": (squares / count) ** 0.5}
         names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, SegmentationMetrics))

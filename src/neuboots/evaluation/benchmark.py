@@ -31,8 +31,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from neuboots._pytree import count_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.evaluation._batching import check_predictor, format_table, num_rows
+from neuboots.evaluation._batching import check_predictor, format_table
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig, progress_bar
@@ -224,7 +225,7 @@ def benchmark_methods(
 
         rows = tuple(row for K in num_members for row in measure(K))
     note = _NO_MEMORY if memory and any(row.fit_mb is None for row in rows) else ""
-    return BenchmarkResult(rows, baseline, tuple(num_members), repeats, n, num_rows(x), note)
+    return BenchmarkResult(rows, baseline, tuple(num_members), repeats, n, count_rows(x), note)
 
 
 def min_seconds(

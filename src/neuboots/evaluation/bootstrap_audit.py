@@ -36,7 +36,8 @@ from neuboots.evaluation._audit_stats import (
     ks_and_wasserstein,
     standardize,
 )
-from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs, num_rows, take_rows
+from neuboots._pytree import count_rows, take_rows
+from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.metrics import MetricState
 from neuboots.prediction import Method, Predictor
@@ -467,7 +468,7 @@ def _iter_small_batches(x: Any, bootstrap: Predictor, replicates: int, *, seed: 
         if not size:
             one = bootstrap.predict(take_rows(batch, slice(0, 1)), 1, seed=seed).samples  # (1, 1, C, *)
             size = max(1, _MAX_VALUES // (replicates * one.numel()))
-        for start in range(0, num_rows(batch), size):
+        for start in range(0, count_rows(batch), size):
             yield take_rows(batch, slice(start, start + size))
 
 

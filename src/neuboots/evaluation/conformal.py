@@ -770,7 +770,7 @@ class _Tested:
         if len(y) == 0:
             return
         inside = ((low <= y) & (y <= high)).double()
-        self.tallies.append(IntervalMetrics.of(low, high, y, level=self.level))
+        self.tallies.append(IntervalMetrics.from_batch(low, high, y, level=self.level))
         self.kept.append(torch.stack([spread, inside]).cpu())
         self.images += int((counts > 0).sum())
         self.covered += float((inside.cpu() / counts.repeat_interleave(counts)).sum())

@@ -132,7 +132,7 @@ def evaluate_corruptions(
                 raise ValueError(f"the corruption {name!r} made {shape} of {tuple(x.shape)}; expected the same")
             probs = predictor.summarize(prepare(images), num_samples, seed=seed).probs
             labels = align_labels(probs, y, ignore_index=ignore_index)
-            part = SegmentationMetrics.of(
+            part = SegmentationMetrics.from_batch(
                 probs, labels, ignore_index=-1 if ignore_index is None else ignore_index, num_bins=num_bins
             )
             before = tallies.get((name, severity))

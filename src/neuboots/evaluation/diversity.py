@@ -1,10 +1,8 @@
-"""Diversity: how far do the replicates of a predictor differ from each other?
+"""Diversity of the replicates of a predictor: means over pairs b < b′ of statistics of their predictions.
 
-    figure = mean over pairs b < b' of figure(replicate b, replicate b')
-
-over labelled data, for the figures of `neuboots.metrics.diversity`: ratio-error, Q-statistic, correlation, disagreement
-(paper, section 3.2, table 3.3) and the Kullback–Leibler divergence of the probabilities. The data are read batch by
-batch; the samples of one batch, (B, N, C), are held at a time.
+Ratio-error, Q-statistic, correlation and disagreement (paper, section 3.2, table 3.3) and the Kullback–Leibler
+divergence of the probabilities, as defined in `neuboots.metrics.diversity`. Data are read batch by batch; only the
+samples of one batch, (B, N, C, *), are in memory.
 
 Aksela, Comparison of classifier selection methods for improving committee performance, MCS 2003; Kuncheva and Whitaker,
 Measures of diversity in classifier ensembles and their relationship with the ensemble accuracy, Machine Learning 2003;
@@ -13,39 +11,56 @@ Fort, Hu and Lakshminarayanan, Deep ensembles: a loss landscape perspective, arX
 
 from dataclasses import dataclass
 
-from neuboots._validation import check_int
-from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
+from neuboots._validation import ArgumentError, check_int
+from neuboots.evaluation._batching import (
+    LabeledData,
+    align_labels,
+    check_any_counted,
+    check_predictor,
+    format_metrics,
+    is_counted,
+    iter_batches,
+)
 from neuboots.metrics import DiversityMetrics
 from neuboots.prediction import Predictor, class_probabilities
 
-_REPLICATES = 20  # of a method that has infinitely many
+_DEFAULT_SAMPLES = 20  # for a method with infinitely many replicates
 
 
 @dataclass(frozen=True, eq=False)
 class DiversityReport:
-    """What `evaluate_diversity` found; `count_outcomes` has every figure, and its parts add."""
+    """Result of `evaluate_diversity`.
 
-    tally: DiversityMetrics
-    num_samples: int  # B, the replicates compared
-    asked: int  # as the caller wished
-    num_distinct: int | None  # K, for a method of K members
+    Attributes:
+        state: State of all metrics; states of parts of a data set add.
+        num_samples: Number of replicates B that were compared.
+        num_requested: Number of replicates that the caller asked for.
+        num_distinct: Number of members K of the method, or None.
+        seed: Seed of the replicates.
+    """
+
+    state: DiversityMetrics
+    num_samples: int
+    num_requested: int
+    num_distinct: int | None
     seed: int
 
     @property
     def num_pairs(self) -> int:
+        """Number of pairs of replicates."""
         return self.num_samples * (self.num_samples - 1) // 2
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Every figure by name: means over pairs; the divergence in nats."""
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name, means over pairs; the divergence in nats."""
         names = ("ratio_error", "q_statistic", "correlation", "disagreement", "pairwise_kl")
-        return {name: float(getattr(self.tally, name)) for name in names}
+        return {name: float(getattr(self.state, name)) for name in names}
 
     def __str__(self) -> str:
-        header = f"N = {self.tally.count:,}, B = {self.num_samples} ({self.num_pairs} pairs), seed {self.seed}"
-        if self.asked > self.num_samples:
-            header += f"; {self.asked} were asked for, but the method has {self.num_distinct} members"
-        return f"{header}\n{format_table([{'figure': name, 'value': value} for name, value in self.figures.items()])}"
+        header = f"N = {int(self.state.count):,}, B = {self.num_samples} ({self.num_pairs} pairs), seed {self.seed}"
+        if self.num_requested > self.num_samples:
+            header += f"; {self.num_requested} requested, but the method has {self.num_distinct} members"
+        return f"{header}\n{format_metrics(self.metrics)}"
 
 
 def evaluate_diversity(
@@ -58,37 +73,47 @@ def evaluate_diversity(
     batch_size: int = 256,
     progress: bool = True,
 ) -> DiversityReport:
-    """Ratio-error, Q-statistic, correlation, disagreement and pairwise KL over pairs of B replicates, on rows (x, y).
+    """Compute ratio-error, Q-statistic, correlation, disagreement and pairwise KL over pairs of replicates.
 
-    Of a method of K members each is taken once: B is K if it is not given, and at most K. Others have 20 if it is not.
-    Pixels count as rows of their own; those labelled `ignore_index` are passed over. A batch of samples, (B, N, C, *), is held
-    at a time.
+    Args:
+        predictor: Predictor of a classifier; pixels count as inputs of their own.
+        data: Data set of examples (x, y), or a loader of batches.
+        num_samples: Number of replicates B. A method of K members uses each once, so B is at most K, its default; the
+            default of other methods is 20.
+        seed: Seed of the replicates.
+        ignore_index: Label of inputs that do not count.
+        batch_size: Number of inputs at a time, for a data set.
+        progress: Whether to show a progress bar.
 
-    >>> import torch
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeepEnsemble, TrainingConfig
-    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> rows, config = TensorDataset(x, x.argmax(1)), TrainingConfig(epochs=1, progress=False)
-    >>> predictor = DeepEnsemble(num_members=4).fit(lambda: torch.nn.Linear(3, 3), rows, config)
-    >>> found = evaluate_diversity(predictor, rows, progress=False)
-    >>> found.num_pairs, 0 < found.figures["disagreement"] < 1
-    (6, True)
+    Returns:
+        The report, which prints as a table.
+
+    Raises:
+        ArgumentError: If there are fewer than two replicates, or no label counts.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots import DeepEnsemble, TrainingConfig
+        >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        >>> data, config = TensorDataset(x, x.argmax(1)), TrainingConfig(epochs=1, progress=False)
+        >>> predictor = DeepEnsemble(num_members=4).fit(lambda: torch.nn.Linear(3, 3), data, config)
+        >>> report = evaluate_diversity(predictor, data, progress=False)
+        >>> report.num_pairs, 0 < report.metrics["disagreement"] < 1
+        (6, True)
     """
     check_predictor(predictor)
     seed, distinct = check_int("seed", seed), predictor.num_distinct
-    asked = check_int("num_samples", num_samples) if num_samples is not None else distinct or _REPLICATES
-    B = asked if distinct is None else min(asked, distinct)
+    requested = distinct or _DEFAULT_SAMPLES if num_samples is None else check_int("num_samples", num_samples)
+    B = requested if distinct is None else min(requested, distinct)
     if B < 2:
-        raise ValueError(f"got B = {B} replicate(s) to compare; expected at least two, which make a pair")
+        raise ArgumentError("num_samples", B, "at least two replicates")
     total: DiversityMetrics | int = 0
     for x, y in iter_batches(data, batch_size, title="diversity", progress=progress):
         samples = class_probabilities(predictor.predict(x, B, seed=seed).samples, 2)  # (B, N, C, *)
         labels = align_labels(samples[0], y, ignore_index=ignore_index)
-        if ignore_index is not None:
-            counted = labels != ignore_index  # (N, *)
-            samples, labels = samples.movedim(2, -1)[:, counted], labels[counted]  # (B, M, C), (M,)
-        if len(labels):
-            total = total + DiversityMetrics.of(samples, labels)
-    if not isinstance(total, DiversityMetrics):
-        raise ValueError(f"got data whose labels are all void ({ignore_index}); expected some that count")
-    return DiversityReport(total, B, asked, distinct, seed)
+        counted = is_counted(labels, ignore_index)
+        total = total + DiversityMetrics.from_batch(samples.movedim(2, -1)[:, counted], labels[counted])
+    assert isinstance(total, DiversityMetrics), "iter_batches yields at least one batch"
+    check_any_counted(int(total.count), ignore_index)
+    return DiversityReport(total, B, requested, distinct, seed)

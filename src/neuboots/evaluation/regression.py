@@ -1,9 +1,9 @@
-"""How good are the predictive distributions of a regression? All figures over labelled data.
+"""Metrics of the predictive distributions of a regression over labeled data.
 
-    y | x ~ N(m(x), v(x) + σ²),   m, v: mean and variance over replicates, σ²: the noise
+    y | x ~ N(m(x), v(x) + σ²),   m, v: mean and variance over replicates, σ²: variance of the noise
 
-The band of the regression function alone says nothing about where a new y falls; the noise must come from somewhere:
-from the net itself (a Gaussian head), or from held-out residuals (`neuboots.residual_std`).
+The confidence band of the regression function says nothing about where a new y falls: the noise must come from the net
+itself (a Gaussian head) or from held-out residuals (`neuboots.residual_std`).
 """
 
 from dataclasses import dataclass
@@ -12,39 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuboots._pytree import take_rows
+from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import (
     LabeledData,
     align_targets,
     check_predictor,
-    format_table,
+    format_metrics,
     iter_batches,
-    take_rows,
 )
 from neuboots.metrics import RegressionMetrics
 from neuboots.prediction import Predictor, split_gaussian
 
+_METRICS = (
+    *("rmse", "nll", "crps", "coverage", "mean_width", "interval_score", "mean_interval_score", "check_score"),
+    *("mean_absolute_calibration", "rms_calibration", "miscalibration_area", "sharpness"),
+)
+
 
 @dataclass(frozen=True, eq=False)
 class RegressionReport:
-    """What `evaluate_regression` found; `count_outcomes` has every figure, and its parts add."""
+    """Result of `evaluate_regression`.
 
-    tally: RegressionMetrics
+    Attributes:
+        state: State of all metrics; states of parts of a data set add.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+    """
+
+    state: RegressionMetrics
     num_samples: int
     seed: int
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Every figure by name, in the units of y (NLL in nats)."""
-        names = (
-            *("rmse", "nll", "crps", "coverage", "mean_width", "interval_score", "mean_interval_score", "check_score"),
-            *("mean_absolute_calibration", "rms_calibration", "miscalibration_area", "sharpness"),
-        )
-        return {name: float(getattr(self.tally, name)) for name in names}
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name, in the units of y (NLL in nats)."""
+        return {name: float(getattr(self.state, name)) for name in _METRICS}
 
     def __str__(self) -> str:
-        rows = [{"figure": name, "value": value} for name, value in self.figures.items()]
-        header = f"N = {int(self.tally.count):,}, B = {self.num_samples}, seed {self.seed}, level {self.tally.level:g}"
-        return f"{header}\n{format_table(rows)}"
+        header = f"N = {self.state.count:,}, B = {self.num_samples}, seed {self.seed}, level {self.state.level:g}"
+        return f"{header}\n{format_metrics(self.metrics)}"
 
 
 def evaluate_regression(
@@ -58,22 +65,36 @@ def evaluate_regression(
     batch_size: int = 256,
     progress: bool = True,
 ) -> RegressionReport:
-    """RMSE, NLL, CRPS, coverage and width of the prediction interval, and calibration, over rows (x, y).
+    """Compute RMSE, NLL, CRPS, coverage and width of the prediction interval, and calibration errors.
 
-    `noise_std` is σ, one number or one for each output; a net with a Gaussian head (twice as many outputs as targets)
-    brings its own, and takes none.
+    Args:
+        predictor: Predictor of a regression.
+        data: Data set of examples (x, y), or a loader of batches.
+        noise_std: Standard deviation σ of the noise, one number or one per output; None for a net with a Gaussian head
+            (twice as many outputs as targets), which predicts its own.
+        level: Level of the prediction interval.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        batch_size: Number of inputs at a time, for a data set.
+        progress: Whether to show a progress bar.
 
-    >>> import torch
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
-    >>> x = torch.randn(500, 1, generator=torch.Generator().manual_seed(0))
-    >>> noise = torch.randn(500, 1, generator=torch.Generator().manual_seed(1))
-    >>> rows = TensorDataset(x, 2 * x + 0.5 * noise)
-    >>> net = torch.nn.Linear(1, 1)
-    >>> _ = net.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
-    >>> found = evaluate_regression(DeterministicPredictor(net), rows, noise_std=0.5, progress=False)
-    >>> round(found.figures["rmse"], 1), round(found.figures["coverage"], 2)
-    (0.5, 0.95)
+    Returns:
+        The report, which prints as a table.
+
+    Raises:
+        ArgumentError: If targets do not fit the outputs, or `noise_std` does not fit the head.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> x = torch.randn(500, 1, generator=torch.Generator().manual_seed(0))
+        >>> noise = torch.randn(500, 1, generator=torch.Generator().manual_seed(1))
+        >>> data = TensorDataset(x, 2 * x + 0.5 * noise)
+        >>> net = torch.nn.Linear(1, 1)
+        >>> _ = net.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
+        >>> report = evaluate_regression(DeterministicPredictor(net), data, noise_std=0.5, progress=False)
+        >>> round(report.metrics["rmse"], 1), round(report.metrics["coverage"], 2)
+        (0.5, 0.95)
     """
     check_predictor(predictor)
     total: RegressionMetrics | int = 0
@@ -82,42 +103,37 @@ def evaluate_regression(
         if gaussian is None:
             gaussian = has_gaussian_head(predictor, x, y, seed=seed)
             _check_noise(noise_std, gaussian)
-        mean, std = _predictive(predictor, x, None if gaussian else noise_std, num_samples, seed)
-        total = total + RegressionMetrics.of(mean, std, align_targets(mean, y), level=level)
-    assert isinstance(total, RegressionMetrics), "batches_of gives at least one batch"
+        if gaussian:
+            band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
+            mean, std = band.mean, torch.hypot(band.std, noise)
+        else:
+            summary = predictor.summarize(x, num_samples, seed=seed)
+            mean, std = summary.mean, summary.predictive_std(0.0 if noise_std is None else noise_std)
+        total = total + RegressionMetrics.from_batch(mean, std, align_targets(mean, y), level=level)
+    assert isinstance(total, RegressionMetrics), "iter_batches yields at least one batch"
     return RegressionReport(total, num_samples, seed)
 
 
 def has_gaussian_head(predictor: Predictor, x: Any, y: Tensor, *, seed: int = 0) -> bool:
-    """Has the net twice as many outputs as there are targets? One row tells.
+    """Return whether the net has twice as many outputs as there are targets.
 
-    >>> import torch
-    >>> from neuboots import DeterministicPredictor
-    >>> has_gaussian_head(DeterministicPredictor(torch.nn.Linear(3, 2)), torch.zeros(5, 3), torch.zeros(5))
-    True
+    Args:
+        predictor: Predictor of a regression.
+        x: A batch of inputs; only the first row is used.
+        y: Their targets.
+        seed: Seed of the replicate.
+
+    Example:
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> has_gaussian_head(DeterministicPredictor(torch.nn.Linear(3, 2)), torch.zeros(5, 3), torch.zeros(5))
+        True
     """
     return predictor.summarize(take_rows(x, slice(0, 1)), 1, seed=seed).mean.numel() == 2 * y[:1].numel()
 
 
 def _check_noise(noise_std: Tensor | float | None, gaussian: bool) -> None:
     if noise_std is None and not gaussian:
-        raise ValueError(
-            "got no noise_std for a net without a Gaussian head; expected the standard deviation of the noise: give "
-            "noise_std=residual_std(predictor, x, y) of rows that were not trained on"
-        )
+        hint = "pass residual_std(predictor, x, y) of held-out rows"
+        raise ArgumentError("noise_std", None, "the standard deviation of the noise", hint=hint)
     if noise_std is not None and gaussian:
-        raise ValueError(
-            "got noise_std for a net with twice as many outputs as targets; expected none, since a Gaussian head "
-            "brings its own noise: leave noise_std out"
-        )
-
-
-def _predictive(
-    predictor: Predictor, x: Any, noise_std: Tensor | float | None, num_samples: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a new y, (N, C, *) each; without noise_std the net has a Gaussian head."""
-    if noise_std is None:
-        band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
-        return band.mean, torch.hypot(band.std, noise)
-    summary = predictor.summarize(x, num_samples, seed=seed)
-    return summary.mean, summary.predictive_std(noise_std)
+        raise ArgumentError("noise_std", noise_std, "None for a net with a Gaussian head, which predicts its own noise")

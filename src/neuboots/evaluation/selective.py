@@ -193,11 +193,11 @@ class SelectivePredictionReport:
     @property
     def curve(self) -> RiskCoverageCurve:
         """Share kept, risk among them, and score ≥ which they are kept: one point for each score that occurs."""
-        return self.ranking.risk_coverage
+        return self.ranking.risk_coverage_curve
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.ranking.right))
+        return self.ranking.count
 
     @property
     def risk(self) -> float:
@@ -211,7 +211,7 @@ class SelectivePredictionReport:
     @property
     def excess_aurc(self) -> float:
         """AURC less that of the best possible score, which is 1 where the answer is right and 0 where it is wrong."""
-        best = [ConfidenceRanking.of(right.double(), right) for right in self.ranking.right]
+        best = [ConfidenceRanking.from_confidence(right.double(), right) for right in self.ranking.correct]
         return self.aurc - float(sum(best[1:], best[0]).aurc)
 
     def risk_at(self, coverage: float) -> float:
@@ -311,7 +311,7 @@ def evaluate_selective_prediction(
         summary = predictor.summarize(x, num_samples, seed=seed)
         scores, right, counted = _confidence_scores(summary, score), *_is_correct(summary, y, tolerance, ignore_index)
         if bool(counted.any()):
-            ranking = ranking + ConfidenceRanking.of(scores[counted], right[counted])
+            ranking = ranking + ConfidenceRanking.from_confidence(scores[counted], right[counted])
     if not isinstance(ranking, ConfidenceRanking):
         raise ValueError(f"got data whose labels are all void ({ignore_index}); expected some that count")
     return SelectivePredictionReport(ranking, score, tolerance, num_samples, seed)
@@ -392,9 +392,12 @@ def fit_risk_controlled_threshold(
         right, _ = _is_correct(summary, y, tolerance)
         if right.ndim > 1:
             raise ValueError("got pixels, which depend on each other; expected one label for each input")
-        ranking, count = ranking + ConfidenceRanking.of(_confidence_scores(summary, score), right), count + len(right)
+        ranking, count = (
+            ranking + ConfidenceRanking.from_confidence(_confidence_scores(summary, score), right),
+            count + len(right),
+        )
     assert isinstance(ranking, ConfidenceRanking), "batches_of gives at least one batch"
-    curve = ranking.risk_coverage
+    curve = ranking.risk_coverage_curve
     places = _apart(curve.threshold)
     kept = (curve.coverage[places] * count).round().long().tolist()
     wrong = (curve.risk[places] * curve.coverage[places] * count).round().long().tolist()

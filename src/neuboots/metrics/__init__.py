@@ -1,13 +1,15 @@
-"""Figures of merit: pure functions of tensors, and tallies of data that come in parts.
+"""Metrics of predictive uncertainty: functions of tensors, and states that accumulate them over batches.
 
-A figure is a float64 tensor. `X.of(...)` tallies one part of the data; tallies add, and have the same figures.
+A metric is a float64 tensor. `X.from_batch(...)` is the state of one batch; states add, and have the metrics as
+properties. `neuboots.metrics.modular` wraps a state as a torchmetrics `Metric`.
 """
 
 from neuboots.metrics._base import MetricState, RunningMean
 from neuboots.metrics.classification import (
     ClassificationMetrics,
     ConfusionMatrix,
-    LogitMetrics,
+    ProbabilityMetrics,
+    ReliabilityBins,
     ReliabilityCurve,
     accuracy,
     brier,
@@ -47,12 +49,7 @@ from neuboots.metrics.ranking import (
 from neuboots.metrics.regression import (
     CalibrationCurve,
     IntervalMetrics,
-    QuantileMetrics,
     RegressionMetrics,
-    ResidualMetrics,
-    SampleMetrics,
-    SharpnessMetrics,
-    WidthMetrics,
     calibration_curve,
     check_score,
     crps,
@@ -79,18 +76,14 @@ __all__ = [
     "DetectionMetrics",
     "DiversityMetrics",
     "IntervalMetrics",
-    "LogitMetrics",
     "MetricState",
-    "QuantileMetrics",
+    "ProbabilityMetrics",
     "RegressionMetrics",
+    "ReliabilityBins",
     "ReliabilityCurve",
-    "ResidualMetrics",
     "RiskCoverageCurve",
     "RunningMean",
-    "SampleMetrics",
     "SegmentationMetrics",
-    "SharpnessMetrics",
-    "WidthMetrics",
     "accuracy",
     "adaptive_ece",
     "aupr",

@@ -1,26 +1,17 @@
-"""Is an input of confidence 0.8 right four times in five?
+"""Metrics of class probabilities p given true labels y.
 
+    error = mean 1[argmax p ≠ y],   NLL = mean −log p_y,   Brier = mean Σ_c (p_c − 1[y = c])²
     ECE = Σ_k (n_k / n) |accuracy_k − confidence_k|,   MCE = max_k |accuracy_k − confidence_k|
-
-over bins k of the confidence max p. Bins are (a, b], so that confidence 1 falls in the last; a confidence of 0 would
-fall in the first.
-
-C. Guo, G. Pleiss, Y. Sun, K. Weinberger, On calibration of modern neural networks, ICML 2017.
-M. Pakdaman Naeini, G. Cooper, M. Hauskrecht, Obtaining well calibrated probabilities using Bayesian binning, AAAI 2015.
-
-Which class was taken for which: the counts n_tg of inputs with true class t and guess g.
-
     precision_c = n_cc / Σ_t n_tc,   recall_c = n_cc / Σ_g n_cg,   F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg)
     IoU_c = n_cc / (Σ_t n_tc + Σ_g n_cg − n_cc),   Dice_c = F1_c
 
-Where such a ratio is 0 / 0, as for a class that occurs nowhere, it is 0 (scikit-learn's `zero_division=0`).
+Everywhere `probs` is (N, C, *), probabilities along the class axis, and `labels` the integers (N, *) in 0 … C − 1;
+pixels count as inputs of their own. The bins k of the confidence max p are (a, b], so that confidence 1 falls in the
+last one and confidence 0 in the first. n_tg is the number of inputs of class t that are predicted as g; a ratio of
+counts that is 0 / 0, as for a class that occurs nowhere, is 0 (scikit-learn's `zero_division=0`). Sums are in float64.
 
-How good are the probabilities p of C classes, given the true labels y?
-
-    error = mean 1[argmax p ≠ y],   NLL = mean −log p_y,   Brier = mean Σ_c (p_c − 1[y = c])²
-
-Everywhere `probs` is (N, C, *), rows of probabilities along the class axis, and `labels` the whole
-numbers (N, *) in 0 … C − 1; pixels count as inputs of their own. Sums run in float64.
+C. Guo, G. Pleiss, Y. Sun, K. Weinberger, On calibration of modern neural networks, ICML 2017.
+M. Pakdaman Naeini, G. Cooper, M. Hauskrecht, Obtaining well calibrated probabilities using Bayesian binning, AAAI 2015.
 """
 
 from dataclasses import dataclass
@@ -28,18 +19,21 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from neuboots._validation import check_int
 from neuboots.metrics._base import (
     MetricState,
     RunningMean,
-    check_int_at_least,
     check_integers,
     check_label_range,
     check_nonempty,
     flatten_logits,
     flatten_probs,
 )
-from neuboots.metrics.ranking import ConfidenceRanking, RiskCoverageCurve
+from neuboots.metrics.ranking import ConfidenceRanking
+
+# -- states --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,393 +47,483 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins(MetricState):
-    """Sums of confidence and of right answers in each bin ((k − 1)/K, k/K] of the confidence."""
+    """Sums of confidence and of correct predictions in each bin ((k − 1)/K, k/K] of the confidence."""
 
-    confidence: Tensor  # (num_bins,)
-    right: Tensor  # (num_bins,)
-    count: Tensor  # (num_bins,)
+    bin_confidence: Tensor  # (num_bins,)
+    bin_correct: Tensor  # (num_bins,)
+    bin_count: Tensor  # (num_bins,)
 
     @classmethod
-    def of(cls, confidence: Tensor, right: Tensor, *, num_bins: int) -> Self:
-        """Of confidences (N,) and whether the guess is right (N,)."""
-        check_int_at_least("num_bins", num_bins, 1)
+    def from_confidence(cls, confidence: Tensor, correct: Tensor, *, num_bins: int = 15) -> Self:
+        """Return the sums of one batch.
+
+        Args:
+            confidence: Confidences (N,) in [0, 1].
+            correct: Whether each prediction is correct, (N,) booleans.
+            num_bins: Number of bins K.
+        """
+        num_bins = check_int("num_bins", num_bins, minimum=1)
         # The inner edges k/K, rounded as the probabilities are: 0.6 in float32 lies on 3/5, not above.
         edges = (torch.arange(1, num_bins, device=confidence.device).double() / num_bins).to(confidence.dtype)
         bins = torch.bucketize(confidence, edges)  # (N,)
         return cls(
-            confidence=torch.bincount(bins, confidence.double(), minlength=num_bins).double(),
-            right=torch.bincount(bins[right], minlength=num_bins),
-            count=torch.bincount(bins, minlength=num_bins),
+            bin_confidence=torch.bincount(bins, confidence.double(), minlength=num_bins).double(),
+            bin_correct=torch.bincount(bins[correct], minlength=num_bins),
+            bin_count=torch.bincount(bins, minlength=num_bins),
         )
 
     @property
-    def curve(self) -> ReliabilityCurve:
-        check_nonempty(self.count.sum())
-        return ReliabilityCurve(self.confidence / self.count, self.right.double() / self.count, self.count)
+    def reliability_curve(self) -> ReliabilityCurve:
+        """Mean confidence and accuracy of each bin."""
+        check_nonempty(self.bin_count.sum())
+        confidence, accuracy = self.bin_confidence / self.bin_count, self.bin_correct.double() / self.bin_count
+        return ReliabilityCurve(confidence, accuracy, self.bin_count)
 
     @property
     def ece(self) -> Tensor:
-        return (self.right - self.confidence).abs().sum() / check_nonempty(self.count.sum())
+        """Expected calibration error."""
+        return (self.bin_correct - self.bin_confidence).abs().sum() / check_nonempty(self.bin_count.sum())
 
     @property
     def mce(self) -> Tensor:
-        check_nonempty(self.count.sum())
-        return ((self.right - self.confidence).abs() / self.count.clamp_min(1)).max()
-
-
-def reliability_curve(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> ReliabilityCurve:
-    """Means of max p and of 1[argmax p = y] over the inputs with max p in ((k − 1)/K, k/K].
-
-    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [1.0, 0.0]])
-    >>> curve = reliability_curve(probs, torch.tensor([0, 0, 0]), num_bins=2)
-    >>> curve.count, curve.accuracy
-    (tensor([0, 3]), tensor([   nan, 0.6667], dtype=torch.float64))
-    """
-    return _bins(probs, labels, num_bins).curve
-
-
-def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
-    """Σ_k (n_k / n) |accuracy_k − confidence_k|, over the bins of `reliability_curve` not empty.
-
-    >>> ece(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
-    tensor(0.2000, dtype=torch.float64)
-    """
-    return _bins(probs, labels, num_bins).ece
-
-
-def mce(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
-    """max_k |accuracy_k − confidence_k|, over the bins of `reliability_curve` not empty.
-
-    >>> mce(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
-    tensor(0.3000, dtype=torch.float64)
-    """
-    return _bins(probs, labels, num_bins).mce
-
-
-def _bins(probs: Tensor, labels: Tensor, num_bins: int) -> ReliabilityBins:
-    p, y = flatten_probs(probs, labels)
-    confidence, guess = p.max(1)  # (N,), (N,)
-    return ReliabilityBins.of(confidence, guess == y, num_bins=num_bins)
+        """Maximum calibration error."""
+        check_nonempty(self.bin_count.sum())
+        return ((self.bin_correct - self.bin_confidence).abs() / self.bin_count.clamp_min(1)).max()
 
 
 @dataclass(frozen=True, eq=False)
 class ConfusionMatrix(MetricState):
-    """n_tg: a row for each true class, a column for each guess.
+    """Counts n_tg: a row for each true class, a column for each predicted class.
 
-    >>> one, two = torch.tensor([0, 1, 1]), torch.tensor([0])
-    >>> tally = ConfusionMatrix.of(one, torch.tensor([0, 1, 0]), classes=2) + ConfusionMatrix.of(two, two, classes=2)
-    >>> tally.matrix.tolist(), tally.recall
-    ([[2, 1], [0, 1]], tensor([0.6667, 1.0000], dtype=torch.float64))
+    Example:
+        >>> labels, preds = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])
+        >>> state = ConfusionMatrix.from_preds(preds, labels, num_classes=2)
+        >>> state.confusion_matrix.tolist(), state.recall
+        ([[1, 0], [1, 1]], tensor([1.0000, 0.5000], dtype=torch.float64))
     """
 
     matrix: Tensor  # (C, C)
 
     @classmethod
-    def of(cls, guess: Tensor, truth: Tensor, *, classes: int) -> Self:
-        """Of whole numbers (N,) in 0 … C − 1."""
-        check_int_at_least("classes", classes, 1)
-        check_integers(guess=guess, truth=truth)
-        check_label_range("guesses", guess, classes)
-        check_label_range("labels", truth, classes)
-        row, column = truth.flatten().to(guess.device).long(), guess.flatten().long()
-        cells = torch.bincount(row * classes + column, minlength=classes**2)
-        return cls(cells.reshape(classes, classes))
+    def from_preds(cls, preds: Tensor, labels: Tensor, *, num_classes: int) -> Self:
+        """Return the counts of one batch.
+
+        Args:
+            preds: Predicted classes (N,), integers in 0 … C − 1.
+            labels: True classes (N,), integers in 0 … C − 1.
+            num_classes: Number of classes C.
+
+        Raises:
+            ArgumentError: If shapes differ, or a class is out of range.
+        """
+        num_classes = check_int("num_classes", num_classes, minimum=1)
+        check_integers(preds=preds, labels=labels)
+        check_label_range("preds", preds, num_classes)
+        check_label_range("labels", labels, num_classes)
+        row, column = labels.flatten().to(preds.device).long(), preds.flatten().long()
+        cells = torch.bincount(row * num_classes + column, minlength=num_classes**2)
+        return cls(cells.reshape(num_classes, num_classes))
 
     @property
-    def counts(self) -> Tensor:
-        """n_tg, of at least one input: (C, C)."""
+    def count(self) -> int:
+        """Number of inputs."""
+        return int(self.matrix.sum())
+
+    @property
+    def confusion_matrix(self) -> Tensor:
+        """The matrix, of at least one input: (C, C)."""
         check_nonempty(self.matrix.sum())
         return self.matrix
 
     @property
+    def error(self) -> Tensor:
+        """Fraction of incorrect predictions."""
+        total = self.confusion_matrix.sum()
+        return (total - self.matrix.diagonal().sum()).double() / total
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Fraction of correct predictions."""
+        return 1 - self.error
+
+    @property
     def occurs(self) -> Tensor:
-        """Whether class c is the truth or the guess of any input: (C,)."""
+        """Whether class c is the label or the prediction of any input: (C,)."""
         return self._sizes > 0
 
     @property
     def precision(self) -> Tensor:
+        """Fraction of the inputs predicted as c that are of class c: (C,)."""
         return self._hits / self.matrix.sum(0).clamp_min(1)
 
     @property
     def recall(self) -> Tensor:
+        """Fraction of the inputs of class c that are predicted as c: (C,)."""
         return self._hits / self.matrix.sum(1).clamp_min(1)
 
     @property
     def f1(self) -> Tensor:
+        """Harmonic mean of precision and recall, the Dice coefficient: (C,)."""
         return 2 * self._hits / self._sizes.clamp_min(1)
 
     @property
     def iou(self) -> Tensor:
+        """Intersection over union: (C,)."""
         return self._hits / (self._sizes - self._hits).clamp_min(1)
 
     @property
     def mean_iou(self) -> Tensor:
+        """Mean intersection over union of the classes that occur."""
         return self.iou[self.occurs].mean()
 
     @property
     def _hits(self) -> Tensor:
-        """n_cc: (C,); the ratios above have at least 1 below, so that 0 / 0 is 0."""
-        return self.counts.diagonal().double()
+        """n_cc: (C,); the denominators above are at least 1, so that 0 / 0 is 0."""
+        return self.confusion_matrix.diagonal().double()
 
     @property
     def _sizes(self) -> Tensor:
         return self.matrix.sum(0) + self.matrix.sum(1)
 
 
-def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
-    """n_tg = number of inputs with y = t and argmax p = g: (C, C), a row for each true class.
+@dataclass(frozen=True, eq=False)
+class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
+    """Metrics of class probabilities that store nothing per input, for data that come in batches.
 
-    >>> confusion_matrix(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
-    tensor([[1, 0],
-            [1, 1]])
+    Example:
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
+        >>> state = sum(ProbabilityMetrics.from_batch(p, y) for p, y in zip(probs.split(2), labels.split(2)))
+        >>> state.count, state.error
+        (3, tensor(0.3333, dtype=torch.float64))
     """
-    return _confusion(probs, labels).counts
+
+    log_losses: RunningMean  # −log p_y
+    brier_scores: RunningMean  # Σ_c (p_c − 1[y = c])²
+    ignore_index: int | None
+
+    @classmethod
+    def from_batch(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = None) -> Self:
+        """Return the sums of one batch.
+
+        Args:
+            probs: Probabilities (N, C, *).
+            labels: Labels (N, *).
+            num_bins: Number of bins of ECE, MCE and the reliability curve.
+            ignore_index: Label of inputs that do not count.
+
+        Raises:
+            ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
+        """
+        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
+        confidence, preds = p.max(1)  # (N,), (N,)
+        return cls(
+            **vars(ReliabilityBins.from_confidence(confidence, preds == y, num_bins=num_bins)),
+            **vars(ConfusionMatrix.from_preds(preds, y, num_classes=p.shape[1])),
+            log_losses=RunningMean.from_batch(_log_loss(p, y)),
+            brier_scores=RunningMean.from_batch(_brier_score(p, y)),
+            ignore_index=ignore_index,
+        )
+
+    @property
+    def nll(self) -> Tensor:
+        """Negative log-likelihood, in nats."""
+        return self.log_losses.value
+
+    @property
+    def brier(self) -> Tensor:
+        """Brier score, summed over classes."""
+        return self.brier_scores.value
 
 
-def precision(probs: Tensor, labels: Tensor) -> Tensor:
-    """n_cc / Σ_t n_tc: of the inputs taken for class c, how many are: (C,); 0 where none was.
+@dataclass(frozen=True, eq=False)
+class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
+    """All metrics of class probabilities for data that come in batches; it stores one confidence per input.
 
-    >>> precision(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
-    tensor([0.5000, 1.0000], dtype=torch.float64)
+    Example:
+        >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
+        >>> state = sum(ClassificationMetrics.from_batch(p, y) for p, y in zip(probs.split(2), labels.split(2)))
+        >>> state.aurc, state.f1
+        (tensor(0.0833, dtype=torch.float64), tensor([0.6667, 0.6667], dtype=torch.float64))
     """
-    return _confusion(probs, labels).precision
+
+    num_bins: int
+
+    @classmethod
+    def from_batch(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = None) -> Self:
+        """Return the state of one batch.
+
+        Args:
+            probs: Probabilities (N, C, *).
+            labels: Labels (N, *).
+            num_bins: Number of bins of ECE, adaptive ECE, MCE and the reliability curve.
+            ignore_index: Label of inputs that do not count.
+
+        Raises:
+            ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
+        """
+        sums = ProbabilityMetrics.from_batch(probs, labels, num_bins=num_bins, ignore_index=ignore_index)
+        ranking = ConfidenceRanking.from_probs(probs, labels, ignore_index=ignore_index)
+        return cls(**vars(sums), **vars(ranking), num_bins=num_bins)
+
+    @property
+    def adaptive_ece(self) -> Tensor:
+        """Expected calibration error over bins of equally many inputs."""
+        return self.compute_adaptive_ece(self.num_bins)
 
 
-def recall(probs: Tensor, labels: Tensor) -> Tensor:
-    """n_cc / Σ_g n_cg: of the inputs of class c, how many are taken for it: (C,); 0 where there are none.
-
-    >>> recall(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
-    tensor([1.0000, 0.5000], dtype=torch.float64)
-    """
-    return _confusion(probs, labels).recall
-
-
-def f1(probs: Tensor, labels: Tensor) -> Tensor:
-    """2 n_cc / (Σ_t n_tc + Σ_g n_cg), the harmonic mean of precision and recall: (C,).
-
-    >>> f1(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
-    tensor([0.6667, 0.6667], dtype=torch.float64)
-    """
-    return _confusion(probs, labels).f1
-
-
-def _confusion(probs: Tensor, labels: Tensor) -> ConfusionMatrix:
-    p, y = flatten_probs(probs, labels)
-    return ConfusionMatrix.of(p.argmax(1), y, classes=p.shape[1])
+# -- functions -----------------------------------------------------------------------------------------
 
 
 def error(probs: Tensor, labels: Tensor) -> Tensor:
-    """mean of 1[argmax p ≠ y], a tie going to the first class.
+    """Mean of 1[argmax p ≠ y]; a tie goes to the first class.
 
-    >>> error(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The error, a 0-dim float64 tensor.
+
+    Example:
+        >>> error(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return RunningMean.of(_wrong(*flatten_probs(probs, labels))).value
+    return _confusion(probs, labels).error
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
-    """mean of 1[argmax p = y] = 1 − error.
+    """Mean of 1[argmax p = y] = 1 − error.
 
-    >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The accuracy, a 0-dim float64 tensor.
+
+    Example:
+        >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return 1 - error(probs, labels)
+    return _confusion(probs, labels).accuracy
 
 
 def nll(probs: Tensor, labels: Tensor) -> Tensor:
-    """mean of −log p_y, in nats; p is the predictive (mean) probability.
+    """Mean of −log p_y, in nats; p is the predictive (mean) probability.
 
-    A probability below the smallest normal number of its dtype (`torch.finfo(dtype).tiny`, zero
-    included) counts as that number, so a certain mistake costs 87.3 nats in float32, not infinity.
+    A probability below the smallest normal number of its dtype (`torch.finfo(dtype).tiny`), such as zero, counts as
+    that number, so an incorrect prediction of probability 1 costs 87.3 nats in float32, not infinity.
 
-    >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
-    tensor(0.6931, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The negative log-likelihood, a 0-dim float64 tensor.
+
+    Example:
+        >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
+        tensor(0.6931, dtype=torch.float64)
     """
-    return RunningMean.of(_surprise(*flatten_probs(probs, labels))).value
+    return RunningMean.from_batch(_log_loss(*flatten_probs(probs, labels))).value
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
-    """mean of Σ_c (p_c − 1[y = c])², summed over classes: 0 is perfect and 2 the worst.
+    """Mean of Σ_c (p_c − 1[y = c])², summed over classes: 0 is perfect, 2 the maximum.
 
-    >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The Brier score, a 0-dim float64 tensor.
+
+    Example:
+        >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return RunningMean.of(_distance(*flatten_probs(probs, labels))).value
+    return RunningMean.from_batch(_brier_score(*flatten_probs(probs, labels))).value
 
 
 def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
-    """mean of −log softmax(z)_y at the mean z of the replicates' logits: (N, C, *).
+    """Mean of −log softmax(z)_y at the mean z of the replicates' logits.
 
-    By convexity of −log softmax it is at most the mean NLL of the replicates, as `nll` is, but is no
-    likelihood of the predictive probability: compare it only with itself.
+    By convexity of −log softmax it is at most the mean NLL of the replicates, as `nll` is, but it is no likelihood of
+    the predictive probability: compare it only with itself.
 
-    >>> nll_at_mean_logit(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
-    tensor(0.6931, dtype=torch.float64)
+    Args:
+        logits: Mean logits (N, C, *) of at least two classes.
+        labels: Labels (N, *).
+
+    Returns:
+        The value in nats, a 0-dim float64 tensor.
+
+    Example:
+        >>> nll_at_mean_logit(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        tensor(0.6931, dtype=torch.float64)
     """
-    return LogitMetrics.of(logits, labels).nll_at_mean_logit
+    z, y = flatten_logits(logits, labels)
+    return RunningMean.from_batch(cross_entropy(z.double(), y, reduction="none")).value
 
 
 def paper_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """10 × `nll_at_mean_logit`: the column NLL of the paper's tables.
 
-    >>> paper_nll(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
-    tensor(6.9315, dtype=torch.float64)
+    Args:
+        logits: Mean logits (N, C, *) of at least two classes.
+        labels: Labels (N, *).
+
+    Returns:
+        The value, a 0-dim float64 tensor.
+
+    Example:
+        >>> paper_nll(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        tensor(6.9315, dtype=torch.float64)
     """
-    return LogitMetrics.of(logits, labels).paper_nll
+    return 10 * nll_at_mean_logit(logits, labels)
 
 
-def _wrong(p: Tensor, y: Tensor) -> Tensor:
-    return p.argmax(1) != y  # (N,)
+def reliability_curve(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> ReliabilityCurve:
+    """Means of max p and of 1[argmax p = y] over the inputs with max p in ((k − 1)/K, k/K].
 
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        num_bins: Number of bins K.
 
-def _surprise(p: Tensor, y: Tensor) -> Tensor:
-    return -_of_truth(p, y).clamp_min(torch.finfo(p.dtype).tiny).double().log()  # (N,)
+    Returns:
+        The curve; empty bins have NaN means.
 
-
-def _distance(p: Tensor, y: Tensor) -> Tensor:
-    gap = p.to(torch.float64, copy=True)  # (N, C)
-    gap[torch.arange(len(y), device=y.device), y] -= 1
-    return gap.square_().sum(1)  # (N,)
-
-
-def _of_truth(p: Tensor, y: Tensor) -> Tensor:
-    return p.gather(1, y[:, None])[:, 0]  # (N,)
-
-
-@dataclass(frozen=True, eq=False)
-class LogitMetrics(MetricState):
-    """Scores of mean logits, for data that come in parts.
-
-    >>> logits, labels = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
-    >>> tally = sum(LogitMetrics.of(z, y) for z, y in zip(logits.split(1), labels.split(1)))
-    >>> tally.nll_at_mean_logit, tally.paper_nll
-    (tensor(0.4100, dtype=torch.float64), tensor(4.1004, dtype=torch.float64))
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [1.0, 0.0]])
+        >>> curve = reliability_curve(probs, torch.tensor([0, 0, 0]), num_bins=2)
+        >>> curve.count, curve.accuracy
+        (tensor([0, 3]), tensor([   nan, 0.6667], dtype=torch.float64))
     """
-
-    surprise: RunningMean
-
-    @classmethod
-    def of(cls, logits: Tensor, labels: Tensor) -> Self:
-        """Of the mean of the replicates' logits (N, C, *) and labels (N, *)."""
-        z, y = flatten_logits(logits, labels)
-        return cls(RunningMean.of(-_of_truth(z.double().log_softmax(1), y)))
-
-    @property
-    def nll_at_mean_logit(self) -> Tensor:
-        return self.surprise.value
-
-    @property
-    def paper_nll(self) -> Tensor:
-        return 10 * self.surprise.value
+    return _reliability_bins(probs, labels, num_bins).reliability_curve
 
 
-class ProbabilityMetrics:
-    """The figures of classification that need no input's score kept, by one formula for every holder."""
+def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
+    """Expected calibration error Σ_k (n_k / n) |accuracy_k − confidence_k| over the bins of `reliability_curve`.
 
-    wrong: RunningMean
-    surprise: RunningMean
-    distance: RunningMean
-    bins: ReliabilityBins
-    confusion: ConfusionMatrix
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        num_bins: Number of bins.
 
-    @property
-    def count(self) -> int:
-        return int(self.wrong.count)
+    Returns:
+        The error, a 0-dim float64 tensor.
 
-    @property
-    def error(self) -> Tensor:
-        return self.wrong.value
-
-    @property
-    def accuracy(self) -> Tensor:
-        return 1 - self.wrong.value
-
-    @property
-    def nll(self) -> Tensor:
-        return self.surprise.value
-
-    @property
-    def brier(self) -> Tensor:
-        return self.distance.value
-
-    @property
-    def ece(self) -> Tensor:
-        return self.bins.ece
-
-    @property
-    def mce(self) -> Tensor:
-        return self.bins.mce
-
-    @property
-    def reliability_curve(self) -> ReliabilityCurve:
-        return self.bins.curve
-
-    @property
-    def confusion_matrix(self) -> Tensor:
-        return self.confusion.counts
-
-    @property
-    def precision(self) -> Tensor:
-        return self.confusion.precision
-
-    @property
-    def recall(self) -> Tensor:
-        return self.confusion.recall
-
-    @property
-    def f1(self) -> Tensor:
-        return self.confusion.f1
-
-
-def probability_sums(
-    p: Tensor, y: Tensor, num_bins: int
-) -> tuple[RunningMean, RunningMean, RunningMean, ReliabilityBins, ConfusionMatrix]:
-    """The tallies that `ProbabilityMetrics` reads, of checked rows (N, C) and (N,)."""
-    confidence, guess = p.max(1)  # (N,), (N,)
-    return (
-        RunningMean.of(guess != y),
-        RunningMean.of(_surprise(p, y)),
-        RunningMean.of(_distance(p, y)),
-        ReliabilityBins.of(confidence, guess == y, num_bins=num_bins),
-        ConfusionMatrix.of(guess, y, classes=p.shape[1]),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class ClassificationMetrics(ProbabilityMetrics, MetricState):
-    """Every figure of this file, of data that come in parts.
-
-    >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
-    >>> tally = sum(ClassificationMetrics.of(p, y) for p, y in zip(probs.split(2), labels.split(2)))
-    >>> tally.count, tally.error
-    (3, tensor(0.3333, dtype=torch.float64))
-    >>> tally.f1
-    tensor([0.6667, 0.6667], dtype=torch.float64)
+    Example:
+        >>> ece(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
+        tensor(0.2000, dtype=torch.float64)
     """
+    return _reliability_bins(probs, labels, num_bins).ece
 
-    wrong: RunningMean
-    surprise: RunningMean
-    distance: RunningMean
-    bins: ReliabilityBins
-    confusion: ConfusionMatrix
-    ranking: ConfidenceRanking
-    num_bins: int
 
-    @classmethod
-    def of(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Self:
-        """Of probabilities (N, C, *) and labels (N, *)."""
-        p, y = flatten_probs(probs, labels)
-        confidence, guess = p.max(1)
-        return cls(*probability_sums(p, y, num_bins), ConfidenceRanking.of(confidence, guess == y), num_bins)
+def mce(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
+    """Maximum calibration error max_k |accuracy_k − confidence_k| over the bins of `reliability_curve`.
 
-    @property
-    def adaptive_ece(self) -> Tensor:
-        return self.ranking.adaptive_ece(self.num_bins)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        num_bins: Number of bins.
 
-    @property
-    def risk_coverage(self) -> RiskCoverageCurve:
-        return self.ranking.risk_coverage
+    Returns:
+        The error, a 0-dim float64 tensor.
 
-    @property
-    def aurc(self) -> Tensor:
-        return self.ranking.aurc
+    Example:
+        >>> mce(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
+        tensor(0.3000, dtype=torch.float64)
+    """
+    return _reliability_bins(probs, labels, num_bins).mce
+
+
+def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
+    """Number n_tg of inputs with y = t and argmax p = g.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        Integers (C, C), a row for each true class.
+
+    Example:
+        >>> confusion_matrix(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+        tensor([[1, 0],
+                [1, 1]])
+    """
+    return _confusion(probs, labels).confusion_matrix
+
+
+def precision(probs: Tensor, labels: Tensor) -> Tensor:
+    """n_cc / Σ_t n_tc: the fraction of the inputs predicted as c that are of class c.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        Precision of each class (C,); 0 for a class that is never predicted.
+
+    Example:
+        >>> precision(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+        tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).precision
+
+
+def recall(probs: Tensor, labels: Tensor) -> Tensor:
+    """n_cc / Σ_g n_cg: the fraction of the inputs of class c that are predicted as c.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        Recall of each class (C,); 0 for a class without inputs.
+
+    Example:
+        >>> recall(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+        tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).recall
+
+
+def f1(probs: Tensor, labels: Tensor) -> Tensor:
+    """2 n_cc / (Σ_t n_tc + Σ_g n_cg), the harmonic mean of precision and recall.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        F1 of each class (C,); 0 for a class that occurs nowhere.
+
+    Example:
+        >>> f1(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
+        tensor([0.6667, 0.6667], dtype=torch.float64)
+    """
+    return _confusion(probs, labels).f1
+
+
+def _log_loss(p: Tensor, y: Tensor) -> Tensor:
+    return -p.gather(1, y[:, None])[:, 0].clamp_min(torch.finfo(p.dtype).tiny).double().log()  # (N,)
+
+
+def _brier_score(p: Tensor, y: Tensor) -> Tensor:
+    difference = p.to(torch.float64, copy=True)  # (N, C)
+    difference[torch.arange(len(y), device=y.device), y] -= 1
+    return difference.square_().sum(1)  # (N,)
+
+
+def _reliability_bins(probs: Tensor, labels: Tensor, num_bins: int) -> ReliabilityBins:
+    p, y = flatten_probs(probs, labels)
+    confidence, preds = p.max(1)  # (N,), (N,)
+    return ReliabilityBins.from_confidence(confidence, preds == y, num_bins=num_bins)
+
+
+def _confusion(probs: Tensor, labels: Tensor) -> ConfusionMatrix:
+    p, y = flatten_probs(probs, labels)
+    return ConfusionMatrix.from_preds(p.argmax(1), y, num_classes=p.shape[1])

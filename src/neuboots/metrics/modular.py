@@ -1,108 +1,134 @@
-"""Any figure of a tally as a torchmetrics metric: it resets, goes into a `MetricCollection`, and syncs over processes.
+"""Metrics as torchmetrics `Metric` objects, which reset, go into a `MetricCollection`, and sync over processes.
 
-This module alone needs torchmetrics, and is imported by name: `from neuboots.metrics.modular import Running`.
+This module needs torchmetrics and is imported by its path: `from neuboots.metrics.modular import StreamingMetric`. A
+metric that is a mean over inputs, such as `pinball` or `crps_samples`, needs no class of its own: use
+`torchmetrics.MeanMetric` with `weight=len(batch)`.
 """
 
-import io
-import pickle
-from collections.abc import Callable
+import inspect
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
+import safetensors.torch
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
-from neuboots.metrics._base import MetricState
+from neuboots._validation import ArgumentError
+from neuboots.metrics._base import MetricState, concat_values
 
 
 class StreamingMetric(Metric):
-    """figure(T₁ + T₂ + …), T = make(batch): `forward` gives the figure of one batch, `compute` that of all.
+    """One metric of a `MetricState`: `forward` returns the metric of a batch, `compute` that of all batches.
 
-    >>> from neuboots.metrics import ClassificationMetrics
-    >>> metric = StreamingMetric(ClassificationMetrics.of, "error")
-    >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
-    >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([1]))
-    >>> metric.compute()
-    tensor(0.5000, dtype=torch.float64)
+    Metrics of the same state and options, such as ECE and NLL, share their work in a `MetricCollection`.
 
-    Options of a tally are bound first: `Running(functools.partial(Classification.of, num_bins=10), "ece")`. Metrics
-    that tally alike, such as ECE and NLL of one `Classification.of`, share the work in a `MetricCollection`.
+    Args:
+        state: Class of the state, such as `ClassificationMetrics`.
+        metric: Name of one of its properties, such as "ece".
+        **options: Keyword arguments of `state.from_batch`.
+
+    Raises:
+        ArgumentError: If the state has no such property.
+
+    Example:
+        >>> from neuboots.metrics import ClassificationMetrics
+        >>> metric = StreamingMetric(ClassificationMetrics, "ece", num_bins=10)
+        >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
+        >>> metric.update(torch.tensor([[0.9, 0.1]]), torch.tensor([1]))
+        >>> metric.compute()
+        tensor(0.4000, dtype=torch.float64)
     """
 
-    # torchmetrics gathers states that are tensors and declared beforehand, whereas what a tally holds is known from
-    # the first batch on. So the state is a list of tallies, each written into a tensor of bytes, options included.
+    # torchmetrics gathers tensors that are declared in advance, whereas the sizes of a MetricState are known from the
+    # first batch on. So the state is a list of byte vectors, each of which encodes a MetricState.
     parts: list[Tensor]
     full_state_update = False
 
-    def __init__(self, make: Callable[..., MetricState], figure: str) -> None:
+    def __init__(self, state: type[MetricState], metric: str, **options: Any) -> None:
         super().__init__()
-        self.make, self.figure = make, figure
+        if not isinstance(getattr(state, metric, None), property):
+            raise ArgumentError("metric", metric, f"a property of {state.__name__}")
+        self.state, self.metric = state, metric
+        parameters = inspect.signature(state.from_batch).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        self.options = defaults | options
         self.add_state("parts", [], dist_reduce_fx="cat")
         self.reset()
 
     def reset(self) -> None:
+        """Forget all batches."""
         super().reset()
-        # A process without data must still send bytes, not the empty float tensor that stands for an empty list.
+        # A process without data must send bytes, not the float32 tensor that torchmetrics makes of an empty list.
         self.parts = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
 
     def update(self, *batch: Any, **named: Any) -> None:
-        tally = self.make(*batch, **named)
-        if not isinstance(getattr(type(tally), self.figure, None), property):
-            raise ValueError(f"got figure={self.figure!r}; expected a property of {type(tally).__name__}")
-        # A list of its own: in a collection, metrics that tally alike hold one list together.
-        parts = [*self.parts, _packed(tally, self.device)]
-        # A part at most twice as large as the next is added to it: sums stay one part, kept scores become log N.
+        """Add a batch, the arguments of `from_batch`."""
+        state = self.state.from_batch(*batch, **named, **self.options)
+        # A new list: in a collection, metrics of the same state hold one list together.
+        parts = [*self.parts, self._encode(state)]
+        # A part at most twice as large as the next is added to it: sums stay one part, stored scores become log N.
         while len(parts) > 1 and len(parts[-2]) <= 2 * len(parts[-1]):
-            parts[-2:] = [_packed(_total(torch.cat(parts[-2:])), self.device)]
+            parts[-2:] = [self._encode(self._decode(torch.cat(parts[-2:])))]
         self.parts = parts
 
     def forward(self, *batch: Any, **named: Any) -> Any:
-        """The figure of this batch, which also joins the others.
-
-        torchmetrics' own would keep the parts of all batches, since it joins lists without adding their parts.
-        """
+        """Add a batch and return its metric (torchmetrics' own method would not merge the parts)."""
         self.update(*batch, **named)
-        self._forward_cache = self._shown(self.make(*batch, **named))
+        self._forward_cache = self._value(self.state.from_batch(*batch, **named, **self.options))
         return self._forward_cache
 
     def compute(self) -> Any:
-        parts = self.parts if isinstance(self.parts, list) else [self.parts]  # one tensor, once gathered
-        return self._shown(_total(torch.cat(parts)))
+        """Return the metric of all batches; a curve is returned as a dict of its tensors."""
+        return self._value(self._decode(dim_zero_cat(self.parts)))
 
-    def _shown(self, tally: MetricState) -> Any:
-        """The figure on the metric's device; a curve as a dict of its tensors, since torchmetrics takes no other."""
-        value = getattr(tally, self.figure)
+    def _value(self, state: MetricState) -> Any:
+        value = getattr(state, self.metric)
         if is_dataclass(value):
             return {part.name: getattr(value, part.name).to(self.device) for part in fields(value)}
         return value.to(self.device) if isinstance(value, Tensor) else value
 
+    def _encode(self, state: MetricState) -> Tensor:
+        """The state as bytes: the length, then the tensors and the options in the safetensors format."""
+        tensors = {str(k): value.cpu() for k, value in enumerate(_tensors(state))}
+        data = safetensors.torch.save(tensors, {"options": repr((self.state.__name__, sorted(self.options.items())))})
+        return torch.frombuffer(bytearray(len(data).to_bytes(8) + data), dtype=torch.uint8).to(self.device)
 
-class _Packer(pickle.Pickler):
-    """Tensors as arrays: torch's own form names storages by their address, so that equal tallies differ."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            # NumPy has no bfloat16; float32 holds its values.
-            array = (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
-            return torch.tensor, (array,)
-        return NotImplemented
-
-
-def _packed(tally: MetricState, device: torch.device) -> Tensor:
-    """The tally as bytes: (num_bytes,)."""
-    stream = io.BytesIO()
-    _Packer(stream, protocol=5).dump(tally)
-    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8).to(device)
+    def _decode(self, encoded: Tensor) -> MetricState:
+        """The sum of the states that are encoded one after another."""
+        data, states = encoded.cpu().numpy().tobytes(), []
+        while data:
+            end = 8 + int.from_bytes(data[:8])
+            tensors = safetensors.torch.load(data[8:end])
+            states.append(_build(self.state, (tensors[str(k)] for k in range(len(tensors))), self.options))
+            data = data[end:]
+        if not states:
+            raise ArgumentError("batches", 0, "at least one update before compute")
+        return sum(states[1:], states[0])
 
 
-def _total(packed: Tensor) -> MetricState:
-    """The sum of tallies written one after another; they come from this metric, or from its twins on other ranks."""
-    stream, found = io.BytesIO(packed.cpu().numpy().tobytes()), None
-    while stream.tell() < len(packed):
-        part = pickle.load(stream)
-        found = part if found is None else found + part
-    if found is None:
-        raise ValueError("got no batch yet; expected at least one update before compute")
-    assert isinstance(found, MetricState)
-    return found
+def _tensors(state: MetricState) -> Iterator[Tensor]:
+    """The tensors of a state in the order of its fields."""
+    for part in fields(state):
+        value = getattr(state, part.name)
+        if isinstance(value, MetricState):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield concat_values(value)
+
+
+def _build(cls: type[MetricState], tensors: Iterator[Tensor], options: dict[str, Any]) -> MetricState:
+    """The state with these tensors and options."""
+    hints, values = get_type_hints(cls), list[Any]()
+    for part in fields(cls):
+        if isinstance(hints[part.name], type) and issubclass(hints[part.name], MetricState):
+            values.append(_build(hints[part.name], tensors, options))
+        elif part.name in options:
+            values.append(options[part.name])
+        else:
+            values.append(next(tensors) if hints[part.name] is Tensor else (next(tensors),))
+    return cls(*values)

@@ -1,50 +1,48 @@
-"""Which inputs to trust first: those of the highest confidence max p.
+"""Metrics of scores that rank inputs: selective prediction by confidence, and detection of a positive class.
 
-    risk(c) = error among the share c of inputs with the highest confidence,   AURC = ∫ risk(c) dc
+    risk(c) = error among the fraction c of inputs with the highest confidence,   AURC = ∫ risk(c) dc
+    TPR(t) = P(s⁺ ≥ t),   FPR(t) = P(s⁻ ≥ t),   precision(t) = n⁺(s ≥ t) / n(s ≥ t)
 
-Inputs of equal confidence have no order among themselves: each counts with the mean accuracy of all of them. For risk
-and AURC that is the expectation over their orders; in adaptive bins, a tie that two bins share is shared in proportion.
+Inputs of equal score have no order among themselves, so no metric depends on the order of the inputs. For risk and AURC
+each tied input counts with the mean accuracy of its tie, which is the expectation over their orders; in adaptive bins,
+a tie that spans two bins is divided in proportion. For detection the thresholds t are the scores that occur. The caller
+names the positive class, since the metrics depend on it: the paper counts in-distribution inputs as positive, other
+libraries the out-of-distribution ones.
 
 Y. Geifman, G. Uziel, R. El-Yaniv, Bias-reduced uncertainty estimation for deep neural classifiers, ICLR 2019.
 J. Nixon, M. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in deep learning, CVPR Workshops 2019.
-
-How well does a score tell two kinds of input apart, such as in- and out-of-distribution?
-
-    TPR(t) = P(s⁺ ≥ t),   FPR(t) = P(s⁻ ≥ t),   precision(t) = n⁺(s ≥ t) / n(s ≥ t)
-
-The caller states the positive class by name, since figures depend on it: the paper counts the
-in-distribution inputs as positive, other libraries the out-of-distribution ones. Thresholds t are the
-scores that occur: inputs of equal score pass together, so no figure depends on the order of the inputs.
-
 D. Hendrycks, K. Gimpel, A baseline for detecting misclassified and out-of-distribution examples, ICLR 2017.
 K. Lee, K. Lee, H. Lee, J. Shin, A simple unified framework for detecting out-of-distribution samples, NeurIPS 2018.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
 from neuboots.metrics._base import (
     MetricState,
-    check_fraction,
-    check_int_at_least,
     check_nonempty,
     check_same_shape,
-    check_tensors,
     concat_values,
     flatten_probs,
+    flatten_reals,
     run_ends,
     store_values,
 )
 
+PositiveClass = Literal["in", "out"]
+
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverageCurve:
-    """Accept where confidence ≥ threshold: the share of inputs accepted, and the error among them.
+    """Fraction of inputs with confidence ≥ threshold and the error among them, for each confidence that occurs.
 
-    One point for each confidence that occurs, from the highest down.
+    Thresholds fall.
     """
 
     coverage: Tensor  # (K,)
@@ -54,298 +52,360 @@ class RiskCoverageCurve:
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceRanking(MetricState):
-    """The confidence of each input, and whether the guess is right; larger = to be trusted first.
+    """State of metrics that rank inputs by confidence; it stores the confidence of each input.
 
-    >>> first = ConfidenceRanking.of(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
-    >>> tally = first + ConfidenceRanking.of(torch.tensor([0.8]), torch.tensor([True]))
-    >>> tally.risk_coverage.risk.tolist(), tally.aurc
-    ([0.0, 0.0, 0.3333333333333333], tensor(0.0833, dtype=torch.float64))
+    Example:
+        >>> first = ConfidenceRanking.from_confidence(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
+        >>> state = first + ConfidenceRanking.from_confidence(torch.tensor([0.8]), torch.tensor([True]))
+        >>> state.risk_coverage_curve.risk.tolist(), state.aurc
+        ([0.0, 0.0, 0.3333333333333333], tensor(0.0833, dtype=torch.float64))
     """
 
     confidence: tuple[Tensor, ...]
-    right: tuple[Tensor, ...]
+    correct: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, confidence: Tensor, right: Tensor) -> Self:
-        """Of confidences (N,) and whether the guess is right (N,)."""
-        check_tensors(confidence=confidence, right=right)
-        check_same_shape(confidence=confidence, right=right)
-        if not confidence.is_floating_point() or right.dtype != torch.bool:
-            raise ValueError(
-                f"got confidence of {confidence.dtype} and right of {right.dtype}; expected floats and torch.bool: "
-                "pass such as guess == labels"
-            )
-        if confidence.isnan().any():
-            raise ValueError(
-                f"got {int(confidence.isnan().sum())} NaN among {confidence.numel()} of confidence; expected numbers: "
-                "check the net's outputs"
-            )
-        return cls(store_values(confidence), store_values(right))
+    def from_confidence(cls, confidence: Tensor, correct: Tensor) -> Self:
+        """Return the state of one batch.
+
+        Args:
+            confidence: Floating-point scores (N,), larger for inputs to trust first.
+            correct: Whether each prediction is correct, (N,) booleans.
+
+        Raises:
+            ArgumentError: If shapes or dtypes do not fit, or a confidence is NaN.
+        """
+        check_same_shape(confidence=confidence, correct=correct)
+        if correct.dtype != torch.bool:
+            raise ArgumentError("correct.dtype", correct.dtype, "torch.bool", hint="pass preds == labels")
+        _check_float_scores("confidence", confidence)
+        return cls(store_values(confidence), store_values(correct))
+
+    @classmethod
+    def from_probs(cls, probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Self:
+        """Return the state of one batch with the confidence max p.
+
+        Args:
+            probs: Probabilities (N, C, *).
+            labels: Labels (N, *).
+            ignore_index: Label of inputs that do not count.
+        """
+        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
+        confidence, preds = p.max(1)
+        return cls.from_confidence(confidence, preds == y)
+
+    @property
+    def count(self) -> int:
+        """Number of inputs."""
+        return sum(map(len, self.correct))
 
     def _accepted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each confidence that occurs, falling; how many inputs have it or more; how many of them are right: (K,)."""
+        """Each distinct confidence, falling; number of inputs with at least it; number of correct ones: (K,)."""
         confidence, order = concat_values(self.confidence).sort(descending=True)
         check_nonempty(torch.tensor(len(confidence)))
         accepted = run_ends(confidence)
-        right = concat_values(self.right)[order].cumsum(0)[accepted - 1]
-        return confidence[accepted - 1], accepted, right
+        correct = concat_values(self.correct)[order].cumsum(0)[accepted - 1]
+        return confidence[accepted - 1], accepted, correct
 
-    def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each confidence that occurs, falling; the accuracy of the inputs that have it; their number: (K,)."""
-        values, accepted, right = self._accepted()
+    def _ties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each distinct confidence, falling; accuracy of the inputs that have it; their number: (K,)."""
+        values, accepted, correct = self._accepted()
         count = accepted.diff(prepend=accepted.new_zeros(1))
-        return values, right.diff(prepend=right.new_zeros(1)).double() / count, count
+        return values, correct.diff(prepend=correct.new_zeros(1)).double() / count, count
 
     @property
-    def risk_coverage(self) -> RiskCoverageCurve:
-        threshold, accepted, right = self._accepted()
-        return RiskCoverageCurve(accepted.double() / accepted[-1], (accepted - right).double() / accepted, threshold)
+    def risk_coverage_curve(self) -> RiskCoverageCurve:
+        """Risk by coverage, one point per distinct confidence."""
+        threshold, accepted, correct = self._accepted()
+        return RiskCoverageCurve(accepted.double() / accepted[-1], (accepted - correct).double() / accepted, threshold)
 
     @property
     def aurc(self) -> Tensor:
-        _, share, count = self._groups()
-        wrong = (1 - share).repeat_interleave(count)  # (N,) in expectation over ties
-        risk = wrong.cumsum(0) / torch.arange(1, len(wrong) + 1, device=wrong.device)
+        """Area under the risk–coverage curve."""
+        _, accuracy, count = self._ties()
+        errors = (1 - accuracy).repeat_interleave(count)  # (N,) in expectation over ties
+        risk = errors.cumsum(0) / torch.arange(1, len(errors) + 1, device=errors.device)
         if len(risk) == 1:
             return risk[0]
         # The trapezoidal rule from coverage 1/N to 1, over that length: there is no risk at coverage 0.
         return (risk.sum() - (risk[0] + risk[-1]) / 2) / (len(risk) - 1)
 
-    def adaptive_ece(self, num_bins: int) -> Tensor:
-        check_int_at_least("num_bins", num_bins, 1)
-        values, share, count = self._groups()
-        gap = (share - values.double()).repeat_interleave(count).flip(0)  # (N,) confidence rising
+    def compute_adaptive_ece(self, num_bins: int) -> Tensor:
+        """Expected calibration error over bins of equally many inputs.
+
+        Args:
+            num_bins: Number of bins.
+        """
+        num_bins = check_int("num_bins", num_bins, minimum=1)
+        values, accuracy, count = self._ties()
+        gap = (accuracy - values.double()).repeat_interleave(count).flip(0)  # (N,) confidence rising
         return torch.stack([part.sum().abs() for part in gap.tensor_split(num_bins)]).sum() / len(gap)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
-    """Σ_k (n_k / n) |accuracy_k − confidence_k| over bins of equal size: inputs sorted by confidence, cut into K parts.
+    """Σ_k (n_k / n) |accuracy_k − confidence_k| over bins of equally many inputs, sorted by confidence.
 
     Of n inputs, the n mod K bins of least confidence have one more than the others.
 
-    >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-    >>> adaptive_ece(probs, torch.tensor([0, 1, 1, 1]), num_bins=2)
-    tensor(0.3500, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        num_bins: Number of bins K.
+
+    Returns:
+        The error, a 0-dim float64 tensor.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
+        >>> adaptive_ece(probs, torch.tensor([0, 1, 1, 1]), num_bins=2)
+        tensor(0.3500, dtype=torch.float64)
     """
-    return _ranking(probs, labels).adaptive_ece(num_bins)
+    return ConfidenceRanking.from_probs(probs, labels).compute_adaptive_ece(num_bins)
 
 
 def risk_coverage_curve(probs: Tensor, labels: Tensor) -> RiskCoverageCurve:
-    """risk(t) = mean of 1[argmax p ≠ y] over the inputs with max p ≥ t, and their share, for each t that occurs.
+    """Error among the inputs with max p ≥ t, and their fraction, for each t that occurs.
 
-    >>> curve = risk_coverage_curve(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
-    >>> curve.coverage.tolist(), curve.risk.tolist()
-    ([0.5, 1.0], [0.0, 0.5])
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The curve, thresholds falling.
+
+    Example:
+        >>> curve = risk_coverage_curve(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        >>> curve.coverage.tolist(), curve.risk.tolist()
+        ([0.5, 1.0], [0.0, 0.5])
     """
-    return _ranking(probs, labels).risk_coverage
+    return ConfidenceRanking.from_probs(probs, labels).risk_coverage_curve
 
 
 def aurc(probs: Tensor, labels: Tensor) -> Tensor:
-    """The mean of risk over coverage from 1/N to 1, by the trapezoidal rule; of a single input, its error.
+    """Mean risk over coverage from 1/N to 1 by the trapezoidal rule; for a single input, its error.
 
-    >>> aurc(torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2]]), torch.tensor([0, 1, 0]))
-    tensor(0.0833, dtype=torch.float64)
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The area, a 0-dim float64 tensor.
+
+    Example:
+        >>> aurc(torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2]]), torch.tensor([0, 1, 0]))
+        tensor(0.0833, dtype=torch.float64)
     """
-    return _ranking(probs, labels).aurc
+    return ConfidenceRanking.from_probs(probs, labels).aurc
 
 
-def _ranking(probs: Tensor, labels: Tensor) -> ConfidenceRanking:
-    p, y = flatten_probs(probs, labels)
-    confidence, guess = p.max(1)
-    return ConfidenceRanking.of(confidence, guess == y)
-
-
-PositiveClass = Literal["in", "out"]
-_NAMES: dict[PositiveClass, str] = {"in": "in-distribution", "out": "out-of-distribution"}
+# -- detection -----------------------------------------------------------------------------------------
 
 
 def auroc(scores: Tensor, *, positive: Tensor) -> Tensor:
-    """P(s⁺ > s⁻) + ½ P(s⁺ = s⁻): the chance that a positive input outscores a negative one.
+    """P(s⁺ > s⁻) + ½ P(s⁺ = s⁻): the area under the ROC curve.
 
-    `positive` is True where an input is of the positive class. The trapezoidal rule counts a tie as one half.
+    Args:
+        scores: Real numbers (N,), larger for the positive class.
+        positive: True where an input is of the positive class, (N,).
 
-    >>> confidence = torch.tensor([0.9, 0.6, 0.6, 0.4])
-    >>> in_distribution = torch.tensor([True, True, False, False])
-    >>> auroc(confidence, positive=in_distribution)
-    tensor(0.8750, dtype=torch.float64)
+    Returns:
+        The area, a 0-dim float64 tensor.
+
+    Example:
+        >>> confidence = torch.tensor([0.9, 0.6, 0.6, 0.4])
+        >>> auroc(confidence, positive=torch.tensor([True, True, False, False]))
+        tensor(0.8750, dtype=torch.float64)
     """
-    ours, theirs = _passed(scores, positive)
-    pairs = ((ours[1:] + ours[:-1]) * theirs.diff()).sum()  # whole numbers: exact
-    return pairs.double() / (2 * ours[-1] * theirs[-1])
+    true, false = _cumulative_counts(scores, positive)
+    pairs = ((true[1:] + true[:-1]) * false.diff()).sum()  # integers: exact
+    return pairs.double() / (2 * true[-1] * false[-1])
 
 
 def aupr(scores: Tensor, *, positive: Tensor) -> Tensor:
     """∫ precision d TPR by the trapezoidal rule, from precision 1 at TPR 0.
 
-    The value of OpenOOD and pytorch-ood; scikit-learn's `average_precision_score` takes steps instead of trapezia.
+    The value of OpenOOD and pytorch-ood; scikit-learn's `average_precision_score` sums steps instead of trapezia.
 
-    >>> aupr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
-    tensor(0.7917, dtype=torch.float64)
+    Args:
+        scores: Real numbers (N,), larger for the positive class.
+        positive: True where an input is of the positive class, (N,).
+
+    Returns:
+        The area, a 0-dim float64 tensor.
+
+    Example:
+        >>> aupr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
+        tensor(0.7917, dtype=torch.float64)
     """
-    ours, theirs = _passed(scores, positive)
-    precision = ours.double() / (ours + theirs).clamp_min(1)
+    true, false = _cumulative_counts(scores, positive)
+    precision = true.double() / (true + false).clamp_min(1)
     precision[0] = 1
-    return ((precision[1:] + precision[:-1]) * ours.diff()).sum() / (2 * ours[-1])
+    return ((precision[1:] + precision[:-1]) * true.diff()).sum() / (2 * true[-1])
 
 
 def fpr_at_tpr(scores: Tensor, *, positive: Tensor, tpr: float = 0.95) -> Tensor:
     """FPR(t) at the highest threshold t with TPR(t) ≥ tpr.
 
-    >>> fpr_at_tpr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        scores: Real numbers (N,), larger for the positive class.
+        positive: True where an input is of the positive class, (N,).
+        tpr: Required true positive rate, between 0 and 1.
+
+    Returns:
+        The rate, a 0-dim float64 tensor.
+
+    Example:
+        >>> fpr_at_tpr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    check_fraction("tpr", tpr)
-    ours, theirs = _passed(scores, positive)
-    reached = ours.double() / ours[-1] >= tpr
-    return theirs[reached][0].double() / theirs[-1]
+    tpr = check_fraction("tpr", tpr)
+    true, false = _cumulative_counts(scores, positive)
+    reached = true.double() / true[-1] >= tpr
+    return false[reached][0].double() / false[-1]
 
 
 def tnr_at_tpr(scores: Tensor, *, positive: Tensor, tpr: float = 0.95) -> Tensor:
-    """1 − FPR(t) at the highest threshold t with TPR(t) ≥ tpr: the negatives turned away.
+    """1 − FPR(t) at the highest threshold t with TPR(t) ≥ tpr.
 
-    >>> tnr_at_tpr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        scores: Real numbers (N,), larger for the positive class.
+        positive: True where an input is of the positive class, (N,).
+        tpr: Required true positive rate, between 0 and 1.
+
+    Returns:
+        The rate, a 0-dim float64 tensor.
+
+    Example:
+        >>> tnr_at_tpr(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
+        tensor(0.5000, dtype=torch.float64)
     """
     return 1 - fpr_at_tpr(scores, positive=positive, tpr=tpr)
 
 
 def detection_accuracy(scores: Tensor, *, positive: Tensor) -> Tensor:
-    """max_t ½ (TPR(t) + 1 − FPR(t)): the best accuracy if both classes were as frequent; 0.5 is chance.
+    """max_t ½ (TPR(t) + 1 − FPR(t)): the best balanced accuracy over thresholds; 0.5 is chance.
 
-    >>> detection_accuracy(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
-    tensor(0.7500, dtype=torch.float64)
+    Args:
+        scores: Real numbers (N,), larger for the positive class.
+        positive: True where an input is of the positive class, (N,).
+
+    Returns:
+        The accuracy, a 0-dim float64 tensor.
+
+    Example:
+        >>> detection_accuracy(torch.tensor([0.9, 0.6, 0.5, 0.4]), positive=torch.tensor([True, False, True, False]))
+        tensor(0.7500, dtype=torch.float64)
     """
-    ours, theirs = _passed(scores, positive)
-    return (ours.double() / ours[-1] + 1 - theirs.double() / theirs[-1]).max() / 2
+    true, false = _cumulative_counts(scores, positive)
+    return (true.double() / true[-1] + 1 - false.double() / false[-1]).max() / 2
 
 
-def _passed(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """How many positives and negatives have s ≥ t, for t = ∞ and each score that occurs, falling: (K + 1,) each."""
-    check_tensors(scores=scores, positive=positive)
-    if positive.dtype != torch.bool or scores.shape != positive.shape:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)} and positive {tuple(positive.shape)} of "
-            f"{positive.dtype}; expected one shape and torch.bool: pass a mask such as labels == 1"
-        )
-    if scores.is_complex() or scores.dtype == torch.bool:
-        raise ValueError(f"scores are {scores.dtype}; expected real numbers: convert them with .float()")
+def _cumulative_counts(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of positives and negatives with s ≥ t, for t = ∞ and each distinct score, falling: (K + 1,) each."""
+    check_same_shape(scores=scores, positive=positive)
+    if positive.dtype != torch.bool:
+        raise ArgumentError("positive.dtype", positive.dtype, "torch.bool", hint="pass a mask such as labels == 1")
+    flatten_reals(allow_infinite=True, scores=scores)
     scores, mask = scores.detach().flatten(), positive.flatten().to(scores.device)
-    marked = int(mask.sum())
-    if marked in (0, len(mask)):
-        raise ValueError(
-            f"positive marks {marked} of {scores.numel()} scores; expected some of both "
-            "classes: pass positive and negative inputs together"
-        )
-    _refuse_nan(scores)
+    if int(mask.sum()) in (0, len(mask)):
+        found = f"{int(mask.sum())} of {len(mask)} inputs"
+        raise ArgumentError("positive", found, "inputs of both classes", hint="pass both classes together")
     falling, order = scores.sort(descending=True)
-    passed = torch.nn.functional.pad(run_ends(falling), (1, 0))  # (K + 1,)
-    ours = torch.nn.functional.pad(mask[order].cumsum(0), (1, 0))[passed]
-    return ours, passed - ours
+    accepted = pad(run_ends(falling), (1, 0))  # (K + 1,)
+    true = pad(mask[order].cumsum(0), (1, 0))[accepted]
+    return true, accepted - true
 
 
-def _refuse_nan(scores: Tensor) -> None:
-    if scores.isnan().any():
-        raise ValueError(
-            f"scores has {int(scores.isnan().sum())} NaN among {scores.numel()}; expected numbers: "
-            "check the net's outputs"
-        )
-
-
-def check_positive_class(positive: object) -> None:
-    if positive not in _NAMES:
-        raise ValueError(f"got positive={positive!r}; expected 'in' or 'out': name the positive class")
+def _check_float_scores(name: str, scores: Tensor) -> None:
+    """Check that scores are of a floating-point dtype (−s of an unsigned integer would overflow) and not NaN."""
+    if not scores.is_floating_point():
+        raise ArgumentError(f"{name}.dtype", scores.dtype, "floating-point numbers", hint="use .float()")
+    flatten_reals(allow_infinite=True, **{name: scores})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DetectionMetrics(MetricState):
-    """Every figure of this file, of scores that come in parts: larger = more out-of-distribution.
+    """Metrics of out-of-distribution detection for scores that come in batches; it stores the scores.
 
-    Which inputs are positive is stated by whoever builds it, and printed. A part may lack one of the groups.
+    Scores are larger for out-of-distribution inputs. A batch may lack one of the two classes.
 
-    >>> inside, outside = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
-    >>> tally = DetectionMetrics.of(inside, outside, positive="out")
-    >>> tally
-    Detection(positive='out', 3 inside, 2 outside)
-    >>> print(tally)
-    positive class: out-of-distribution (3 in, 2 out)
-    AUROC               0.8333
-    AUPR-in             0.9028
-    AUPR-out            0.7917
-    TNR at 95 % TPR     0.6667
-    FPR at 95 % TPR     0.3333
-    detection accuracy  0.8333
+    Example:
+        >>> id_scores, ood_scores = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])
+        >>> state = DetectionMetrics.from_batch(id_scores, ood_scores, positive="out")
+        >>> print(state)
+        positive class: out-of-distribution (3 in, 2 out)
+        AUROC               0.8333
+        AUPR-in             0.9028
+        AUPR-out            0.7917
+        TNR at 95 % TPR     0.6667
+        FPR at 95 % TPR     0.3333
+        detection accuracy  0.8333
     """
 
-    inside: tuple[Tensor, ...]
-    outside: tuple[Tensor, ...]
+    id_scores: tuple[Tensor, ...]
+    ood_scores: tuple[Tensor, ...]
     positive: PositiveClass
-    tpr: float = 0.95  # of `tnr_at_tpr` and `fpr_at_tpr`
+    tpr: float = 0.95
 
     @classmethod
-    def of(cls, inside: Tensor, outside: Tensor, *, positive: PositiveClass, tpr: float = 0.95) -> Self:
-        """Of scores of in-distribution inputs and of out-of-distribution inputs: (N,) each."""
-        check_positive_class(positive)
-        check_fraction("tpr", tpr)
-        check_tensors(inside=inside, outside=outside)
-        for scores in inside, outside:
-            if not scores.is_floating_point():  # −s of an unsigned s would wrap around
-                raise ValueError(f"scores are {scores.dtype}; expected floats: convert them with .float()")
-            _refuse_nan(scores)
-        return cls(store_values(inside), store_values(outside), positive, tpr)
+    def from_batch(cls, id_scores: Tensor, ood_scores: Tensor, *, positive: PositiveClass, tpr: float = 0.95) -> Self:
+        """Return the state of one batch.
 
-    def _as(self, side: PositiveClass) -> tuple[Tensor, Tensor]:
-        """Scores, larger = more positive, and the mask of positives, if `side` is the positive class: (N,) each."""
-        inside, outside = concat_values(self.inside), concat_values(self.outside)
-        scores = torch.cat([inside, outside.to(inside.device)])
-        is_out = torch.arange(len(scores), device=scores.device) >= len(inside)
-        return (scores, is_out) if side == "out" else (-scores, ~is_out)
+        Args:
+            id_scores: Scores of in-distribution inputs.
+            ood_scores: Scores of out-of-distribution inputs.
+            positive: Which class is positive, "in" or "out".
+            tpr: True positive rate of `tnr_at_tpr` and `fpr_at_tpr`.
+
+        Raises:
+            ArgumentError: If scores are NaN or not of a floating-point dtype, or an option is invalid.
+        """
+        check_choice("positive", positive, get_args(PositiveClass))
+        for name, scores in (("id_scores", id_scores), ("ood_scores", ood_scores)):
+            _check_float_scores(name, scores)
+        return cls(store_values(id_scores), store_values(ood_scores), positive, check_fraction("tpr", tpr))
+
+    def _evaluate(self, metric: Callable[..., Tensor], positive: PositiveClass, **options: float) -> Tensor:
+        """Apply a function of scores that are larger for the positive class."""
+        id_scores, ood_scores = concat_values(self.id_scores), concat_values(self.ood_scores)
+        scores = torch.cat([id_scores, ood_scores.to(id_scores.device)])
+        is_ood = torch.arange(len(scores), device=scores.device) >= len(id_scores)
+        if positive == "out":
+            return metric(scores, positive=is_ood, **options)
+        return metric(-scores, positive=~is_ood, **options)
 
     @property
     def auroc(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return auroc(scores, positive=positive)
+        """Area under the ROC curve."""
+        return self._evaluate(auroc, self.positive)
 
     @property
     def aupr_in(self) -> Tensor:
-        scores, positive = self._as("in")
-        return aupr(scores, positive=positive)
+        """Area under the precision–recall curve with in-distribution as positive."""
+        return self._evaluate(aupr, "in")
 
     @property
     def aupr_out(self) -> Tensor:
-        scores, positive = self._as("out")
-        return aupr(scores, positive=positive)
+        """Area under the precision–recall curve with out-of-distribution as positive."""
+        return self._evaluate(aupr, "out")
 
     @property
     def tnr_at_tpr(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return tnr_at_tpr(scores, positive=positive, tpr=self.tpr)
+        """True negative rate at the true positive rate `tpr`."""
+        return 1 - self.fpr_at_tpr
 
     @property
     def fpr_at_tpr(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return fpr_at_tpr(scores, positive=positive, tpr=self.tpr)
-
-    @property
-    def tnr_at_95_tpr(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return tnr_at_tpr(scores, positive=positive)
-
-    @property
-    def fpr_at_95_tpr(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return fpr_at_tpr(scores, positive=positive)
+        """False positive rate at the true positive rate `tpr`."""
+        return self._evaluate(fpr_at_tpr, self.positive, tpr=self.tpr)
 
     @property
     def detection_accuracy(self) -> Tensor:
-        scores, positive = self._as(self.positive)
-        return detection_accuracy(scores, positive=positive)
-
-    def __repr__(self) -> str:
-        sizes = f"{len(concat_values(self.inside))} inside, {len(concat_values(self.outside))} outside"
-        return f"Detection(positive={self.positive!r}, {sizes})"
+        """Best balanced accuracy over thresholds."""
+        return self._evaluate(detection_accuracy, self.positive)
 
     def __str__(self) -> str:
-        figures = {
+        metrics = {
             "AUROC": self.auroc,
             "AUPR-in": self.aupr_in,
             "AUPR-out": self.aupr_out,
@@ -353,6 +413,7 @@ class DetectionMetrics(MetricState):
             f"FPR at {100 * self.tpr:g} % TPR": self.fpr_at_tpr,
             "detection accuracy": self.detection_accuracy,
         }
-        sizes = f"{len(concat_values(self.inside))} in, {len(concat_values(self.outside))} out"
-        lines = [f"{name:<18}  {value:.4f}" for name, value in figures.items()]
-        return "\n".join([f"positive class: {_NAMES[self.positive]} ({sizes})", *lines])
+        name = {"in": "in-distribution", "out": "out-of-distribution"}[self.positive]
+        num_in, num_out = (sum(map(len, parts)) for parts in (self.id_scores, self.ood_scores))
+        lines = [f"{name:<18}  {value:.4f}" for name, value in metrics.items()]
+        return "\n".join([f"positive class: {name} ({num_in} in, {num_out} out)", *lines])

@@ -72,7 +72,7 @@ class AmortizedRegression(Study):
         test, std = load_rows(data.test), data.target_standardizer.std[0]  # all is in units of std up to here
         found = evaluate_regression(
             predictor, test, noise_std=noise, num_samples=self.num_samples, progress=False
-        ).figures
+        ).metrics
         scores = {
             "rmse": std * found["rmse"],
             "crps": std * found["crps"],

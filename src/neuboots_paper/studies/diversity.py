@@ -69,7 +69,7 @@ class DiversityStudy(Study):
         config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=job["seed"])
         predictor = make_method(job["method"], members=self.num_samples).fit(image_net(self.net, data), train, config)
         found = evaluate_diversity(predictor, test, num_samples=self.num_samples, progress=False)
-        return {"diversity": [found.figures], **class_scores(predictor, test, num_samples=self.num_samples)}
+        return {"diversity": [found.metrics], **class_scores(predictor, test, num_samples=self.num_samples)}
 
     def tables(self, rows: Rows) -> list[Table]:
         seeds = f"mean ± standard deviation over {len(self.seeds)} seeds"

@@ -134,7 +134,7 @@ class OutOfDistribution(Study):
             for B in self.sizes:
                 ours, theirs = found["in"][of, B], found["out"][of, B]
                 means = {"std_in": float(ours.mean()), "std_out": float(theirs.mean())}
-                auroc = float(DetectionMetrics.of(ours, theirs, positive="in").auroc)
+                auroc = float(DetectionMetrics.from_batch(ours, theirs, positive="in").auroc)
                 rows["spread"].append({"of": of, "B": B, **means, "auroc": auroc})
         top = max(float(found[group]["probabilities", B].max()) for group in found for B in self.sizes)
         for group, B in ((group, B) for group in found for B in self.sizes):
@@ -268,7 +268,7 @@ def detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, 
 def figures_of(tally: DetectionMetrics) -> dict[str, float]:
     """The five figures of table 4.1, as shares."""
     return {
-        "tnr": float(tally.tnr_at_95_tpr),
+        "tnr": float(tally.tnr_at_tpr),
         "auroc": float(tally.auroc),
         "accuracy": float(tally.detection_accuracy),
         "aupr_in": float(tally.aupr_in),

@@ -35,9 +35,8 @@ from neuboots.cli.evaluation.sections import (
     rows_chapter,
     thinned,
 )
-from neuboots.metrics import ConfidenceRanking, MetricState, RunningMean, auroc
+from neuboots.metrics import ConfidenceRanking, ProbabilityMetrics, RunningMean, auroc
 from neuboots.metrics._base import flatten_probs
-from neuboots.metrics.classification import ConfusionMatrix, ProbabilityMetrics, ReliabilityBins, probability_sums
 from neuboots.report.checks import Check, wilson_interval
 from neuboots.report.section import Section
 from neuboots.report.tables import Cell, Table
@@ -49,14 +48,9 @@ BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
-class ClassTally(ProbabilityMetrics, MetricState):
+class ClassTally(ProbabilityMetrics):
     """Sums over rows: those of classification, and of who abstains and who is unusual."""
 
-    wrong: RunningMean
-    surprise: RunningMean
-    distance: RunningMean
-    bins: ReliabilityBins
-    confusion: ConfusionMatrix
     answered: RunningMean  # wrong, of the rows that are answered
     abstained: RunningMean  # wrong, of the others
     unusual: RunningMean
@@ -69,10 +63,10 @@ class ClassTally(ProbabilityMetrics, MetricState):
         wrong = p.argmax(1) != truth
         abstain, score = (torch.from_numpy(answers.columns[name]) for name in ("abstain", "ood_score"))
         return cls(
-            *probability_sums(p, truth, BINS),
-            answered=RunningMean.of(wrong[~abstain]),
-            abstained=RunningMean.of(wrong[abstain]),
-            unusual=RunningMean.of(score > 1),
+            **vars(ProbabilityMetrics.from_batch(p, truth, num_bins=BINS)),
+            answered=RunningMean.from_batch(wrong[~abstain]),
+            abstained=RunningMean.from_batch(wrong[abstain]),
+            unusual=RunningMean.from_batch(score > 1),
         )
 
 
@@ -93,7 +87,7 @@ class ClassEvaluation:
     @cached_property
     def ranking(self) -> ConfidenceRanking:
         """Rows by confidence, the surest first."""
-        return ConfidenceRanking.of(self.sample["confidence"], ~self.sample["wrong"])
+        return ConfidenceRanking.from_confidence(self.sample["confidence"], ~self.sample["wrong"])
 
     @property
     def labels(self) -> Tensor:
@@ -122,15 +116,15 @@ class ClassEvaluation:
     @cached_property
     def figures(self) -> dict[str, Any]:
         """Every figure by name; None where there is nothing to find it from."""
-        tally, bins = self.tally, self.tally.bins
-        occurs = tally.confusion.occurs
+        tally = self.tally
+        occurs = tally.occurs
         held = self.labels > 0
         low, high = wilson_interval(float(tally.error), self.count)
         found: dict[str, Any] = {
             **{"error": float(tally.error), "error_low": low, "error_high": high, "accuracy": float(tally.accuracy)},
             **{name: float(getattr(tally, name)) for name in ("nll", "brier", "ece", "mce")},
-            "adaptive_ece": float(self.ranking.adaptive_ece(BINS)),
-            "mean_confidence": float(bins.confidence.sum()) / self.count,
+            "adaptive_ece": float(self.ranking.compute_adaptive_ece(BINS)),
+            "mean_confidence": float(tally.bin_confidence.sum()) / self.count,
             "macro_f1": float(tally.f1[occurs].mean()),
             "balanced_accuracy": float(tally.recall[held].mean()),
             "auroc": self._auroc(),
@@ -376,7 +370,7 @@ def _class_drawings(found: ClassEvaluation) -> dict[str, Draw]:
     from neuboots.report import plots as figures
 
     sample, figure = found.sample, found.figures
-    curve = thinned(found.ranking.risk_coverage)
+    curve = thinned(found.ranking.risk_coverage_curve)
     drawn: dict[str, Draw] = {
         "reliability": lambda ax: figures.plot_reliability(ax, {"the model": found.tally.reliability_curve}),
         "risk-by-coverage": lambda ax: risk_drawing(ax, curve, figure["answered"], figure["error_answered"]),

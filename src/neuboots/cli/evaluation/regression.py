@@ -84,18 +84,18 @@ class NumberTally(MetricState):
         pit = torch.special.ndtr(torch.where(r == 0, 0.0, r / std))
         holds = (low <= y) & (y <= high)
         return cls(
-            normal=RegressionMetrics.of(mean, std, y, level=level),
-            intervals=IntervalMetrics.of(low, high, y, level=level),
-            misses=RunningMean.of(r.abs()),
-            signed=RunningMean.of(-r),
-            fourth=RunningMean.of(r**4),
-            targets=RunningMean.of(at),
-            squared_targets=RunningMean.of(at.square()),
+            normal=RegressionMetrics.from_batch(mean, std, y, level=level),
+            intervals=IntervalMetrics.from_batch(low, high, y, level=level),
+            misses=RunningMean.from_batch(r.abs()),
+            signed=RunningMean.from_batch(-r),
+            fourth=RunningMean.from_batch(r**4),
+            targets=RunningMean.from_batch(at),
+            squared_targets=RunningMean.from_batch(at.square()),
             pit=torch.bincount((pit * PIT_BINS).long().clamp_max(PIT_BINS - 1), minlength=PIT_BINS),
-            answered=RunningMean.of(r[~abstain].square()),
-            abstained=RunningMean.of(r[abstain].square()),
-            held=RunningMean.of(holds[~abstain]),
-            unusual=RunningMean.of(_column(answers, "ood_score") > 1),
+            answered=RunningMean.from_batch(r[~abstain].square()),
+            abstained=RunningMean.from_batch(r[abstain].square()),
+            held=RunningMean.from_batch(holds[~abstain]),
+            unusual=RunningMean.from_batch(_column(answers, "ood_score") > 1),
             origin=origin,
         )
 
@@ -140,8 +140,8 @@ class NumberEvaluation:
     def figures(self) -> dict[str, Any]:
         """Every figure by name; None where there is nothing to find it from."""
         tally, normal, intervals = self.tally, self.tally.normal, self.tally.intervals
-        squares = float(normal.squares.value)
-        certain = normal.count > int(normal.surprise.count)  # of a σ of 0 there is no likelihood
+        squares = float(normal.squared_errors.value)
+        certain = normal.count > int(normal.log_losses.count)  # of a σ of 0 there is no likelihood
         low, high = wilson_interval(float(intervals.coverage), self.count)
         return {
             "rmse": math.sqrt(squares),
@@ -217,7 +217,7 @@ class NumberEvaluation:
 
     @property
     def of_answers(self) -> list[Check]:
-        mean, before = float(self.tally.normal.squares.value), self.card.figures.get("rmse")
+        mean, before = float(self.tally.normal.squared_errors.value), self.card.figures.get("rmse")
         std = math.sqrt(max(0.0, float(self.tally.fourth.value) - mean**2))
         half = checks.Z * std / math.sqrt(self.count) if self.count > 1 else math.inf
         drift = checks.no_worse_squares(mean, std, self.count, before, self.card.rows.get("test", 0))
@@ -257,7 +257,7 @@ def measure_numbers(
                     with warnings.catch_warnings():  # of few held-out rows, which is the model's own affair
                         warnings.simplefilter("ignore", UserWarning)
                         found = select_rows(model.predict(part.chunk, num_samples=num_samples, level=other), part.known)
-                held = IntervalMetrics.of(_column(found, "low"), _column(found, "high"), y, level=other)
+                held = IntervalMetrics.from_batch(_column(found, "low"), _column(found, "high"), y, level=other)
                 by_level[other] = by_level[other] + held if other in by_level else held
         names = {"mean": "prediction", "std": "std", "low": "low", "high": "high", "ood_score": "ood_score"}
         sample.add(y=y, **{ours: _column(answers, theirs) for ours, theirs in names.items()})

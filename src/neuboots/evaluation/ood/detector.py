@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from neuboots._prng import derive_seed
-from neuboots._validation import ArgumentError, check_int
+from neuboots._pytree import count_rows, take_rows
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import (
     InputData,
     LabeledData,
@@ -32,12 +33,9 @@ from neuboots.evaluation._batching import (
     is_input_batch,
     iter_inputs,
     mean_per_input,
-    num_rows,
-    take_rows,
 )
 from neuboots.loading import check_length
 from neuboots.metrics import DetectionMetrics
-from neuboots.metrics.ranking import check_positive_class
 from neuboots.prediction import Predictor, Summary
 
 _MAX_OVERLAP = 0.01  # fraction of the rows fitted on, and of the test rows, that may be equal: duplicates in a data set
@@ -169,10 +167,10 @@ class Detector(ABC):
         Raises:
             ArgumentError: If the detector was fitted on some of these rows, or a score is NaN.
         """
-        check_positive_class(positive)
+        check_choice("positive", positive, ("in", "out"))
         ours = self._score(id_data, ", in distribution", batch_size, progress, check_overlap=True)
         theirs = self._score(ood_data, ", out of distribution", batch_size, progress, check_overlap=True)
-        return DetectionMetrics.of(ours, theirs, positive=positive)
+        return DetectionMetrics.from_batch(ours, theirs, positive=positive)
 
     def _score(
         self, data: InputData, title: str, batch_size: int, progress: bool, check_overlap: bool = False
@@ -180,7 +178,7 @@ class Detector(ABC):
         found, done, shared = [], 0, torch.empty(0, dtype=torch.int64)
         for x in iter_inputs(data, batch_size, title=type(self).__name__ + title, progress=progress):
             if check_overlap and len(self.fitted_on):
-                done += num_rows(x)
+                done += count_rows(x)
                 hashes = hash_batch(x)
                 shared = _unique([shared, hashes[torch.isin(hashes, self.fitted_on)]])
                 self._check_overlap(len(shared), len(self.fitted_on))  # before more scores are computed
@@ -201,7 +199,7 @@ class Detector(ABC):
                 f"at least {shared} of the rows that the detector was fitted on",
                 "other rows",
                 hint="hold out a validation set with holdout_split(data, num_rows); if rows repeat by nature, use "
-                "DetectionMetrics.of(score(id_data), score(ood_data))",
+                "DetectionMetrics.from_batch(score(id_data), score(ood_data))",
             )
 
     def _summarize(self, x: Any) -> Summary:
@@ -218,7 +216,7 @@ def _unique(hashes: list[Tensor]) -> Tensor:
 
 
 def _check_per_row(shape: torch.Size, x: Any) -> None:
-    if shape[:1] != (num_rows(x),):
+    if shape[:1] != (count_rows(x),):
         got = " and ".join(str(tuple(part.shape)) for part in input_tensors(x))
         raise ArgumentError(
             "data", f"scores {tuple(shape)} for inputs {got}", "one score per row", hint="make a batch: x[None]"
@@ -271,8 +269,8 @@ def select_best_candidate(id_scores: Tensor, ood_scores: Tensor) -> int:
 
     Scores are (G, n) and (G, m); the first of equal candidates wins.
     """
-    metrics = [DetectionMetrics.of(a, b, positive="in") for a, b in zip(id_scores, ood_scores, strict=True)]
-    return max(range(len(metrics)), key=lambda g: (float(metrics[g].tnr_at_95_tpr), float(metrics[g].auroc), -g))
+    metrics = [DetectionMetrics.from_batch(a, b, positive="in") for a, b in zip(id_scores, ood_scores, strict=True)]
+    return max(range(len(metrics)), key=lambda g: (float(metrics[g].tnr_at_tpr), float(metrics[g].auroc), -g))
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError
-from neuboots.evaluation._batching import LabeledData, iter_batches, num_rows, take_rows
+from neuboots.evaluation._batching import LabeledData, iter_batches
 from neuboots.evaluation.ood.detector import (
     Detector,
     LogisticRule,
@@ -336,8 +337,8 @@ def extract_features(split: HeadSplit, layers: tuple[str, ...], x: Any) -> list[
         phi = split.features(cast_inputs(net, x))
     features = {**seen, split.name: [_average(phi, split.axis)]}
     for name, outputs in features.items():
-        if len(outputs) != 1 or len(outputs[0]) != num_rows(x):
-            got = f"{name!r}, which gives {len(outputs)} outputs for {num_rows(x)} rows"
+        if len(outputs) != 1 or len(outputs[0]) != count_rows(x):
+            got = f"{name!r}, which gives {len(outputs)} outputs for {count_rows(x)} rows"
             raise ArgumentError("layers", got, "layers before the head that are used once, the batch on the first axis")
     return [outputs[0] for outputs in features.values()]
 
@@ -397,7 +398,7 @@ def _output_shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torc
     calls: list[tuple[str, torch.Size | None]] = []
 
     def record(name: str, output: Any) -> None:
-        valid = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (num_rows(x),)
+        valid = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (count_rows(x),)
         calls.append((name, output.shape[1:] if valid else None))
 
     with torch.no_grad(), eval_mode(split.net), eager_mode(split.net), _watch(split.net, names, record):

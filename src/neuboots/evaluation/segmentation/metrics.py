@@ -182,7 +182,7 @@ class SegmentationReport(MetricState):
             parts = (maps.probs[i].flatten(1), measures[:, i].flatten(1), truth, boundary[i].flatten())
             for probs, values, y, edge in zip(*(part.split(_MAX_PIXELS, -1) for part in parts), strict=True):
                 options = {"ignore_index": ignore_index, "num_bins": num_bins}
-                pixels = pixels + SegmentationMetrics.of(probs[None], y[None], **options)
+                pixels = pixels + SegmentationMetrics.from_batch(probs[None], y[None], **options)
                 counted = y != ignore_index
                 wrong = (probs.argmax(0) != y)[counted]
                 uncertainty = uncertainty + UncertaintySums.from_pixels(values[:, counted], wrong, edge[counted])
@@ -210,7 +210,7 @@ class SegmentationReport(MetricState):
     @property
     def mean_dice(self) -> float:
         """Mean Dice coefficient over the same classes."""
-        return _mean_dice(self.pixels.confusion)
+        return _mean_dice(self.pixels)
 
     @property
     def error(self) -> float:
@@ -278,7 +278,7 @@ class SegmentationReport(MetricState):
             found[name] = _divide(count(wrong=True, boundary=kind), count(boundary=kind))
         found["border_share"] = _divide(count(boundary=True), self.count)
         found |= {"seconds": self.seconds, "relative_time": self.relative_time}
-        occurs = self.pixels.confusion.occurs.tolist()
+        occurs = self.pixels.occurs.tolist()
         for name in ("iou", "dice"):
             values = getattr(self.pixels, name).tolist()
             found[name] = [value if there else None for value, there in zip(values, occurs, strict=True)]
