@@ -1,4 +1,4 @@
-"""Metrics of pairs of replicates against scipy and scikit-learn, and at their edges."""
+"""Diversity metrics against scipy and scikit-learn, and edge cases."""
 
 import itertools
 import math
@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from neuboots._validation import ArgumentError
 from neuboots.metrics import DiversityMetrics, correlation, disagreement, pairwise_kl, q_statistic, ratio_error
 
 LABELS = [disagreement, q_statistic, correlation, ratio_error]
@@ -36,38 +37,38 @@ cases = st.builds(random_case, st.integers(0, 10**6), st.integers(2, 5), st.inte
 
 @many
 @given(cases)
-def test_agrees_with_scipy_and_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
+def test_metrics_agree_with_scipy_and_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     """Correlation of two yes-or-no answers is Matthews' coefficient; Q is (ω − 1)/(ω + 1), ω the odds ratio."""
     samples, truth = case
-    guesses = samples.argmax(2)
-    right = (guesses == truth).numpy()
+    preds = samples.argmax(2)
+    right = (preds == truth).numpy()
     # With a row or column of zeros Q and correlation are 0/0: decided below.
     pairs = list(itertools.combinations(range(len(samples)), 2))
     assume(all(0 < row.sum() < len(row) for row in right))
     differ, matthews, yule = [], [], []
     for a, b in pairs:
-        differ.append(sklearn.metrics.zero_one_loss(guesses[a].numpy(), guesses[b].numpy()))
+        differ.append(sklearn.metrics.zero_one_loss(preds[a].numpy(), preds[b].numpy()))
         matthews.append(sklearn.metrics.matthews_corrcoef(right[a], right[b]))
         table = sklearn.metrics.confusion_matrix(right[a], right[b])
         odds = scipy.stats.contingency.odds_ratio(table, kind="sample").statistic
         yule.append(1.0 if math.isinf(odds) else (odds - 1) / (odds + 1))
-    assert disagreement(guesses, truth).item() == pytest.approx(np.mean(differ))
-    assert correlation(guesses, truth).item() == pytest.approx(np.mean(matthews), abs=1e-12)
-    assert q_statistic(guesses, truth).item() == pytest.approx(np.mean(yule), abs=1e-12)
+    assert disagreement(preds, truth).item() == pytest.approx(np.mean(differ))
+    assert correlation(preds, truth).item() == pytest.approx(np.mean(matthews), abs=1e-12)
+    assert q_statistic(preds, truth).item() == pytest.approx(np.mean(yule), abs=1e-12)
 
 
 @many
 @given(cases)
-def test_ratio_error_is_its_definition(case: tuple[Tensor, Tensor]) -> None:
+def test_ratio_error_matches_definition(case: tuple[Tensor, Tensor]) -> None:
     samples, truth = case
-    guesses = samples.argmax(2)
+    preds = samples.argmax(2)
     ratios = []
-    for a, b in itertools.combinations(guesses.tolist(), 2):
+    for a, b in itertools.combinations(preds.tolist(), 2):
         wrong = [(g, h) for g, h, y in zip(a, b, truth.tolist(), strict=True) if g != y and h != y]
         same = sum(g == h for g, h in wrong)
         different = len(wrong) - same
         ratios.append(0.0 if different == 0 else different / same if same else math.inf)
-    assert ratio_error(guesses, truth).item() == pytest.approx(np.mean(ratios))
+    assert ratio_error(preds, truth).item() == pytest.approx(np.mean(ratios))
 
 
 @many
@@ -80,13 +81,13 @@ def test_pairwise_kl_agrees_with_scipy(case: tuple[Tensor, Tensor]) -> None:
 
 @many
 @given(cases)
-def test_the_bundle_reads_guesses_off_the_samples(case: tuple[Tensor, Tensor]) -> None:
+def test_state_takes_predictions_from_samples(case: tuple[Tensor, Tensor]) -> None:
     samples, truth = case
-    tally = DiversityMetrics.from_batch(samples, truth)
+    state = DiversityMetrics.from_batch(samples, truth)
     for metric in LABELS:
-        assert getattr(tally, metric.__name__) == metric(samples.argmax(2), truth)
-    assert tally.pairwise_kl == pairwise_kl(samples)
-    assert tally.count == len(truth)
+        assert getattr(state, metric.__name__) == metric(samples.argmax(2), truth)
+    assert state.pairwise_kl == pairwise_kl(samples)
+    assert state.count == len(truth)
 
 
 # -- edges ---------------------------------------------------------------------------------------------
@@ -99,36 +100,36 @@ OTHER = torch.tensor([2, 2, 2, 2])
 @pytest.mark.parametrize(
     ("pair", "q", "rho", "ratio"),
     [
-        ((RIGHT, RIGHT), 1, 1, 0),  # nobody errs: nothing differs
+        ((RIGHT, RIGHT), 1, 1, 0),  # no errors
         ((WRONG, WRONG), 1, 1, 0),
-        ((WRONG, OTHER), 1, 1, math.inf),  # both err everywhere, never alike
-        ((RIGHT, WRONG), 0, 0, 0),  # 0/0, and not alike
-        ((RIGHT, HALF), 0, 0, 0),  # who is always right is independent of anybody
+        ((WRONG, OTHER), 1, 1, math.inf),  # both incorrect everywhere, never with the same prediction
+        ((RIGHT, WRONG), 0, 0, 0),  # 0/0, and not equal
+        ((RIGHT, HALF), 0, 0, 0),  # always correct: independent of any other
         ((WRONG, HALF), 0, 0, 0),
         ((HALF, HALF), 1, 1, 0),
         ((HALF, 1 - HALF), -1, -1, 0),
     ],
 )
-def test_pairs_without_variety(pair: tuple[Tensor, Tensor], q: float, rho: float, ratio: float) -> None:
-    guesses = torch.stack(pair)
-    assert q_statistic(guesses, TRUTH) == q
-    assert correlation(guesses, TRUTH).item() == pytest.approx(rho)
-    assert ratio_error(guesses, TRUTH) == ratio
+def test_degenerate_pairs(pair: tuple[Tensor, Tensor], q: float, rho: float, ratio: float) -> None:
+    preds = torch.stack(pair)
+    assert q_statistic(preds, TRUTH) == q
+    assert correlation(preds, TRUTH).item() == pytest.approx(rho)
+    assert ratio_error(preds, TRUTH) == ratio
 
 
-def test_independent_errors_have_no_correlation() -> None:
-    guesses = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])
-    assert q_statistic(guesses, TRUTH) == 0
-    assert correlation(guesses, TRUTH) == 0
+def test_independent_errors_are_uncorrelated() -> None:
+    preds = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])
+    assert q_statistic(preds, TRUTH) == 0
+    assert correlation(preds, TRUTH) == 0
 
 
-def test_a_probability_of_zero_has_a_finite_divergence() -> None:
+def test_kl_of_zero_probability_is_finite() -> None:
     """As in `nll`, zero counts as the smallest normal number."""
     value = pairwise_kl(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     assert value.item() == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
 
 
-def test_replicates_that_are_almost_the_same_lose_few_digits() -> None:
+def test_kl_of_similar_replicates_is_precise() -> None:
     """KL is δ² / (2 p (1 − p)) to leading order: 2δ² at p = ½. A logarithm is known to 10⁻¹⁶, of 10⁻⁷."""
     delta = 1e-7
     p = torch.tensor([[[0.5, 0.5]], [[0.5 + delta, 0.5 - delta]]], dtype=torch.float64)
@@ -136,22 +137,22 @@ def test_replicates_that_are_almost_the_same_lose_few_digits() -> None:
     assert pairwise_kl(p[:1].expand(5, 1, 2)) == 0
 
 
-def test_many_probabilities_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kl_is_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, _ = random_case(0, 3, 20, 4)
     whole = pairwise_kl(samples).item()
     monkeypatch.setattr("neuboots.metrics._base.MAX_CHUNK_ELEMENTS", 100)  # eight inputs at a time
     assert pairwise_kl(samples).item() == pytest.approx(whole, rel=1e-14)
 
 
-def test_pixels_are_inputs_of_their_own() -> None:
+def test_pixels_count_as_inputs() -> None:
     samples, truth = random_case(0, 3, 24, 4)
     images = samples.view(3, 2, 3, 4, 4).movedim(-1, 2)  # (B, N, C, H, W)
-    tally, flat = DiversityMetrics.from_batch(images, truth.view(2, 3, 4)), DiversityMetrics.from_batch(samples, truth)
-    for figure in ("disagreement", "q_statistic", "correlation", "ratio_error", "pairwise_kl"):
-        assert getattr(tally, figure).item() == pytest.approx(getattr(flat, figure).item(), rel=1e-12)
+    state, flat = DiversityMetrics.from_batch(images, truth.view(2, 3, 4)), DiversityMetrics.from_batch(samples, truth)
+    for name in ("disagreement", "q_statistic", "correlation", "ratio_error", "pairwise_kl"):
+        assert getattr(state, name).item() == pytest.approx(getattr(flat, name).item(), rel=1e-12)
 
 
-def test_the_order_of_the_replicates_does_not_matter() -> None:
+def test_metric_is_invariant_to_order_of_replicates() -> None:
     samples, truth = random_case(0, 4, 30, 3)
     for metric in LABELS:
         value = metric(samples.argmax(2).flip(0), truth).item()
@@ -159,61 +160,24 @@ def test_the_order_of_the_replicates_does_not_matter() -> None:
     assert pairwise_kl(samples.flip(0)).item() == pytest.approx(pairwise_kl(samples).item())
 
 
-# -- bad arguments -------------------------------------------------------------------------------------
+# -- invalid arguments ---------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("metric", LABELS)
-@pytest.mark.parametrize(
-    ("guesses", "truth", "sentence"),
-    [
-        (
-            torch.zeros(2, 3, dtype=torch.long),
-            torch.zeros(4, dtype=torch.long),
-            "guesses has shape (2, 3) and truth (4,); expected (B, N) and (N,): reshape one of them",
-        ),
-        (
-            torch.zeros(2, 3),
-            torch.zeros(3, dtype=torch.long),
-            "guesses is torch.float32 and truth torch.int64; expected integers: pass labels, such as samples.argmax(2)",
-        ),
-        (
-            torch.zeros(1, 3, dtype=torch.long),
-            torch.zeros(3, dtype=torch.long),
-            "got B = 1 replicate(s); expected at least 2, which make a pair",
-        ),
-    ],
-)
-def test_bad_guesses_get_one_sentence(
-    metric: Callable[..., Tensor], guesses: Tensor, truth: Tensor, sentence: str
-) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
-        metric(guesses, truth)
-    assert str(caught.value) == sentence
+LONGS = torch.zeros(3, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("samples", "sentence"),
+    ("call", "name"),
     [
-        (
-            torch.full((1, 3, 2), 0.5),
-            "samples has shape (1, 3, 2); expected (B, N, C, *) with B ≥ 2, which make a pair",
-        ),
-        (torch.full((3, 2), 0.5), "samples has shape (3, 2); expected (B, N, C, *) with B ≥ 2, which make a pair"),
-        (
-            torch.tensor([[[0.5, 0.5]], [[0.5, 0.75]]]),
-            "probs has a smallest entry of 0.5 and a row whose sum misses 1 by 0.25; "
-            "expected probabilities: pass logits through softmax(1) first",
-        ),
+        (lambda: disagreement(torch.zeros(2, 3, dtype=torch.long), LONGS[:2]), "preds.shape"),
+        (lambda: disagreement(torch.zeros(2, 3), LONGS), "preds.dtype"),
+        (lambda: disagreement(LONGS[None], LONGS), "preds.shape"),
+        (lambda: pairwise_kl(torch.full((1, 3, 2), 0.5)), "samples.shape"),
+        (lambda: pairwise_kl(torch.full((3, 2), 0.5)), "samples.shape"),
+        (lambda: pairwise_kl(torch.tensor([[[0.5, 0.5]], [[0.5, 0.75]]])), "probs"),
+        (lambda: DiversityMetrics.from_batch(torch.full((2, 3, 2), 0.5), torch.tensor([0, 1, 2])), "labels"),
     ],
 )
-def test_bad_samples_get_one_sentence(samples: Tensor, sentence: str) -> None:
-    for call in (pairwise_kl, lambda samples: DiversityMetrics.from_batch(samples, torch.zeros(3, dtype=torch.long))):
-        with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole sentence is compared)
-            call(samples)
-        assert str(caught.value) == sentence
-
-
-def test_labels_are_checked_too() -> None:
-    samples = torch.full((2, 3, 2), 0.5)
-    with pytest.raises(ValueError, match=r"^labels run from 0 to 2; expected 0 to 1 for 2 classes: "):
-        DiversityMetrics.from_batch(samples, torch.tensor([0, 1, 2]))
+def test_invalid_arguments_are_errors(call: Callable[[], object], name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        call()
+    assert error.value.name == name

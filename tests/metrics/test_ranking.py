@@ -1,7 +1,10 @@
-"""Metrics that rank inputs by confidence: their definitions, their ties and their edges."""
+"""Metrics of ranks against their definitions, scikit-learn and torchmetrics, with ties and edge cases."""
 
 import itertools
+import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +13,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
 
-from neuboots.metrics import ClassificationMetrics, ConfidenceRanking, adaptive_ece, aurc, risk_coverage_curve
+from neuboots._validation import ArgumentError
+from neuboots.metrics import (
+    ClassificationMetrics,
+    ConfidenceRanking,
+    DetectionMetrics,
+    adaptive_ece,
+    aupr,
+    aurc,
+    auroc,
+    detection_accuracy,
+    fpr_at_tpr,
+    risk_coverage_curve,
+    tnr_at_tpr,
+)
 
 many = settings(deadline=None, max_examples=50, derandomize=True)
 
@@ -29,29 +46,29 @@ cases = st.builds(random_case, st.integers(0, 10**6), st.integers(1, 60), st.int
 
 @many
 @given(cases, st.integers(1, 20))
-def test_adaptive_ece_is_its_definition(case: tuple[Tensor, Tensor], num_bins: int) -> None:
+def test_adaptive_ece_matches_definition(case: tuple[Tensor, Tensor], num_bins: int) -> None:
     """NumPy cuts the sorted inputs into parts whose sizes differ by at most one; a part may be empty."""
     probs, labels = case
-    confidence, guess = (part.numpy() for part in probs.max(1))
+    confidence, preds = (part.numpy() for part in probs.max(1))
     order = np.argsort(confidence)
-    right = guess == labels.numpy()
+    correct = preds == labels.numpy()
     parts = [part for part in np.array_split(order, num_bins) if len(part)]
-    gaps = [len(part) * abs(right[part].mean() - confidence[part].mean()) for part in parts]
+    gaps = [len(part) * abs(correct[part].mean() - confidence[part].mean()) for part in parts]
     value = adaptive_ece(probs, labels, num_bins=num_bins).item()
     assert value == pytest.approx(sum(gaps) / len(labels))
 
 
 @many
 @given(cases)
-def test_risk_and_coverage_are_their_definition(case: tuple[Tensor, Tensor]) -> None:
+def test_risk_coverage_curve_matches_definition(case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case
     curve = risk_coverage_curve(probs, labels)
-    confidence, guess = probs.max(1)
+    confidence, preds = probs.max(1)
     assert curve.threshold.tolist() == sorted(set(confidence.tolist()), reverse=True)
     for coverage, risk, threshold in zip(curve.coverage, curve.risk, curve.threshold, strict=True):
         accepted = confidence >= threshold
         assert coverage.item() == pytest.approx(accepted.double().mean().item())
-        theirs = sklearn.metrics.zero_one_loss(labels[accepted].numpy(), guess[accepted].numpy())
+        theirs = sklearn.metrics.zero_one_loss(labels[accepted].numpy(), preds[accepted].numpy())
         assert risk.item() == pytest.approx(theirs)
 
 
@@ -62,17 +79,17 @@ tenths = st.lists(st.tuples(st.integers(6, 8), st.booleans()), min_size=1, max_s
 
 def of_tenths(rows: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
     probs = torch.tensor([[k / 10, 1 - k / 10] for k, _ in rows], dtype=torch.float64)
-    return probs, torch.tensor([0 if right else 1 for _, right in rows])
+    return probs, torch.tensor([0 if correct else 1 for _, correct in rows])
 
 
 @many
 @given(tenths)
-def test_aurc_is_the_expectation_over_the_orders_of_ties(rows: list[tuple[int, bool]]) -> None:
+def test_aurc_is_expectation_over_orders_of_ties(rows: list[tuple[int, bool]]) -> None:
     found = []
     for order in itertools.permutations(rows):
         if [k for k, _ in order] != sorted((k for k, _ in rows), reverse=True):
             continue
-        wrong = np.cumsum([not right for _, right in order])
+        wrong = np.cumsum([not correct for _, correct in order])
         risk = wrong / np.arange(1, len(rows) + 1)
         area = np.trapezoid(risk, np.arange(1, len(rows) + 1) / len(rows)) / (1 - 1 / max(2, len(rows)))
         found.append(area if len(rows) > 1 else risk[0])
@@ -81,11 +98,11 @@ def test_aurc_is_the_expectation_over_the_orders_of_ties(rows: list[tuple[int, b
 
 @many
 @given(tenths, st.integers(1, 4))
-def test_bins_of_equal_size_share_a_tie_in_proportion(rows: list[tuple[int, bool]], num_bins: int) -> None:
-    """Whole numbers and fractions: each input counts with the accuracy of all that have its confidence."""
+def test_adaptive_bins_divide_ties_in_proportion(rows: list[tuple[int, bool]], num_bins: int) -> None:
+    """Each input counts with the accuracy of all that have its confidence."""
     accuracy = {}
     for k, _ in rows:
-        tied = [right for other, right in rows if other == k]
+        tied = [correct for other, correct in rows if other == k]
         accuracy[k] = Fraction(sum(tied), len(tied))
     rising = sorted(k for k, _ in rows)
     parts = np.array_split(np.array(rising), num_bins)
@@ -97,12 +114,12 @@ def test_bins_of_equal_size_share_a_tie_in_proportion(rows: list[tuple[int, bool
 # -- edges ---------------------------------------------------------------------------------------------
 
 
-def test_a_bin_of_its_own_for_each_of_few_inputs() -> None:
+def test_adaptive_ece_with_more_bins_than_inputs() -> None:
     probs, labels = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 1])
     assert adaptive_ece(probs, labels, num_bins=15).item() == pytest.approx((0.4 + 0.9) / 2)
 
 
-def test_right_only_where_confident_has_the_least_area() -> None:
+def test_aurc_by_hand() -> None:
     """Errors come last: risk is 0 up to coverage 1/2, then 1/3 and 1/2."""
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     assert aurc(probs, torch.tensor([0, 0, 1, 1])).item() == pytest.approx((1 / 3 + 1 / 4) / 3)
@@ -110,28 +127,167 @@ def test_right_only_where_confident_has_the_least_area() -> None:
     assert aurc(probs, torch.tensor([1, 1, 1, 1])) == 1
 
 
-def test_a_tally_of_many_parts_joins_them_all() -> None:
+def test_aurc_of_many_batches() -> None:
     probs, labels = random_case(0, 1000, 3)
-    tally = sum(ClassificationMetrics.from_batch(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
-    assert tally.count == 1000
-    assert tally.aurc.item() == pytest.approx(aurc(probs, labels).item(), rel=1e-12)
-
-
-def test_adaptive_ece_needs_a_bin() -> None:
-    with pytest.raises(ValueError, match=r"^num_bins is 0; expected a whole number of at least 1: pass such a number$"):
-        adaptive_ece(torch.full((2, 2), 0.5), torch.tensor([0, 0]), num_bins=0)
+    state = sum(ClassificationMetrics.from_batch(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
+    assert state.count == 1000
+    assert state.aurc.item() == pytest.approx(aurc(probs, labels).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("confidence", "right", "sentence"),
+    ("confidence", "correct", "name"),
     [
-        (torch.rand(3), torch.ones(2) > 0, r"got shapes confidence \(3,\) and right \(2,\); expected one shape"),
-        (torch.tensor([0.5, torch.nan]), torch.ones(2) > 0, "got 1 NaN among 2 of confidence; expected numbers"),
-        (torch.rand(2), torch.ones(2), "right of torch.float32; expected floats and torch.bool"),
-        (torch.arange(2), torch.ones(2) > 0, "got confidence of torch.int64 and right of torch.bool; expected floats"),
-        (np.ones(2), torch.ones(2) > 0, "got confidence of type ndarray; expected a tensor"),
+        (torch.rand(3), torch.ones(2) > 0, "correct.shape"),
+        (torch.tensor([0.5, torch.nan]), torch.ones(2) > 0, "confidence"),
+        (torch.rand(2), torch.ones(2), "correct.dtype"),
+        (torch.arange(2), torch.ones(2) > 0, "confidence.dtype"),
     ],
 )
-def test_a_ranking_refuses_what_has_no_rank(confidence: Tensor, right: Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        ConfidenceRanking.from_confidence(confidence, right)
+def test_invalid_confidence_is_an_error(confidence: Tensor, correct: Tensor, name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        ConfidenceRanking.from_confidence(confidence, correct)
+    assert error.value.name == name
+
+
+# -- detection -----------------------------------------------------------------------------------------
+
+DETECTION = [auroc, aupr, fpr_at_tpr, tnr_at_tpr, detection_accuracy]
+
+# Few distinct scores, so that many tie; both classes occur.
+ties = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60).map(
+    lambda pairs: (
+        torch.tensor([float(score) for score, _ in pairs] + [4.0, 5.0]),
+        torch.tensor([flag for _, flag in pairs] + [True, False]),
+    )
+)
+
+
+@many
+@given(ties)
+def test_auroc_agrees_with_scikit_learn_and_torchmetrics(case: tuple[Tensor, Tensor]) -> None:
+    scores, positive = case
+    theirs = sklearn.metrics.roc_auc_score(positive.numpy(), scores.numpy())
+    assert auroc(scores, positive=positive).item() == pytest.approx(theirs)
+    # torchmetrics takes scores outside [0, 1] for logits, and adds in float32.
+    theirs = binary_auroc(scores / 10, positive.long()).item()
+    assert auroc(scores, positive=positive).item() == pytest.approx(theirs, abs=1e-5)
+
+
+@many
+@given(ties)
+def test_aupr_agrees_with_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
+    """The area under its curve; `average_precision_score` takes steps and is another number."""
+    scores, positive = case
+    precision, recall, _ = sklearn.metrics.precision_recall_curve(positive.numpy(), scores.numpy())
+    assert aupr(scores, positive=positive).item() == pytest.approx(sklearn.metrics.auc(recall, precision))
+
+
+@many
+@given(ties, st.sampled_from([0.05, 0.5, 0.8, 0.95]))
+def test_rates_agree_with_scikit_learn(case: tuple[Tensor, Tensor], level: float) -> None:
+    scores, positive = case
+    fpr, tpr, _ = sklearn.metrics.roc_curve(positive.numpy(), scores.numpy(), drop_intermediate=False)
+    at = np.argmax(tpr >= level)
+    assert fpr_at_tpr(scores, positive=positive, tpr=level).item() == pytest.approx(fpr[at])
+    assert tnr_at_tpr(scores, positive=positive, tpr=level).item() == pytest.approx(1 - fpr[at])
+
+
+@many
+@given(ties)
+def test_detection_accuracy_is_best_balanced_accuracy(case: tuple[Tensor, Tensor]) -> None:
+    scores, positive = case
+    thresholds = [*scores.unique().tolist(), math.inf]
+    theirs = [
+        sklearn.metrics.balanced_accuracy_score(positive.numpy(), (scores >= threshold).numpy())
+        for threshold in thresholds
+    ]
+    assert detection_accuracy(scores, positive=positive).item() == pytest.approx(max(theirs))
+
+
+def test_auroc_by_hand() -> None:
+    positive = torch.tensor([True, True, False])
+    assert auroc(torch.tensor([2.0, 3.0, 1.0]), positive=positive) == 1
+    assert auroc(torch.tensor([1.0, 2.0, 3.0]), positive=positive) == 0
+    assert auroc(torch.tensor([0.0, -0.0, 0.0]), positive=positive) == 0.5
+    assert auroc(torch.tensor([math.inf, -math.inf, 0.0]), positive=positive) == 0.5
+    assert auroc(torch.tensor([math.inf, -math.inf, math.inf]), positive=positive) == 0.25
+    assert auroc(torch.tensor([1, 2, 1]), positive=positive) == 0.75
+
+
+@pytest.mark.parametrize("metric", DETECTION)
+def test_detection_is_invariant_to_order_of_inputs(metric: Callable[..., Tensor]) -> None:
+    """Least of all among ties: sorted with the positives first and with them last."""
+    scores, positive = torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0]), torch.tensor([True, True, False, True, False])
+    assert metric(scores, positive=positive) == metric(scores.flip(0), positive=positive.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("metric", "perfect", "chance"),
+    [(auroc, 1, 0.5), (aupr, 1, 0.75), (fpr_at_tpr, 0, 1), (tnr_at_tpr, 1, 0), (detection_accuracy, 1, 0.5)],
+)
+def test_perfect_and_constant_scores(metric: Callable[..., Tensor], perfect: float, chance: float) -> None:
+    """A constant score passes all or none: the precision falls from 1 to the fraction of positives, ½, in one line."""
+    positive = torch.tensor([True, False, True, False])
+    assert metric(positive.float(), positive=positive) == perfect
+    assert metric(torch.zeros(4), positive=positive) == chance
+
+
+def test_tpr_that_is_reached_exactly_counts() -> None:
+    """19 of 20 is 95 %; with the negative above the 19th positive, it is not reached without it."""
+    positive = torch.arange(21) < 20
+    scores = -torch.arange(21.0)
+    scores[20] = -18.5  # the negative comes after 19 positives
+    assert fpr_at_tpr(scores, positive=positive) == 0
+    scores[20] = -17.5
+    assert fpr_at_tpr(scores, positive=positive) == 1
+
+
+@pytest.mark.parametrize("metric", DETECTION)
+@pytest.mark.parametrize(
+    ("scores", "positive", "name"),
+    [
+        (torch.zeros(3), torch.tensor([True, True, True]), "positive"),
+        (torch.zeros(3), torch.tensor([1, 0, 1]), "positive.dtype"),
+        (torch.zeros(3), torch.tensor([True, False]), "positive.shape"),
+        (torch.tensor([0.0, math.nan]), torch.tensor([True, False]), "scores"),
+        (torch.tensor([1j, 0]), torch.tensor([True, False]), "scores.dtype"),
+    ],
+)
+def test_invalid_scores_are_errors(metric: Callable[..., Tensor], scores: Tensor, positive: Tensor, name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        metric(scores, positive=positive)
+    assert error.value.name == name
+
+
+ID_SCORES, OOD_SCORES = torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.7])
+
+
+def test_detection_metrics_by_hand() -> None:
+    """Sorted: in in in OUT in OUT. All OUT pass at 0.5, with one of four in; all in pass at 0.6, with one OUT."""
+    out, into = (DetectionMetrics.from_batch(ID_SCORES, OOD_SCORES, positive=side) for side in ("out", "in"))
+    assert out.auroc == into.auroc == 7 / 8
+    assert (out.fpr_at_tpr, out.tnr_at_tpr) == (1 / 4, 3 / 4)
+    assert (into.fpr_at_tpr, into.tnr_at_tpr) == (1 / 2, 1 / 2)
+    assert out.aupr_in == into.aupr_in
+    assert out.detection_accuracy == into.detection_accuracy == 7 / 8
+    assert DetectionMetrics.from_batch(ID_SCORES, OOD_SCORES, positive="out", tpr=0.4).fpr_at_tpr == 0
+    assert "out-of-distribution (4 in, 2 out)" in str(out)
+
+
+def test_batch_of_one_class_adds_but_has_no_metrics() -> None:
+    none = torch.zeros(0)
+    parts = [DetectionMetrics.from_batch(*scores, positive="in") for scores in ((ID_SCORES, none), (none, OOD_SCORES))]
+    assert sum(parts).auroc == 7 / 8
+    with pytest.raises(ArgumentError, match="positive"):
+        _ = parts[0].auroc
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"positive": "ood"}, "positive"), *(({"positive": "in", "tpr": t}, "tpr") for t in (0.0, 1.0))],
+)
+def test_invalid_detection_options_are_errors(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        DetectionMetrics.from_batch(ID_SCORES, OOD_SCORES, **options)
+    with pytest.raises(ArgumentError, match="id_scores.dtype"):  # −s of an unsigned integer would overflow
+        DetectionMetrics.from_batch(ID_SCORES.byte(), OOD_SCORES, positive="in")

@@ -1,4 +1,4 @@
-"""Metrics of pixels against torchmetrics and scikit-learn, and at their edges."""
+"""Segmentation metrics against torchmetrics and scikit-learn, and edge cases."""
 
 import numpy as np
 import pytest
@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_jaccard_index
 
+from neuboots._validation import ArgumentError
 from neuboots.metrics import SegmentationMetrics, brier, dice, ece, error, iou, mean_iou, nll
 
 many = settings(deadline=None, max_examples=40, derandomize=True)
 
 
-def random_case(seed: int, num: int, classes: int, guessed: int) -> tuple[Tensor, Tensor]:
-    """Images 3 × 2 of which a fifth of the pixels is void; only the first classes are ever guessed."""
+def random_case(seed: int, num: int, classes: int, predicted: int) -> tuple[Tensor, Tensor]:
+    """Images 3 × 2 of which a fifth of the pixels is ignored; only the first classes are ever predicted."""
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(num, classes, 3, 2, generator=rng, dtype=torch.float64)
-    logits[:, guessed:] = -30
+    logits[:, predicted:] = -30
     labels = torch.randint(classes, (num, 3, 2), generator=rng)
     labels[torch.rand(labels.shape, generator=rng) < 0.2] = 255
     labels[0, 0, 0] = 0
@@ -30,95 +31,95 @@ cases = st.builds(
 )  # up to 8 classes on at least 6 pixels: some occur nowhere
 
 
-def kept(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the pixels that are not void."""
+def counted_rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the pixels that count."""
     flat = probs.movedim(1, -1).flatten(0, -2)
     return flat[labels.flatten() != 255], labels.flatten()[labels.flatten() != 255]
 
 
 @many
 @given(cases)
-def test_iou_agrees_with_torchmetrics_and_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
+def test_iou_and_dice_agree_with_torchmetrics_and_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case
     classes = probs.shape[1]
-    rows, truth = kept(probs, labels)
-    guess = rows.argmax(1)
+    rows, truth = counted_rows(probs, labels)
+    preds = rows.argmax(1)
     for average, ours in (("macro", mean_iou), ("none", iou)):
         theirs = multiclass_jaccard_index(probs, labels, classes, average=average, ignore_index=255)
         # torchmetrics divides in float32.
         torch.testing.assert_close(ours(probs, labels), theirs.double(), rtol=1e-6, atol=1e-6)
     every = list(range(classes))
-    theirs = sklearn.metrics.jaccard_score(truth, guess, labels=every, average=None, zero_division=0)
+    theirs = sklearn.metrics.jaccard_score(truth, preds, labels=every, average=None, zero_division=0)
     np.testing.assert_allclose(iou(probs, labels).numpy(), theirs, rtol=1e-14)
-    # Without `labels`, scikit-learn averages over the classes that occur as a truth or as a guess.
-    theirs = sklearn.metrics.jaccard_score(truth, guess, average="macro", zero_division=0)
+    # Without `labels`, scikit-learn averages over the classes that occur as a truth or as a preds.
+    theirs = sklearn.metrics.jaccard_score(truth, preds, average="macro", zero_division=0)
     assert mean_iou(probs, labels).item() == pytest.approx(theirs)
-    theirs = sklearn.metrics.f1_score(truth, guess, labels=every, average=None, zero_division=0)
+    theirs = sklearn.metrics.f1_score(truth, preds, labels=every, average=None, zero_division=0)
     np.testing.assert_allclose(dice(probs, labels).numpy(), theirs, rtol=1e-14)
 
 
 @many
 @given(cases)
-def test_other_figures_are_those_of_classification_without_the_void(case: tuple[Tensor, Tensor]) -> None:
-    tally = SegmentationMetrics.from_batch(*case)
-    rows, truth = kept(*case)
-    assert tally.count == len(truth)
-    for figure, metric in (("error", error), ("nll", nll), ("brier", brier), ("ece", ece)):
-        assert getattr(tally, figure).item() == pytest.approx(metric(rows, truth).item(), rel=1e-12)
+def test_other_metrics_are_those_of_classification_without_ignored_pixels(case: tuple[Tensor, Tensor]) -> None:
+    state = SegmentationMetrics.from_batch(*case, ignore_index=255)
+    rows, truth = counted_rows(*case)
+    assert state.count == len(truth)
+    for metric_name, metric in (("error", error), ("nll", nll), ("brier", brier), ("ece", ece)):
+        assert getattr(state, metric_name).item() == pytest.approx(metric(rows, truth).item(), rel=1e-12)
 
 
-def test_the_mean_is_over_the_data_set_and_not_over_images() -> None:
+def test_iou_is_over_the_data_set_and_not_over_images() -> None:
     """Class 1 is 1 pixel of image one, found, and 9 of image two, missed: 1/10, not the mean of 1 and 0."""
-    guess = torch.zeros(2, 10, dtype=torch.long)
+    preds = torch.zeros(2, 10, dtype=torch.long)
     truth = torch.zeros(2, 10, dtype=torch.long)
-    truth[0, 0], truth[1, :9], guess[0, 0] = 1, 1, 1
-    probs = torch.nn.functional.one_hot(guess, 2).movedim(-1, 1).float()
-    tally = sum(SegmentationMetrics.from_batch(probs[k : k + 1], truth[k : k + 1]) for k in range(2))
-    assert tally.iou.tolist() == pytest.approx([10 / 19, 1 / 10])
-    assert tally.mean_iou.item() == pytest.approx((10 / 19 + 1 / 10) / 2)
-    assert tally.dice.tolist() == pytest.approx([20 / 29, 2 / 11])
+    truth[0, 0], truth[1, :9], preds[0, 0] = 1, 1, 1
+    probs = torch.nn.functional.one_hot(preds, 2).movedim(-1, 1).float()
+    state = sum(SegmentationMetrics.from_batch(probs[k : k + 1], truth[k : k + 1]) for k in range(2))
+    assert state.iou.tolist() == pytest.approx([10 / 19, 1 / 10])
+    assert state.mean_iou.item() == pytest.approx((10 / 19 + 1 / 10) / 2)
+    assert state.dice.tolist() == pytest.approx([20 / 29, 2 / 11])
 
 
-def test_a_class_that_occurs_nowhere_is_left_out_of_the_mean() -> None:
+def test_class_that_occurs_nowhere_is_excluded_from_mean() -> None:
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0]])
     assert iou(probs, torch.tensor([0, 1])).tolist() == [0.5, 0, 0]
     assert mean_iou(probs, torch.tensor([0, 1])) == 0.25  # of classes 0 and 1
-    assert SegmentationMetrics.from_batch(probs, torch.tensor([0, 1])).confusion.occurs.tolist() == [True, True, False]
+    assert SegmentationMetrics.from_batch(probs, torch.tensor([0, 1])).occurs.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(
     ("ignore_index", "dtype"), [(255, torch.uint8), (255, torch.int64), (-100, torch.int64), (2, torch.int32)]
 )
-def test_void_pixels_count_nowhere(ignore_index: int, dtype: torch.dtype) -> None:
-    """Not even if what was guessed there is no number; in bytes, 255 is no −1."""
+def test_ignored_pixels_do_not_count(ignore_index: int, dtype: torch.dtype) -> None:
+    """Not even if their probabilities are NaN; in uint8, 255 is not −1."""
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [torch.nan, torch.nan]])
-    tally = SegmentationMetrics.from_batch(
+    state = SegmentationMetrics.from_batch(
         probs, torch.tensor([0, 0, ignore_index]).to(dtype), ignore_index=ignore_index
     )
-    assert tally.count == 2
-    assert tally.confusion_matrix.tolist() == [[1, 1], [0, 0]]
+    assert state.count == 2
+    assert state.confusion_matrix.tolist() == [[1, 1], [0, 0]]
 
 
-def test_a_part_may_be_all_void_but_the_whole_may_not() -> None:
+def test_batch_may_be_all_ignored_but_data_set_may_not() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     none, some = (
-        SegmentationMetrics.from_batch(probs, torch.tensor([255, 255])),
-        SegmentationMetrics.from_batch(probs, torch.tensor([0, 1])),
+        SegmentationMetrics.from_batch(probs, torch.tensor([255, 255]), ignore_index=255),
+        SegmentationMetrics.from_batch(probs, torch.tensor([0, 1]), ignore_index=255),
     )
     assert (none + some).mean_iou == 1
     assert (none + some).ece == some.ece
-    for figure in ("error", "nll", "brier", "ece", "mce", "reliability_curve", "iou", "mean_iou", "dice", "f1"):
-        with pytest.raises(ValueError, match=r"^got a tally of no inputs; expected at least one: check the data set$"):
-            getattr(none, figure)
+    for metric_name in ("error", "nll", "brier", "ece", "mce", "reliability_curve", "iou", "mean_iou", "dice", "f1"):
+        with pytest.raises(ArgumentError, match="count"):
+            getattr(none, metric_name)
 
 
-def test_a_label_that_is_neither_class_nor_void_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^labels run from 0 to 11; expected 0 to 1 for 2 classes: "):
+def test_label_out_of_range_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="labels"):
         iou(torch.full((2, 2), 0.5), torch.tensor([0, 11]))
     assert iou(torch.full((2, 2), 0.5), torch.tensor([0, 11]), ignore_index=11).tolist() == [1, 0]
 
 
-def test_voxels_too() -> None:
+def test_voxels_count_as_inputs() -> None:
     probs, labels = random_case(0, 2, 3, 3)
     cubes = probs[..., None].expand(-1, -1, -1, -1, 4), labels[..., None].expand(-1, -1, -1, 4)
     assert mean_iou(*cubes) == mean_iou(probs, labels)
