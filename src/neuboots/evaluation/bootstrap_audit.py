@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_seed
+from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._audit_stats import (
     MAX_SUBSETS,
@@ -36,7 +37,6 @@ from neuboots.evaluation._audit_stats import (
     ks_and_wasserstein,
     standardize,
 )
-from neuboots._pytree import count_rows, take_rows
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.metrics import MetricState
