@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, Dirichlet, Method, NeuBoots, TrainingConfig
+from neuboots import Deterministic, Method, NeuBoots, TrainingConfig
 from neuboots.metrics import brier, ece, error, nll
 from neuboots.nets import MLP, SmallCNN
+from neuboots.weights import Dirichlet
 
 ROWS = Path(__file__).with_name("defaults.jsonl")
 PAGE = Path(__file__).parents[1] / "docs" / "decisions" / "0002-defaults.md"

@@ -20,8 +20,9 @@ from benchmarks import fresh
 from benchmarks.memory import EXACT, resident
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Watch, Watched, interleave
-from neuboots import Deterministic, EpochReport, InfluenceBootstrap, TrainingConfig
+from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig
 from neuboots.nets import resnet8, resnet20, resnet110
+from neuboots.training import EpochReport
 
 
 def influence(scale: Scale) -> list[Row]:

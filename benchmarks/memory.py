@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from benchmarks import fresh
-from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor, Predictor
+from neuboots import NeuBoots, Predictor
 from neuboots.evaluation.calibration import evaluate_calibration
 from neuboots.evaluation.segmentation import predict_segmentation
+from neuboots.generator import BootstrapGenerator
+from neuboots.methods import NeuBootsPredictor
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}

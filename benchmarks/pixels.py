@@ -14,10 +14,12 @@ from torch.utils.data import Dataset
 from benchmarks import memory
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Watch, Watched, interleave
-from neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
+from neuboots import NeuBoots
 from neuboots.data import CropFlipCutout, LazyDataset, Standardizer, load_dataset
 from neuboots.data.dataset import TensorSource
+from neuboots.generator import BootstrapGenerator
 from neuboots.loading import EpochLoader
+from neuboots.methods import NeuBootsPredictor
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 from neuboots.weights import BlockTable, WeightSchedule, assign_blocks
 

@@ -14,10 +14,12 @@ from benchmarks.influence import influence
 from benchmarks.pixels import data_path, pixels
 from benchmarks.row import SEED, Row, Scale, against
 from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
-from neuboots import BootstrapGenerator, Deterministic, EpochReport, Method, NeuBoots, NeuBootsPredictor, TrainingConfig
-from neuboots.methods import MCDropout, StandardBootstrap
+from neuboots import Deterministic, Method, NeuBoots, TrainingConfig
+from neuboots.generator import BootstrapGenerator
+from neuboots.methods import MCDropout, NeuBootsPredictor, StandardBootstrap
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
+from neuboots.training import EpochReport
 
 
 def loop_of_heads(head: nn.Module, phi: Tensor, alphas: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def mlp(scale: Scale) -> list[Row]:
     generator = BootstrapGenerator(net).eval()
     predictor = NeuBootsPredictor(generator, NeuBoots().weight_distribution)
     at = generator.at(x)
-    phi = at.passed.phi
+    phi = at.trace.phi
     alphas = draw_replicate_weights(predictor.weight_distribution, generator.num_blocks, 0, num, SEED).float()
     watch = Watch()
     runs: dict[str, Callable[[], object]] = {

@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neuboots import IndexedDataset, NeuBoots, NeuBootsPredictor, weighted_mean
+from neuboots import NeuBoots
+from neuboots.loading import IndexedDataset
+from neuboots.losses import weighted_mean
+from neuboots.methods import NeuBootsPredictor
 
 
 def moons(n: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots import DeterministicPredictor
 from neuboots.app import Model, ModelCard, PredictionTable, RowBatch
+from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import Predictor
 
 

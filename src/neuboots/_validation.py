@@ -1,4 +1,4 @@
-"""Argument checks: an exception with fields and the checks that most callers need."""
+"""Argument checks that raise `ArgumentError`, an exception with fields."""
 
 import math
 import operator

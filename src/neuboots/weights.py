@@ -1,10 +1,10 @@
-"""Bootstrap weights α and the blocks they act on (paper, section 2 and appendix A).
+"""Bootstrap weights α and the blocks of examples that share a weight (paper, section 2 and appendix A).
 
     α ~ S × Dirichlet(1, …, 1),   wᵢ = α_{u(i)},   u: [n] → [S]
 
-Every draw is named by a key: row k of `law.sample(keys, S)` is a function of `keys[k]` alone. The same
-(seed, epoch), (seed, step) or (seed, b) therefore gives the same α in any chunk, batch, process and machine,
-and data-parallel ranks agree without a message.
+Every draw has a key: row k of `distribution.sample(keys, S)` is a function of `keys[k]`. The same (seed, epoch),
+(seed, step) or (seed, b) therefore gives the same α in any chunk, batch, process and machine, and data-parallel ranks
+agree without communication.
 """
 
 import math
@@ -16,59 +16,56 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_gamma, draw_uniform, hash_to_range
+from neuboots._validation import ArgumentError, check_choice, check_int
 
 Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
-_POOL = 256  # draws that the samples of an epoch share
+_POOL_SIZE = 256
 
-# -- laws ----------------------------------------------------------------------------------------------
+# -- distributions -------------------------------------------------------------------------------------
 
 
 class WeightDistribution(Protocol):
-    """A law of exchangeable weights with mean 1: Cov α = (v − c) I + c 11ᵀ."""
+    """A distribution of exchangeable weights with mean 1 and covariance (v − c) I + c 11ᵀ."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in saved configs."""
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        """α for each key, double precision: (num, size)."""
+        """Draw α for each key, (num, size), in double precision."""
 
     def covariance(self, size: int) -> tuple[float, float]:
-        """(v, c): the variance of one weight and the covariance of two."""
+        """Return (v, c): the variance of one weight and the covariance of two."""
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
-        """E exp(−t (α₁ + … + α_parts)), exact: what the exp link needs."""
-
-
-def check_blocks(size: int) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"got S = {size} blocks; expected at least 1: choose num_blocks ≥ 1")
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        """Return E exp(−t (α₁ + … + α_parts)), which the exp link needs."""
 
 
 def check_weight_distribution(weight_distribution: WeightDistribution) -> None:
+    """Raise ArgumentError unless the argument is an instance with a `sample` method."""
     if isinstance(weight_distribution, type) or not hasattr(weight_distribution, "sample"):
-        raise ValueError(f"got law={weight_distribution!r}; expected a law such as Dirichlet() or Exponential()")
-
-
-def check_link(link: str) -> None:
-    if link not in ("identity", "exp"):
-        raise ValueError(f"got link={link!r}; expected 'identity' or 'exp'")
+        raise ArgumentError("weight_distribution", weight_distribution, "a distribution such as Dirichlet()")
 
 
 def _check_concentration(concentration: float) -> None:
     if not (math.isfinite(concentration) and concentration > 0):
-        raise ValueError(f"got concentration {concentration}; expected a positive number (1 is the paper's)")
+        raise ArgumentError("concentration", concentration, "a positive number")
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """α ~ S × Dirichlet(c, …, c): positive, sums to S. The paper's law is c = 1.
+    """α ~ S × Dirichlet(c, …, c): positive weights with sum S; the paper's distribution is c = 1.
 
-    >>> Dirichlet().covariance(4)  # (S − 1)/(S + 1), −1/(S + 1)
-    (0.6, -0.2)
-    >>> alpha = Dirichlet().sample(derive_keys(torch.arange(2), 0), 4)
-    >>> bool(torch.allclose(alpha.sum(1), torch.full((2,), 4.0, dtype=alpha.dtype)))
-    True
+    Args:
+        concentration: c; larger values give weights closer to 1.
+
+    Example:
+        >>> Dirichlet().covariance(4)  # (S − 1)/(S + 1), −1/(S + 1)
+        (0.6, -0.2)
+        >>> alpha = Dirichlet().sample(derive_keys(torch.arange(2), 0), 4)
+        >>> bool(torch.allclose(alpha.sum(1), torch.full((2,), 4.0, dtype=alpha.dtype)))
+        True
     """
 
     concentration: float = 1.0
@@ -78,15 +75,17 @@ class Dirichlet:
         _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        check_blocks(size)
+        """Draw α for each key, (num, S)."""
         draws = draw_gamma(keys, size, self.concentration).clamp_min(1e-300)
         return size * draws / draws.sum(1, keepdim=True)  # (num, S)
 
     def covariance(self, size: int) -> tuple[float, float]:
+        """Return the variance of one weight and the covariance of two."""
         total = size * self.concentration + 1.0
         return (size - 1) / total, -1.0 / total if size > 1 else 0.0
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        """Return E exp(−t (α₁ + … + α_parts))."""
         if parts >= size:
             return math.exp(-t * size)
         # α₁ + … + α_k = S × Beta(kc, (S − k)c), whose moment generating function is Kummer's 1F1
@@ -97,8 +96,12 @@ class Dirichlet:
 class Exponential:
     """α_s ~ Gamma(c, 1/c), independent; c = 1 is Exp(1), the approximation of appendix A.
 
-    >>> Exponential(concentration=4.0).covariance(10)
-    (0.25, 0.0)
+    Args:
+        concentration: c; larger values give weights closer to 1.
+
+    Example:
+        >>> Exponential(concentration=4.0).covariance(10)
+        (0.25, 0.0)
     """
 
     concentration: float = 1.0
@@ -108,13 +111,15 @@ class Exponential:
         _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        check_blocks(size)
+        """Draw α for each key, (num, S)."""
         return draw_gamma(keys, size, self.concentration) / self.concentration
 
     def covariance(self, size: int) -> tuple[float, float]:
+        """Return the variance of one weight and the covariance of two."""
         return 1.0 / self.concentration, 0.0
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        """Return E exp(−t (α₁ + … + α_parts))."""
         return math.pow(1.0 + t / self.concentration, -self.concentration * parts)
 
 
@@ -122,68 +127,72 @@ class Exponential:
 class Multinomial:
     """α ~ Multinomial(S; 1/S, …, 1/S): how often each block is drawn in S draws with replacement.
 
-    >>> Multinomial().covariance(4)  # 1 − 1/S, −1/S
-    (0.75, -0.25)
+    Example:
+        >>> Multinomial().covariance(4)  # 1 − 1/S, −1/S
+        (0.75, -0.25)
     """
 
     name = "multinomial"
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        check_blocks(size)
+        """Draw α for each key, (num, S)."""
         u = draw_uniform(keys[:, None], torch.arange(size, device=keys.device))
         picks = (u * size).long().clamp_max(size - 1)  # (num, S)
         counts = torch.zeros(len(keys), size, dtype=torch.float64, device=keys.device)
         return counts.scatter_add_(1, picks, torch.ones_like(counts))
 
     def covariance(self, size: int) -> tuple[float, float]:
+        """Return the variance of one weight and the covariance of two."""
         return 1.0 - 1.0 / size, -1.0 / size if size > 1 else 0.0
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        """Return E exp(−t (α₁ + … + α_parts))."""
         return math.pow(1.0 + min(parts, size) * math.expm1(-t) / size, size)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """α = 1: no bootstrap at all.
+    """α = 1: no bootstrap.
 
-    >>> Constant().covariance(4)
-    (0.0, 0.0)
+    Example:
+        >>> Constant().covariance(4)
+        (0.0, 0.0)
     """
 
     name = "constant"
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        check_blocks(size)
+        """Return ones, (num, S)."""
         return torch.ones(len(keys), size, dtype=torch.float64, device=keys.device)
 
     def covariance(self, size: int) -> tuple[float, float]:
+        """Return zeros."""
         return 0.0, 0.0
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        """Return exp(−t · parts)."""
         return math.exp(-t * parts)
 
 
 WEIGHT_DISTRIBUTIONS: dict[str, type[Dirichlet | Exponential | Multinomial | Constant]] = {
-    weight_distribution.name: weight_distribution
-    for weight_distribution in (Dirichlet, Exponential, Multinomial, Constant)
+    cls.name: cls for cls in (Dirichlet, Exponential, Multinomial, Constant)
 }
 
 
 def describe_distribution(weight_distribution: WeightDistribution) -> dict[str, Any]:
-    """The law as JSON: its name and options.
+    """Return the distribution as JSON, its name and options; raise ArgumentError if it is not one of this module.
 
     >>> describe_distribution(Dirichlet(5.0))
     {'name': 'dirichlet', 'concentration': 5.0}
     """
     if type(weight_distribution) not in WEIGHT_DISTRIBUTIONS.values():
-        raise ValueError(
-            f"got a law of your own, {weight_distribution!r}; expected one of {list(WEIGHT_DISTRIBUTIONS)}: only these can be saved"
-        )
+        expected = f"one of {', '.join(WEIGHT_DISTRIBUTIONS)}, since others cannot be saved"
+        raise ArgumentError("weight_distribution", weight_distribution, expected)
     return {"name": weight_distribution.name, **asdict(weight_distribution)}  # type: ignore[call-overload]
 
 
 def build_distribution(description: dict[str, Any]) -> WeightDistribution:
-    """The law that `describe_distribution` described."""
+    """Return the distribution that `describe_distribution` described."""
     options = dict(description)
     return WEIGHT_DISTRIBUTIONS[options.pop("name")](**options)
 
@@ -201,42 +210,52 @@ def _kummer(a: float, b: float, z: float) -> float:
 
 
 def apply_link(alpha: Tensor, link: Link) -> Tensor:
-    """h(α), by which the features are multiplied: α itself (eq. 3.1), or exp(−α)."""
+    """Return the factor h(α) of the features: α (eq. 3.1), or exp(−α)."""
     return alpha if link == "identity" else torch.exp(-alpha)
 
 
 def link_moments(weight_distribution: WeightDistribution, link: Link, size: int) -> tuple[float, float, float]:
-    """(E h(α_s), Var h(α_s), Cov(h(α_s), h(α_t))), exact for every law and both links.
+    """Return (E h(α_s), Var h(α_s), Cov(h(α_s), h(α_t))), exactly.
 
     >>> link_moments(Exponential(), "exp", 10)[0]  # E exp(−Exp(1)) = 1/2
     0.5
     """
     if link == "identity":
         return 1.0, *weight_distribution.covariance(size)
-    mean = weight_distribution.laplace(1.0, 1, size)
-    covariance = weight_distribution.laplace(1.0, 2, size) - mean**2 if size > 1 else 0.0
-    return mean, weight_distribution.laplace(2.0, 1, size) - mean**2, covariance
+    mean = weight_distribution.laplace_transform(1.0, 1, size)
+    covariance = weight_distribution.laplace_transform(1.0, 2, size) - mean**2 if size > 1 else 0.0
+    return mean, weight_distribution.laplace_transform(2.0, 1, size) - mean**2, covariance
 
 
 # -- blocks --------------------------------------------------------------------------------------------
 
 
 def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed: int = 0) -> Tensor:
-    """u: [n] → [S]; block sizes differ by at most 1, over all points and inside every stratum: (n,).
+    """Assign examples to blocks, u: [n] → [S], stratified: sizes differ by at most 1, overall and in each stratum.
 
-    The points are dealt to the blocks like cards, stratum after stratum, in random order.
+    Args:
+        n: Number of examples.
+        num_blocks: Number of blocks S.
+        strata: Stratum of each example, (n,); None: one stratum.
+        seed: Seed of the assignment.
 
-    >>> u = assign_blocks(10, 3, strata=torch.tensor([0] * 6 + [1] * 4))
-    >>> torch.bincount(u[:6]).tolist()
-    [2, 2, 2]
+    Returns:
+        The block of each example, (n,).
+
+    Raises:
+        ArgumentError: If n or S is less than 1, or `strata` has another shape.
+
+    Example:
+        >>> u = assign_blocks(10, 3, strata=torch.tensor([0] * 6 + [1] * 4))
+        >>> torch.bincount(u[:6]).tolist()
+        [2, 2, 2]
     """
-    check_blocks(num_blocks)
-    if n < 1:
-        raise ValueError(f"got n = {n} training points; expected at least 1: the data set is empty")
+    check_int("num_blocks", num_blocks, minimum=1)
+    check_int("n", n, minimum=1)
     if strata is None:
         strata = torch.zeros(n, dtype=torch.int64)
     if strata.shape != (n,):
-        raise ValueError(f"got strata of shape {tuple(strata.shape)}; expected ({n},): one label for each point")
+        raise ArgumentError("strata", tuple(strata.shape), f"({n},), one label per example")
     shuffled = derive_keys(torch.arange(n), seed, "points").argsort()
     order = shuffled[strata.cpu()[shuffled].argsort(stable=True)]  # by stratum, shuffled inside
     names = derive_keys(torch.arange(num_blocks), seed, "blocks").argsort()
@@ -246,61 +265,75 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
 
 
 def compute_strata(targets: Tensor, *, num_bins: int = 10, ignore_index: int = -100) -> Tensor:
-    """The stratum of each point: its class, its quantile bin, or the commonest class of its pixels: (n,).
+    """Return the stratum of each example: its class, its quantile bin, or the majority class of its pixels.
 
-    Integer targets are classes; floating ones are cut at their quantiles (several columns: of the sum
-    of the standardised columns).
+    Args:
+        targets: Targets, (n, *). Integers are classes; floating-point targets are binned by their quantiles, several
+            columns by the sum of the standardised columns.
+        num_bins: Number of quantile bins.
+        ignore_index: Label of pixels that do not count.
 
-    >>> compute_strata(torch.tensor([0.1, 0.2, 0.9, 0.8]), num_bins=2).tolist()
-    [0, 0, 1, 1]
+    Returns:
+        The strata, (n,).
+
+    Example:
+        >>> compute_strata(torch.tensor([0.1, 0.2, 0.9, 0.8]), num_bins=2).tolist()
+        [0, 0, 1, 1]
     """
-    n = len(targets)
-    if n < 1:
-        raise ValueError("got no targets; expected at least 1: the data set is empty")
+    n = check_int("n", len(targets), minimum=1)
     flat = targets.detach().cpu().reshape(n, -1)
     if flat.is_floating_point():
-        spread = flat.std(0, correction=0)
-        score = ((flat - flat.mean(0)) / spread.where(spread > 0, 1)).sum(1)
+        std = flat.std(0, correction=0)
+        score = ((flat - flat.mean(0)) / std.where(std > 0, 1)).sum(1)
         ranks = torch.empty(n, dtype=torch.int64)
         ranks[score.argsort(stable=True)] = torch.arange(n)
         return ranks * min(num_bins, n) // n
     flat = flat.to(torch.int64)  # in uint8, label 156 and −100 are the same byte
-    if flat.shape[1] > 1:
-        return torch.stack([_majority_label(row[row != ignore_index]) for row in flat])
-    return flat[:, 0]
-
-
-def _majority_label(labels: Tensor) -> Tensor:
-    return labels.mode().values if len(labels) else torch.tensor(-1)
+    if flat.shape[1] == 1:
+        return flat[:, 0]
+    valid = (row[row != ignore_index] for row in flat)
+    return torch.stack([labels.mode().values if len(labels) else torch.tensor(-1) for labels in valid])
 
 
 @dataclass(frozen=True)
 class BlockTable:
-    """u as a table, for data whose length is known: O(1) look-up for each sample."""
+    """Block assignment u as a table, for data of known length.
+
+    Args:
+        blocks: Block of each example, (n,).
+        num_blocks: Number of blocks S.
+    """
 
     blocks: Tensor
     num_blocks: int
 
     def __call__(self, index: Tensor) -> Tensor:
-        return self.blocks.index_select(0, index.cpu())  # several times quicker than self.blocks[index]
+        """Return the blocks of these examples."""
+        return self.blocks.index_select(0, index.cpu())  # several times faster than self.blocks[index]
 
 
 @dataclass(frozen=True)
 class HashedBlocks:
-    """u as a hash of the sample's number, for streams whose length is unknown; nothing is stored.
+    """Block assignment u as a hash of the example's number, for iterable data sets of unknown length.
 
-    >>> u = HashedBlocks(num_blocks=8)
-    >>> bool((u(torch.arange(100))[50] == u(torch.tensor([50]))[0]))
-    True
+    Args:
+        num_blocks: Number of blocks S.
+        seed: Seed of the hash.
+
+    Example:
+        >>> u = HashedBlocks(num_blocks=8)
+        >>> bool((u(torch.arange(100))[50] == u(torch.tensor([50]))[0]))
+        True
     """
 
     num_blocks: int
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_blocks(self.num_blocks)
+        check_int("num_blocks", self.num_blocks, minimum=1)
 
     def __call__(self, index: Tensor) -> Tensor:
+        """Return the blocks of these examples."""
         return hash_to_range(index.cpu(), self.num_blocks, self.seed, "stream")
 
 
@@ -310,59 +343,26 @@ Blocks = BlockTable | HashedBlocks
 # -- the schedule of draws -----------------------------------------------------------------------------
 
 
-def check_schedule(resample: str, warmup: int) -> None:
-    if resample not in get_args(ResampleSchedule):
-        raise ValueError(f"got redraw={resample!r}; expected one of {', '.join(map(repr, get_args(ResampleSchedule)))}")
-    if warmup < 0:
-        raise ValueError(f"got warmup={warmup}; expected a number of epochs ≥ 0")
-
-
-@dataclass(frozen=True)
-class EpochWeights:
-    """The draws of one epoch: called with the index of a batch, gives (α, w) with wᵢ = α_{u(i)}."""
-
-    plan: "WeightSchedule"
-    epoch: int
-
-    def __call__(self, index: Tensor, *, step: int | None = None) -> tuple[Tensor, Tensor]:
-        """α, (S,) or one row for each sample (N, S), and the loss weights w, (N,)."""
-        plan, blocks = self.plan, self.plan.blocks(index)
-        if self.epoch < plan.warmup:
-            size = plan.blocks.num_blocks
-            return torch.ones(size, dtype=torch.float64), torch.ones(len(index), dtype=torch.float64)
-        if plan.resample == "sample":
-            keys = derive_keys(index.cpu(), plan.seed, "sample", self.epoch)
-            alphas = plan.weight_distribution.sample(keys, plan.blocks.num_blocks)  # (N, S)
-            return alphas, alphas.gather(1, blocks[:, None])[:, 0]
-        if plan.resample == "pool":
-            alphas = self._pool[hash_to_range(index.cpu(), _POOL, plan.seed, "pool", self.epoch)]  # (N, S)
-            return alphas, alphas.gather(1, blocks[:, None])[:, 0]
-        if plan.resample == "step" and step is None:
-            raise ValueError('redraw="step" draws α anew at each step: call weights(index, step=…)')
-        number = self.epoch if plan.resample == "epoch" else step
-        keys = derive_keys(torch.tensor([number]), plan.seed, plan.resample)
-        alpha = plan.weight_distribution.sample(keys, plan.blocks.num_blocks)[0]  # (S,)
-        return alpha, alpha[blocks]
-
-    @cached_property
-    def _pool(self) -> Tensor:
-        """The draws of the epoch: (256, S)."""
-        keys = derive_keys(torch.arange(_POOL), self.plan.seed, "pool draw", self.epoch)
-        return self.plan.weight_distribution.sample(keys, self.plan.blocks.num_blocks)
-
-
 @dataclass(frozen=True)
 class WeightSchedule:
-    """How α is drawn during training: Algorithm 1 draws at each epoch; all of them estimate eq. 2.6.
+    """When α is drawn during training; Algorithm 1 draws once per epoch, and every schedule estimates eq. 2.6.
 
-    `resample="epoch"` holds one α through the epoch, `"step"` through one step, `"sample"` gives each sample its own, and
-    `"pool"` gives each one of 256 that are drawn for the epoch: for small nets, where the draws of `"sample"` take
-    longer than the step. During the first `warmup` epochs α = 1.
+    Args:
+        weight_distribution: Distribution of α.
+        blocks: Block of each example.
+        seed: Seed of the draws.
+        resample: "epoch" (one α per epoch), "step" (one per step), "sample" (one per example) or "pool" (each example
+            gets one of 256 draws per epoch: for small nets, where the draws of "sample" take longer than the step).
+        warmup: Number of first epochs with α = 1.
 
-    >>> plan = WeightSchedule(Dirichlet(), BlockTable(assign_blocks(6, 3), 3), seed=0)
-    >>> alpha, w = plan.at_epoch(epoch=2)(torch.tensor([0, 5]))
-    >>> alpha.shape, w.shape
-    (torch.Size([3]), torch.Size([2]))
+    Raises:
+        ArgumentError: If `resample` or `warmup` has another value.
+
+    Example:
+        >>> schedule = WeightSchedule(Dirichlet(), BlockTable(assign_blocks(6, 3), 3), seed=0)
+        >>> alpha, w = schedule.at_epoch(2)(torch.tensor([0, 5]))
+        >>> alpha.shape, w.shape
+        (torch.Size([3]), torch.Size([2]))
     """
 
     weight_distribution: WeightDistribution
@@ -372,8 +372,46 @@ class WeightSchedule:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        check_schedule(self.resample, self.warmup)
+        check_choice("resample", self.resample, get_args(ResampleSchedule))
+        check_int("warmup", self.warmup, minimum=0)
 
-    def at_epoch(self, epoch: int) -> EpochWeights:
-        """Line 3 of Algorithm 1: the weights of this epoch, a function of (seed, epoch) alone."""
+    def at_epoch(self, epoch: int) -> "EpochWeights":
+        """Return the weights of an epoch, a function of (seed, epoch) (Algorithm 1, line 3)."""
         return EpochWeights(self, epoch)
+
+
+@dataclass(frozen=True)
+class EpochWeights:
+    """The weights of one epoch: a function of the indices of a batch that returns (α, w) with wᵢ = α_{u(i)}."""
+
+    schedule: WeightSchedule
+    epoch: int
+
+    def __call__(self, index: Tensor, *, step: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return α, (S,) or one row per example (N, S), and the loss weights w, (N,).
+
+        Args:
+            index: Indices of the examples, (N,).
+            step: Number of the optimizer step, for `resample="step"`.
+        """
+        schedule, blocks = self.schedule, self.schedule.blocks(index)
+        size = schedule.blocks.num_blocks
+        if self.epoch < schedule.warmup:
+            return torch.ones(size, dtype=torch.float64), torch.ones(len(index), dtype=torch.float64)
+        if schedule.resample in ("sample", "pool"):
+            if schedule.resample == "sample":
+                keys = derive_keys(index.cpu(), schedule.seed, "sample", self.epoch)
+                alphas = schedule.weight_distribution.sample(keys, size)  # (N, S)
+            else:
+                alphas = self._pool[hash_to_range(index.cpu(), _POOL_SIZE, schedule.seed, "pool", self.epoch)]
+            return alphas, alphas.gather(1, blocks[:, None])[:, 0]
+        number = self.epoch if schedule.resample == "epoch" else check_int("step", step)
+        keys = derive_keys(torch.tensor([number]), schedule.seed, schedule.resample)
+        alpha = schedule.weight_distribution.sample(keys, size)[0]  # (S,)
+        return alpha, alpha[blocks]
+
+    @cached_property
+    def _pool(self) -> Tensor:
+        """The draws that the examples of the epoch share, (256, S)."""
+        keys = derive_keys(torch.arange(_POOL_SIZE), self.schedule.seed, "pool draw", self.epoch)
+        return self.schedule.weight_distribution.sample(keys, self.schedule.blocks.num_blocks)

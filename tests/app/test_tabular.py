@@ -313,7 +313,7 @@ def test_the_promise_holds_on_new_rows() -> None:
     """P(error among the answered > r) ≤ δ = 0.1: of 100 draws at most 10 + 3 √(100 · 0.1 · 0.9) = 19 break it."""
     from torch.utils.data import TensorDataset
 
-    from neuboots import DeterministicPredictor
+    from neuboots.methods import DeterministicPredictor
 
     net, broken, answering = DeterministicPredictor(torch.nn.Identity()), 0, 0
     z, y = logits(20_000, 4.0, seed=1)
@@ -339,7 +339,7 @@ def test_the_promise_holds_on_new_rows() -> None:
 def test_what_cannot_be_promised_is_said(rows: int, sharp: float, confidence: float, words: str) -> None:
     from torch.utils.data import TensorDataset
 
-    from neuboots import DeterministicPredictor
+    from neuboots.methods import DeterministicPredictor
 
     data = TensorDataset(*logits(rows, sharp, seed=0))
     rule, said = fit_reject_rule(

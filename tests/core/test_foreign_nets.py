@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from neuboots import BootstrapGenerator, DeterministicPredictor, NeuBoots, TrainingConfig, load, save, split_head
-from neuboots.head import call_net, extract_output
+from neuboots import NeuBoots, TrainingConfig, load, save
+from neuboots.generator import BootstrapGenerator
+from neuboots.head import call_net, extract_output, split_head
+from neuboots.methods import DeterministicPredictor
 
 Make = Callable[[], nn.Module]
 

@@ -8,10 +8,10 @@ import torch
 from _nets import ZOO, Case, Scaled, Skipped, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
 from torch import Tensor, nn
 
-from neuboots import BootstrapGenerator, Constant, Dirichlet, Exponential, Multinomial, WeightDistribution
 from neuboots._prng import derive_keys
+from neuboots.generator import BootstrapGenerator
 from neuboots.head import call_net, extract_output, unwrap_model
-from neuboots.weights import Link, apply_link
+from neuboots.weights import Constant, Dirichlet, Exponential, Link, Multinomial, WeightDistribution, apply_link
 
 by_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 LAWS = [Dirichlet(), Dirichlet(4.0), Exponential(), Exponential(0.5), Multinomial(), Constant()]

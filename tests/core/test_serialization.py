@@ -8,17 +8,11 @@ import torch
 from _nets import TwoBranches
 from torch import nn
 
-from neuboots import (
-    BootstrapGenerator,
-    DeterministicPredictor,
-    Dirichlet,
-    Exponential,
-    Multinomial,
-    NeuBootsPredictor,
-    load,
-    save,
-)
+from neuboots import load, save
+from neuboots.generator import BootstrapGenerator
+from neuboots.methods import DeterministicPredictor, NeuBootsPredictor
 from neuboots.nets import MLP, SmallCNN, resnet8
+from neuboots.weights import Dirichlet, Exponential, Multinomial
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -18,23 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from neuboots import (
-    Batch,
-    BootstrapGenerator,
-    Deterministic,
-    EpochReport,
-    IndexedDataset,
-    NeuBoots,
-    TrainingConfig,
-    WeightSchedule,
-    constant_schedule,
-    make_blocks,
-    train,
-    weighted_mean,
-)
-from neuboots.loading import EpochLoader, load_targets
+from neuboots import Deterministic, NeuBoots, TrainingConfig
+from neuboots.generator import BootstrapGenerator
+from neuboots.loading import Batch, EpochLoader, IndexedDataset, load_targets
+from neuboots.losses import weighted_mean
+from neuboots.methods.neuboots import make_blocks
 from neuboots.nets import MLP
-from neuboots.training import describe_callable
+from neuboots.training import EpochReport, constant_schedule, describe_callable, train
+from neuboots.weights import WeightSchedule
 
 RECIPE = TrainingConfig(epochs=4, batch_size=8, progress=False)
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

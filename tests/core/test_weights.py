@@ -149,15 +149,15 @@ def test_the_laplace_transform_of_dirichlet_is_kummers_function(c: float, size: 
     for parts in (1, 2, size - 1):
         exact = kummer(parts * c, size * c, t * size)
         rounding = 10 * (1 + math.lgamma(size * c + t * size)) * torch.finfo(torch.float64).eps
-        assert Dirichlet(c).laplace(t, parts, size) == pytest.approx(exact, rel=rounding)
-    assert Dirichlet(c).laplace(t, size, size) == math.exp(-t * size)
+        assert Dirichlet(c).laplace_transform(t, parts, size) == pytest.approx(exact, rel=rounding)
+    assert Dirichlet(c).laplace_transform(t, size, size) == math.exp(-t * size)
 
 
 @pytest.mark.parametrize("c", [0.3, 1.0, 5.0])
 def test_the_laplace_transform_of_dirichlet_is_scipys(c: float) -> None:
     for size in (2, 7, 20):
         theirs = scipy.special.hyp1f1(c, size * c, -float(size))
-        assert Dirichlet(c).laplace(1.0, 1, size) == pytest.approx(theirs, rel=1e-12)
+        assert Dirichlet(c).laplace_transform(1.0, 1, size) == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 import neuboots
-from neuboots import EpochReport, GaussianNLL, Prediction, Summary, TrainingConfig
+from neuboots import Prediction, Summary, TrainingConfig
 from neuboots.evaluation.active_learning import (
     ACQUISITION_FUNCTIONS,
     ActiveLearningResult,
@@ -38,7 +38,9 @@ from neuboots.evaluation.active_learning import (
     run_active_learning,
     select_for_labeling,
 )
+from neuboots.losses import GaussianNLL
 from neuboots.prediction import Moments, Predictor, SampleStream
+from neuboots.training import EpochReport
 
 UNCERTAINTY = [name for name in ACQUISITION_FUNCTIONS if name != "random"]
 quiet = {"progress": False}
@@ -581,7 +583,7 @@ METHODS = {
 @pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.parametrize("strategy", ["bald", "batch"])
 def test_any_method_and_its_figures(name: str, strategy: str) -> None:
-    found = loop(neuboots.METHODS[name].make(**METHODS[name]), strategy=strategy, trials=1)
+    found = loop(neuboots.create_method(name, **METHODS[name]), strategy=strategy, trials=1)
     assert found.num_labels.tolist() == [20, 35, 50]
     assert found.labelled.shape == (1, 50)
     assert len(set(found.labelled[0].tolist())) == 50
@@ -777,7 +779,7 @@ def test_a_start_with_one_class_only(name: str) -> None:
     pool, test = digits()
     y = torch.full((240,), 3)
     y[start] = 0
-    method = neuboots.METHODS[name].make(**METHODS[name])
+    method = neuboots.create_method(name, **METHODS[name])
     options = {**SMALL, "start": 5, "trials": 1}
     found = run_active_learning(method, model, TensorDataset(pool.tensors[0], y), test, RECIPE, **options)
     assert y[found.labelled[0]].tolist() == 5 * [0] + 30 * [3]

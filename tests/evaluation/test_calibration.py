@@ -11,19 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import neuboots
-from neuboots import (
-    DeepEnsemble,
-    Deterministic,
-    DeterministicPredictor,
-    GaussianNLL,
-    MCDropout,
-    NeuBoots,
-    TrainingConfig,
-    metrics,
-)
+from neuboots import DeepEnsemble, Deterministic, MCDropout, NeuBoots, TrainingConfig, metrics
 from neuboots.evaluation._batching import align_labels, align_targets, iter_batches
 from neuboots.evaluation.calibration import CalibrationReport, evaluate_calibration
 from neuboots.evaluation.regression import evaluate_regression
+from neuboots.losses import GaussianNLL
+from neuboots.methods import DeterministicPredictor
 from neuboots.nets import MLP
 
 RECIPE = TrainingConfig(epochs=4, batch_size=64, progress=False)

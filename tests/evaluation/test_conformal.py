@@ -19,7 +19,7 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from neuboots import DeterministicPredictor, NeuBoots, TrainingConfig
+from neuboots import NeuBoots, TrainingConfig
 from neuboots._prng import derive_keys, draw_normal, draw_uniform
 from neuboots.evaluation.conformal import (
     ConformalClassifier,
@@ -28,6 +28,7 @@ from neuboots.evaluation.conformal import (
     fit_conformal_classifier,
     fit_conformal_regressor,
 )
+from neuboots.methods import DeterministicPredictor
 from neuboots.metrics import interval_coverage, interval_score, mean_width
 from neuboots.nets import MLP
 from neuboots.prediction import Predictor, SampleStream, num_bytes

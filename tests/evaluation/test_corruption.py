@@ -9,10 +9,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from neuboots import DeterministicPredictor, NeuBoots, Predictor, TrainingConfig
+from neuboots import NeuBoots, Predictor, TrainingConfig
 from neuboots.data.corruptions import CORRUPTIONS, ROTATION, Corruption
 from neuboots.evaluation.calibration import evaluate_calibration
 from neuboots.evaluation.corruption import CORRUPTION_METRICS, CorruptionReport, evaluate_corruptions
+from neuboots.methods import DeterministicPredictor
 from neuboots.metrics import accuracy, brier, ece, nll
 
 QUIET: dict[str, Any] = {"progress": False}

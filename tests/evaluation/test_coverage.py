@@ -16,15 +16,7 @@ import torch
 from _reference import p_value, sandwich, standard_errors
 from torch import Tensor, nn
 
-from neuboots import (
-    BayesianBootstrap,
-    GaussianNLL,
-    InfluenceBootstrap,
-    MCDropout,
-    NeuBoots,
-    TrainingConfig,
-    constant_schedule,
-)
+from neuboots import BayesianBootstrap, InfluenceBootstrap, MCDropout, NeuBoots, TrainingConfig
 from neuboots._prng import derive_keys, draw_normal
 from neuboots.evaluation._parallel import can_fork
 from neuboots.evaluation.coverage import (
@@ -36,8 +28,10 @@ from neuboots.evaluation.coverage import (
     simulate_coverage,
     uniform_design,
 )
+from neuboots.losses import GaussianNLL
 from neuboots.methods import CalibratedNeuBoots
 from neuboots.prediction import Moments, Predictor, SampleStream
+from neuboots.training import constant_schedule
 
 RECIPE = TrainingConfig(epochs=1, progress=False)
 LINE, SINE = SYNTHETIC_REGRESSIONS["line"], SYNTHETIC_REGRESSIONS["sine"]

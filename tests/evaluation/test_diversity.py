@@ -141,7 +141,7 @@ def test_any_method_on_digits(name: str) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
-    method = neuboots.METHODS[name].make(**METHODS[name])
+    method = neuboots.create_method(name, **METHODS[name])
     config = TrainingConfig(epochs=10, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.01), progress=False)
     predictor = method.fit(model, TensorDataset(x[:300], y[:300]), config)
     found = evaluate_diversity(

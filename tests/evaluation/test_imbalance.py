@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import neuboots
-from neuboots import EpochReport, TrainingConfig
+from neuboots import TrainingConfig
 from neuboots.data import exponential_counts, subsample_classes
 from neuboots.evaluation.imbalance import (
     ImbalanceOverSeedsReport,
@@ -28,6 +28,7 @@ from neuboots.evaluation.imbalance import (
     evaluate_imbalance_over_seeds,
 )
 from neuboots.prediction import Predictor
+from neuboots.training import EpochReport
 
 
 def measure(samples: Tensor, y: Tensor, **options: Any) -> ImbalanceReport:
@@ -318,7 +319,7 @@ METHODS = {"deterministic": {}, "neuboots": {}, "mc-dropout": {}, "deep-ensemble
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_any_method_over_seeds_is_each_seed_by_itself(name: str) -> None:
-    method = neuboots.METHODS[name].make(**METHODS[name])
+    method = neuboots.create_method(name, **METHODS[name])
     found = several(method, seeds=(0, 5))
     train, test = digits()
     for k, seed in enumerate((0, 5)):

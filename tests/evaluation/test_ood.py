@@ -19,17 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from neuboots import (
-    METHODS,
-    DeepEnsemble,
-    Deterministic,
-    DeterministicPredictor,
-    Laplace,
-    MCDropout,
-    NeuBoots,
-    Predictor,
-    TrainingConfig,
-)
+from neuboots import DeepEnsemble, Deterministic, Laplace, MCDropout, NeuBoots, Predictor, TrainingConfig
 from neuboots.evaluation.ood import (
     Detector,
     Energy,
@@ -47,6 +37,7 @@ from neuboots.evaluation.ood import (
 from neuboots.evaluation.ood.detector import select_logistic_rule
 from neuboots.evaluation.ood.mahalanobis import ClassMoments, extract_features, find_stages
 from neuboots.evaluation.ood.odin import confidence_direction
+from neuboots.methods import METHODS, DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
 from neuboots.nets import resnet8
 from neuboots.posthoc import TemperatureScaling

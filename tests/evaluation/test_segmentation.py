@@ -24,18 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_jaccard_index
 
 import neuboots
-from neuboots import (
-    BatchEnsemble,
-    BootstrapGenerator,
-    DeepEnsemble,
-    Deterministic,
-    DeterministicPredictor,
-    MCDropout,
-    NeuBoots,
-    NeuBootsPredictor,
-    Predictor,
-    TrainingConfig,
-)
+from neuboots import BatchEnsemble, DeepEnsemble, Deterministic, MCDropout, NeuBoots, Predictor, TrainingConfig
 from neuboots.evaluation.segmentation import (
     SegmentationMaps,
     SegmentationReport,
@@ -51,7 +40,9 @@ from neuboots.evaluation.segmentation.metrics import (
     make_timing_net,
 )
 from neuboots.evaluation.segmentation.predict import make_tiles
+from neuboots.generator import BootstrapGenerator
 from neuboots.methods import METHODS as REGISTRY
+from neuboots.methods import DeterministicPredictor, NeuBootsPredictor
 from neuboots.prediction import SampleStream, stream_forward_passes
 
 FIGURES = ("probs", "entropy", "mutual_information", "std")

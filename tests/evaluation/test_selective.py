@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neuboots import DeterministicPredictor, NeuBoots, TrainingConfig
+from neuboots import NeuBoots, TrainingConfig
 from neuboots.evaluation.selective import (
     SelectivePredictionReport,
     SelectivePredictor,
@@ -25,6 +25,7 @@ from neuboots.evaluation.selective import (
     evaluate_selective_prediction,
     fit_risk_controlled_threshold,
 )
+from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import Predictor, SampleStream, Summary, num_bytes
 
 LOGITS = DeterministicPredictor(nn.Identity())  # the input is the output

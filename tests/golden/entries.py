@@ -27,25 +27,17 @@ from neuboots import (
     SWAG,
     BatchEnsemble,
     BayesianBootstrap,
-    Constant,
     DeepEnsemble,
     Deterministic,
-    DeterministicPredictor,
-    Dirichlet,
-    Exponential,
-    GaussianNLL,
     GaussianProcess,
     InfluenceBootstrap,
     Laplace,
     MCDropout,
-    Multinomial,
     NeuBoots,
     SparseGP,
     StandardBootstrap,
     TrainingConfig,
-    assign_blocks,
     cli,
-    compute_strata,
     load,
     metrics,
     save,
@@ -69,9 +61,22 @@ from neuboots.evaluation.ood import (
     ReplicateDetector,
 )
 from neuboots.evaluation.selective import evaluate_selective_prediction, fit_risk_controlled_threshold
-from neuboots.methods import CalibratedNeuBoots
+from neuboots.losses import GaussianNLL
+from neuboots.methods import CalibratedNeuBoots, DeterministicPredictor
 from neuboots.posthoc import StdScaling, TemperatureScaling
-from neuboots.weights import BlockTable, HashedBlocks, WeightSchedule, apply_link, link_moments
+from neuboots.weights import (
+    BlockTable,
+    Constant,
+    Dirichlet,
+    Exponential,
+    HashedBlocks,
+    Multinomial,
+    WeightSchedule,
+    apply_link,
+    assign_blocks,
+    compute_strata,
+    link_moments,
+)
 from neuboots_paper.baselines.adversarial_ensemble import AdversarialDeepEnsemble
 from neuboots_paper.baselines.amortized_bootstrap import AmortizedBootstrap
 from neuboots_paper.baselines.gbs import GBS

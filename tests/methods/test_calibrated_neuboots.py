@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import GaussianNLL, NeuBoots, TrainingConfig, load, save
+from neuboots import NeuBoots, TrainingConfig, load, save
 from neuboots._prng import derive_keys, draw_normal
 from neuboots.generator import BootstrapGenerator
+from neuboots.losses import GaussianNLL
 from neuboots.methods import (
     BayesianBootstrap,
     CalibratedNeuBoots,

@@ -17,15 +17,16 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from neuboots import Deterministic, EpochReport, GaussianNLL, TrainingConfig, constant_schedule, load, save
+from neuboots import Deterministic, TrainingConfig, load, save
 from neuboots.head import compute_output, unwrap_model
 from neuboots.loading import Batch
-from neuboots.losses import BrierLoss
+from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.methods import BayesianBootstrap, DeepEnsemble, StandardBootstrap
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.methods.ensembles import EnsemblePredictor, _EnsembleObjective, derive_member_seed, draw_point_weights
 from neuboots.nets import MLP
 from neuboots.testing import TwoBranches, Upsampling
+from neuboots.training import EpochReport, constant_schedule
 from neuboots.weights import Dirichlet, Multinomial
 from neuboots_paper.baselines.adversarial_ensemble import AdversarialDeepEnsemble, apply_fgsm, compute_input_ranges
 

@@ -16,22 +16,14 @@ from torch.utils.data import IterableDataset, TensorDataset
 import neuboots.methods._head_points as survey_room
 import neuboots.methods.influence.head as room
 import neuboots.methods.influence.refit as refit_room
-from neuboots import (
-    BrierLoss,
-    Dirichlet,
-    Exponential,
-    GaussianNLL,
-    InfluenceBootstrap,
-    TrainingConfig,
-    assign_blocks,
-    load,
-    save,
-)
+from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.methods._curvature import FullGGN, KronGGN
 from neuboots.methods.influence.head import HeadPredictor
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.testing import check_method
+from neuboots.weights import Dirichlet, Exponential, assign_blocks
 
 RECIPE = TrainingConfig(epochs=2, batch_size=16, progress=False)
 HUGE = 1e15  # a ridge beside which H is nothing: then shifts are gradients, divided by it
@@ -121,7 +113,7 @@ def test_a_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks:
 
 def test_refitting_under_equal_weights_gives_the_net_back() -> None:
     """Also where the net is at no minimum, and with a ridge and corrected residuals."""
-    from neuboots import Constant
+    from neuboots.weights import Constant
 
     for loss, y in ((nn.MSELoss(), rows(40, 2, seed=1)), (nn.CrossEntropyLoss(), torch.arange(40) % 2)):
         net = seeded(lambda: nn.Linear(3, 2))

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import CrossEntropy, EpochReport, Exponential, InfluenceBootstrap, SquaredError, TrainingConfig
+from neuboots import CrossEntropy, InfluenceBootstrap, SquaredError, TrainingConfig
 from neuboots.methods.influence.jacobian import Jacobian
+from neuboots.training import EpochReport
+from neuboots.weights import Exponential
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import Deterministic, Dirichlet, EpochReport, GaussianNLL, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots.losses import GaussianNLL
 from neuboots.methods import ScaledPredictor
 from neuboots.methods.influence.scaled import (
     _squares,
@@ -24,7 +25,8 @@ from neuboots.methods.influence.scaled import (
     with_raw_residuals,
 )
 from neuboots.nets import MLP
-from neuboots.training import initialize_model
+from neuboots.training import EpochReport, initialize_model
+from neuboots.weights import Dirichlet
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

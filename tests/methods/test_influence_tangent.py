@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import BrierLoss, GaussianNLL, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.methods._curvature import working_residuals
 from neuboots.methods.influence.jacobian import Jacobian
 from neuboots.methods.influence.leverage import (

@@ -16,8 +16,9 @@ from torch.autograd.functional import hessian
 from torch.utils.data import IterableDataset, TensorDataset
 
 import neuboots.methods.laplace as room
-from neuboots import BootstrapGenerator, Deterministic, GaussianNLL, TrainingConfig
-from neuboots.losses import BrierLoss
+from neuboots import Deterministic, TrainingConfig
+from neuboots.generator import BootstrapGenerator
+from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.methods._curvature import FullGGN, KronGGN
 from neuboots.methods.laplace import HeadPosterior, Laplace, LaplacePredictor
 from neuboots.nets import MLP

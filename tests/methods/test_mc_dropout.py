@@ -126,7 +126,7 @@ def test_the_law_is_that_of_all_masks() -> None:
     assert float(mean) == pytest.approx(1.0)
     for parts in (1, 2):
         found = sum(w * math.exp(-t * float(mask[:parts].sum())) for w, mask in zip(weights, masks, strict=True))
-        assert weight_distribution.laplace(t, parts, 3) == pytest.approx(found)
+        assert weight_distribution.laplace_transform(t, parts, 3) == pytest.approx(found)
 
 
 def test_an_element_is_dropped_at_the_rate_and_scaled() -> None:

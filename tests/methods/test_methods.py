@@ -15,7 +15,8 @@ from _nets import TwoBranches
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots import GaussianNLL, TrainingConfig, load, save, split_gaussian
+from neuboots import TrainingConfig, load, save, split_gaussian
+from neuboots.losses import GaussianNLL
 from neuboots.methods import (
     METHODS,
     Deterministic,

@@ -8,15 +8,10 @@ from _nets import TwoBranches
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, random_split
 
-from neuboots import (
-    BootstrapGenerator,
-    Deterministic,
-    Dirichlet,
-    NeuBoots,
-    NeuBootsPredictor,
-    Predictor,
-    TrainingConfig,
-)
+from neuboots import Deterministic, NeuBoots, Predictor, TrainingConfig
+from neuboots.generator import BootstrapGenerator
+from neuboots.methods import NeuBootsPredictor
+from neuboots.weights import Dirichlet
 
 RECIPE = TrainingConfig(epochs=2, batch_size=16, progress=False)
 
@@ -82,7 +77,7 @@ def test_an_exported_replicate_predicts_the_same(predictors: dict[str, Predictor
 
 def test_an_ensemble_of_one_is_the_single_net() -> None:
     """One replicate with constant weights is the plain net, trained and predicted the same way."""
-    from neuboots import Constant
+    from neuboots.weights import Constant
 
     plain = Deterministic().fit(TwoBranches, classes(), RECIPE)
     single = NeuBoots(weight_distribution=Constant()).fit(TwoBranches, classes(), RECIPE)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from neuboots import Deterministic, GaussianNLL, NeuBoots, TrainingConfig, load, save, split_gaussian
+from neuboots import Deterministic, NeuBoots, TrainingConfig, load, save, split_gaussian
+from neuboots.losses import GaussianNLL
 from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.nets import MLP
 from neuboots.posthoc import ScaledPredictor, scale_std, scale_temperature

@@ -17,10 +17,11 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import neuboots.methods.swag as room
-from neuboots import Deterministic, TrainingConfig, constant_schedule, cosine_schedule, load, save
+from neuboots import Deterministic, TrainingConfig, load, save
 from neuboots.head import add_output_axis, compute_output
 from neuboots.methods.swag import SWAG, IterateMoments
 from neuboots.nets import MLP, resnet8, small_deeplab
+from neuboots.training import constant_schedule, cosine_schedule
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 RECIPE = TrainingConfig(epochs=4, batch_size=16, optimizer=SGD, progress=False)  # 12 steps for 48 rows

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import MethodInfo, NeuBoots, TrainingConfig, load, nets, save, split_head
-from neuboots.methods import METHODS
+from neuboots import NeuBoots, TrainingConfig, load, nets, save
+from neuboots.head import split_head
+from neuboots.methods import METHODS, MethodInfo
 from neuboots.nets import (
     MLP,
     DeepLabV3,

@@ -13,7 +13,8 @@ from monai.networks.nets.unet import UNet
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from neuboots import NeuBoots, TrainingConfig, split_head
+from neuboots import NeuBoots, TrainingConfig
+from neuboots.head import split_head
 from neuboots.nets.unet import UResNet, crop_to_size, num_groups, pad_to_multiple
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from neuboots import NeuBoots, TrainingConfig, split_head
+from neuboots import NeuBoots, TrainingConfig
+from neuboots.head import split_head
 from neuboots_paper.scnas import (
     FOUND,
     OPERATIONS,

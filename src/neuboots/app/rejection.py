@@ -109,7 +109,7 @@ class ClassPrediction:
 def predict_classes(predictor: Predictor, x: Tensor, num_samples: int, *, seed: int = 0) -> ClassPrediction:
     """What the replicates say of each row of x, some rows at a time.
 
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> said = predict_classes(DeterministicPredictor(torch.nn.Identity()), torch.tensor([[0.0, 0.0], [9.0, 0.0]]), 5)
     >>> said.labels.tolist(), [round(p, 3) for p in said.confidence.tolist()], said.std.tolist()
     ([0, 0], [0.5, 1.0], [0.0, 0.0])
@@ -165,7 +165,7 @@ def fit_reject_rule(
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> rows = TensorDataset(torch.tensor([[9.0, 0.0]]).expand(50, 2), torch.zeros(50, dtype=torch.int64))
     >>> rule, words = fit_reject_rule(
     ...     DeterministicPredictor(torch.nn.Identity()), rows, max_error=0.1, num_samples=1, seed=0

@@ -369,7 +369,7 @@ def fit_conformal_classifier(
     images that are all void do not count.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> rng = torch.Generator().manual_seed(0)
     >>> logits = 2 * torch.randn(2000, 5, generator=rng)
     >>> labels = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
@@ -686,7 +686,7 @@ def fit_conformal_regressor(
     are `ignore_index` (a number, or NaN), which are passed over; images that are all void do not count.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> rng = torch.Generator().manual_seed(0)
     >>> x = torch.randn(2000, 1, generator=rng)
     >>> y = x + 0.5 * torch.randn(2000, 1, generator=rng)

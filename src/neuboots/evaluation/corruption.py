@@ -91,7 +91,7 @@ def evaluate_corruptions(
     `ignore_index` is the label of those that have none.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> x = torch.rand(100, 1, 1, 2, generator=torch.Generator().manual_seed(0))
     >>> data = TensorDataset(x, x.flatten(1).argmax(1))  # which pixel is brighter?
     >>> fade = lambda images, severity, seed, index: images * (1 - severity / 5)

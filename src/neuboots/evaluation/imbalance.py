@@ -119,7 +119,7 @@ def evaluate_imbalance(
     at a time.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> rows = TensorDataset(torch.tensor([[0.0, 1.0], [3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 0, 1, 1]))
     >>> print(evaluate_imbalance(DeterministicPredictor(torch.nn.Identity()), rows, progress=False))
     N = 4, B = 1, seed 0; F1 of the predictive mean (macro 0.7333), std over replicates

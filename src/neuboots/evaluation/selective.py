@@ -141,7 +141,7 @@ class SelectivePredictor:
 
     Made by hand, its score, B and seed are to be those that the threshold was found with.
 
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> careful = SelectivePredictor(DeterministicPredictor(torch.nn.Identity()), 0.9, num_samples=1)
     >>> labels, abstain = careful.predict(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), progress=False)
     >>> labels.tolist(), abstain.tolist()
@@ -285,7 +285,7 @@ def evaluate_selective_prediction(
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> logits = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 0.5]])
     >>> rows = TensorDataset(logits, torch.tensor([0, 1, 0, 0]))  # wrong where it is least sure
     >>> found = evaluate_selective_prediction(
@@ -370,7 +370,7 @@ def fit_risk_controlled_threshold(
     about the error among all new inputs that are kept, not about the few of one batch.
 
     >>> from torch.utils.data import TensorDataset
-    >>> from neuboots import DeterministicPredictor
+    >>> from neuboots.methods import DeterministicPredictor
     >>> rng = torch.Generator().manual_seed(0)
     >>> logits = 2 * torch.randn(2000, 3, generator=rng)
     >>> labels = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]

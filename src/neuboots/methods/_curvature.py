@@ -54,7 +54,7 @@ def append_ones(phi: Tensor, biased: bool) -> Tensor:
 def map_points(at: GeneratorAtInput, function: Callable[[Tensor], Tensor], size: int) -> Tensor:
     """Apply a function of points (M, D̃) → (M, C) to every point that reaches the head, `size` at a time: (N, C, *)."""
     split = at.generator.split
-    phi = at.passed.phi.movedim(split.axis, -1)
+    phi = at.trace.phi.movedim(split.axis, -1)
     phi = phi if phi.ndim > 1 else phi[None]  # a single row whose axis the net squeezed away
     points = append_ones(phi.flatten(0, -2), split.head.bias is not None)
     values = torch.cat([function(part) for part in torch.split(points, max(1, size))])
@@ -63,8 +63,8 @@ def map_points(at: GeneratorAtInput, function: Callable[[Tensor], Tensor], size:
 
 def apply_heads(at: GeneratorAtInput, theta: Tensor) -> Tensor:
     """Outputs of the net with other heads θ (B, C, D̃): (B, N, C, *)."""
-    width, theta = at.generator.split.width, theta.to(at.passed.phi)
-    samples = at.heads(theta[..., :width], theta[..., width] if theta.shape[-1] > width else None)
+    width, theta = at.generator.split.width, theta.to(at.trace.phi)
+    samples = at.apply_heads(theta[..., :width], theta[..., width] if theta.shape[-1] > width else None)
     return samples if samples.ndim > 2 else samples[..., None]
 
 
@@ -92,20 +92,22 @@ def check_after_head(generator: BootstrapGenerator, example: Any) -> None:
     """
     with eval_mode(generator), torch.no_grad():
         at = generator.at(cast_inputs(generator, example))
-        if len(at.passed.phi) != len(at.output):
+        if len(at.trace.phi) != len(at.output):
             raise ValueError(
-                f"the features of {len(at.output)} inputs have {len(at.passed.phi)} rows; expected the batch on the "
+                f"the features of {len(at.output)} inputs have {len(at.trace.phi)} rows; expected the batch on the "
                 "first axis of the head's input"
             )
-        if at.passed.ends_at_head:
+        if at.trace.ends_at_head:
             return
         head = generator.split.head
         weight = head.weight.flatten(1)  # (C, D)
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias
         constant = torch.arange(1.0, len(weight) + 1).to(weight)
-        found = at.heads(torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias]))
+        found = at.apply_heads(
+            torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias])
+        )
         found = found if found.ndim > 2 else found[..., None]  # (3, N, C, *)
-        z = head(at.passed.phi)
+        z = head(at.trace.phi)
         preserved = found.shape[2] == len(constant) and torch.allclose(
             found[0], constant.view(-1, *[1] * (found.ndim - 3)).expand_as(found[0]), rtol=1e-3, atol=1e-3
         )
@@ -124,7 +126,7 @@ def _uses_all(at: GeneratorAtInput, z: Tensor) -> bool:
     """Whether every element of the head's output z affects the net's output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = z.detach().clone().requires_grad_()
-        output = at.passed.finish(leaf)
+        output = at.trace.finish(leaf)
         slopes = torch.linspace(1.0, 2.0, output.numel()).to(output).view_as(output)  # positive and distinct
         (gradient,) = torch.autograd.grad((slopes * output).sum(), leaf)
     return bool((gradient != 0).all())

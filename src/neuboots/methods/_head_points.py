@@ -63,17 +63,17 @@ class BatchFeatures(NamedTuple):
 
 def output_is_head(at: GeneratorAtInput) -> bool:
     """Whether the net's output is its head's, up to squeezed axes of length one."""
-    if at.passed.ends_at_head:
+    if at.trace.ends_at_head:
         return True
-    phi, output = at.passed.phi, at.passed.output
+    phi, output = at.trace.phi, at.trace.output
     return phi.ndim <= 2 and output.ndim <= 2 and torch.equal(output.flatten(), at.generator.split.head(phi).flatten())
 
 
 def point_weights(at: GeneratorAtInput, mask: Tensor | None) -> Tensor:
     """Weight of each point of the head: its own output, or its fraction of the outputs it is upsampled to: (M,)."""
-    phi, split = at.passed.phi, at.generator.split
+    phi, split = at.trace.phi, at.generator.split
     points = phi.movedim(split.axis, -1).flatten(1, -2) if phi.ndim > 2 else phi[:, None]  # (N, P, D)
-    if at.passed.ends_at_head:
+    if at.trace.ends_at_head:
         return torch.ones(points.shape[:2]).flatten() if mask is None else mask.flatten()
     pixels = at.output.shape[2:].numel()
     counted = torch.full((len(phi),), pixels) if mask is None else mask.flatten(1).sum(1)
@@ -191,9 +191,9 @@ class FeaturePass:
             self.total_loss + float(to_double(losses).sum()),
             self.num_losses + losses.numel(),
         )
-        flat = at.passed.phi.movedim(generator.split.axis, -1)
+        flat = at.trace.phi.movedim(generator.split.axis, -1)
         phi, per_row = flat.flatten(0, -2), flat[0].numel() // flat.shape[-1]
-        z = generator.split.head(at.passed.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)
+        z = generator.split.head(at.trace.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)
         weight = point_weights(at, valid_mask(self.loss, y)).to(phi.device, self.theta.dtype)
         row = batch.index.repeat_interleave(per_row).to(phi.device)
         targets, slope = None, None
@@ -214,7 +214,7 @@ class FeaturePass:
         half = 0.5 if self.likelihood == "squared" else 1.0
         split = self.generator.split
         with torch.inference_mode(False), torch.enable_grad():
-            z = split.head(at.passed.phi.detach()).detach().clone().requires_grad_()
-            total = self.loss(at._finished(at.passed.finish(z)), y).sum()
+            z = split.head(at.trace.phi.detach()).detach().clone().requires_grad_()
+            total = self.loss(at.arrange(at.trace.finish(z)), y).sum()
             (slope,) = torch.autograd.grad(total, z)
         return -half * to_double(slope.movedim(split.axis, -1).flatten(0, -2))

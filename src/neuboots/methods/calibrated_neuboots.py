@@ -81,8 +81,8 @@ class StretchedDistribution:
         v, c = self.weight_distribution.covariance(size)
         return self.scale**2 * v, self.scale**2 * c
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
-        return math.exp(-t * self.shift * min(parts, size)) * self.weight_distribution.laplace(
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
+        return math.exp(-t * self.shift * min(parts, size)) * self.weight_distribution.laplace_transform(
             t * self.scale, parts, size
         )
 

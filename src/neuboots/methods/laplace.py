@@ -97,7 +97,7 @@ class LaplacePredictor(Predictor):
         with eval_mode(generator):
             at = generator.at(cast_inputs(generator, x))
         moments = None
-        if at.passed.ends_at_head:
+        if at.trace.ends_at_head:
             covariance = (curvature.eigenvalues() + self.prior_precision).reciprocal()
             size = _CHUNK_ELEMENTS // len(covariance)
             variance = map_points(at, lambda phi: curvature.diagonal_at(phi, covariance), size)  # (N, C, *)

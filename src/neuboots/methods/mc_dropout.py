@@ -102,7 +102,7 @@ class Bernoulli:
         """Return the variance of one weight and the covariance of two."""
         return self.rate / (1.0 - self.rate), 0.0
 
-    def laplace(self, t: float, parts: int, size: int) -> float:
+    def laplace_transform(self, t: float, parts: int, size: int) -> float:
         """Return E exp(−t (α_1 + … + α_parts))."""
         return math.pow(self.rate + (1.0 - self.rate) * math.exp(-t / (1.0 - self.rate)), parts)
 
@@ -383,7 +383,7 @@ def _find_mergeable_head(
     try:
         generator = BootstrapGenerator(net, head=f"{layer_names[0]}.layer")
         with eval_mode(generator), torch.no_grad():
-            phi = generator.at(cast_inputs(generator, example)).passed.phi
+            phi = generator.at(cast_inputs(generator, example)).trace.phi
     except ValueError:
         return None
     linear = isinstance(generator.split.head, nn.Linear)

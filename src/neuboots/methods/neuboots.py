@@ -6,14 +6,14 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
@@ -32,9 +32,6 @@ from neuboots.weights import (
     WeightSchedule,
     assign_blocks,
     build_distribution,
-    check_blocks,
-    check_link,
-    check_schedule,
     check_weight_distribution,
     compute_strata,
     describe_distribution,
@@ -69,7 +66,7 @@ def stream_head_weights(
         at = generator.at(x)
     output = add_output_axis(at.output)
     # after further layers the exact moments may cost D passes through them, so that only `moments` computes them
-    moments = at.moments(weight_distribution) if at.passed.ends_at_head else None
+    moments = at.moments(weight_distribution) if at.trace.ends_at_head else None
 
     def chunks(size: int) -> Iterator[Tensor]:
         for start in range(0, num_samples, size):
@@ -187,10 +184,11 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_weight_distribution(self.weight_distribution)
-        check_link(self.link)
-        check_schedule(self.resample, self.warmup)
+        check_choice("link", self.link, get_args(Link))
+        check_choice("resample", self.resample, get_args(ResampleSchedule))
+        check_int("warmup", self.warmup, minimum=0)
         if self.num_blocks is not None:
-            check_blocks(self.num_blocks)
+            check_int("num_blocks", self.num_blocks, minimum=1)
 
     @classmethod
     def paper(cls, loss: Loss | None = None) -> "NeuBoots":
@@ -259,7 +257,7 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
             raise ArgumentError(
                 "head", generator.split.name, "a plain last layer; re-weighting it by 1 changes the net's output"
             )
-        rows, feature_rows = len(at.output), len(at.passed.phi)
+        rows, feature_rows = len(at.output), len(at.trace.phi)
         if self.resample in ("sample", "pool") and feature_rows != rows:
             expected = f"'step' or 'epoch', since the features of {rows} examples have {feature_rows} rows"
             raise ArgumentError("resample", self.resample, expected)

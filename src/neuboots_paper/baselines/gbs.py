@@ -14,14 +14,14 @@ that it degrades as networks get deeper.
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.head import (
     Head,
     add_output_axis,
@@ -44,8 +44,6 @@ from neuboots.weights import (
     WeightDistribution,
     WeightSchedule,
     build_distribution,
-    check_blocks,
-    check_schedule,
     check_weight_distribution,
     describe_distribution,
 )
@@ -116,7 +114,7 @@ class GBSGenerator(nn.Module):
 
     def __init__(self, net: nn.Module, num_blocks: int, *, seed: int = 0) -> None:
         super().__init__()
-        check_blocks(num_blocks)
+        check_int("num_blocks", num_blocks, minimum=1)
         check_uncompiled(net)
         self.net = nn.Sequential(net) if isinstance(net, LAYER_TYPES) else net
         self.num_blocks = num_blocks
@@ -222,9 +220,9 @@ class GBS(BaseMethod[GBSPredictor]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_weight_distribution(self.weight_distribution)
-        check_schedule(self.resample, 0)
+        check_choice("resample", self.resample, get_args(ResampleSchedule))
         if self.num_blocks is not None:
-            check_blocks(self.num_blocks)
+            check_int("num_blocks", self.num_blocks, minimum=1)
 
     def _fit(self, inputs: FitInputs) -> GBSPredictor:
         seed = inputs.config.seed

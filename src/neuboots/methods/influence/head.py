@@ -159,7 +159,7 @@ class HeadPredictor(InfluencePredictor, form="head"):
         """Exact moments where the net ends at its head."""
         if self.shifted.refit is not None or not output_is_head(at):
             return None
-        root = self._covariance_root.to(at.passed.phi)  # (C, R, D̃)
+        root = self._covariance_root.to(at.trace.phi)  # (C, R, D̃)
         size = _CHUNK_ELEMENTS // root[..., 0].numel()
         variance = map_points(at, lambda phi: (phi.to(root) @ root.mT).square().sum(2).T, size)
         output = add_output_axis(at.output)
