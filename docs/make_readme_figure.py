@@ -40,9 +40,9 @@ def plot_classification(figure: plt.Figure, left: plt.Axes, right: plt.Axes) -> 
 
 
 def plot_regression(panel: plt.Axes) -> None:
-    """Confidence band and prediction interval of the influence bootstrap on a noisy sine with a gap."""
+    """Confidence band and prediction interval of the influence bootstrap on a noisy sine."""
     torch.manual_seed(0)
-    x = torch.cat([torch.linspace(-1, -0.2, 80), torch.linspace(0.25, 1, 80)])[:, None]
+    x = torch.linspace(-1, 1, 160)[:, None]
     y = torch.sin(4 * x) + 0.15 * torch.randn(len(x), 1)
     train, held_out = (x[::2], y[::2]), (x[1::2], y[1::2])
     config = TrainingConfig(epochs=300, batch_size=40, progress=False)
