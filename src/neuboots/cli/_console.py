@@ -1,334 +1,356 @@
-"""Between the library and whoever typed a command: faults and warnings become sentences, and sentences are printed.
+"""Console of the commands: errors and warnings as one line, text and tables for people, JSON and files for programs."""
 
-What commands that ask a saved model share: its loading, words and tables for people, JSON for machines.
-
-What `--help` calls the arguments that stand by themselves: DATA and MODEL instead of STR.
-
-What `neuboots fit` says: what was made of the columns, and how good the model is, in plain words.
-"""
-
+import csv
+import io
 import json
 import math
 import os
-import re
+import shlex
 import sys
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
-from neuboots.app import Model
-from neuboots.data._common import format_names
-from neuboots.data.tabular import MAX_INTEGER_CLASSES, NUMBER_LIKE, TableSchema, TargetColumn
+import numpy as np
 
+from neuboots._io import get_umask
+from neuboots._validation import ArgumentError
 
-class Command(Protocol):
-    """Options that know how to run themselves."""
-
-    def run(self) -> None: ...
+if TYPE_CHECKING:
+    from neuboots.report.tables import Table
 
 
 class UsageError(ValueError):
-    """An option has a value that cannot be used; the message says which, and what to give instead."""
+    """An option or file that cannot be used; the message names it and says what to do."""
 
 
-_NAMES = (
-    "channels|classes|epochs|ignore|level|max_categories|max_error|max_width|method|num_samples|seed|size|target|task|test|"
-    "void"
-)
-_OPTION = re.compile(rf"(?<![\w/'\"])({_NAMES})=(\[)?('[^']*'|[^\s,;:]+?)(\])?(?=[\s,;:.]|$)")
+def _positional(name: str) -> Any:
+    """Name of a positional argument in `--help`."""
+    try:
+        from tyro.conf import arg
+    except ImportError:  # `main` reports it; options can be constructed without tyro
+        return name
+    return arg(metavar=name)
+
+
+DataPath = Annotated[str, _positional("DATA")]
+ModelFolder = Annotated[str, _positional("MODEL")]
+
+
+# -- errors and warnings -------------------------------------------------------------------------------
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """What is wrong with a file, a model or an option is said in one line, and never with a traceback.
+    """Raise errors about arguments, files and models as UsageError, with arguments written as options.
 
-    >>> with user_errors():
-    ...     raise ValueError("column 'id' is no number; leave it out with ignore=['id']")
-    Traceback (most recent call last):
-    neuboots.cli._console.UsageError: column 'id' is no number; leave it out with --ignore 'id'
+    Example:
+        >>> with user_errors():
+        ...     raise ArgumentError("max_error", 2, "a number in (0, 1)")
+        Traceback (most recent call last):
+        neuboots.cli._console.UsageError: --max-error is 2; expected a number in (0, 1)
     """
     try:
         yield
     except (UsageError, BrokenPipeError):
         raise
     except MemoryError:
-        raise UsageError("the memory of this machine is too small for that; give fewer rows or columns") from None
-    except (ValueError, OSError, OverflowError) as fault:
-        raise UsageError(as_options(" ".join(str(fault).split()) or type(fault).__name__)) from None
+        raise UsageError("not enough memory; use fewer rows or columns") from None
+    except ArgumentError as error:
+        hint = f": {error.hint}" if error.hint else ""
+        raise UsageError(f"{option_name(error.name)} is {error.value}; expected {error.expected}{hint}") from None
+    except (ValueError, OSError, OverflowError) as error:
+        raise UsageError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def option_name(argument: str) -> str:
+    """Return the option of an argument: "max_error" gives "--max-error"."""
+    return "--" + argument.replace("_", "-")
 
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Gives a list that takes what the library itself warns of, each once; other libraries warn programmers."""
+    """Yield a list that collects the library's own warnings, each once; those of other packages are dropped."""
     notes: list[str] = []
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        sentence = as_options(" ".join(str(message).split()))
-        ours = issubclass(category, UserWarning) and f"{os.sep}neuboots{os.sep}" in filename
-        if ours and sentence not in notes:
-            notes.append(sentence)
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any) -> None:
+        text = " ".join(str(message).split())
+        if issubclass(category, UserWarning) and f"{os.sep}neuboots{os.sep}" in filename and text not in notes:
+            notes.append(text)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield notes
 
 
-def echo(words: str, *, aside: bool = False) -> None:
-    """Print, to standard error if `aside`; what cannot be shown, or nobody reads any more, stops no work."""
-    stream = sys.stderr if aside else sys.stdout
-    if stream is None:  # it is closed
+# -- text ----------------------------------------------------------------------------------------------
+
+
+def echo(text: str, *, to_stderr: bool = False) -> None:
+    """Print text; a closed or full stream, or one that cannot encode it, does not stop the command."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if stream is None:
         return
     encoding = stream.encoding or "utf-8"
     try:
-        print(words.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except OSError:  # a reader that is gone, a disk that is full
+        print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    except OSError:
         silence_stream(stream)
 
 
 def silence_stream(stream: TextIO | None = None) -> None:
-    """Standard output, or another stream, goes nowhere from now on: whoever read it has enough."""
-    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
+    """Redirect standard output, or another stream, to the null device after a broken pipe."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), (stream or sys.stdout).fileno())
 
 
-def as_options(sentence: str) -> str:
-    """A sentence about arguments as one about options.
+def echo_table(table: "Table", *, to_stderr: bool = False, max_rows: int = 10) -> None:
+    """Print a table; long ones are cut."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
-    >>> as_options("got test=0.1 of 2 rows; give test=0, or raise max_categories")
-    'got --test 0.1 of 2 rows; give --test 0, or raise --max-categories'
-    """
-    named = _OPTION.sub(lambda found: f"--{found[1].replace('_', '-')} {found[3]}", sentence)
-    return named.replace("raise max_categories", "raise --max-categories").replace(" a larger validation_fraction,", "")
-
-
-if TYPE_CHECKING:
-    from neuboots.app import Model, RowBatch
-    from neuboots.report.tables import Table
-
-
-def load_or_exit(folder: str) -> "Model":
-    """The model in this folder."""
-    from neuboots.app import load_model
-
-    with user_errors():
-        return load_model(folder)
+    drawn = RichTable(box=box.SIMPLE, show_edge=False, padding=(0, 2, 0, 0))
+    for k, column in enumerate(table.columns):
+        drawn.add_column(column, justify="right" if table.rows and table.is_numeric(k) else "left", overflow="fold")
+    for row in table.rows[:max_rows]:
+        drawn.add_row(*(cell.text for cell in row))
+    console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(drawn)
+    more = f"… and {len(table.rows) - max_rows:,} more rows" if len(table.rows) > max_rows else ""
+    lines = [f"\n{table.title}", *([capture.get().rstrip("\n")] if table.rows else []), more, table.note]
+    echo("\n".join(line for line in lines if line), to_stderr=to_stderr)
 
 
-def read_batches(model: "Model", source: str, keep: Sequence[str]) -> "Iterator[RowBatch]":
-    """The rows of a source; of a table with these columns carried along, or with all."""
-    from neuboots.app.tabular import TabularModel
-
-    if isinstance(model, TabularModel):
-        return model.read(source, keep="all" if list(keep) == ["all"] else keep)
-    if keep:
-        raise UsageError(f"--keep is for tables, but the model is one of {model.kind}; leave it out")
-    return model.read(source)
-
-
-def check_int_option(name: str, value: int, least: int) -> None:
-    """Refuse what is no number of things."""
-    if not least <= value < 2**31:
-        raise UsageError(f"--{name} is {value}; give a whole number of at least {least}")
-
-
-class Console:
-    """What is said to people: to standard error (aside) where standard output carries the result."""
-
-    def __init__(self, *, aside: bool) -> None:
-        from rich.console import Console
-
-        self.aside = aside
-        self.console = Console(file=sys.stderr if aside else sys.stdout, highlight=False, markup=False)
-
-    def say(self, words: Any, style: str | None = None) -> None:
-        """A line, which is not broken, or anything else that rich can draw, in the width that there is."""
-        with self.console.capture() as said:  # and then spoken: whoever reads may have gone
-            self.console.print(words, style=style, soft_wrap=isinstance(words, str))
-        echo(said.get().removesuffix("\n"), aside=self.aside)
-
-    def show(self, table: "Table") -> None:
-        """A table of the report room."""
-        from rich import box
-        from rich.table import Table as Drawn
-
-        drawn = Drawn(box=box.SIMPLE, show_edge=False, padding=(0, 2, 0, 0))
-        for k, head in enumerate(table.columns):
-            number = k >= max(1, table.num_keys) or all(line[k].value is not None for line in table.rows)
-            drawn.add_column(head, justify="right" if number else "left", overflow="fold")
-        for line in table.rows:
-            drawn.add_row(*(cell.text for cell in line))
-        self.say(f"\n{table.title}", style="bold")
-        if table.rows:
-            self.say(drawn)
-        if table.note:
-            self.say(table.note)
-
-
-def print_json(found: dict[str, Any]) -> None:
-    """One JSON object on standard output; in ASCII, so that every terminal keeps each character of it."""
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object in ASCII; NaN and infinities become null."""
     try:
-        print(json.dumps(to_json(found)), flush=True)
+        print(json.dumps(_to_json(value)), flush=True)
     except BrokenPipeError:
         silence_stream()
-    except OSError as fault:
+    except OSError as error:
         silence_stream()
-        raise UsageError(f"standard output does not take the result ({fault})") from None
+        raise UsageError(f"cannot write to standard output ({error})") from None
 
 
-def to_json(value: Any) -> Any:
-    """As JSON takes it, which has no NaN and no infinities: they are null.
-
-    >>> to_json({"width": math.inf, "levels": (0.5, 1)})
-    {'width': None, 'levels': [0.5, 1]}
-    """
+def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): to_json(each) for key, each in value.items()}
+        return {str(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_json(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return [_to_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _called(name: str) -> Any:
+def command_line(options: Any) -> str:
+    """Return the command line that makes these options; the command is named like their class."""
+    words = ["neuboots", type(options).__name__.lower()]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.default is MISSING:
+            words.append(str(value))
+        elif value != field.default:
+            values = [] if value is True else value if isinstance(value, tuple) else [value]
+            words += [option_name(field.name), *map(str, values)]
+    return shlex.join(words)
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+Format = Literal["csv", "parquet", "jsonl"]
+Columns = dict[str, "np.ndarray[Any, Any]"]
+Write = Callable[[Columns], None]
+
+_SUFFIXES: dict[str, Format] = {
+    **{".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+}
+
+
+def file_format(out: str, given: Format | None) -> Format:
+    """Return the given format, else that of the suffix; standard output and devices are CSV.
+
+    Example:
+        >>> file_format("found.ndjson", None), file_format("-", None), file_format("-", "jsonl")
+        ('jsonl', 'csv', 'jsonl')
+    """
+    if given is not None or is_device(out):
+        return given or "csv"
+    if (suffix := Path(out).suffix.lower()) not in _SUFFIXES:
+        raise UsageError(f"--out is {out}; expected a name that ends in {', '.join(_SUFFIXES)}, or --format")
+    return _SUFFIXES[suffix]
+
+
+def check_output_path(out: str, *inputs: str | Path) -> None:
+    """Raise UsageError if a file cannot be written, or is one of the inputs."""
+    path = Path(out).expanduser()
+    if out != "-" and path.is_dir():
+        raise UsageError(f"--out is {out}, which is a folder; expected a file, such as {path}/predictions.csv")
+    if is_device(out):
+        return
+    if path.exists() and any(_is_same_file(path, str(name)) for name in inputs):
+        raise UsageError(f"--out is {out}, which is also the input; expected another name")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"--out is {out}, but {folder} is not a folder; create it first")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UsageError(f"--out is {out}, which is not writable")
+
+
+def is_device(out: str) -> bool:
+    """Whether `out` is standard output, a device or a pipe, which is not replaced but written to."""
+    path = Path(out).expanduser()
+    return out == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _is_same_file(path: Path, name: str) -> bool:
+    with suppress(OSError, ValueError):
+        return os.path.samestat(path.stat(), os.fstat(0) if name == "-" else os.stat(os.path.expanduser(name)))
+    return False
+
+
+@contextmanager
+def open_writer(out: str, form: Format) -> Iterator[Write]:
+    """Yield a function that writes a batch of columns; a file appears under its name when all is written.
+
+    Example:
+        >>> folder = tempfile.mkdtemp()
+        >>> with open_writer(f"{folder}/found.csv", "csv") as write:
+        ...     write({"row": np.array([1, 2]), "kind": np.array(["cat", "dog, small"]), "ok": np.array([True, False])})
+        >>> print(Path(folder, "found.csv").read_text(encoding="utf-8"), end="")
+        row,kind,ok
+        1,"cat",true
+        2,"dog, small",false
+    """
+    if out == "-":
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; give a file as --out")
+        sys.stdout.flush()
+        with make_writer(sys.stdout.buffer, form) as write:
+            yield write
+        sys.stdout.buffer.flush()
+        return
+    path = Path(out).expanduser()
+    if is_device(out):
+        with path.open("wb") as sink, make_writer(sink, form) as write:
+            yield write
+        return
+    path = path.resolve()  # a symbolic link stays one
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        from tyro.conf import arg
-    except ImportError:  # the command line says what is missing; options can be made without it
-        return name
-    return arg(metavar=name)
+        with os.fdopen(handle, "wb") as sink, make_writer(sink, form) as write:
+            yield write
+        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~get_umask())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
-DataPath = Annotated[str, _called("DATA")]
-ModelFolder = Annotated[str, _called("MODEL")]
+@contextmanager
+def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
+    """Yield a function that writes a batch of columns to an open file and flushes."""
+    if form != "parquet":
+        yield _CsvWriter(sink).write if form == "csv" else _JsonLinesWriter(sink).write
+        return
+    writer = _ParquetWriter(sink)
+    try:
+        yield writer.write
+    except BaseException:
+        writer.abandon()
+        raise
+    writer.close()
 
 
-SHOWN = 12  # columns that are described
-FEW = 50  # test rows whose figures say little
+class _CsvWriter:
+    """Comma, decimal point, UTF-8; a batch is quoted if one of its texts needs quotes."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self.sink, self.has_header = sink, False
+
+    def write(self, columns: Columns) -> None:
+        import pyarrow
+        import pyarrow.csv
+
+        if not self.has_header:
+            line = io.StringIO(newline="")
+            csv.writer(line, lineterminator="\n").writerow(columns)
+            self.sink.write(line.getvalue().encode())
+            self.has_header = True
+        table = pyarrow.table({name: _to_arrow(values) for name, values in columns.items()})
+        for style in ("none", "needed"):
+            text = pyarrow.BufferOutputStream()
+            options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
+            try:
+                pyarrow.csv.write_csv(table, text, options)
+                break
+            except pyarrow.ArrowInvalid:  # a text has a comma, a quote or a line break
+                if style == "needed":
+                    raise
+        self.sink.write(text.getvalue())
+        self.sink.flush()
 
 
-def columns_in_words(
-    data: str, schema: TableSchema, notes: Sequence[str], *, task: str | None, ignore: Sequence[str]
-) -> Iterator[str]:
-    """What was made of the table: the task and why, and each column."""
-    target, other = schema.target, "regression" if schema.target.classes else "classification"
-    yield f"{data} is a table; {target.name!r} is predicted as a {target.task}, {_why(target, task)}."
-    if task is None and not (target.kind == "text" and other == "regression"):
-        yield f"  (For a {other} give --task {other}.)"
-    if target.classes:
-        yield f"  {len(target.classes)} classes: {format_names(target.classes, SHOWN)}"
-    else:
-        yield f"  mean {target.mean:.4g}, standard deviation {target.std:.4g}"
-    numbers, categories = len(schema.numbers), len(schema.categories)
-    yield f"Columns to learn from, {numbers:,} of numbers, dates or booleans and {categories:,} of categories:"
-    lines = str(schema).splitlines()[1:]
-    made = [line for line in lines if not line.endswith(": left out")]
-    yield from (f"  {line}" for line in islice(made, SHOWN))
-    if len(made) > SHOWN:
-        yield f"  … and {len(made) - SHOWN:,} columns more"
-    for name, values in ((target.name, target.classes if target.kind == "text" else ()), *_texts(schema)):
-        figures = [value for value in values if re.fullmatch(NUMBER_LIKE, value)]
-        if 2 * len(figures) > len(values):
-            odd = [value for value in values if value not in figures]
-            yield (
-                f"  note: {name!r} was taken for {'classes' if name == target.name else 'categories'}, though it holds "
-                f"figures such as {figures[0]!r}{f', beside {format_names(odd, 3)}' if odd else ''}; write numbers as 1.5, "
-                "dates as 2024-02-29, and nothing where one is missing"
-            )
-    yield from (f"  note: {note}" for note in notes)
-    yield "  (To leave a column out give --ignore COLUMN.)"
-    if told := [name for name in schema.excluded if name in ignore]:
-        yield f"  left out, as told: {format_names(told, SHOWN)}"
-    if others := [name for name in schema.excluded if name not in ignore]:
-        yield (
-            f"  left out, as they have no name, no value, or more different texts than --max-categories: "
-            f"{format_names(others, SHOWN)}"
-        )
+class _JsonLinesWriter:
+    """One object per line; missing values are null."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self.sink = sink
+
+    def write(self, columns: Columns) -> None:
+        values = [_to_arrow(column).to_pylist() for column in columns.values()]
+        dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+        lines = [dump(dict(zip(columns, row, strict=True))) for row in zip(*values, strict=True)]
+        self.sink.write("\n".join([*lines, ""]).encode())
+        self.sink.flush()
 
 
-def _texts(schema: TableSchema) -> Iterator[tuple[str, Sequence[str]]]:
-    return ((column.name, column.values) for column in schema.categories)
+class _ParquetWriter:
+    """Columns of the types of the first batch."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self.sink = sink
+        self.writer: Any = None
+        self.schema: Any = None
+
+    def write(self, columns: Columns) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        arrays = {name: _to_arrow(values) for name, values in columns.items()}
+        if self.writer is None:
+            types = [pyarrow.string() if pyarrow.types.is_null(a.type) else a.type for a in arrays.values()]
+            self.schema = pyarrow.schema(list(zip(arrays, types, strict=True)))
+            self.writer = pyarrow.parquet.ParquetWriter(self.sink, self.schema)
+        for field in self.schema:
+            try:
+                arrays[field.name] = arrays[field.name].cast(field.type)
+            except pyarrow.ArrowException:
+                raise UsageError(
+                    f"column {field.name!r} is {field.type} in the first rows and {arrays[field.name].type} later, which "
+                    "Parquet does not support; write CSV, or do not --keep it"
+                ) from None
+        self.writer.write_table(pyarrow.table(arrays, schema=self.schema))
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def abandon(self) -> None:
+        """Leave the file without its footer, so that it is not valid."""
+        if self.writer is not None:
+            self.writer.is_open = False
 
 
-def _why(target: TargetColumn, task: str | None) -> str:
-    if task is not None:
-        return "as --task says"
-    if target.kind == "text":
-        return "as it holds texts"
-    if target.kind == "boolean":
-        return "as it is true or false"
-    if target.classes:
-        return f"as it holds {len(target.classes)} different whole numbers, again and again"
-    return f"as it holds numbers that are not whole, or more than {MAX_INTEGER_CLASSES} different ones"
+def _to_arrow(values: "np.ndarray[Any, Any]") -> Any:
+    """Return a column; NaN and None are missing, and values of several types become texts."""
+    import pyarrow
 
-
-def pictures_in_words(data: str, kind: str, chosen: Mapping[str, Any], notes: Sequence[str]) -> Iterator[str]:
-    """What was made of a folder of pictures."""
-    if kind == "images":
-        yield f"{data} is a folder of images by class (one with the folders images and masks would be of pixels)."
-    else:
-        yield f"{data} is a folder of images and masks, and each pixel gets a class (other folders would be classes)."
-    height, width = chosen["size"]
-    yield f"  the net {chosen['net']} sees {height} × {width} pixels (--size) for {chosen['epochs']} epochs at most"
-    yield from (f"  note: {note}" for note in notes)
-
-
-def summary_in_words(model: Model) -> Iterator[str]:
-    """The figures of the test rows."""
-    card = model.card
-    rows, figures = card.rows, card.figures
-    yield ""
-    parts = ", ".join(f"{count:,} {part}" for part, count in rows.items())
-    if not {"error", "rmse"} & {*figures}:
-        yield f"Trained ({parts}). No rows were kept for a test: how good it is, evaluate says on others."
-    else:
-        yield f"On {rows['test']:,} test rows, which nothing was trained or calibrated on ({parts}):"
-        words = {"classification": _classes, "regression": _numbers, "segmentation": _pixels}[card.task]
-        yield from (f"  {line}" for line in words(figures))
-        if rows["test"] < FEW:
-            yield f"  So few test rows say little: another {rows['test']} might give quite other figures."
-    yield from (f"  {note}" for note in figures.get("notes", ()))
-
-
-def _classes(figures: dict[str, Any]) -> Iterator[str]:
-    guess = figures["error_of_commonest"]
-    yield f"{figures['error']:.1%} of the classes are wrong (always guessing the commonest class: {guess:.1%})"
-    scores = f"NLL {figures['nll']:.3f} nats, Brier score {figures['brier']:.3f}"
-    yield f"its probabilities are off by {figures['ece']:.1%} on average (ECE); {scores}"
-    yield _abstaining(figures, "error_answered", lambda error: f"{error:.1%} of its answers are wrong")
-
-
-def _numbers(figures: dict[str, Any]) -> Iterator[str]:
-    r2 = "" if figures["r2"] is None else f", R² {figures['r2']:.3f}"
-    yield (
-        f"RMSE {figures['rmse']:.4g}, mean absolute error {figures['mae']:.4g}{r2} (always the mean: RMSE "
-        f"{figures['rmse_of_constant']:.4g})"
-    )
-    yield (
-        f"{figures['coverage']:.1%} of the true values lie in their {figures['level']:.0%} intervals, which are "
-        f"{figures['mean_width']:.4g} wide on average"
-    )
-    yield _abstaining(figures, "rmse_answered", lambda rmse: f"the RMSE of its answers is {rmse:.4g}")
-
-
-def _abstaining(figures: dict[str, Any], name: str, words: Any) -> str:
-    among = figures.get(name)
-    return f"it would abstain from {1 - figures['answered']:.1%} of the rows" + (
-        f"; {words(among)}" if among is not None else ""
-    )
-
-
-def _pixels(figures: dict[str, Any]) -> Iterator[str]:
-    constant = f"always the commonest class: {figures['error_of_commonest']:.1%}"
-    yield f"{figures['error']:.1%} of the pixels are wrong ({constant}); mean IoU {figures['mean_iou']:.3f}"
-    yield f"its probabilities are off by {figures['ece']:.1%} on average (ECE)"
-    yield f"it would abstain from {1 - figures['answered']:.1%} of the images"
+    try:
+        return pyarrow.array(values, from_pandas=True)
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([None if value is None or value != value else str(value) for value in values.tolist()])

@@ -1,171 +1,335 @@
-"""The command `neuboots evaluate`: everything that labelled rows say of a model, on the terminal and as a page."""
+"""`neuboots evaluate`: metrics, checks and an HTML report of a model on labeled data.
 
-import shlex
-from dataclasses import asdict, dataclass, replace
+Rows are read in batches. Metrics of classes are of all rows; other metrics are of a uniform sample of at most 500,000.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from neuboots._io import write_text
+from neuboots._validation import check_fraction, check_int
+from neuboots.app.model import load_model
 from neuboots.cli._console import (
-    Console,
     DataPath,
     ModelFolder,
     UsageError,
-    check_int_option,
+    check_output_path,
     collect_warnings,
-    load_or_exit,
+    command_line,
+    echo,
+    echo_table,
     print_json,
     user_errors,
 )
-from neuboots.cli._writers import check_output_path
+from neuboots.training import progress_bar
 
 if TYPE_CHECKING:
-    from neuboots.app import Model
-    from neuboots.cli.evaluation import Evaluation
+    from neuboots.app.model import Model, PredictionTable, RowBatch
+    from neuboots.report.evaluation import EvaluationReport, Reference
 
-OPENING = (
-    "What the model said of rows whose truth is known. A check *holds* or *does NOT hold* where the rows are enough to "
-    "tell, and is *not resolved* otherwise; intervals are of 95 % for the rows that were drawn."
+MAX_SAMPLED_ROWS = 500_000
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+MAX_LEVEL_ROWS = 20_000  # rows whose intervals are predicted at every level
+_MAX_NOTES = 20
+_INTRODUCTION = (
+    "Predictions for labeled data. A check *holds* or *does NOT hold* if the data are sufficient to tell, and is *not "
+    "resolved* otherwise; intervals have a level of 95 %."
 )
-_STYLES = {True: ("✓", None), False: ("✗", "bold red"), None: ("–", "yellow")}
+_MARKS = {True: "✓", False: "✗", None: "–"}
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Say what a model is worth on labelled data: on the terminal, and as an HTML page with diagrams.
+    """Evaluate a model on labeled data: on the terminal, and as an HTML report with plots.
 
-    Errors, calibration or coverage of the intervals, where to trust it and where not, beside a constant guess and the
-    test rows at training time; what went wrong comes first. It warns where errors are more than then, or where rows are
-    unlike those of the training. Rows without a label are counted and left out. Any number of rows is read.
+    Errors, calibration or coverage, and selective prediction, beside a constant prediction and the test split at
+    training time. Failed checks come first: more errors than at training time, wrong calibration, or rows that are out
+    of distribution. Rows without a label are counted and excluded.
     """
 
     model: ModelFolder
-    """A folder that `neuboots fit` wrote."""
+    """Folder that neuboots fit wrote."""
     data: DataPath
-    """A table with the target's column, a folder of class folders, or a folder of images and masks; - for standard
+    """A table with the target column, a folder of class folders, or a folder of images and masks; - reads standard
     input."""
     out: Path | None = None
-    """The page; MODEL-evaluation.html in the current folder by default. With --json a page is written only if asked."""
+    """HTML report; by default MODEL-evaluation.html, and none with --json."""
     level: float = 0.95
-    """How much of the truth the intervals of a regression are to hold."""
+    """Level of the intervals of a regression."""
     num_samples: int = 100
-    """Bootstrap replicates B behind each answer."""
+    """Bootstrap replicates B."""
     json: bool = False
-    """One JSON object on standard output, for machines; words go to standard error."""
-
-    @property
-    def command(self) -> str:
-        """The command line that repeats this."""
-        words = ["neuboots", "evaluate", self.model, self.data]
-        options = {
-            "out": None if self.out is None else str(self.out),
-            "level": self.level,
-            "num_samples": self.num_samples,
-        }
-        for name, value in options.items():
-            if value is not None and value != getattr(type(self), name):
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        return shlex.join(words)
+    """Print one JSON object on standard output, and text on standard error."""
 
     @property
     def page(self) -> Path | None:
-        """Where the page goes; None for none."""
-        if self.out is not None:
+        """The file of the report; None for none."""
+        if self.out is not None or self.json:
             return self.out
-        return None if self.json else Path(f"{Path(self.model).resolve().name}-evaluation.html")
+        return Path(f"{Path(self.model).resolve().name}-evaluation.html")
 
     def run(self) -> None:
-        """Read, measure, print and write."""
-        self._check()
-        words = Console(aside=self.json)
-        model = load_or_exit(self.model)
-        from neuboots.cli.evaluation import evaluate
-
-        with user_errors(), collect_warnings() as warned:
-            found = evaluate(model, self.data, num_samples=self.num_samples, level=self.level, progress=not self.json)
-        found.seen.add(warned)
-        if not self.json:
-            self._print(model, found, words)
-        if self.page is not None:
-            self._write(model, found, self.page)
-            words.say(f"\nWith diagrams: {self.page}")
-        if self.json:
-            print_json(self._object(model, found))
-
-    def _print(self, model: "Model", found: "Evaluation", words: Console) -> None:
-        """What went wrong first, then the figures."""
-        from neuboots.cli.evaluation import summary_of
-
-        words.say(self._opening(model, found), style="bold")
-        for note in self._notes(found):
-            words.say(f"note: {note}")
-        for check in found.checks:
-            mark, style = _STYLES[check.holds]
-            words.say(f"{mark} {check}", style=style)
-        for table in summary_of(found):
-            words.show(table)
-
-    def _opening(self, model: "Model", found: "Evaluation") -> str:
-        from neuboots.cli.evaluation.sections import counted
-
-        things = counted(found.count, "image" if model.card.task == "segmentation" else "row")
-        return (
+        """Evaluate, print and write."""
+        with user_errors():
+            self._check()
+            model = load_model(os.path.expanduser(self.model))
+            with collect_warnings() as notes:
+                report, counts = evaluate_model(
+                    model, self.data, num_samples=self.num_samples, level=self.level, progress=not self.json
+                )
+        counts.add_notes(notes)
+        if counts.unlabeled:
+            counts.notes.insert(0, f"{counts.unlabeled:,} of {counts.rows:,} rows have no known label and are excluded")
+        noun = "images" if model.card.task == "segmentation" else "rows"
+        title = (
             f"{self.model} on {self.data}: {model.card.task} of {model.card.target!r} by {model.card.method}, "
-            f"{things}, B = {self.num_samples}"
+            f"{report.count:,} {noun}, B = {self.num_samples}"
         )
+        if not self.json:
+            lines = [title, *(f"note: {note}" for note in counts.notes)]
+            echo("\n".join([*lines, *(f"{_MARKS[check.holds]} {check}" for check in report.checks)]))
+            for topic in report.topics:
+                for table in topic.tables:
+                    echo_table(table)
+        if self.page is not None:
+            self._write(model, report, counts, title, self.page)
+            echo(f"\nReport: {self.page}", to_stderr=self.json)
+        if self.json:
+            print_json(
+                {
+                    "command": command_line(self),
+                    "model": self.model,
+                    "data": self.data,
+                    **{name: getattr(model.card, name) for name in ("task", "target", "method")},
+                    "rows": {"read": counts.rows, "without label": counts.unlabeled, "counted": report.count},
+                    "num_samples": self.num_samples,
+                    "metrics": report.metrics,
+                    "baseline": report.baseline,
+                    "at_training": {"rows": model.card.rows, "metrics": model.card.metrics},
+                    **report.details,
+                    "checks": [asdict(check) for check in report.checks],
+                    "notes": counts.notes,
+                    "page": None if self.page is None else str(self.page),
+                }
+            )
 
-    def _notes(self, found: "Evaluation") -> list[str]:
-        seen, left_out = found.seen, []
-        if seen.unlabelled:
-            left_out = [
-                f"{seen.unlabelled:,} of {seen.rows:,} rows have no label that the model knows, and are left out"
-            ]
-        return [*left_out, *seen.notes]
-
-    def _object(self, model: "Model", found: "Evaluation") -> dict[str, Any]:
-        return {
-            "command": self.command,
-            "model": self.model,
-            "data": self.data,
-            **{name: getattr(model.card, name) for name in ("task", "target", "method")},
-            "rows": {"read": found.seen.rows, "without label": found.seen.unlabelled, "counted": found.count},
-            "num_samples": self.num_samples,
-            "figures": found.figures,
-            "constant": found.constant,
-            "at_training": {"rows": model.card.rows, "figures": model.card.figures},
-            **found.details,
-            "checks": [asdict(check) for check in found.checks],
-            "notes": self._notes(found),
-            "page": None if self.page is None else str(self.page),
-        }
-
-    def _write(self, model: "Model", found: "Evaluation", path: Path) -> None:
-        from neuboots._io import write_text
-        from neuboots.cli.evaluation import chapters_of
+    def _write(self, model: "Model", report: "EvaluationReport", counts: "RowCounts", title: str, path: Path) -> None:
         from neuboots.report.html import render_html
 
-        chapters = chapters_of(found)
-        about = {"command": self.command, "neuboots": model.card.version}
-        settings = {"model": self.model, "made by": model.card.command, "data": self.data, "B": self.num_samples}
-        chapters[-1] = replace(chapters[-1], about=about, settings=settings)
+        sections = report.sections()
+        about = {"command": command_line(self), "neuboots": model.card.version}
+        settings = {"model": self.model, "trained by": model.card.command, "data": self.data, "B": self.num_samples}
+        sections[-1] = replace(sections[-1], about=about, settings=settings, note=" ".join(counts.notes))
         source = "standard input" if self.data == "-" else Path(self.data).resolve().name
-        title = f"{Path(self.model).resolve().name} on {source}"
-        text = render_html(
-            chapters, title=title, introduction=f"{self._opening(model, found)}. {OPENING}", is_paper=False
-        )
+        page_title = f"{Path(self.model).resolve().name} on {source}"
+        introduction = f"{title}. {_INTRODUCTION}"
         try:
-            write_text(path, text)
-        except OSError as fault:
-            raise UsageError(f"--out is {path}, which cannot be written ({fault.strerror}); give another one") from None
+            write_text(path, render_html(sections, title=page_title, introduction=introduction, is_paper=False))
+        except OSError as error:
+            raise UsageError(f"--out is {path}, which cannot be written ({error.strerror})") from None
 
     def _check(self) -> None:
-        check_int_option("num-samples", self.num_samples, 1)
-        if not 0 < self.level < 1:
-            raise UsageError(f"--level is {self.level}; give a number between 0 and 1, such as 0.95")
+        check_int("num_samples", self.num_samples, minimum=1)
+        check_fraction("level", self.level)
         if self.page is None:
             return
         if self.page.suffix.lower() not in (".html", ".htm"):
-            raise UsageError(f"--out is {self.page}; give a name that ends in .html")
+            raise UsageError(f"--out is {self.page}; expected a name that ends in .html")
         check_output_path(str(self.page), self.data)
         if find_spec("matplotlib") is None:
-            raise ImportError("the page needs matplotlib; get it with: pip install 'neuboots[demo]', or give --json")
+            raise ImportError("the report needs matplotlib; use --json, or pip install 'neuboots[tables]'")
+
+
+@dataclass
+class RowCounts:
+    """Rows that were read, rows without a label, and notes on the source."""
+
+    rows: int = 0
+    unlabeled: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def add_notes(self, notes: Any) -> None:
+        """Add notes, each once; a source may repeat itself from batch to batch."""
+        self.notes += [note for note in dict.fromkeys(notes) if note not in self.notes]
+        del self.notes[_MAX_NOTES:]
+
+
+def evaluate_model(
+    model: "Model", source: str | Path, *, num_samples: int = 100, level: float = 0.95, progress: bool = True
+) -> tuple["EvaluationReport", RowCounts]:
+    """Evaluate a model on the labeled rows of a file or folder.
+
+    Args:
+        model: The model.
+        source: A file or folder as in `Model.read`.
+        num_samples: Bootstrap replicates B.
+        level: Level of the intervals of a regression.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The report, and the counts of rows.
+    """
+    from neuboots.report.evaluation import Reference
+
+    card, counts = model.card, RowCounts()
+    reference = Reference(card.metrics, card.rows.get("test", 0), card.rows.get("held out", 0), card.target)
+    with progress_bar("evaluating", None, show=progress) as step:
+        if card.task == "segmentation":
+            return _evaluate_masks(model, source, counts, reference, num_samples, step), counts
+        batches = _iterate_labeled(model, source, counts, num_samples, level, step)
+        if card.task == "classification":
+            return _evaluate_classes(model, batches, counts, reference), counts
+        return _evaluate_regression(model, batches, counts, reference, num_samples, level), counts
+
+
+Labeled = tuple[
+    "RowBatch", Tensor, "PredictionTable", Tensor
+]  # batch, which rows have a label, their predictions, labels
+
+
+def _iterate_labeled(
+    model: "Model", source: str | Path, counts: RowCounts, num_samples: int, level: float, step: Any
+) -> Iterator[Labeled]:
+    """Read and predict batches; rows without a label (−1 or NaN) are counted and removed."""
+    for batch in model.read(source, with_labels=True):
+        counts.add_notes(batch.notes)
+        assert batch.y is not None, "labels were requested"
+        flat = batch.y.reshape(len(batch.y), -1)
+        known = ~flat.isnan().any(1) if batch.y.is_floating_point() else (flat >= 0).all(1)
+        counts.rows += len(batch)
+        counts.unlabeled += int((~known).sum())
+        if bool(known.any()):
+            predictions = model.predict(batch, num_samples=num_samples, level=level)
+            yield batch, known, predictions.select(known), batch.y[known]
+        step(f"evaluated {counts.rows:,} rows")
+    if counts.rows == counts.unlabeled:
+        raise UsageError(f"{source} has no known label of {model.card.target!r} in {counts.rows:,} rows")
+
+
+def _evaluate_classes(
+    model: "Model", batches: Iterator[Labeled], counts: RowCounts, reference: "Reference"
+) -> "EvaluationReport":
+    from neuboots.metrics import ClassificationMetrics
+    from neuboots.report.classification import SCORES, build_classification_report
+
+    state: Any = 0
+    sample = ReservoirSample()
+    for _, _, predictions, labels in batches:
+        y, probs = labels.long().flatten(), predictions.probs
+        assert probs is not None, "a classifier predicts probabilities"
+        state = state + ClassificationMetrics.of(probs, y)
+        confidence, predicted = probs.max(1)
+        columns = {name: torch.from_numpy(predictions.columns[name]).float() for name in SCORES}
+        if len(model.classes) == 2:
+            columns |= {"second": probs[:, 1].float(), "truth": y}
+        abstain = torch.from_numpy(predictions.columns["abstain"])
+        sample.add(confidence=confidence.float(), wrong=predicted != y, abstain=abstain, **columns)
+    return build_classification_report(state, sample.columns, model.classes, reference, num_unlabeled=counts.unlabeled)
+
+
+def _evaluate_regression(
+    model: "Model",
+    batches: Iterator[Labeled],
+    counts: RowCounts,
+    reference: "Reference",
+    num_samples: int,
+    level: float,
+) -> "EvaluationReport":
+    from neuboots.metrics import IntervalMetrics
+    from neuboots.report.regression import build_regression_report
+
+    by_level: dict[float, Any] = {}
+    sample, predicted = ReservoirSample(), 0
+    for batch, known, predictions, labels in batches:
+        y = labels.double().flatten()
+        columns = {name: torch.from_numpy(values) for name, values in predictions.columns.items()}
+        if predicted < MAX_LEVEL_ROWS:
+            predicted += len(y)
+            for other in {*LEVELS, level}:
+                table = predictions
+                if other != level:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", UserWarning)
+                        table = model.predict(batch, num_samples=num_samples, level=other).select(known)
+                low, high = (torch.from_numpy(table.columns[name]).double() for name in ("low", "high"))
+                by_level[other] = by_level.get(other, 0) + IntervalMetrics.of(low, high, y, level=other)
+        names = {"mean": "prediction", "std": "std", "low": "low", "high": "high", "ood_score": "ood_score"}
+        numbers = {name: columns[column].double() for name, column in names.items()}
+        sample.add(y=y, abstain=columns["abstain"], **numbers)
+    count = counts.rows - counts.unlabeled
+    return build_regression_report(sample.columns, by_level, level, count, reference, num_unlabeled=counts.unlabeled)
+
+
+def _evaluate_masks(
+    model: Any, source: str | Path, counts: RowCounts, reference: "Reference", num_samples: int, step: Any
+) -> "EvaluationReport":
+    from neuboots.app.masks import evaluate_masks
+    from neuboots.report.segmentation import build_segmentation_report
+
+    def batches() -> Iterator["RowBatch"]:
+        for batch in model.read(source, with_labels=True):
+            counts.add_notes(batch.notes)
+            counts.rows += len(batch)
+            yield batch
+            step(f"evaluated {counts.rows:,} images")
+
+    found = evaluate_masks(model, batches(), num_samples)
+    if found.pixels.count == 0:
+        raise UsageError(f"{source} has no labeled pixels")
+    return build_segmentation_report(found.pixels, found.num_rejected, found.num_ood, model.classes, reference)
+
+
+class ReservoirSample:
+    """Uniform sample of the rows of a stream, independent of the sizes of its batches.
+
+    The rows with the smallest uniform numbers, which the seed draws for each row, are kept.
+
+    Args:
+        max_rows: Maximum number of rows.
+        seed: Seed of the numbers.
+
+    Example:
+        >>> sample = ReservoirSample(3)
+        >>> for start in (0, 5):
+        ...     sample.add(number=torch.arange(start, start + 5))
+        >>> len(sample.columns["number"]), sample.total
+        (3, 10)
+    """
+
+    def __init__(self, max_rows: int | None = None, *, seed: int = 0) -> None:
+        self.max_rows, self.seed, self.total = max_rows or MAX_SAMPLED_ROWS, seed, 0
+        self._keys = torch.zeros(0)
+        self._columns: dict[str, Tensor] = {}
+
+    def add(self, **columns: Tensor) -> None:
+        """Add columns (N,) of N more rows."""
+        from neuboots.evaluation.active_learning import row_uniforms
+
+        count = len(next(iter(columns.values())))
+        keys = row_uniforms(torch.arange(self.total, self.total + count), self.seed, "sample")
+        self._keys = torch.cat([self._keys, keys]) if self.total else keys
+        self._columns = {
+            name: torch.cat([self._columns[name], column]) if self.total else column for name, column in columns.items()
+        }
+        self.total += count
+        if len(self._keys) > 2 * self.max_rows:
+            self._select()
+
+    def _select(self) -> None:
+        order = self._keys.argsort(stable=True)[: self.max_rows]
+        self._keys = self._keys[order]
+        self._columns = {name: column[order] for name, column in self._columns.items()}
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """The sampled rows in random order, so that the first n are a uniform sample as well."""
+        self._select()
+        return self._columns

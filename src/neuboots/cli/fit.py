@@ -1,219 +1,251 @@
-"""`neuboots fit`: from a file to a model, and to an honest word on how good it is."""
+"""`neuboots fit`: train a model on a table or a folder of images, and report its metrics on a test split."""
 
+import inspect
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.cli._console import (
     DataPath,
     UsageError,
     collect_warnings,
-    columns_in_words,
+    command_line,
     echo,
-    pictures_in_words,
+    option_name,
     print_json,
-    summary_in_words,
     user_errors,
 )
 
-Kind = Literal["table", "images", "masks"]
+if TYPE_CHECKING:
+    from neuboots.app import ModelCard
+    from neuboots.data.tabular import TableSchema
 
-_TABLES = ("target", "task", "ignore", "max_categories", "max_width", "max_error")
-_PICTURES = ("size", "channels")
-OPTIONS: dict[Kind, tuple[str, ...]] = {
-    "table": _TABLES,
-    "images": (*_PICTURES, "max_error"),
-    "masks": (*_PICTURES, "classes", "void"),
-}
-"""Which options belong to which kind of data; the others belong to all."""
+Kind = Literal["table", "images", "masks"]
+_MAX_COLUMNS = 12  # columns that are described
+_MIN_TEST_ROWS = 50  # fewer give unreliable metrics
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Train on a table or a folder of pictures, and say how far the result can be trusted.
+    """Train a model on a table or a folder of images, and report how far its predictions can be trusted.
 
-    A table: neuboots fit houses.csv --target price --out houses-model. Whether the target is classes or numbers, and
-    what each column is, is found out and said. Some rows are held out of the training, to stop it in time and to
-    calibrate the intervals; others are kept for the test, and give the figures that are printed.
+    neuboots fit houses.csv --target price --out houses-model. The task and the type of each column are inferred and
+    printed. Held-out rows stop the training early and calibrate the uncertainty; the printed metrics come from a
+    separate test split.
     """
 
     data: DataPath
-    """A table with names in its first line (CSV, Parquet or JSON Lines); a folder of folders of images, one for each
-    class; or a folder with the folders images and masks."""
+    """A table with a header row (CSV, Parquet or JSON Lines); a folder with one folder of images per class; or a folder
+    with the folders images and masks."""
     target: str | None = None
-    """The column to predict, of a table."""
+    """Column to predict (tables)."""
     out: Path | None = None
-    """A folder for the model, which predict, evaluate and next read; an earlier model there is replaced."""
+    """Folder of the model, for predict, evaluate and suggest; an earlier model there is replaced."""
     task: Literal["classification", "regression"] | None = None
-    """Classes or numbers; by default what the target looks like."""
+    """Task of a table; by default inferred from the target."""
     ignore: tuple[str, ...] = ()
-    """Columns to leave out, such as names and numbers of rows."""
+    """Columns to exclude, such as names and row numbers."""
     method: str = "neuboots"
-    """How uncertainty is found; `neuboots methods` lists all."""
+    """Method of uncertainty quantification; see `neuboots list methods`."""
     epochs: int | None = None
-    """Passes over the training rows at most; by default enough."""
-    test: float = 0.1
-    """The share of the rows that is kept for the test; 0 for none."""
+    """Maximum number of epochs; by default chosen from the size of the data."""
+    test_fraction: float = 0.1
+    """Fraction of the rows for the test split; 0 for none."""
     max_error: float = 0.05
-    """The share of wrong answers to allow where the model does not abstain, of classes."""
+    """Error rate of class predictions to guarantee where the model does not abstain."""
     max_width: float | None = None
-    """The widest 95 % interval to answer with, of numbers and in their units; by default what says more than the spread
-    of the targets."""
+    """Abstain where the 95 % interval of a regression is wider; by default where the standard deviation exceeds that of
+    the targets."""
     max_categories: int = 256
-    """A column of more different texts is no column of categories, and left out."""
+    """Exclude a text column with more distinct values."""
     size: tuple[int, ...] = ()
-    """Pixels that pictures are brought to: one number, or height and width; by default by their own size."""
+    """Size of images in pixels: one number, or height and width; by default their median, limited."""
     channels: Literal[1, 3] = 3
-    """Pictures in grey or in colour."""
+    """Grey or color images."""
     classes: tuple[str, ...] = ()
-    """Names of the classes in masks, in the order of their numbers."""
+    """Names of the classes in masks, in the order of their values."""
     ignore_index: int | None = None
-    """The number of pixels in masks that count nowhere; by default 255, unless it is a class."""
+    """Value of mask pixels to ignore; by default 255, unless it is a class."""
     num_samples: int | None = None
-    """Bootstrap replicates B behind each figure; by default 100, and 30 for masks."""
+    """Bootstrap replicates B; by default 100, and 30 for masks."""
     seed: int = 0
-    """Governs the parts, the training and the replicates."""
+    """Seed of the splits, the training and the replicates."""
     json: bool = False
-    """One JSON object on standard output, for machines; words go to standard error."""
-
-    @property
-    def command(self) -> str:
-        """The command line that repeats this run."""
-        words = ["neuboots", "fit", self.data]
-        for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if value != field.default:
-                option = f"--{field.name.replace('_', '-')}"
-                words += (
-                    [option] if value is True else [option, *map(str, value if isinstance(value, tuple) else [value])]
-                )
-        return shlex.join(words)
+    """Print one JSON object on standard output, and text on standard error."""
 
     def run(self) -> None:
-        """Train, print and save."""
-        say = partial(echo, aside=self.json)
+        """Train, save and report."""
+        say = partial(echo, to_stderr=self.json)
         with user_errors(), collect_warnings() as notes:
-            kind = self._check()
-            model = self._fit(kind, say)
-            model.save(self._place)
-            for line in (*summary_in_words(model), *(f"  note: {note}" for note in notes)):
+            kind = self._kind()
+            fit, options = self._prepare(kind)
+            out = self._check_out()
+            describe = partial(self._describe_table if kind == "table" else self._describe_images, say)
+            model = fit(self.data, **options, command=command_line(self), progress=not self.json, on_start=describe)
+            model.save(out)
+            for line in (*describe_card(model.card), *(f"  note: {note}" for note in notes)):
                 say(line)
-        say(f"\nSaved to {self.out}. Next: {self._next(kind)}")
+        new = "NEW_IMAGES" if kind != "table" else f"NEW{Path(self.data).suffix or '.csv'}"
+        target = "predictions" if kind == "masks" else "predictions.csv"
+        say(f"\nSaved to {self.out}. Next: neuboots predict {shlex.quote(str(self.out))} {new} --out {target}")
         if self.json:
             print_json({"model": str(self.out), "kind": kind, **asdict(model.card), "notes": notes})
 
-    def _fit(self, kind: Kind, say: Callable[..., None]) -> Any:
-        common: dict[str, Any] = {
-            "method": self.method,
-            "epochs": self.epochs,
-            "test_fraction": self.test,
-            "num_samples": self.num_samples or (30 if kind == "masks" else 100),
-            "seed": self.seed,
-            "command": self.command,
-            "progress": not self.json,
-        }
-        if kind == "table":
-            from neuboots.app.tabular import fit_table
-
-            assert self.target is not None
-            return fit_table(
-                self.data,
-                self.target,
-                task=self.task,
-                ignore=self.ignore,
-                max_categories=self.max_categories,
-                max_error=self.max_error,
-                max_width=self.max_width,
-                on_start=partial(self._describe, say),
-                **common,
-            )
-        size = None if not self.size else self.size[0] if len(self.size) == 1 else self.size
-        common |= {"size": size, "channels": self.channels, "on_start": partial(self._describe_pictures, say, kind)}
-        if kind == "images":
-            from neuboots.app.images import fit_images
-
-            return fit_images(self.data, max_error=self.max_error, **common)
-        from neuboots.app.masks import fit_masks
-
-        return fit_masks(self.data, classes=self.classes or None, ignore_index=self.ignore_index, **common)
-
-    def _describe_pictures(
-        self, say: Callable[..., None], kind: Kind, chosen: Mapping[str, Any], notes: Sequence[str]
-    ) -> None:
-        for line in pictures_in_words(self.data, kind, chosen, notes):
-            say(line)
-
-    def _describe(self, say: Callable[..., None], schema: Any, notes: Sequence[str]) -> None:
-        for line in columns_in_words(self.data, schema, notes, task=self.task, ignore=self.ignore):
-            say(line)
-
-    def _next(self, kind: Kind) -> str:
-        new = "NEW_IMAGES" if kind != "table" else f"NEW{Path(self.data).suffix or '.csv'}"
-        out = "predictions" if kind == "masks" else "predictions.csv"
-        return f"neuboots predict {shlex.quote(str(self.out))} {new} --out {out}"
-
-    # -- before anything takes long ----------------------------------------------------------------------
-
-    def _check(self) -> Kind:
-        from neuboots.app import check_model_folder
-        from neuboots.methods import METHODS
-
-        kind = self._kind()
-        for field in fields(self):
-            given = getattr(self, field.name) != field.default
-            belongs = [name for name, options in OPTIONS.items() if field.name in options]
-            if given and belongs and kind not in belongs:
-                option = f"--{field.name.replace('_', '-')}"
-                raise UsageError(
-                    f"{option} is for {' and '.join(belongs)}, but {self.data} is read as {kind}; leave it out"
-                )
-        for name, least in (("epochs", 1), ("num_samples", 2), ("seed", 0), ("max_categories", 2)):
-            value = getattr(self, name)
-            if value is not None and not least <= value < 2**63:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {least}")
-        if not 0 <= self.test < 1:
-            raise UsageError(f"--test is {self.test}; give a share of the rows from 0 to below 1, such as 0.1")
-        if self.method not in METHODS:
-            raise UsageError(f"--method is {self.method}; give one of {', '.join(METHODS)}")
-        if kind == "table" and self.target is None:
-            raise UsageError("--target is missing; give the name of the column to predict")
-        if self.out is None:
-            raise UsageError("--out is missing; give a folder for the model, such as --out my-model")
-        place = self._place.absolute()
-        there = next(path for path in (place, *place.parents) if path.exists())
-        if there != place and not (there.is_dir() and os.access(there, os.W_OK)):
-            raise UsageError(
-                f"--out is {self.out}, but {there} is no folder that can be written to; give another place"
-            )
-        if there == place and not os.access(place.parent, os.W_OK):
-            raise UsageError(f"--out is {self.out}, but {place.parent} may not be written to; give another place")
-        check_model_folder(place)
-        return kind
-
-    @property
-    def _place(self) -> Path:
-        assert self.out is not None, "checked before"
-        return self.out.expanduser()
-
     def _kind(self) -> Kind:
-        """What the data are: a file is a table, a folder has class folders, or images and masks."""
+        """A file is a table; a folder has class folders, or images and masks."""
         if self.data == "-":
-            raise UsageError("DATA is -, but training reads its rows several times; save them to a file, and give that")
+            raise UsageError("DATA is -, but training reads rows several times; save them to a file")
         path = Path(self.data).expanduser()
         if not path.is_dir():
             return "table"
-        if self.target is not None:
-            raise UsageError(
-                f"--target is {self.target}, but {self.data} is a folder; give the file of a table, or no --target for "
-                "pictures"
-            )
         from neuboots.data.image_folder import find_split_folders
 
         for folder in (path, *find_split_folders(path).values()):
             if (folder / "images").is_dir() and ((folder / "masks").is_dir() or (folder / "labels").is_dir()):
                 return "masks"
         return "images"
+
+    def _prepare(self, kind: Kind) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Return the function that fits this kind of data, and the options that differ from their defaults."""
+        fit: Callable[..., Any]
+        if kind == "table":
+            from neuboots.app.tabular import fit_table as fit
+
+            if self.target is None:
+                raise UsageError("--target is missing; give the column to predict")
+        elif kind == "images":
+            from neuboots.app.images import fit_images as fit
+        else:
+            from neuboots.app.masks import fit_masks as fit
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        options = {name: value for name, value in given.items() if name not in ("data", "out", "json")}
+        for name in options:
+            if name not in inspect.signature(fit).parameters:
+                raise UsageError(f"{option_name(name)} does not apply to {self.data}, which was read as {kind}")
+        return fit, options
+
+    def _check_out(self) -> Path:
+        """Check before the training that the model can be saved."""
+        from neuboots.app import check_model_folder
+
+        if self.out is None:
+            raise UsageError("--out is missing; give a folder for the model, such as --out my-model")
+        out = self.out.expanduser()
+        path = out.absolute()
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        folder = path.parent if existing == path else existing
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise UsageError(f"--out is {self.out}, but {folder} is not a writable folder")
+        check_model_folder(path)
+        return out
+
+    def _describe_table(self, say: Callable[[str], None], schema: "TableSchema", notes: Sequence[str]) -> None:
+        for line in describe_schema(self.data, schema, notes, task=self.task, ignore=self.ignore):
+            say(line)
+
+    def _describe_images(self, say: Callable[[str], None], chosen: Mapping[str, Any], notes: Sequence[str]) -> None:
+        height, width = chosen["size"]
+        say(f"{self.data} is a folder of {chosen['content']}.")
+        say(f"  {chosen['net']} on {height} × {width} pixels (--size), at most {chosen['epochs']} epochs")
+        for note in notes:
+            say(f"  note: {note}")
+
+
+def describe_schema(
+    data: str, schema: "TableSchema", notes: Sequence[str], *, task: str | None, ignore: Sequence[str]
+) -> Iterator[str]:
+    """Describe the inferred task and columns of a table, line by line."""
+    from neuboots.data.tabular import NUMBER_LIKE, format_names
+
+    target = schema.target
+    other = "regression" if target.classes else "classification"
+    yield f"{data} is a table; the task is {target.task} of {target.name!r}, {_reason(target, task)}."
+    if task is None and not (target.kind == "text" and other == "regression"):
+        yield f"  (For {other} give --task {other}.)"
+    if target.classes:
+        yield f"  {len(target.classes)} classes: {format_names(target.classes, _MAX_COLUMNS)}"
+    else:
+        yield f"  mean {target.mean:.4g}, standard deviation {target.std:.4g}"
+    yield f"Features: {len(schema.numbers):,} numeric, date or Boolean and {len(schema.categories):,} categorical columns:"
+    lines = [line for line in str(schema).splitlines()[1:] if not line.endswith(": left out")]
+    yield from (f"  {line}" for line in islice(lines, _MAX_COLUMNS))
+    if len(lines) > _MAX_COLUMNS:
+        yield f"  … and {len(lines) - _MAX_COLUMNS:,} more columns"
+    texts = [(target.name, target.classes if target.kind == "text" else ())]
+    for name, values in (*texts, *((column.name, column.values) for column in schema.categories)):
+        numbers = [value for value in values if re.fullmatch(NUMBER_LIKE, value)]
+        if 2 * len(numbers) > len(values):
+            odd = [value for value in values if value not in numbers]
+            besides = f" besides {format_names(odd, 3)}" if odd else ""
+            yield (
+                f"  note: {name!r} was read as text, but has values such as {numbers[0]!r}{besides}; write numbers as "
+                "1.5, dates as 2024-02-29, and missing values as empty fields"
+            )
+    yield from (f"  note: {note}" for note in notes)
+    yield "  (To exclude a column give --ignore COLUMN.)"
+    if requested := [name for name in schema.excluded if name in ignore]:
+        yield f"  excluded as requested: {format_names(requested, _MAX_COLUMNS)}"
+    if others := [name for name in schema.excluded if name not in ignore]:
+        names = format_names(others, _MAX_COLUMNS)
+        yield f"  excluded, as they have no name, no value, or more distinct texts than --max-categories: {names}"
+
+
+def _reason(target: Any, task: str | None) -> str:
+    from neuboots.data.tabular import MAX_INTEGER_CLASSES
+
+    if task is not None:
+        return "as given by --task"
+    if target.kind == "text":
+        return "because it has texts"
+    if target.kind == "boolean":
+        return "because it is Boolean"
+    if target.classes:
+        return f"because it has {len(target.classes)} distinct integer values"
+    return f"because it has non-integer values, or more than {MAX_INTEGER_CLASSES} distinct ones"
+
+
+def describe_card(card: "ModelCard") -> Iterator[str]:
+    """Describe the metrics of the test split, line by line."""
+    metrics, splits = card.metrics, ", ".join(f"{count:,} {split}" for split, count in card.rows.items())
+    yield ""
+    if not {"error", "rmse"} & {*metrics}:
+        yield f"Trained ({splits}). There is no test split; use neuboots evaluate on other data."
+    else:
+        yield f"On {card.rows['test']:,} test rows, not used for training or calibration ({splits}):"
+        if card.task == "regression":
+            lines = _describe_regression(metrics)
+        else:
+            lines = _describe_classes(metrics, "pixels" if card.task == "segmentation" else "predictions")
+        yield from (f"  {line}" for line in lines)
+        if card.rows["test"] < _MIN_TEST_ROWS:
+            yield "  The test split is small; other rows may give quite different metrics."
+    yield from (f"  {note}" for note in metrics.get("notes", ()))
+
+
+def _describe_classes(metrics: Mapping[str, Any], noun: str) -> Iterator[str]:
+    iou = f"; mean IoU {metrics['mean_iou']:.3f}" if "mean_iou" in metrics else ""
+    yield f"{metrics['error']:.1%} of the {noun} are wrong (majority class: {metrics['majority_error']:.1%}){iou}"
+    brier = f", Brier score {metrics['brier']:.3f}" if "brier" in metrics else ""
+    yield f"expected calibration error {metrics['ece']:.1%}, log loss {metrics['nll']:.3f} nats{brier}"
+    error = metrics.get("error_accepted")
+    yield _describe_rejection(metrics, "" if error is None else f"; {error:.1%} of the other predictions are wrong")
+
+
+def _describe_regression(metrics: Mapping[str, Any]) -> Iterator[str]:
+    r2 = "" if metrics["r2"] is None else f", R² {metrics['r2']:.3f}"
+    constant = f"constant prediction: RMSE {metrics['baseline_rmse']:.4g}"
+    yield f"RMSE {metrics['rmse']:.4g}, mean absolute error {metrics['mae']:.4g}{r2} ({constant})"
+    width = f"mean width {metrics['mean_width']:.4g}"
+    yield f"{metrics['level']:.0%} prediction intervals cover {metrics['coverage']:.1%} of the true values; {width}"
+    rmse = metrics["rmse_accepted"]
+    yield _describe_rejection(metrics, "" if rmse is None else f"; RMSE {rmse:.4g} on the others")
+
+
+def _describe_rejection(metrics: Mapping[str, Any], others: str) -> str:
+    return f"the model abstains on {1 - metrics['accepted']:.1%}{others}"

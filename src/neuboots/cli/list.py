@@ -1,119 +1,120 @@
-"""The command `neuboots data`: the data sets that have a name, and whether they are there. Nothing is loaded."""
+"""`neuboots list`: methods, and datasets that have a name. No data are loaded."""
 
-import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from neuboots.cli._console import Console, print_json, user_errors
-from neuboots.methods import METHODS
+from neuboots.cli._console import echo, echo_table, print_json, user_errors
 
-TASKS = ("classification", "regression", "segmentation")
-ALSO = {"voc2012": "VOCdevkit/VOC2012", "hippocampus3d": "Task04_Hippocampus"}  # folders as they are unpacked
-WORDS: dict[str, dict[bool | None, str]] = {
-    "package": {True: "shipped", False: "shipped with scikit-learn, which is not installed"},
-    "root": {True: "data root", False: "NOT in the data root"},
-    "hub": {None: "hub, if reached"},
-    "nowhere": {False: "needs a data root"},
+if TYPE_CHECKING:
+    from neuboots.report.tables import Table
+
+_UNPACKED = {"voc2012": "VOCdevkit/VOC2012", "hippocampus3d": "Task04_Hippocampus"}  # folder names of the archives
+_STATUS: dict[tuple[str, bool | None], str] = {
+    ("package", True): "scikit-learn",
+    ("package", False): "scikit-learn, not installed",
+    ("root", True): "data root",
+    ("root", False): "NOT in the data root",
+    ("hub", None): "Hugging Face hub",
+    ("nowhere", False): "needs a data root",
 }
 
 
 @dataclass(frozen=True)
-class ListDatasets:
-    """List the data sets that have a name, what each is, and where it is found.
+class List:
+    """List the methods of uncertainty quantification, or the named datasets and where they are found.
 
-    A set is shipped with scikit-learn, lies in a data root, or is fetched from the Hugging Face hub. `neuboots
-    reproduce` and `neuboots.data.load_dataset` take these names; `neuboots fit` takes files of your own.
+    Datasets are part of scikit-learn, in a data root, or on the Hugging Face hub. `neuboots reproduce` and
+    `neuboots.data.load_dataset` take their names; `neuboots fit` takes your own files.
     """
 
+    what: Literal["methods", "datasets"]
+    """What to list."""
     root: Path | None = None
-    """The folder of data sets; without it the variable NEUBOOTS_DATA, or the hub."""
+    """Data root; by default the variable NEUBOOTS_DATA, else the hub."""
     json: bool = False
-    """One JSON object on standard output, for machines."""
+    """Print one JSON object."""
 
     def run(self) -> None:
+        """Print the list."""
+        if self.what == "methods":
+            from neuboots.methods import METHODS
+
+            keys = ("name", "summary", "tasks", "train_cost", "predict_cost", "reference")
+            methods = [{key: getattr(METHODS[name], key) for key in keys} for name in sorted(METHODS)]
+            if self.json:
+                print_json({"methods": methods})
+                return
+            table = _to_table("Methods. L: passes of one net; K: members or replicates.", methods, "reference")
+            echo_table(table, max_rows=len(methods))
+            return
         from neuboots.data._common import resolve_data_root
 
         with user_errors():
             root = resolve_data_root(self.root)
-        found = find_datasets(root)
+        datasets = find_datasets(root)
         if self.json:
-            print_json({"root": None if root is None else str(root), "sets": found})
+            print_json({"root": None if root is None else str(root), "datasets": datasets})
             return
-        from neuboots.report.tables import Cell, Table
+        echo(f"Data root: {root}" if root else "No data root: give --root, or set the variable NEUBOOTS_DATA.")
+        for task in ("classification", "regression", "segmentation"):
+            rows = [
+                {"name": d["name"], "summary": d["summary"], "where": _STATUS[d["where"], d["available"]]}
+                for d in datasets
+                if d["task"] == task
+            ]
+            echo_table(_to_table(task.capitalize(), rows), max_rows=len(rows))
 
-        words = Console(aside=False)
-        words.say(f"Data root: {root}" if root else "No data root: give --root, or set the variable NEUBOOTS_DATA.")
-        for task in TASKS:
-            lines = tuple(
-                (Cell(each["name"]), Cell(each["summary"]), Cell(WORDS[each["where"]][each["there"]]))
-                for each in found
-                if each["task"] == task
-            )
-            words.show(Table(task.capitalize(), ("name", "what it is", "where"), lines, num_keys=3))
+
+def _to_table(title: str, rows: list[dict[str, Any]], *omitted: str) -> "Table":
+    from neuboots.report.tables import Cell, Table
+
+    columns = tuple(key for key in rows[0] if key not in omitted)
+    text = [[", ".join(v) if isinstance(v := row[key], tuple | list) else str(v) for key in columns] for row in rows]
+    return Table(title, columns, tuple(tuple(map(Cell, row)) for row in text), num_keys=len(columns))
 
 
 def find_datasets(root: Path | None) -> list[dict[str, Any]]:
-    """Every set: its name, task, a line on it, where to look, the place, whether it is there (None: nobody knows yet).
+    """Describe every named dataset.
 
-    >>> found = {each["name"]: each for each in find_datasets(None)}
-    >>> found["digits"]["task"], found["digits"]["there"], found["mnist"]["where"], found["mnist"]["place"]
-    ('classification', True, 'hub', 'ylecun/mnist')
+    Args:
+        root: Data root, or None for the hub.
+
+    Returns:
+        Name, task, summary, hub name, where to look (`where`, `place`), whether it is `available` (None: unknown until
+        the hub is asked) and how to get it.
+
+    Example:
+        >>> found = {each["name"]: each for each in find_datasets(None)}
+        >>> found["digits"]["task"], found["digits"]["available"], found["mnist"]["where"], found["mnist"]["place"]
+        ('classification', True, 'hub', 'ylecun/mnist')
     """
     from neuboots.data import DATASETS
 
-    found = []
+    datasets = []
     for name, entry in DATASETS.items():
-        where, place, there = _found(name, entry.hub, shipped=entry.shipped, root=root)
+        where, place, available = _find(name, entry.hub, in_sklearn=entry.shipped, root=root)
         known: dict[str, Any] = {"name": name, "task": entry.task, "summary": entry.summary, "hub": entry.hub}
-        found.append(known | {"where": where, "place": place, "there": there, "how": entry.hint or None})
-    return found
+        datasets.append(known | {"where": where, "place": place, "available": available, "how": entry.hint or None})
+    return datasets
 
 
-def _found(name: str, hub: str | None, *, shipped: bool, root: Path | None) -> tuple[str, str | None, bool | None]:
-    """Where to look for a set, the place, and whether it is there."""
-    if shipped:
+def _find(name: str, hub: str | None, *, in_sklearn: bool, root: Path | None) -> tuple[str, str | None, bool | None]:
+    """Return where to look for a dataset, the place, and whether it is there."""
+    if in_sklearn:
         return "package", "scikit-learn", find_spec("sklearn") is not None
     if root is None:
         return ("hub", hub, None) if hub else ("nowhere", None, False)
     if name.startswith("uci/"):
-        files = [root / f"{name}.{end}" for end in ("csv", "test_splits.json")]
+        files = [root / f"{name}.{suffix}" for suffix in ("csv", "test_splits.json")]
         return "root", str(files[0]), all(file.is_file() for file in files)
     from neuboots.data._common import DatasetNotFoundError
     from neuboots.data.huggingface import DatasetLocation, find_folder
 
-    if name in ALSO and (root / ALSO[name]).is_dir():
-        return "root", str(root / ALSO[name]), True
+    if name in _UNPACKED and (root / _UNPACKED[name]).is_dir():
+        return "root", str(root / _UNPACKED[name]), True
     try:
         return "root", str(find_folder(DatasetLocation(name, hub), root)), True
     except DatasetNotFoundError:
         return "root", str(root / name), False
-
-
-@dataclass(frozen=True)
-class ListMethods:
-    """List the methods: what each is, what it can do, and what it costs."""
-
-    json: bool = False
-    """One JSON object a line, for machines."""
-
-    def run(self) -> None:
-        if self.json:
-            shown = ("name", "summary", "tasks", "train_cost", "predict_cost", "reference")
-            for entry in METHODS.values():
-                print(json.dumps({key: getattr(entry, key) for key in shown}, ensure_ascii=False))
-            return
-        from rich import box, get_console
-        from rich.table import Table
-
-        table = Table(
-            box=box.SIMPLE, caption="Costs in the passes L of one net and the number K of members or replicates."
-        )
-        table.add_column("method", no_wrap=True)
-        for head in ("what it is", "tasks", "training", "prediction"):
-            table.add_column(head, overflow="fold", min_width=26 if head == "what it is" else None)
-        for entry in METHODS.values():
-            tasks = "all" if len(entry.tasks) == 3 else ", ".join(entry.tasks)
-            table.add_row(entry.name, entry.summary, tasks, entry.train_cost, entry.predict_cost)
-        get_console().print(table)

@@ -1,0 +1,327 @@
+"""Evaluation report of a classifier: accuracy, calibration, selective prediction and confusions."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuboots.metrics import ClassificationMetrics, RiskCoverageCurve, auroc
+from neuboots.report.checks import Check, decide, wilson_interval
+from neuboots.report.evaluation import (
+    MARGIN,
+    OOD_LABEL,
+    Draw,
+    EvaluationReport,
+    Reference,
+    Topic,
+    Z,
+    check_better_than_baseline,
+    data_topic,
+    format_count,
+    format_integer,
+    format_number,
+    format_percent,
+    make_table,
+    metrics_table,
+    plot_clipped_histograms,
+    thin_curve,
+)
+
+SCORES = ("entropy", "mutual_information", "std", "ood_score")  # larger for less trustworthy predictions
+_MAX_CONFUSIONS = 20
+_MAX_JSON_CLASSES = 100  # whose confusion matrix is part of the JSON output
+_MAX_PLOTTED_CLASSES = 25
+_MAX_HISTOGRAM_ROWS = 5_000
+_SHOWN = {
+    "error": ("error", format_percent),
+    "nll": ("log loss, nats", format_number),
+    "brier": ("Brier score", format_number),
+    "ece": ("calibration error, ECE", format_percent),
+    "adaptive_ece": ("ECE, equal bins", format_percent),
+    "macro_f1": ("macro F1", format_percent),
+    "balanced_accuracy": ("balanced accuracy", format_percent),
+    "auroc": ("AUROC", format_number),
+    "aurc": ("AURC", format_percent),
+}
+
+
+def build_classification_report(
+    state: ClassificationMetrics,
+    sample: Mapping[str, Tensor],
+    names: tuple[str, ...],
+    reference: Reference,
+    *,
+    num_unlabeled: int = 0,
+) -> EvaluationReport:
+    """Build the report of class predictions.
+
+    Args:
+        state: Metrics accumulated over all rows.
+        sample: Columns of a uniform sample of the rows: confidence, wrong, abstain, those of `SCORES`, and for two
+            classes the probability of the second (`second`) and the label (`truth`).
+        names: Names of the classes.
+        reference: Results at training time.
+        num_unlabeled: Rows that were excluded.
+
+    Returns:
+        The report.
+    """
+    count, wrong, abstain = state.count, sample["wrong"], sample["abstain"]
+    labels = state.confusion_matrix.sum(1)  # (C,)
+    error_auroc = {name: _auroc(sample[name], wrong) for name in SCORES}
+    accepted, rejected = wrong[~abstain], wrong[abstain]
+    error = float(state.error)
+    interval = wilson_interval(error, count)
+    num_ood = int((sample["ood_score"] > 1).sum())
+    fractions = labels.double() / labels.sum()
+    majority = float(fractions.max())
+    baseline = {
+        "error": 1 - majority,
+        "nll": float(-torch.xlogy(fractions, fractions).sum()),
+        "brier": 1 - float(fractions.square().sum()),
+        "ece": 0.0,
+        "macro_f1": 2 * majority / (1 + majority) / int((labels > 0).sum()),
+    }
+    metrics: dict[str, Any] = {
+        **{name: float(getattr(state, name)) for name in ("error", "accuracy", "nll", "brier", "ece", "mce")},
+        **dict(zip(("error_low", "error_high"), interval, strict=True)),
+        "adaptive_ece": float(state.adaptive_ece),
+        "mean_confidence": float(state.bins.confidence.sum()) / count,
+        "macro_f1": float(state.f1[state.confusion.occurs].mean()),
+        "balanced_accuracy": float(state.recall[labels > 0].mean()),
+        "auroc": _auroc(sample["second"], sample["truth"] == 1) if len(names) == 2 else None,
+        "aurc": float(state.aurc),
+        "accepted": len(accepted) / len(wrong),
+        "error_accepted": _mean(accepted),
+        "error_rejected": _mean(rejected),
+        "ood_fraction": num_ood / len(wrong),
+        **{f"error_auroc_{name}": value for name, value in error_auroc.items()},
+    }
+    curve = state.reliability_curve
+    bins = list(zip(curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist(), strict=True))
+    classes, confusions = _class_rows(state, names), _confusion_rows(state.confusion_matrix, names)
+    details = {
+        "classes": [
+            dict(zip(("class", "rows", "predictions", "precision", "recall", "f1"), r, strict=True)) for r in classes
+        ],
+        "confused": [dict(zip(("class", "predicted", "rows", "of"), row, strict=True)) for row in confusions],
+        "confusion": state.confusion_matrix.tolist() if len(names) <= _MAX_JSON_CLASSES else None,
+        "reliability": [dict(zip(("confidence", "accuracy", "count"), row, strict=True)) for row in bins if row[2]],
+    }
+    majority_evidence = f"{format_percent(error)} wrong against {format_percent(1 - majority)} of the majority class"
+    size = min(9.0, 2.2 + 0.55 * len(names))
+    num_wrong = int(wrong.sum())
+    topics = [
+        Topic(
+            "predictions",
+            "How often is the predicted class right?",
+            [
+                metrics_table(
+                    f"{format_count(count, 'row')}, {len(names)} classes.",
+                    _SHOWN, metrics, baseline, reference.metrics, {"error": interval},
+                )
+            ],
+            [
+                check_error(error, count, reference.metrics.get("error"), reference.num_test),
+                check_better_than_baseline("error", *interval, majority_evidence, 1 - majority),
+            ],
+            ["confusion"],
+            (max(4.6, size), max(4.0, size)),
+        ),
+        Topic(
+            "calibration",
+            "Are predictions with a confidence of 80 % right in 80 % of the rows?",
+            [
+                make_table(
+                    "Rows by confidence.",
+                    {"confidence": None, "rows": format_integer, "mean": format_percent, "accuracy": format_percent},
+                    [
+                        (f"{k / len(bins):.2f} to {(k + 1) / len(bins):.2f}", n, confidence, accuracy)
+                        for k, (confidence, accuracy, n) in enumerate(bins)
+                        if n
+                    ],
+                )
+            ],
+            [check_calibration(metrics["mean_confidence"], metrics["accuracy"], count)],
+            ["reliability"],
+        ),
+        Topic(
+            "selective prediction",
+            "The model abstains on low-confidence and out-of-distribution rows. Does it abstain where it is wrong?",
+            [
+                make_table(
+                    "Rows by the decision of the model.",
+                    {"rows": None, "number": format_integer, "fraction": format_percent, "error": format_percent},
+                    [
+                        (name, len(rows), len(rows) / len(wrong), _mean(rows))
+                        for name, rows in (("accepted", accepted), ("abstained", rejected))
+                    ],
+                ),
+                make_table(
+                    "AUROC of each score for wrong predictions; 0.5 is chance, 1 is perfect.",
+                    {"score": None, "AUROC": format_number},
+                    [(name.replace("_", " "), value) for name, value in error_auroc.items()],
+                ),
+            ],
+            [
+                check_selective_risk(_mean(accepted), len(accepted), _mean(rejected), len(rejected)),
+                check_error_detection(error_auroc["entropy"], num_wrong, len(wrong) - num_wrong),
+            ],
+            ["risk-coverage", "entropy"],
+        ),
+        Topic(
+            "classes",
+            "Which classes are difficult, and with which are they confused?",
+            [
+                make_table(
+                    "Classes, the lowest F1 first.",
+                    {
+                        **{"class": None, "rows": format_integer, "predictions": format_integer},
+                        **{"precision": format_percent, "recall": format_percent, "F1": format_percent},
+                    },
+                    sorted(classes, key=lambda row: row[5]),
+                ),
+                make_table(
+                    "Most frequent confusions." if confusions else "No class is confused with another.",
+                    {"class": None, "predicted": None, "rows": format_integer, "of its rows": format_percent},
+                    [(name, predicted, n, n / of) for name, predicted, n, of in confusions],
+                    num_keys=2,
+                ),
+            ],
+        ),
+        data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(wrong), reference.num_held_out),
+    ]  # fmt: skip
+    return EvaluationReport(count, metrics, baseline, details, topics, partial(_plots, state, sample, names, metrics))
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if len(values) else None
+
+
+def _auroc(scores: Tensor, positive: Tensor) -> float | None:
+    return float(auroc(scores, positive=positive)) if 0 < int(positive.sum()) < len(positive) else None
+
+
+def _class_rows(state: ClassificationMetrics, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Name, rows, predictions, precision, recall and F1 of each class that occurs."""
+    counts = (state.confusion_matrix.sum(1), state.confusion_matrix.sum(0), state.precision, state.recall, state.f1)
+    rows = zip(names, *(values.tolist() for values in counts), strict=True)
+    return [row for row in rows if row[1] or row[2]]
+
+
+def _confusion_rows(matrix: Tensor, names: tuple[str, ...]) -> list[tuple[str, str, int, int]]:
+    """Class, predicted class, rows and rows of the class, the most frequent confusion first."""
+    labels, matrix = matrix.sum(1), matrix.clone().fill_diagonal_(0)
+    most = min(_MAX_CONFUSIONS, int((matrix > 0).sum()))
+    places = matrix.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    pairs = (divmod(place, len(names)) for place in places)
+    return [(names[t], names[p], int(matrix[t, p]), int(labels[t])) for t, p in pairs]
+
+
+def _plots(
+    state: ClassificationMetrics, sample: Mapping[str, Tensor], names: tuple[str, ...], metrics: Mapping[str, Any]
+) -> dict[str, Draw]:
+    from neuboots.report import plots
+
+    def risk_coverage(ax: Any) -> None:
+        curve = state.risk_coverage
+        thin = RiskCoverageCurve(*thin_curve(curve.coverage, curve.risk, curve.threshold))
+        plots.plot_risk_coverage(ax, {"most confident first": thin})
+        if metrics["error_accepted"] is not None:
+            point = [metrics["accepted"]], [metrics["error_accepted"]]
+            ax.plot(*point, "D", color=plots.ORANGE, ms=7, label="the model's rule")
+            ax.legend(fontsize=9)
+
+    def groups(name: str) -> dict[str, Tensor]:
+        wrong = sample["wrong"][:_MAX_HISTOGRAM_ROWS]
+        values = sample[name][:_MAX_HISTOGRAM_ROWS]
+        return {"right": values[~wrong], "wrong": values[wrong]}
+
+    found: dict[str, Draw] = {
+        "reliability": lambda ax: plots.plot_reliability(ax, {"the model": state.reliability_curve}),
+        "risk-coverage": risk_coverage,
+        "entropy": lambda ax: plot_clipped_histograms(ax, groups("entropy"), "entropy / nats"),
+        "ood-score": lambda ax: plot_clipped_histograms(ax, groups("ood_score"), OOD_LABEL),
+    }
+    if len(names) <= _MAX_PLOTTED_CLASSES:
+        found["confusion"] = lambda ax: plots.plot_confusion(ax, names, state.confusion_matrix)
+    return found
+
+
+# -- checks --------------------------------------------------------------------------------------------
+
+
+def check_error(error: float, count: int, training_error: Any, num_test: int) -> Check | None:
+    """Check that the error is not above that of the test split at training time; None if that is unknown.
+
+    Example:
+        >>> str(check_error(0.3, 100, 0.1, 100))
+        'does NOT hold: no more errors than on the test split at training time (30.0 % against 10.0 %)'
+    """
+    if not isinstance(training_error, float | int) or num_test < 1:
+        return None
+    low, high = newcombe_interval((error, count), (training_error, num_test))
+    evidence = f"{format_percent(error)} against {format_percent(training_error)}"
+    return Check("no more errors than on the test split at training time", decide(high < 0.05, low > 0), evidence)
+
+
+def newcombe_interval(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, float]:
+    """Return Newcombe's 95 % interval of the difference of two proportions, each with its count.
+
+    Newcombe, Interval estimation for the difference between independent proportions, Statistics in Medicine 1998.
+
+    Example:
+        >>> [round(end, 3) for end in newcombe_interval((0.3, 100), (0.1, 100))]
+        [0.09, 0.306]
+    """
+    (a, low_a, high_a), (b, low_b, high_b) = ((p, *wilson_interval(p, count)) for p, count in (one, other))
+    return a - b - math.hypot(a - low_a, high_b - b), a - b + math.hypot(high_a - a, b - low_b)
+
+
+def check_calibration(confidence: float, accuracy: float, count: int) -> Check:
+    """Check that the mean confidence equals the accuracy.
+
+    Example:
+        >>> check_calibration(0.99, 0.7, 500).holds, check_calibration(0.9, 0.9, 5000).holds
+        (False, True)
+    """
+    low, high = wilson_interval(accuracy, count)
+    within = confidence - MARGIN <= low and high <= confidence + MARGIN
+    beyond = high < confidence - MARGIN or low > confidence + MARGIN
+    evidence = f"mean confidence {format_percent(confidence)}, accuracy {format_percent(accuracy)}"
+    return Check("the confidence equals the accuracy", decide(within, beyond), evidence)
+
+
+def check_error_detection(auroc: float | None, wrong: int, right: int) -> Check:
+    """Check that wrong predictions are less confident, by the Mann–Whitney test of AUROC ½.
+
+    Example:
+        >>> check_error_detection(0.9, 50, 500).holds, check_error_detection(0.55, 5, 5).holds
+        (True, None)
+    """
+    claim = "wrong predictions are less confident"
+    if auroc is None:
+        return Check(claim, None, f"there are no {'wrong' if right else 'right'} predictions")
+    half = Z * math.sqrt((wrong + right + 1) / (12 * wrong * right))
+    holds = decide(auroc > 0.5 + half, auroc < 0.5 - half)
+    return Check(claim, holds, f"AUROC {auroc:.3f} of the entropy for wrong predictions; 0.5 is chance")
+
+
+def check_selective_risk(error: float | None, accepted: int, other: float | None, rejected: int) -> Check:
+    """Check that accepted predictions are wrong less often than those the model abstains from.
+
+    Example:
+        >>> check_selective_risk(0.02, 900, 0.4, 100).holds, check_selective_risk(0.1, 10, None, 0).holds
+        (True, None)
+    """
+    claim = "accepted predictions are wrong less often than the others"
+    if error is None:
+        return Check(claim, False, "the model abstains on every row")
+    if other is None:
+        return Check(claim, None, "the model abstains on no row")
+    low, high = newcombe_interval((other, rejected), (error, accepted))
+    evidence = f"{format_percent(error)} wrong of {accepted:,} accepted, {format_percent(other)} of {rejected:,} others"
+    return Check(claim, decide(low > 0, high < 0), evidence)
