@@ -124,7 +124,7 @@ def answer(model: Path, file: Path, out: Path) -> None:
 def pass_alone(model: object, file: Path, out: Path) -> None:
     """The plain net's pass with nothing around it: the same reader and writer, one column of predictions."""
     from neuboots.app.tabular import TabularModel
-    from neuboots.cli._writers import open_writer
+    from neuboots.cli._console import open_writer
     from neuboots.data.table_files import TableFile
 
     assert isinstance(model, TabularModel)

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-
-from neuboots.app import RowBatch, load_model
 from neuboots.app.rejection import (
     RejectRule,
     compute_classification_metrics,
     compute_regression_metrics,
     fit_reject_rule,
 )
+
+from neuboots.app import RowBatch, load_model
 from neuboots.app.tabular import FAR, LEVEL, TabularModel, class_values, fit_table
 from neuboots.data import table_files
 from neuboots.data.splits import train_val_test_split

@@ -630,7 +630,7 @@ def command(name: str, step: str) -> dict[str, Any]:
         return {"json": _run("predict", model, data, "--out", out, *samples), "columns": _columns(out)}
     if step == "evaluate":
         return {"json": _run("evaluate", model, data, *samples)}
-    return {"json": _run("next", model, data, "-k", "4", "--out", out, *samples), "columns": _columns(out)}
+    return {"json": _run("suggest", model, data, "-k", "4", "--out", out, *samples), "columns": _columns(out)}
 
 
 # -- all entries, by file ------------------------------------------------------------------------------

@@ -1,16 +1,12 @@
-"""A model of images by class: trained on a folder of class folders, asked about any images.
+"""Model of images by class: a small CNN trained on a folder of class folders.
 
-    path/<class>/<any name>.jpg → class, probability, and how far both can be trusted
-
-The net is small and learns from nothing: hundreds or thousands of images take minutes on a CPU. Of the images some are
-held out: they stop the training, set the temperature and the confidence below which the model abstains; others, seen by
-nothing of all that, give the figures.
+The net is trained from scratch. Held-out images drive early stopping, temperature scaling and the reject rule; metrics
+come from a separate test split.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,151 +14,124 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import check_int
+from neuboots._validation import check_choice, check_fraction, check_int
 from neuboots.app._images import (
-    BATCH_SIZE,
     FeatureExtractor,
     ImagePreprocessing,
-    ImageSplits,
     OnStart,
-    check_consistent,
-    check_size,
+    VisionModel,
+    choose_size,
     find_images,
-    iterate_batches,
-    join_names,
-    median_size,
-    method_for_task,
     read_batches,
     relative_name,
-    scaled_size,
     skipped_files_note,
     split_images,
-    test_folder,
     train_predictor,
 )
-from neuboots.app.model import Model, ModelCard, PredictionTable, RowBatch
-from neuboots.app.rejection import (
-    MahalanobisScore,
+from neuboots.app.model import (
+    ModelCard,
+    PredictionTable,
     RejectRule,
-    check_max_error,
+    RowBatch,
     compute_classification_metrics,
     fit_reject_rule,
     predict_classes,
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
-from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, list_folders
+from neuboots.data._common import format_names
+from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, find_split_folders, list_folders
+from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
+from neuboots.methods import list_methods
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.posthoc import TemperatureScaling
-from neuboots.prediction import Predictor
-from neuboots.serialization import load, load_tensors, save
+from neuboots.serialization import Artifact
 from neuboots.training import TrainingConfig
 
-LARGEST = 64  # pixels of the longer side, unless told otherwise
-SMALL = 32  # up to which the plain convolutional net sees enough of an image
-LOOKS: dict[type[nn.Module], int] = {SmallCNN: 100_000, ResNet: 40_000}  # at images in training, all epochs together
-SCALED = 15  # held-out images from which on a temperature is fitted
-REPLICATES = 30  # at most, for the temperature: it hardly depends on them
-PRIOR = 0.5  # of log T: few images may all be right by luck, for which no temperature is low enough
+BATCH_SIZE = 64
+_MAX_SIZE = 64  # default limit of the longer side in pixels
+_MAX_CNN_SIZE = 32  # larger images need the receptive field of a ResNet
+_MAX_EXAMPLES = {SmallCNN: 100_000, ResNet: 40_000}  # images seen in training, over all epochs
+_MIN_SCALING_IMAGES = 15  # fewer held-out images do not determine a temperature
+_MAX_SCALING_SAMPLES = 30
+_LOG_TEMPERATURE_PRIOR_STD = 0.5  # a few images may all be right by chance
 
 
 @dataclass(frozen=True, eq=False)
-class ImageModel(Model):
-    """A predictor of the class of an image, with what its files must become."""
+class ImageModel(VisionModel):
+    """Model of the class of an image; `fit_images` trains one.
+
+    Args:
+        card: Description.
+        fitted: Trained predictor.
+        names: Names of the classes.
+        preprocessing: How files become inputs.
+        features: Features of the OOD score.
+        ood: Out-of-distribution score.
+        rule: When to abstain.
+    """
 
     kind: ClassVar[str] = "images"
-    files: ClassVar[tuple[str, ...]] = ("predictor", "arrays.safetensors")
 
-    card: ModelCard
-    fitted: Predictor
-    names: tuple[str, ...]
-    look: ImagePreprocessing
-    features: FeatureExtractor
-    unusual: MahalanobisScore
-    abstain: RejectRule
-
-    @property
-    def predictor(self) -> Predictor:
-        return self.fitted
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.names
+    rule: RejectRule = RejectRule()
 
     def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
-        """The images of a folder, in it or below, or of a single file; `iterate_labeled`: of class folders."""
-        notes: tuple[str, ...] = ()
+        """Read the images below a folder, or a single one; with labels, those of class folders."""
+        notes: list[str] = []
         if with_labels:
-            if not Path(source).expanduser().is_dir():
-                raise DatasetNotFoundError(
-                    f"got {str(source)!r}, which is no folder; expected one of class folders, for their labels"
-                )
-            source, notes = test_folder(Path(source).expanduser())
-            self._check_classes(source)
-        root, found = find_images(source)
-        names = [relative_name(root, file) for file in found.files]
+            source, notes = self._find_labeled(Path(source).expanduser())
+        root, listing = find_images(source)
+        names = [relative_name(root, file) for file in listing.files]
         labels = [self._label(name, root) for name in names] if with_labels else None
-        return self._chunks(found.files, names, labels, (*notes, *skipped_files_note(root, found.others)))
+        return self._read_batches(listing.files, names, labels, [*notes, *skipped_files_note(root, listing.others)])
 
-    def _chunks(
-        self, files: list[Path], names: list[str], labels: list[int] | None, notes: tuple[str, ...]
+    def _read_batches(
+        self, files: list[Path], names: list[str], labels: list[int] | None, notes: list[str]
     ) -> Iterator[RowBatch]:
-        def full(rows: Any, row: Tensor) -> bool:
+        def is_full(rows: Any, row: Tensor) -> bool:
             return len(rows) >= BATCH_SIZE
 
-        for numbers, rows, said in read_batches(names, lambda i: self.look(files[i]), full=full, notes=notes):
-            keys = {"file": np.array([names[i] for i in numbers], dtype=object)}
-            y = None if labels is None else torch.tensor([labels[i] for i in numbers])
-            yield RowBatch(keys, torch.stack(rows), y, said)
+        batches = read_batches(names, lambda i: self.preprocessing(files[i]), is_full=is_full, notes=notes)
+        for indices, rows, batch_notes in batches:
+            keys = {"file": np.array([names[i] for i in indices], dtype=object)}
+            y = None if labels is None else torch.tensor([labels[i] for i in indices])
+            yield RowBatch(keys, torch.stack(rows), y, batch_notes)
 
-    def _check_classes(self, folder: Path) -> None:
-        unknown = [entry.name for entry in list_folders(folder) if entry.name not in self.names]
-        if unknown:
-            raise DatasetNotFoundError(
-                f"got {folder} with the class folder {unknown[0]!r}; expected those that the model knows: "
-                f"{join_names(self.names, 8)}: rename or remove it"
-            )
+    def _find_labeled(self, folder: Path) -> tuple[Path, list[str]]:
+        """Return the folder of class folders; its test split, if it has splits, as the rest was used in training."""
+        if not folder.is_dir():
+            raise DatasetNotFoundError(f"{folder} is not a folder; expected a folder of class folders")
+        splits, notes = find_split_folders(folder), []
+        if splits and list_folders(splits["train"]):  # else a class may be called train
+            if "test" not in splits:
+                raise DatasetNotFoundError(f"{folder} has splits but no test split; give the folder of one split")
+            notes = [f"only the split {splits['test'].name} of {folder} is read"]
+            folder = splits["test"]
+        if unknown := [entry.name for entry in list_folders(folder) if entry.name not in self.names]:
+            raise DatasetNotFoundError(f"{folder} has the class {unknown[0]!r}; expected {format_names(self.names)}")
+        return folder, notes
 
     def _label(self, name: str, root: Path) -> int:
         first, _, rest = name.partition("/")
         if not rest:
-            raise DatasetNotFoundError(
-                f"got {root / name} outside of any class folder; expected it in one of {join_names(self.names, 8)}"
-            )
+            raise DatasetNotFoundError(f"{root / name} is in no class folder; expected {format_names(self.names)}")
         return self.names.index(first)
 
-    def predict(self, chunk: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
-        num_samples = min(num_samples, self.fitted.num_distinct or num_samples)  # each member once
-        said = predict_classes(self.fitted, chunk.x, num_samples, seed=self.card.seed)
-        score = self.unusual.score(self.features(chunk.x))
-        columns = {
-            "prediction": np.array(self.names, dtype=object)[said.labels.cpu().numpy()],
-            "probability": said.confidence.cpu().numpy(),
-            "std": said.std.cpu().numpy(),
-            "entropy": said.entropy.cpu().numpy(),
-            "mutual_information": said.mutual_information.cpu().numpy(),
-            "ood_score": score,
-        }
-        columns["abstain"] = self.abstain(ood_score=score, confidence=columns["probability"])
-        return PredictionTable(columns, said.probs.cpu())
+    def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
+        """Predict the classes of a batch from B replicates."""
+        values = np.array(self.names, dtype=object)
+        table = predict_classes(self.fitted, batch.x, values, num_samples, seed=self.card.seed)
+        score = self.ood(self.features(batch.x))
+        abstain = self.rule(ood_score=score, confidence=table.columns["probability"])
+        return PredictionTable(table.columns | {"ood_score": score, "abstain": abstain}, table.probs)
 
-    def _write(self, folder: Path) -> dict[str, Any]:
-        from safetensors.torch import save_file
-
-        save(self.fitted, folder / "predictor")
-        save_file(self.unusual.state_dict(), folder / "arrays.safetensors")
-        return {"classes": self.names, "look": self.look.config(), "abstain": self.abstain.config()}
+    def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config, tensors = super()._to_artifact()
+        return {**config, "rule": self.rule.config()}, tensors
 
     @classmethod
-    def _read(cls, folder: Path, held: dict[str, Any], card: ModelCard) -> "ImageModel":
-        fitted, look = load(folder / "predictor"), ImagePreprocessing.from_config(held["look"])
-        size, names = look.size or (LARGEST, LARGEST), tuple(held["classes"])
-        features = FeatureExtractor.of(fitted, look.channels, size)
-        unusual = MahalanobisScore.from_config(load_tensors(folder / "arrays.safetensors"))
-        check_consistent(folder, fitted, features, unusual, len(names), (look.channels, *size))
-        return cls(card, fitted, names, look, features, unusual, RejectRule.from_config(held["abstain"]))
-
-
-# -- training ------------------------------------------------------------------------------------------
+    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "ImageModel":
+        shared = cls._shared_fields(artifact, card, (_MAX_SIZE, _MAX_SIZE))
+        return cls(**shared, rule=RejectRule(**artifact.config["rule"]))
 
 
 def fit_images(
@@ -180,99 +149,127 @@ def fit_images(
     progress: bool = True,
     on_start: OnStart | None = None,
 ) -> ImageModel:
-    """Train on path/<class>/…, or with train, val and test above the classes; the card has figures of the test part.
+    """Train a model of images by class.
 
-    A part without a folder of its own is a share of the training images, of each class the same. Images are brought to
-    `size`, one number or height and width; without, to the median of the files, at most 64 pixels. `max_error` is the
-    share of wrong answers that the model may give where it does not abstain. `say` is told what was found and chosen
-    before the training begins.
+    Args:
+        path: Folder with one folder per class, or with the splits train, val and test above the classes.
+        method: Method of uncertainty quantification.
+        epochs: Maximum number of epochs; None chooses them from the number of images.
+        size: Size of the inputs, one number or height and width; None for the median of the files, at most 64 pixels.
+        channels: 1 (grey) or 3 (color).
+        test_fraction: Fraction of the images for the metrics of the card, if there is no test folder.
+        max_error: Error rate of accepted predictions to guarantee.
+        num_samples: Replicates B.
+        seed: Seed of splits, training and replicates.
+        command: Command line for the card.
+        progress: Whether to show progress.
+        on_start: Called with the chosen options and notes before the training.
 
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name, colour in [("blue", "#0000ff"), ("red", "#ff0000")]:
-    ...     (folder / name).mkdir()
-    ...     for i in range(12):
-    ...         Image.new("RGB", (12, 9), colour).save(folder / name / f"{i}.png")
-    >>> model = fit_images(folder, epochs=3, num_samples=5, progress=False)
-    >>> model.classes, model.look.size, model.card.rows
-    (('blue', 'red'), (8, 12), {'train': 18, 'held out': 4, 'test': 2})
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: If an argument is wrong.
+        DatasetNotFoundError: If images are missing.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name, color in [("blue", "#0000ff"), ("red", "#ff0000")]:
+        ...     (folder / name).mkdir()
+        ...     for i in range(12):
+        ...         Image.new("RGB", (12, 9), color).save(folder / name / f"{i}.png")
+        >>> model = fit_images(folder, epochs=3, num_samples=5, progress=False)
+        >>> model.classes, model.preprocessing.size, model.card.rows
+        (('blue', 'red'), (8, 12), {'train': 18, 'held out': 4, 'test': 2})
     """
-    check_max_error(max_error)
-    maker = method_for_task(method, "classification", nn.CrossEntropyLoss())
-    if size is None:
-        listed = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
-        size = scaled_size(median_size(_source(listed.train).files), LARGEST)
-    size = check_size(size)
+    check_fraction("max_error", max_error)
+    check_choice("method", method, list_methods("classification"))
+    data = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
+    size = choose_size(size, _image_source(data.train).files, _MAX_SIZE)
     data = load_image_folder(path, size=size, channels=channels, val_fraction=0, test_fraction=0)
-    _check_names(data.classes)
-    parts = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
-    train = replace(parts.train, augment=data.augmentation)
-    net = SmallCNN if max(size) <= SMALL else ResNet
-    config = _recipe(net, len(train), epochs, seed, progress)
-    others = [file for part in (data.train, data.validation, data.test) for file in _source(part).skipped]
-    notes = [*skipped_files_note(Path(path).expanduser(), others), *parts.notes]
-    chosen: dict[str, Any] = {"net": net.__name__, "size": list(size), "epochs": config.epochs}
+    for name in data.classes:
+        if name != name.encode("utf-8", "replace").decode():
+            raise ValueError(f"the class folder {name!r} has a name that is not UTF-8; rename it")
+    splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
+    net_class: Any = SmallCNN if max(size) <= _MAX_CNN_SIZE else ResNet
+    config = _training_config(net_class, len(splits.train), epochs, seed, progress)
+    others = [f for part in (data.train, data.validation, data.test) for f in _image_source(part).skipped]
+    notes = [*skipped_files_note(Path(path).expanduser(), others), *splits.notes]
+    chosen: dict[str, Any] = {"net": net_class.__name__, "size": list(size), "epochs": config.epochs}
     if on_start is not None:
-        on_start(chosen, notes)
-    stop, untouched = _halves(parts.held_out)
-    predictor = train_predictor(method, maker, partial(_net, net, channels, data.num_classes), train, stop, config)
-    if len(stop) >= SCALED:
-        scaling = TemperatureScaling(num_samples=min(num_samples, REPLICATES), prior_std=PRIOR)
-        predictor = scaling.fit(predictor, stop)
+        on_start({**chosen, "content": "images by class"}, notes)
+    validation, calibration = splits.held_out, splits.held_out
+    if len(splits.held_out) > 1:  # the guarantee needs images that nothing was tuned on
+        validation, calibration = (splits.held_out.take(range(k, len(splits.held_out), 2)) for k in (0, 1))
+    predictor = train_predictor(
+        method,
+        "classification",
+        nn.CrossEntropyLoss(),
+        partial(_make_net, net_class, channels, data.num_classes),
+        replace(splits.train, augment=data.augmentation),
+        validation,
+        config,
+    )
+    if len(validation) >= _MIN_SCALING_IMAGES:
+        samples = min(num_samples, _MAX_SCALING_SAMPLES)
+        scaling = TemperatureScaling(num_samples=samples, prior_std=_LOG_TEMPERATURE_PRIOR_STD)
+        predictor = scaling.fit(predictor, validation)
         chosen["temperature"] = predictor.temperature
-    abstain, promise = fit_reject_rule(predictor, untouched, max_error=max_error, num_samples=num_samples, seed=seed)
-    features = FeatureExtractor.of(predictor, channels, size)
-    known, unknown = (
-        torch.cat([features(torch.stack(x)) for x, _ in iterate_batches(part)])
-        for part in (parts.train, parts.held_out)
+    rule, note = fit_reject_rule(predictor, calibration, max_error=max_error, num_samples=num_samples, seed=seed)
+    features = FeatureExtractor.from_predictor(predictor, channels, size)
+    train, held_out = (
+        torch.cat([features(x) for x, _ in _iterate_batches(split)]) for split in (splits.train, splits.held_out)
     )
     model = ImageModel(
-        ModelCard("classification", "class", method, parts.rows, seed, command, version("neuboots")),
+        ModelCard("classification", "class", method, splits.rows, seed, command),
         predictor,
         data.classes,
         ImagePreprocessing(channels, IMAGENET_STANDARDIZERS[channels], size),
         features,
-        MahalanobisScore.learn(known, unknown),
-        abstain,
+        MahalanobisScore.fit(train, held_out),
+        rule,
     )
-    figures = {} if parts.test is None else _figures(model, parts, num_samples)
+    metrics: dict[str, Any] = {}
+    if splits.test is not None:
+        tables, labels = [], []
+        for x, y in _iterate_batches(splits.test):
+            tables.append(model.predict(RowBatch({"row": np.arange(len(x))}, x), num_samples=num_samples))
+            labels.append(y)
+        assert splits.train.targets is not None, "images have classes"
+        majority = int(splits.train.targets.bincount().argmax())
+        metrics = compute_classification_metrics(PredictionTable.concatenate(tables), torch.cat(labels), majority)
     return replace(
-        model, card=replace(model.card, figures={**figures, "chosen": chosen, "files": notes, "notes": [promise]})
+        model, card=replace(model.card, metrics={**metrics, "chosen": chosen, "files": notes, "notes": [note]})
     )
 
 
-def _halves(held_out: LazyDataset) -> tuple[LazyDataset, LazyDataset]:
-    """Images that stop the training and set the temperature, and others that the promise comes from."""
-    if len(held_out) < 2:
-        return held_out, held_out
-    return held_out.take(range(0, len(held_out), 2)), held_out.take(range(1, len(held_out), 2))
+def _iterate_batches(dataset: LazyDataset) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(dataset), BATCH_SIZE):
+        rows = dataset.__getitems__(range(start, min(start + BATCH_SIZE, len(dataset))))
+        yield torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
 
 
-def _check_names(names: tuple[str, ...]) -> None:
-    """Can they be written to files, as they must?"""
-    for name in names:
-        if name != name.encode("utf-8", "replace").decode():
-            raise ValueError(f"got the class folder {name!r}, whose name is no UTF-8; expected one that is: rename it")
-
-
-def _source(part: Any) -> ImageFileSource:
-    """The files of a part; none, where there is no part."""
-    if not isinstance(part, LazyDataset):
+def _image_source(dataset: Any) -> ImageFileSource:
+    """The files of a split; none if there is no split."""
+    if not isinstance(dataset, LazyDataset):
         return ImageFileSource((), torch.zeros(0), 3, None)
-    assert isinstance(part.source, ImageFileSource)
-    return part.source
+    assert isinstance(dataset.source, ImageFileSource)
+    return dataset.source
 
 
-def _net(kind: type[nn.Module], channels: int, classes: int) -> nn.Module:
-    if kind is SmallCNN:
+def _make_net(net_class: type[nn.Module], channels: int, classes: int) -> nn.Module:
+    if net_class is SmallCNN:
         return SmallCNN(channels, classes, widths=(16, 32, 64, 128))
     return ResNet(classes, channels, blocks=(1, 1, 1, 1), widths=(16, 32, 64, 128), shortcut="projection")
 
 
-def _recipe(net: type[nn.Module], n: int, epochs: int | None, seed: int, progress: bool) -> TrainingConfig:
-    """Many passes over few images, fewer over many; steps enough for both."""
-    epochs = max(10, min(100, round(LOOKS[net] / n))) if epochs is None else check_int("epochs", epochs, minimum=1)
+def _training_config(net_class: Any, n: int, epochs: int | None, seed: int, progress: bool) -> TrainingConfig:
+    """Many epochs for few images, fewer for many."""
+    if epochs is None:
+        epochs = max(10, min(100, round(_MAX_EXAMPLES[net_class] / n)))
+    epochs = check_int("epochs", epochs, minimum=1)
     return TrainingConfig(
         epochs=epochs,
         batch_size=32 if n < 2000 else 64,
@@ -280,20 +277,4 @@ def _recipe(net: type[nn.Module], n: int, epochs: int | None, seed: int, progres
         seed=seed,
         patience=max(5, epochs // 3),
         progress=progress,
-    )
-
-
-def _figures(model: ImageModel, parts: ImageSplits, num_samples: int) -> dict[str, Any]:
-    """Of the test images, which neither the net nor a threshold has seen."""
-    assert parts.test is not None, "there are images to test with"
-    answers, labels = [], []
-    for x, y in iterate_batches(parts.test):
-        answers.append(model.predict(RowBatch({"row": np.arange(len(x))}, torch.stack(x)), num_samples=num_samples))
-        labels += y
-    columns = {name: np.concatenate([part.columns[name] for part in answers]) for name in answers[0].columns}
-    probs = torch.cat([part.probs for part in answers if part.probs is not None])
-    seen = parts.train.targets
-    assert seen is not None, "images have classes"
-    return compute_classification_metrics(
-        PredictionTable(columns, probs), torch.stack(labels), int(seen.bincount().argmax())
     )

@@ -1,156 +1,357 @@
-"""A model: a predictor and all that stands between it and the user's files, kept in one folder.
+"""Model: reads batches of rows from files and predicts them with uncertainty; the rule that rejects predictions.
 
-    read(source) → chunks of rows;   answer(chunk) → a column for each thing that is known of a row
+    read(source) → batches;   predict(batch) → columns such as prediction, std, ood_score, abstain
 
-There is one class for each kind of data (`kind`): tables, folders of images by class, folders of images and masks. A
-model is a folder of JSON and safetensors, never a pickle: it loads on any machine that has the library.
+    abstain:   confidence(x) < t,   t such that P(wrong | accepted) ≤ r with probability 1 − δ for new rows
+               std(x) > σ_y, or high(x) − low(x) > w, in a regression
+               ood_score(x) > 1
+
+t is fitted on held-out rows (`evaluation.selective`). A model is one artifact folder of JSON and safetensors.
 """
 
-import json
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from neuboots.prediction import Predictor
-from neuboots.serialization import atomic_folder, check_replaceable
+from neuboots import metrics
+from neuboots.prediction import Predictor, class_probabilities
+from neuboots.serialization import Artifact, ArtifactError, check_artifact_folder, read_artifact, write_artifact
 
-FORMAT = "neuboots model"
-VERSION = 1
 Task = Literal["classification", "regression", "segmentation"]
 Array = np.ndarray[Any, Any]
+
+MODEL_CLASSES = {
+    "table": ("neuboots.app.tabular", "TabularModel"),
+    "images": ("neuboots.app.images", "ImageModel"),
+    "masks": ("neuboots.app.masks", "MaskModel"),
+}
+"""Module and class of each kind of model; imported when a model of the kind is loaded."""
+
+DELTA = 0.1  # probability that the guarantee of the reject rule fails
+_MAX_SAMPLE_VALUES = 1 << 20  # values of replicates in memory at once
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a model was made from, and how it did on rows that it has not seen: what people ask of a model."""
+    """How a model was trained, and its metrics on the test split.
+
+    Args:
+        task: Task of the model.
+        target: Name of what is predicted.
+        method: Method of uncertainty quantification.
+        rows: Number of rows of the splits "train", "held out" and "test".
+        seed: Seed of splits, training and replicates.
+        command: Command line that repeats the training.
+        version: Version of neuboots.
+        metrics: Metrics of the test split and notes.
+    """
 
     task: Task
-    target: str  # the name of what is predicted
+    target: str
     method: str
-    rows: dict[str, int]  # of "train", "held out" and "test"
+    rows: dict[str, int]
     seed: int
-    command: str
-    version: str  # of neuboots
-    figures: dict[str, Any] = field(default_factory=dict)  # of the test rows, by name
+    command: str = ""
+    version: str = field(default_factory=lambda: version("neuboots"))
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """Some rows of a source, in its order."""
+    """Consecutive rows of a source.
 
-    keys: dict[str, Array]  # what tells the rows apart: {"row": 1, 2, …} of a table, {"file": …} of a folder
-    x: Any  # as `answer` takes it
-    y: Tensor | None = None  # where labels were asked for: classes (N,), or numbers (N, 1) in the user's units
-    notes: tuple[str, ...] = ()  # sentences for the user, such as "column 'town' has categories never seen …"
+    Args:
+        keys: What identifies the rows: {"row": 1, 2, …} of a table, {"file": …} of a folder, and copied columns.
+        x: Inputs as `Model.predict` takes them.
+        y: Labels if requested: classes (N,) or numbers (N, 1) in the user's units; −1 or NaN if unknown.
+        notes: Messages for the user.
+    """
+
+    keys: dict[str, Array]
+    x: Any
+    y: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.keys.values())))
 
 
-def unique_name(name: str, taken: Collection[str]) -> str:
-    """The name, with as many "input" before it as it takes to be none of those.
-
-    >>> unique_name("age", ["row"]), unique_name("row", ["row", "input row"])
-    ('age', 'input input row')
-    """
-    return unique_name(f"input {name}", taken) if name in taken else name
-
-
 @dataclass(frozen=True, eq=False)
 class PredictionTable:
-    """What a model says of the rows of a chunk: `columns` as they are written to a file, and what they come from.
+    """Predictions of a batch as columns.
 
-    Classification: prediction, probability, std, entropy, mutual_information, ood_score, abstain, and `probs`.
-    Regression: prediction, low, high, std, confidence_low, confidence_high, ood_score, abstain.
+    Classification: prediction, probability, std, entropy, mutual_information, ood_score, abstain. Regression:
+    prediction, low, high, std, confidence_low, confidence_high, ood_score, abstain.
+
+    Args:
+        columns: Columns by name, (N,) each.
+        probs: Class probabilities (N, C, *).
     """
 
     columns: dict[str, Array]
-    probs: Tensor | None = None  # (N, C)
+    probs: Tensor | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
+    def select(self, mask: Tensor) -> "PredictionTable":
+        """Return the rows where a Boolean mask (N,) is true."""
+        columns = {name: column[mask.numpy()] for name, column in self.columns.items()}
+        return PredictionTable(columns, None if self.probs is None else self.probs[mask])
+
+    @staticmethod
+    def concatenate(tables: "Sequence[PredictionTable]") -> "PredictionTable":
+        """Join tables with the same columns."""
+        columns = {name: np.concatenate([table.columns[name] for table in tables]) for name in tables[0].columns}
+        probs = [table.probs for table in tables if table.probs is not None]
+        return PredictionTable(columns, torch.cat(probs) if probs else None)
+
 
 class Model(ABC):
-    """A trained predictor together with how to read files for it and how to say what it found."""
+    """A trained predictor with the reading of files and the formatting of its predictions."""
 
     kind: ClassVar[str]
-    files: ClassVar[tuple[str, ...]]  # names in the folder, beside model.json
     card: ModelCard
 
     @property
     @abstractmethod
-    def predictor(self) -> Predictor: ...
+    def predictor(self) -> Predictor:
+        """The trained predictor."""
 
     @property
     @abstractmethod
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the probabilities; none for a regression."""
+        """Names of the classes in the order of the probabilities; empty for a regression."""
 
     @abstractmethod
     def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
-        """The rows of a file or folder, a chunk at a time; `iterate_labeled` asks for y as well."""
+        """Read a file or folder in batches, with labels if requested."""
 
     @abstractmethod
-    def predict(self, chunk: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
-        """What the model says of these rows, from B replicates; intervals are at this level."""
+    def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
+        """Predict a batch from B replicates; intervals have this level."""
 
     @abstractmethod
-    def _write(self, folder: Path) -> dict[str, Any]:
-        """Write `files`, and give what model.json holds of this kind."""
+    def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the config and tensors to save."""
 
     @classmethod
     @abstractmethod
-    def _read(cls, folder: Path, held: dict[str, Any], card: ModelCard) -> "Model":
-        """The model that `_write` wrote."""
+    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "Model":
+        """Return the model that was saved."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model to a folder; an earlier model there is replaced as a whole."""
-        with atomic_folder(folder, _all_files(), "a saved model") as aside:
-            held = self._write(aside)
-            text = {"format": FORMAT, "version": VERSION, "kind": self.kind, "card": asdict(self.card), **held}
-            (aside / "model.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
-
-
-MODEL_CLASSES: dict[str, Callable[[], type[Model]]] = {}
-"""The classes of models by kind; each is imported when a model of its kind is read."""
-
-
-def _all_files() -> set[str]:
-    return {"model.json", *(name for kind in MODEL_CLASSES.values() for name in kind().files)}
+        """Write the model to a folder; an earlier model there is replaced."""
+        config, tensors = self._to_artifact()
+        write_artifact(folder, {"model": self.kind, "card": asdict(self.card), **config}, tensors, kind="model")
 
 
 def check_model_folder(folder: str | os.PathLike[str]) -> None:
-    """Refuse now what `save` would refuse after the training: a folder of other files."""
-    check_replaceable(folder, _all_files(), "a saved model")
+    """Raise FileExistsError if a model could not be saved here; for a check before the training."""
+    check_artifact_folder(folder)
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:
-    """The model that `save` wrote to this folder, or a sentence that says what is wrong with it."""
-    source = Path(folder)
-    path = source / "model.json"
+    """Load a model.
+
+    Args:
+        folder: Folder written by `Model.save` or `neuboots fit`.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: If there is no model.
+        ArtifactError: If it is damaged.
+    """
+    artifact = read_artifact(folder, kind="model")
     try:
-        text = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{source} is no saved model; expected a folder written by neuboots fit") from None
-    except (ValueError, OSError) as fault:
-        raise ValueError(f"{path} cannot be read as JSON ({fault}); expected what neuboots fit wrote") from None
-    if not isinstance(text, dict) or text.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a model's; expected a folder written by neuboots fit")
-    if text.get("version") != VERSION or text.get("kind") not in MODEL_CLASSES:
-        raise ValueError(
-            f"{path} is of version {text.get('version')} and kind {text.get('kind')!r}; expected version {VERSION} and "
-            f"one of {', '.join(MODEL_CLASSES)}: load it with the release that wrote it"
+        module, name = MODEL_CLASSES[artifact.config["model"]]
+        card = ModelCard(**artifact.config["card"])
+        model: Model = getattr(import_module(module), name)._from_artifact(artifact, card)
+    except (FileNotFoundError, ArtifactError):
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ArtifactError(artifact.folder, f"{type(error).__name__}: {error}") from None
+    return model
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """Prefix a name with "input" until it is not taken.
+
+    Args:
+        name: The name.
+        taken: Names in use.
+
+    Returns:
+        The new name.
+
+    Example:
+        >>> unique_name("age", ["row"]), unique_name("row", ["row", "input row"])
+        ('age', 'input input row')
+    """
+    return unique_name(f"input {name}", taken) if name in taken else name
+
+
+def predict_classes(
+    predictor: Predictor, x: Tensor, class_values: Array, num_samples: int, *, seed: int = 0
+) -> PredictionTable:
+    """Predict class probabilities in bounded memory.
+
+    Args:
+        predictor: The predictor.
+        x: Inputs (N, …).
+        class_values: What to write for each class: (C,).
+        num_samples: Replicates B; members of an ensemble are not repeated.
+        seed: Seed of the replicates.
+
+    Returns:
+        Columns prediction, probability, std (of that probability over replicates), entropy and mutual_information.
+
+    Example:
+        >>> from neuboots.methods import DeterministicPredictor
+        >>> x = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+        >>> table = predict_classes(DeterministicPredictor(torch.nn.Identity()), x, np.array(["a", "b"]), 5)
+        >>> table.columns["prediction"].tolist(), table.columns["probability"].round(3).tolist()
+        (['a', 'a'], [0.5, 1.0])
+    """
+    num_samples = min(num_samples, predictor.num_distinct or num_samples)
+    outputs = predictor.summarize(x[:1], 1, seed=seed).mean.shape[1]
+    tables = []
+    for part in torch.split(x, max(1, _MAX_SAMPLE_VALUES // (num_samples * outputs))):
+        with torch.no_grad():
+            prediction = predictor.predict(part, num_samples, seed=seed)
+            probs = prediction.probs.float().cpu()  # (N, C)
+            labels = probs.argmax(1)
+            samples = class_probabilities(prediction.samples.float(), 2).cpu()  # (B, N, C)
+            chosen = samples.gather(2, labels[None, :, None].expand(len(samples), -1, 1))[..., 0]  # (B, N)
+            std = chosen.std(0) if len(chosen) > 1 else torch.zeros(len(labels))
+        columns = {
+            "prediction": class_values[labels.numpy()],
+            "probability": probs.amax(1).numpy(),
+            "std": std.numpy(),
+            "entropy": (prediction.entropy.float().cpu() + 0.0).numpy(),  # no −0
+            "mutual_information": prediction.mutual_information.float().cpu().numpy(),
+        }
+        tables.append(PredictionTable(columns, probs))
+    return PredictionTable.concatenate(tables)
+
+
+# -- rejection -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RejectRule:
+    """When a model abstains; thresholds are in the user's units.
+
+    Args:
+        confidence: Smallest accepted confidence; above 1 rejects every row.
+        width: Widest accepted 95 % interval.
+        std: Largest accepted standard deviation.
+        risk: Error rate that `confidence` was fitted for.
+
+    Example:
+        >>> rule = RejectRule(confidence=0.8)
+        >>> rule(ood_score=np.array([0.5, 0.5, 3.0]), confidence=np.array([0.9, 0.6, 0.9])).tolist()
+        [False, True, True]
+    """
+
+    confidence: float = 0.0
+    width: float = math.inf
+    std: float = math.inf
+    risk: float | None = None
+
+    def __call__(
+        self,
+        *,
+        ood_score: Array,
+        confidence: Array | None = None,
+        width: Array | None = None,
+        std: Array | None = None,
+    ) -> Array:
+        """Return which rows to reject: (N,)."""
+        reject = np.asarray(ood_score) > 1
+        if confidence is not None:
+            reject = reject | (confidence < self.confidence)
+        if width is not None:
+            reject = reject | (width > self.width)
+        if std is not None:
+            reject = reject | (std > self.std)
+        return reject
+
+    def config(self) -> dict[str, Any]:
+        """Return the finite thresholds for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None and math.isfinite(value)}
+
+
+def fit_reject_rule(
+    predictor: Predictor, held_out: Any, *, max_error: float, num_samples: int, seed: int
+) -> tuple[RejectRule, str]:
+    """Fit the confidence threshold that keeps the error of accepted predictions below `max_error`.
+
+    With too few held-out rows every in-distribution row is accepted and nothing is guaranteed; if the error cannot be
+    guaranteed, every row is rejected.
+
+    Args:
+        predictor: Trained classifier.
+        held_out: Rows (x, y) that were not trained on.
+        max_error: Error rate to guarantee.
+        num_samples: Replicates B.
+        seed: Seed of the replicates.
+
+    Returns:
+        The rule, and a note that describes its guarantee.
+    """
+    from neuboots.evaluation.selective import fit_risk_controlled_threshold
+
+    needed, count = math.ceil(math.log(DELTA) / math.log1p(-max_error)), len(held_out)
+    if count < needed:
+        return RejectRule(), (
+            f"{count:,} held-out rows are too few to guarantee an error of at most {max_error:.1%} ({needed:,} are "
+            "needed); the model abstains on out-of-distribution rows only"
         )
-    try:
-        return MODEL_CLASSES[text["kind"]]()._read(source, text, ModelCard(**text["card"]))
-    except (KeyError, TypeError) as fault:
-        raise ValueError(
-            f"{path} is damaged ({type(fault).__name__}: {fault}); expected what neuboots fit wrote"
-        ) from None
+    threshold = fit_risk_controlled_threshold(
+        predictor, held_out, risk=max_error, delta=DELTA, num_samples=num_samples, seed=seed, progress=False
+    ).threshold
+    if threshold == math.inf:
+        return RejectRule(2.0, risk=max_error), (
+            f"no confidence threshold guarantees an error of at most {max_error:.1%}; the model ALWAYS abstains: raise "
+            "the maximum error, or train on more rows"
+        )
+    confidence = max(0.0, threshold)
+    where = f"with a confidence of at least {confidence:.1%}" if confidence else "that are in distribution"
+    return RejectRule(confidence, risk=max_error), (
+        f"the model accepts rows {where}; at most {max_error:.1%} of their predictions are wrong, with probability "
+        f"{1 - DELTA:.0%}"
+    )
+
+
+def compute_classification_metrics(table: PredictionTable, y: Tensor, majority: int) -> dict[str, Any]:
+    """Compute the card's metrics of class predictions.
+
+    Args:
+        table: Predictions.
+        y: Labels (N,).
+        majority: Most frequent class of the training split.
+
+    Returns:
+        Metrics by name.
+    """
+    assert table.probs is not None, "classes have probabilities"
+    accepted, wrong = ~table.columns["abstain"], (table.probs.argmax(1) != y).numpy()
+    return {
+        **{name: float(getattr(metrics, name)(table.probs, y)) for name in ("error", "nll", "brier", "ece")},
+        "accepted": float(accepted.mean()),
+        "error_accepted": float(wrong[accepted].mean()) if accepted.any() else None,
+        "majority_error": float((y != majority).double().mean()),
+    }

@@ -1,19 +1,19 @@
-"""A model of a table: its schema, an estimator, and when to say "I don't know".
+"""Model of a table: schema, estimator, OOD score and reject rule.
 
-    file → frames of some rows → schema → x (N, C) → estimator → prediction, interval or probabilities, s(x), abstain
+    file → frames → schema.encode → x (N, C) → estimator → prediction, interval or probabilities, ood_score, abstain
 
-Rows are read, encoded and answered a chunk at a time: a table may be larger than memory. New tables have the columns of
-the training table by name, in any order and among others; the target is needed only where answers are compared with it.
+Rows are read, encoded and predicted in batches, so that a table may be larger than memory. New tables need the columns
+of the training table in any order; the target is needed only for evaluation.
 """
 
 import difflib
 import json
 import math
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,195 +22,213 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots.app.model import Array, Model, ModelCard, PredictionTable, RowBatch, unique_name
-from neuboots.app.rejection import (
-    MahalanobisScore,
+from neuboots._validation import ArgumentError, check_fraction, check_int
+from neuboots.app.model import (
+    Array,
+    Model,
+    ModelCard,
+    PredictionTable,
     RejectRule,
-    check_max_error,
+    RowBatch,
     compute_classification_metrics,
-    compute_regression_metrics,
     fit_reject_rule,
     predict_classes,
+    unique_name,
 )
-from neuboots.data import DatasetBundle, TableSchema, load_table
 from neuboots.data._common import format_names
 from neuboots.data.table_files import MAX_CHUNK_CELLS, MISSING_VALUES, TableFile, select_columns
-from neuboots.data.tabular import CategoricalColumn, NumericColumn, TargetColumn, canonical_text
+from neuboots.data.tabular import TableSchema, TargetColumn, canonical_text, load_table
+from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.prediction import Predictor
-from neuboots.serialization import load_tensors
+from neuboots.serialization import Artifact, ArtifactError
 
-LEVEL = 0.95  # of the interval whose width decides
-FAR = 1e6  # standard deviations: beyond, a row is as unusual as can be, and a net's sums might overflow
-ROWS = 1 << 14  # that are answered at once
-NAMED = 20  # columns in a sentence
-FEW = 20  # rows that may be numbered by chance
+LEVEL = 0.95  # level of the interval whose width the reject rule limits
+_MAX_STD = 1e6  # inputs are clipped, so that sums in the net do not overflow
+_MAX_TEST_BATCH = 1 << 14
+_MAX_NAMES = 20  # columns and values in a message
+_MIN_COUNTER_ROWS = 20  # fewer rows may be consecutive integers by chance
 
 
 @dataclass(frozen=True, eq=False)
 class TabularModel(Model):
-    """What answers rows of tables; `fit_table` makes one."""
+    """Model of a table; `fit_table` trains one.
+
+    Args:
+        card: Description.
+        schema: Encoding of the columns.
+        estimator: A fitted NeuBootsClassifier or NeuBootsRegressor.
+        ood: Out-of-distribution score of the estimator's inputs.
+        rule: When to abstain.
+    """
 
     kind: ClassVar[str] = "table"
-    files: ClassVar[tuple[str, ...]] = ("estimator", "arrays.safetensors")
 
     card: ModelCard
     schema: TableSchema
-    estimator: Any  # a NeuBootsClassifier or NeuBootsRegressor
-    unusual: MahalanobisScore
-    abstain: RejectRule
+    estimator: Any
+    ood: MahalanobisScore
+    rule: RejectRule
 
     @property
     def predictor(self) -> Predictor:
+        """The estimator's predictor."""
         predictor: Predictor = self.estimator.predictor_
         return predictor
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty for a regression."""
         return self.schema.target.classes
-
-    # -- rows ------------------------------------------------------------------------------------------
 
     def read(
         self, source: str | Path, *, with_labels: bool = False, keep: Sequence[str] | Literal["all"] = ()
     ) -> Iterator[RowBatch]:
-        """The rows of a CSV, Parquet or JSON Lines file, or of standard input ("-").
+        """Read the rows of a CSV, Parquet or JSON Lines file, or of standard input ("-").
 
-        A label that is missing, or a class that the model does not know, is −1; a missing number is NaN. `keep` names
-        columns to be carried along in `keys`, of a CSV as they are written. The last chunk has the notes: what was
-        missing or unknown, by column.
+        Unknown labels are −1 or NaN. The columns `keep` are copied to the keys, those of a CSV as they are written. The
+        last batch has notes on missing values and unknown categories.
         """
         file = TableFile.open(source)
         target = [self.schema.target.name] if with_labels else []
-        self._check(file, target)
-        kept = [name for name in file.names if name] if keep == "all" else list(dict.fromkeys(keep))
-        if lacking := [name for name in kept if name not in file.names]:
+        if missing := [name for name in (*self.schema.columns, *target) if name not in {*file.names}]:
+            close = difflib.get_close_matches(missing[0], list(filter(None, file.names)), 3, cutoff=0.0)
             raise ValueError(
-                f"got {format_names(lacking)} to keep, but {file.path} has {format_names(file.names, NAMED)}"
+                f"{file.path} has no column {format_names(missing, _MAX_NAMES)}, which the model needs"
+                f"{' as labels' if missing == target else ''}; its columns are similar to {format_names(close)}"
             )
-        return self._chunks(file, target, kept)
+        copied = [name for name in file.names if name] if keep == "all" else list(dict.fromkeys(keep))
+        if missing := [name for name in copied if name not in file.names]:
+            raise ArgumentError("keep", format_names(missing), f"columns of {format_names(file.names, _MAX_NAMES)}")
+        return self._read_batches(file, target, copied)
 
-    def _chunks(self, file: TableFile, target: list[str], kept: list[str]) -> Iterator[RowBatch]:
-        """The last chunk is known as such when there is no other: each waits for the next one."""
-        odd = _Odd(self.schema)
-        waiting: RowBatch | None = None
-        wanted = (*self.schema.columns, *target, *kept)
-        for frame in _pieces(file.frames(wanted, texts=self.schema.text_columns, raw=kept), len(self.schema.features)):
-            if waiting is not None:
-                yield waiting
-            keys = {"row": frame.index.to_numpy() + 1}
-            for name in kept:
-                keys[unique_name(name, keys)] = frame[name].to_numpy(dtype=object)
-            if file.format == "csv":
-                frame = self._understood(frame, {*kept}, file.decimal)
-            y = self.schema.read_target(frame) if target else None
-            odd.add(frame, y)
-            waiting = RowBatch(keys, self.schema.encode(frame).clamp_(-FAR, FAR), y)
-        assert waiting is not None, "a table without rows is refused"
-        yield replace(waiting, notes=odd.notes)
+    def _read_batches(self, file: TableFile, target: list[str], copied: list[str]) -> Iterator[RowBatch]:
+        issues, batch = _DataIssues(self.schema), None
+        size = max(1, MAX_CHUNK_CELLS // max(1, len(self.schema.features)))  # one-hot columns are many
+        columns = (*self.schema.columns, *target, *copied)
+        for chunk in file.frames(columns, texts=self.schema.text_columns, raw=copied):
+            for start in range(0, len(chunk), size):
+                frame = chunk[start : start + size]
+                if batch is not None:
+                    yield batch
+                keys = {"row": frame.index.to_numpy() + 1}
+                for name in copied:
+                    keys[unique_name(name, keys)] = frame[name].to_numpy(dtype=object)
+                if file.format == "csv":
+                    frame = self._parse_copied(frame, {*copied}, file.decimal)
+                y = self.schema.read_target(frame) if target else None
+                issues.add(frame, y)
+                batch = RowBatch(keys, self.schema.encode(frame).clamp_(-_MAX_STD, _MAX_STD), y)
+        assert batch is not None, "an empty table is an error"
+        yield replace(batch, notes=issues.notes)  # the last one
 
-    def _understood(self, frame: Any, kept: set[str], decimal: str) -> Any:
-        """Columns of a CSV that were kept as they are written, now as they are meant: with gaps and decimal points."""
-        for name in kept & {*self.schema.columns, self.schema.target.name} & {*frame.columns}:
+    def _parse_copied(self, frame: Any, copied: set[str], decimal: str) -> Any:
+        """Parse the columns of a CSV that were read as text because they are copied as well."""
+        for name in copied & {*self.schema.columns, self.schema.target.name} & {*frame.columns}:
             column = frame[name].mask(frame[name].isin(MISSING_VALUES))
             numeric = decimal != "." and any(name == number.name for number in self.schema.numbers)
             frame = frame.assign(**{name: column.str.replace(decimal, ".") if numeric else column})
         return frame
 
-    def _check(self, file: TableFile, target: list[str]) -> None:
-        """Are all columns there? Those that are not are named, with the nearest that are."""
-        there = {*file.names}
-        lacking = [name for name in (*self.schema.columns, *target) if name not in there]
-        if not lacking:
-            return
-        close = sorted(filter(None, file.names), key=lambda name: -_likeness(name, lacking[0]))[:3]
-        more = " for the truth to compare with" if lacking == target else ""
-        raise ValueError(
-            f"{file.path} lacks {len(lacking)} column(s): {format_names(lacking, NAMED)}; expected all that the model was "
-            f"trained on{more}: it has {format_names(close)}, if one of them was meant"
-        )
-
-    # -- answers ---------------------------------------------------------------------------------------
-
-    def predict(self, chunk: RowBatch, *, num_samples: int = 100, level: float = LEVEL) -> PredictionTable:
-        x = np.asarray(chunk.x)
+    def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = LEVEL) -> PredictionTable:
+        """Predict a batch from B replicates; intervals have this level."""
+        x = np.asarray(batch.x)
         inputs = self.estimator.inputs(x)
-        score = self.unusual.score(inputs)
-        num_samples = min(num_samples, self.predictor.num_distinct or num_samples)  # each member once
-        probs = None
+        score, probs = self.ood(inputs), None
         if self.classes:
-            said = predict_classes(self.predictor, inputs, num_samples, seed=self.card.seed)
-            probs = said.probs
-            columns = {
-                "prediction": class_values(self.schema.target)[said.labels.numpy()],
-                "probability": said.confidence.numpy(),
-                "std": said.std.numpy(),
-                "entropy": said.entropy.numpy(),
-                "mutual_information": said.mutual_information.numpy(),
-            }
-            unsure = self.abstain(ood_score=score, confidence=columns["probability"])
+            values = class_values(self.schema.target)
+            table = predict_classes(self.predictor, inputs, values, num_samples, seed=self.card.seed)
+            columns, probs = table.columns, table.probs
+            abstain = self.rule(ood_score=score, confidence=columns["probability"])
         else:
-            said = self.estimator.forecast(x, level=level, num_samples=num_samples)
+            num_samples = min(num_samples, self.predictor.num_distinct or num_samples)
+            forecast = self.estimator.forecast(x, level=level, num_samples=num_samples)
             names = ("low", "high", "std", "confidence_low", "confidence_high")
-            columns = {"prediction": said.mean, **{name: getattr(said, name) for name in names}}
+            columns = {"prediction": forecast.mean, **{name: getattr(forecast, name) for name in names}}
             width = None
-            if self.abstain.width < math.inf:  # whatever level is shown
-                usual = said if level == LEVEL else self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
-                width = usual.high - usual.low
-            unsure = self.abstain(ood_score=score, width=width, std=said.std)
-        columns |= {"ood_score": score, "abstain": unsure}
-        for name, values in columns.items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                row = chunk.keys["row"][int((~np.isfinite(values)).argmax())]
-                raise ValueError(f"the model's {name} for row {row} is no finite number; expected one: train it again")
+            if self.rule.width < math.inf:  # at the rule's own level
+                if level != LEVEL:
+                    forecast = self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
+                width = forecast.high - forecast.low
+            abstain = self.rule(ood_score=score, width=width, std=columns["std"])
+        columns |= {"ood_score": score, "abstain": abstain}
+        for name, column in columns.items():
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                row = batch.keys["row"][int((~np.isfinite(column)).argmax())]
+                raise ValueError(f"the {name} of row {row} is not finite; train the model again")
         return PredictionTable(columns, probs)
 
-    # -- files -----------------------------------------------------------------------------------------
-
-    def _write(self, folder: Path) -> dict[str, Any]:
-        from safetensors.torch import save_file
-
-        self.estimator.save(folder / "estimator")
-        save_file(self.unusual.state_dict(), folder / "arrays.safetensors")
-        return {"schema": json.loads(self.schema.to_json()), "abstain": self.abstain.config()}
+    def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        estimator, tensors = _pack_estimator(self.estimator)
+        config = {"schema": json.loads(self.schema.to_json()), "rule": self.rule.config(), "estimator": estimator}
+        return config, {f"ood.{name}": value for name, value in self.ood.state_dict().items()} | tensors
 
     @classmethod
-    def _read(cls, folder: Path, held: dict[str, Any], card: ModelCard) -> "TabularModel":
-        from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
-
-        schema = TableSchema.from_json(json.dumps(held["schema"]))
-        kind = NeuBootsClassifier if schema.target.classes else NeuBootsRegressor
-        try:
-            estimator = kind.load(folder / "estimator")
-            unusual = MahalanobisScore.from_config(load_tensors(folder / "arrays.safetensors"))
-            model = cls(card, schema, estimator, unusual, RejectRule.from_config(held["abstain"]))
-            model._check_fit(folder)
-        except (AttributeError, IndexError, RuntimeError) as fault:  # what was edited by hand may be of any type
-            raise ValueError(f"{folder} is damaged ({fault}); expected what neuboots fit wrote") from None
+    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "TabularModel":
+        schema = TableSchema.from_json(json.dumps(artifact.config["schema"]))
+        estimator = _unpack_estimator(artifact, bool(schema.target.classes))
+        ood = MahalanobisScore.from_state_dict(artifact.select("ood."))
+        model = cls(card, schema, estimator, ood, RejectRule(**artifact.config["rule"]))
+        consistent = estimator.n_features_in_ == len(schema.features) == ood.num_features
+        if model.classes:
+            consistent = consistent and len(estimator.classes_) == len(model.classes)
+        if not consistent:
+            raise ArtifactError(artifact.folder, "its parts are of different models")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.predict(RowBatch({"row": np.ones(1)}, torch.zeros(1, len(schema.features))), num_samples=2)
         return model
 
-    def _check_fit(self, folder: Path) -> None:
-        """Do the parts belong together?"""
-        numbers: tuple[NumericColumn | TargetColumn, ...] = (*self.schema.numbers, self.schema.target)
-        fits = self.estimator.n_features_in_ == len(self.schema.features) == len(self.unusual.mean)
-        fits = fits and all(0 < each.std < math.inf and math.isfinite(each.mean) for each in numbers)
-        if self.classes:
-            fits = fits and len(self.estimator.classes_) == len(self.classes)
-        if not fits or bool(self.classes) != (self.schema.target.task == "classification"):
-            raise ValueError(f"the parts of {folder} do not fit together; expected what one neuboots fit wrote")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are for the rows of a user
-            self.predict(RowBatch({"row": np.ones(1)}, torch.zeros(1, len(self.schema.features))), num_samples=2)
+
+def _pack_estimator(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return an estimator as JSON values and tensors, by the files that it saves."""
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "estimator")
+        estimator.save(path)
+        files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+        config = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.suffix == ".json"}
+        tensors = {
+            f"estimator/{name}/{key}": tensor
+            for name, file in files.items()
+            if file.suffix == ".safetensors"
+            for key, tensor in load_file(file).items()
+        }
+    return config, tensors
 
 
-def _likeness(name: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio()
+def _unpack_estimator(artifact: Artifact, is_classifier: bool) -> Any:
+    """Return the estimator that `_pack_estimator` packed."""
+    from safetensors.torch import save_file
+
+    from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+
+    files: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in artifact.select("estimator/").items():
+        file, _, key = name.partition(".safetensors/")
+        files.setdefault(f"{file}.safetensors", {})[key] = tensor
+    with tempfile.TemporaryDirectory() as folder:
+        for file, tensors in files.items():
+            Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, Path(folder, file))
+        for file, value in artifact.config["estimator"].items():
+            Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, file).write_text(json.dumps(value), encoding="utf-8")
+        return (NeuBootsClassifier if is_classifier else NeuBootsRegressor).load(folder)
 
 
 def class_values(target: TargetColumn) -> Array:
-    """The classes as the user writes them: whole numbers, True and False, other numbers, or texts: (C,).
+    """Return the classes as the user writes them: integers, Booleans, numbers or texts: (C,).
 
-    >>> class_values(TargetColumn("n", "number", "classification", ("0", "10"))).tolist()
-    [0, 10]
+    Args:
+        target: Target column of a classification.
+
+    Returns:
+        The values.
+
+    Example:
+        >>> class_values(TargetColumn("n", "number", "classification", ("0", "10"))).tolist()
+        [0, 10]
     """
     if target.kind == "boolean":
         return np.array([name == "True" for name in target.classes])
@@ -220,16 +238,9 @@ def class_values(target: TargetColumn) -> Array:
     return np.array(target.classes, dtype=object)
 
 
-def _pieces(frames: Iterator[Any], features: int) -> Iterator[Any]:
-    """Frames of so few rows that their inputs are few as well: a column may have hundreds of categories."""
-    size = max(1, MAX_CHUNK_CELLS // max(1, features))
-    for frame in frames:
-        yield from (frame[start : start + size] for start in range(0, len(frame), size))
-
-
 @dataclass
-class _Odd:
-    """What is missing and what is unknown in the rows so far, by column."""
+class _DataIssues:
+    """Missing values and unknown categories of the rows read so far, by column."""
 
     schema: TableSchema
     rows: int = 0
@@ -241,42 +252,43 @@ class _Odd:
         self.rows += len(frame)
         if y is not None and self.schema.target.classes:
             column = frame[self.schema.target.name]
-            self._note(column[(y < 0).numpy() & column.notna().to_numpy()], ())
+            self._count_unknown(column[(y < 0).numpy() & column.notna().to_numpy()], ())
         gaps = select_columns(frame, list(self.schema.columns)).isna().sum()
         self.missing.update({name: int(count) for name, count in gaps.items() if count})
         for column in self.schema.categories:
-            self._note(frame[column.name], column.values)
+            self._count_unknown(frame[column.name], column.values)
 
-    def _note(self, column: Any, known: Sequence[str]) -> None:
-        counts, usual = column.value_counts(), {*known, ""}
+    def _count_unknown(self, column: Any, known: Sequence[str]) -> None:
+        counts, accepted = column.value_counts(), {*known, ""}
         for value, count in zip(counts.index, counts, strict=True):
-            if (text := canonical_text(value)) not in usual:
+            if (text := canonical_text(value)) not in accepted:
                 self.unknown[column.name] += int(count)
-                some = self.examples.setdefault(column.name, [])
-                if text not in some and len(some) < NAMED:
-                    some.append(text)
+                examples = self.examples.setdefault(column.name, [])
+                if text not in examples and len(examples) < _MAX_NAMES:
+                    examples.append(text)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each column of unknown categories, and those for what is missing."""
-        said = [
-            f"column {name!r} has values that no training row had, in {count:,} of {self.rows:,} rows: "
+        notes = [
+            f"column {name!r} has values that are not in the training data, in {count:,} of {self.rows:,} rows: "
             f"{format_names(self.examples[name])}"
-            for name, count in self.unknown.most_common(NAMED)
+            for name, count in self.unknown.most_common(_MAX_NAMES)
         ]
-        if len(self.unknown) > NAMED:
-            said.append(f"{len(self.unknown) - NAMED:,} columns more have values that no training row had")
-        columns: tuple[NumericColumn | CategoricalColumn, ...] = (*self.schema.numbers, *self.schema.categories)
-        new = {column.name for column in columns if not column.missing}
-        for names, what in (
-            ([name for name in self.missing if name in new], "which no training row lacked (taken for usual ones)"),
-            ([name for name in self.missing if name not in new], "as in some training rows"),
+        if len(self.unknown) > _MAX_NAMES:
+            notes.append(
+                f"{len(self.unknown) - _MAX_NAMES:,} more columns have values that are not in the training data"
+            )
+        columns: tuple[Any, ...] = (*self.schema.numbers, *self.schema.categories)
+        complete = {column.name for column in columns if not column.missing}
+        for names, where in (
+            ([name for name in self.missing if name in complete], "columns without gaps in training (mean is imputed)"),
+            ([name for name in self.missing if name not in complete], "columns with gaps in training"),
         ):
             if names:
-                counts = ", ".join(f"{name!r} in {self.missing[name]:,}" for name in names[:NAMED])
-                more = f" and {len(names) - NAMED} columns more" if len(names) > NAMED else ""
-                said.append(f"of {self.rows:,} rows values are missing, {what}: {counts}{more}")
-        return tuple(said)
+                counts = ", ".join(f"{name!r} ({self.missing[name]:,})" for name in names[:_MAX_NAMES])
+                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+                notes.append(f"missing values in {where}, of {self.rows:,} rows: {counts}{more}")
+        return tuple(notes)
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -300,96 +312,145 @@ def fit_table(
     progress: bool = True,
     on_start: Callable[[TableSchema, Sequence[str]], None] | None = None,
 ) -> TabularModel:
-    """Learn the column `target` from the others; the card has the figures of a share of the rows kept for the `test`.
+    """Train a model that predicts a column of a table from the others.
 
-    Where the model does not abstain, at most `max_error` of its classes are to be wrong; numbers are answered where the
-    interval is at most `max_width` wide, or else where the standard deviation is below that of the training targets
-    themselves. `say` is told what was made of the columns before the training begins.
+    Args:
+        path: CSV, Parquet or JSON Lines file.
+        target: Column to predict.
+        task: Task; None infers it.
+        ignore: Columns to exclude.
+        max_categories: Text columns with more distinct values are excluded.
+        method: Method of uncertainty quantification.
+        epochs: Maximum number of epochs; None for the estimator's default.
+        test_fraction: Fraction of the rows for the metrics of the card.
+        max_error: Error rate of accepted class predictions to guarantee.
+        max_width: Widest accepted 95 % interval; None accepts standard deviations up to that of the targets.
+        num_samples: Replicates B.
+        seed: Seed of splits, training and replicates.
+        command: Command line for the card.
+        progress: Whether to show progress.
+        on_start: Called with the schema and notes before the training.
 
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp(), "pets.csv")
-    >>> lines = [f"{20 + k % 17},{'short' if k % 2 else 'long'},{k % 2 + k % 17 / 4}" for k in range(300)]
-    >>> _ = file.write_text("\\n".join(["weight,hair,price", *lines]), encoding="utf-8")
-    >>> model = fit_table(file, "price", epochs=2, num_samples=5, progress=False)
-    >>> model.card.task, model.card.rows
-    ('regression', {'train': 243, 'held out': 27, 'test': 30})
-    >>> answers = model.predict(next(model.read(file)))
-    >>> len(answers), list(answers.columns)[:4]
-    (300, ['prediction', 'low', 'high', 'std'])
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: If an argument is wrong or does not suit the table.
+
+    Example:
+        >>> file = Path(tempfile.mkdtemp(), "pets.csv")
+        >>> lines = [f"{20 + k % 17},{'short' if k % 2 else 'long'},{k % 2 + k % 17 / 4}" for k in range(300)]
+        >>> _ = file.write_text("\\n".join(["weight,hair,price", *lines]), encoding="utf-8")
+        >>> model = fit_table(file, "price", epochs=2, num_samples=5, progress=False)
+        >>> model.card.task, model.card.rows
+        ('regression', {'train': 243, 'held out': 27, 'test': 30})
+        >>> predictions = model.predict(next(model.read(file)))
+        >>> len(predictions), list(predictions.columns)[:4]
+        (300, ['prediction', 'low', 'high', 'std'])
     """
     from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 
-    check_max_error(max_error)
+    check_fraction("max_error", max_error)
+    check_fraction("test_fraction", test_fraction, zero=True)
+    for name, value, minimum in (("num_samples", num_samples, 2), ("seed", seed, 0), ("epochs", epochs, 1)):
+        if value is not None:
+            check_int(name, value, minimum=minimum)
     if max_width is not None and not 0 < max_width < math.inf:
-        raise ValueError(f"got max_width={max_width!r}; expected a width above 0, in the units of {target!r}")
+        raise ArgumentError("max_width", max_width, f"a positive number in the units of {target!r}")
     data = load_table(
-        path, target=target, task=task, ignore=ignore, val_fraction=0, test_fraction=test_fraction, seed=seed, drop_high_cardinality=True,
+        path,
+        target=target,
+        task=task,
+        ignore=ignore,
+        val_fraction=0,
+        test_fraction=test_fraction,
+        seed=seed,
         max_categories=max_categories,
-    )  # fmt: skip
-    schema = data.schema
-    assert schema is not None
-    x, y = _rows(data, "train")
+        drop_high_cardinality=True,
+    )
+    schema, standardizer = data.schema, data.target_standardizer
+    assert schema is not None, "a table has a schema"
+
+    def rows(split: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and targets in the user's units."""
+        if split is None:
+            return torch.empty(0, data.channels), torch.empty(0)
+        x, y = split.tensors
+        return x, y if standardizer is None else standardizer.inverse(y.double())
+
+    x, y = rows(data.train)
     if on_start is not None:
-        on_start(schema, _counters(schema, x))
-    kind = NeuBootsClassifier if data.classes else NeuBootsRegressor
+        on_start(schema, _find_counters(schema, x))
+    estimator_class = NeuBootsClassifier if data.classes else NeuBootsRegressor
     options: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
-    estimator = kind(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **options)
+    estimator = estimator_class(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **options)
     estimator.fit(x.numpy(), y.numpy() if data.classes else y.numpy()[:, 0])
-    held = torch.from_numpy(estimator.held_out_)
+    held_out = torch.from_numpy(estimator.held_out_)
     inputs = estimator.inputs(x.numpy())
     if data.classes:
-        rows = TensorDataset(inputs[held], y[held])
-        abstain, promise = fit_reject_rule(
-            estimator.predictor_, rows, max_error=max_error, num_samples=num_samples, seed=seed
+        validation = TensorDataset(inputs[held_out], y[held_out])
+        rule, note = fit_reject_rule(
+            estimator.predictor_, validation, max_error=max_error, num_samples=num_samples, seed=seed
         )
+    elif max_width is not None:
+        rule = RejectRule(width=max_width)
+        note = f"the model accepts {LEVEL:.0%} intervals of at most {max_width:.4g}"
     else:
-        abstain, promise = _narrow(y[:, 0], max_width)
-    counts = {"train": int((~held).sum()), "held out": int(held.sum()), "test": len(_rows(data, "test")[0])}
-    card = ModelCard(data.task, target, method, counts, seed, command, version("neuboots"))
-    model = TabularModel(card, schema, estimator, MahalanobisScore.learn(inputs[~held], inputs[held]), abstain)
-    return replace(model, card=replace(card, figures={**_figures(model, data, num_samples), "notes": [promise]}))
+        rule = RejectRule(std=float(y.std(correction=0)))
+        note = f"the model accepts standard deviations below that of the training targets, {rule.std:.4g}"
+    x_test, y_test = rows(data.test)
+    counts = {"train": int((~held_out).sum()), "held out": int(held_out.sum()), "test": len(x_test)}
+    card = ModelCard(data.task, target, method, counts, seed, command)
+    model = TabularModel(card, schema, estimator, MahalanobisScore.fit(inputs[~held_out], inputs[held_out]), rule)
+    metrics: dict[str, Any] = {}
+    if len(x_test):
+        batches = [RowBatch({"row": np.arange(len(part)) + 1}, part) for part in torch.split(x_test, _MAX_TEST_BATCH)]
+        table = PredictionTable.concatenate([model.predict(batch, num_samples=num_samples) for batch in batches])
+        if data.classes:
+            metrics = compute_classification_metrics(table, y_test, int(y.bincount().argmax()))
+        else:
+            metrics = compute_regression_metrics(table, y_test, schema.target.mean)
+    return replace(model, card=replace(card, metrics={**metrics, "notes": [note]}))
 
 
-def _counters(schema: TableSchema, x: Tensor) -> list[str]:
-    """A word on columns that number the rows: every new row would be unlike those."""
+def _find_counters(schema: TableSchema, x: Tensor) -> list[str]:
+    """Return a note for each column that seems to number the rows, which makes every new row out of distribution."""
     notes = []
     for k, column in enumerate(schema.numbers):
         values = np.sort(np.asarray(x[:, k].double() * column.std + column.mean))
-        whole = bool((np.abs(values - values.round()) < 0.1).all())
-        close = len(x) >= FEW and values[-1] - values[0] < 1.5 * len(x) and bool((np.diff(values) > 0.5).all())
-        if column.kind == "number" and not column.missing and whole and close:
-            notes.append(f"{column.name!r} seems to number the rows; if so leave it out: new rows have other numbers")
+        integer = bool((np.abs(values - values.round()) < 0.1).all())
+        dense = values[-1] - values[0] < 1.5 * len(x) and bool((np.diff(values) > 0.5).all())
+        if column.kind == "number" and not column.missing and integer and dense and len(x) >= _MIN_COUNTER_ROWS:
+            notes.append(f"{column.name!r} seems to number the rows; if so, exclude it")
     return notes
 
 
-def _rows(data: DatasetBundle, part: str) -> tuple[Tensor, Tensor]:
-    """x and y of a part; numbers in the user's units."""
-    found: Any = getattr(data, part)
-    if found is None:
-        return torch.empty(0, data.channels), torch.empty(0)
-    x, y = found.tensors
-    return x, y if data.target_standardizer is None else data.target_standardizer.inverse(y.double())
+def compute_regression_metrics(table: PredictionTable, y: Tensor, constant: float) -> dict[str, Any]:
+    """Compute the card's metrics of predicted numbers, in their units.
 
+    Args:
+        table: Predictions with intervals of level 0.95.
+        y: True values (N, 1).
+        constant: Mean of the training targets, as a baseline.
 
-def _narrow(y: Tensor, max_width: float | None) -> tuple[RejectRule, str]:
-    """Numbers are answered where the model says more than their spread does, which knows nothing of the row."""
-    if max_width is not None:
-        return RejectRule(width=max_width), f"it answers where its {LEVEL:.0%} interval is at most {max_width:.4g} wide"
-    std = float(y.std(correction=0))
-    return RejectRule(
-        std=std
-    ), f"it answers where its standard deviation is below that of the training targets, {std:.4g}"
+    Returns:
+        Metrics by name.
+    """
+    columns, truth = table.columns, y.double().numpy()[:, 0]
+    error, accepted = columns["prediction"] - truth, ~columns["abstain"]
+    squares = np.square(truth - truth.mean()).sum()
 
+    def rms(values: Array) -> float:
+        return float(np.sqrt(np.square(values).mean()))
 
-def _figures(model: TabularModel, data: DatasetBundle, num_samples: int) -> dict[str, Any]:
-    """Of the test rows, which neither the net nor a threshold has seen."""
-    x, y = _rows(data, "test")
-    if not len(x):
-        return {}
-    chunks = [RowBatch({"row": np.arange(len(some)) + 1}, some) for some in torch.split(x, ROWS)]
-    parts = [model.predict(chunk, num_samples=num_samples) for chunk in chunks]
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    if data.classes:
-        answers = PredictionTable(columns, torch.cat([part.probs for part in parts if part.probs is not None]))
-        return compute_classification_metrics(answers, y, int(_rows(data, "train")[1].bincount().argmax()))
-    return compute_regression_metrics(PredictionTable(columns), y, model.schema.target.mean, LEVEL)
+    return {
+        "rmse": rms(error),
+        "mae": float(np.abs(error).mean()),
+        "r2": float(1 - np.square(error).sum() / squares) if squares > 0 else None,
+        "level": LEVEL,
+        "coverage": float(((columns["low"] <= truth) & (truth <= columns["high"])).mean()),
+        "mean_width": float((columns["high"] - columns["low"]).mean()),
+        "accepted": float(accepted.mean()),
+        "rmse_accepted": rms(error[accepted]) if accepted.any() else None,
+        "baseline_rmse": rms(constant - truth),
+    }

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
-from neuboots._io import get_umask
 from neuboots._validation import ArgumentError
 
 if TYPE_CHECKING:
@@ -218,6 +216,7 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
     """Yield a function that writes a batch of columns; a file appears under its name when all is written.
 
     Example:
+        >>> import tempfile
         >>> folder = tempfile.mkdtemp()
         >>> with open_writer(f"{folder}/found.csv", "csv") as write:
         ...     write({"row": np.array([1, 2]), "kind": np.array(["cat", "dog, small"]), "ok": np.array([True, False])})
@@ -240,15 +239,15 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
             yield write
         return
     path = path.resolve()  # a symbolic link stays one
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "wb") as sink, make_writer(sink, form) as write:
+        with temporary.open("wb") as sink, make_writer(sink, form) as write:
             yield write
-        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~get_umask())
-        os.replace(temporary, path)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def evaluate_model(
 
     card, counts = model.card, RowCounts()
     reference = Reference(card.metrics, card.rows.get("test", 0), card.rows.get("held out", 0), card.target)
-    with progress_bar("evaluating", None, show=progress) as step:
+    with progress_bar("evaluating", None, enabled=progress) as step:
         if card.task == "segmentation":
             return _evaluate_masks(model, source, counts, reference, num_samples, step), counts
         batches = _iterate_labeled(model, source, counts, num_samples, level, step)
@@ -225,7 +225,7 @@ def _evaluate_classes(
     for _, _, predictions, labels in batches:
         y, probs = labels.long().flatten(), predictions.probs
         assert probs is not None, "a classifier predicts probabilities"
-        state = state + ClassificationMetrics.of(probs, y)
+        state = state + ClassificationMetrics.from_batch(probs, y)
         confidence, predicted = probs.max(1)
         columns = {name: torch.from_numpy(predictions.columns[name]).float() for name in SCORES}
         if len(model.classes) == 2:
@@ -260,7 +260,7 @@ def _evaluate_regression(
                         warnings.simplefilter("ignore", UserWarning)
                         table = model.predict(batch, num_samples=num_samples, level=other).select(known)
                 low, high = (torch.from_numpy(table.columns[name]).double() for name in ("low", "high"))
-                by_level[other] = by_level.get(other, 0) + IntervalMetrics.of(low, high, y, level=other)
+                by_level[other] = by_level.get(other, 0) + IntervalMetrics.from_batch(low, high, y, level=other)
         names = {"mean": "prediction", "std": "std", "low": "low", "high": "high", "ood_score": "ood_score"}
         numbers = {name: columns[column].double() for name, column in names.items()}
         sample.add(y=y, abstain=columns["abstain"], **numbers)

@@ -161,7 +161,8 @@ def describe_schema(
     data: str, schema: "TableSchema", notes: Sequence[str], *, task: str | None, ignore: Sequence[str]
 ) -> Iterator[str]:
     """Describe the inferred task and columns of a table, line by line."""
-    from neuboots.data.tabular import NUMBER_LIKE, format_names
+    from neuboots.data._common import format_names
+    from neuboots.data.tabular import NUMBER_LIKE
 
     target = schema.target
     other = "regression" if target.classes else "classification"
@@ -173,7 +174,7 @@ def describe_schema(
     else:
         yield f"  mean {target.mean:.4g}, standard deviation {target.std:.4g}"
     yield f"Features: {len(schema.numbers):,} numeric, date or Boolean and {len(schema.categories):,} categorical columns:"
-    lines = [line for line in str(schema).splitlines()[1:] if not line.endswith(": left out")]
+    lines = [line for line in str(schema).splitlines()[1:] if not line.endswith(": excluded")]
     yield from (f"  {line}" for line in islice(lines, _MAX_COLUMNS))
     if len(lines) > _MAX_COLUMNS:
         yield f"  … and {len(lines) - _MAX_COLUMNS:,} more columns"

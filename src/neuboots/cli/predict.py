@@ -93,7 +93,7 @@ class Predict:
         with (
             collect_warnings() as notes,
             open_writer(self.out, form) as write,
-            progress_bar("predicting", None, show=not is_device(self.out) and not self.json) as step,
+            progress_bar("predicting", None, enabled=not is_device(self.out) and not self.json) as step,
         ):
             for batch in read_batches(model, self.data, self.keep):
                 predictions = model.predict(batch, num_samples=self.num_samples, level=self.level)

@@ -197,7 +197,7 @@ class Suggest:
         if self.diverse and not diverse:
             notes.append(f"more than {MAX_DIVERSE_ROWS:,} rows are selected by score alone")
         selector = RowSelector(self.k, seed=self.seed, diverse=diverse)
-        with progress_bar("scoring", None, show=not self.json and self.out != "-") as step:
+        with progress_bar("scoring", None, enabled=not self.json and self.out != "-") as step:
             for batch in read_batches(model, self.pool, self.keep):
                 predictions = model.predict(batch, num_samples=self.num_samples)
                 columns = {**predictions.columns, **_second_class(predictions, model.classes)}

@@ -89,8 +89,8 @@ def build_classification_report(
         **{name: float(getattr(state, name)) for name in ("error", "accuracy", "nll", "brier", "ece", "mce")},
         **dict(zip(("error_low", "error_high"), interval, strict=True)),
         "adaptive_ece": float(state.adaptive_ece),
-        "mean_confidence": float(state.bins.confidence.sum()) / count,
-        "macro_f1": float(state.f1[state.confusion.occurs].mean()),
+        "mean_confidence": float(sample["confidence"].double().mean()),
+        "macro_f1": float(state.f1[state.occurs].mean()),
         "balanced_accuracy": float(state.recall[labels > 0].mean()),
         "auroc": _auroc(sample["second"], sample["truth"] == 1) if len(names) == 2 else None,
         "aurc": float(state.aurc),
@@ -227,7 +227,7 @@ def _plots(
     from neuboots.report import plots
 
     def risk_coverage(ax: Any) -> None:
-        curve = state.risk_coverage
+        curve = state.risk_coverage_curve
         thin = RiskCoverageCurve(*thin_curve(curve.coverage, curve.risk, curve.threshold))
         plots.plot_risk_coverage(ax, {"most confident first": thin})
         if metrics["error_accepted"] is not None:

@@ -74,8 +74,8 @@ def build_regression_report(
     """
     y, mean, std, abstain = (sample[name] for name in ("y", "mean", "std", "abstain"))
     r, inside = y - mean, (sample["low"] <= y) & (y <= sample["high"])
-    normal = RegressionMetrics.of(mean, std, y, level=level)
-    intervals = IntervalMetrics.of(sample["low"], sample["high"], y, level=level)
+    normal = RegressionMetrics.from_batch(mean, std, y, level=level)
+    intervals = IntervalMetrics.from_batch(sample["low"], sample["high"], y, level=level)
     variance, mse, coverage = float(y.var(correction=0)), float(r.square().mean()), float(intervals.coverage)
     correlation = _rank_correlation(std, r.abs())
     num_ood = int((sample["ood_score"] > 1).sum())
