@@ -72,7 +72,7 @@ class ImageModel(VisionModel):
 
     kind: ClassVar[str] = "images"
 
-    rule: RejectRule = RejectRule()
+    rule: RejectRule
 
     def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
         """Read the images below a folder, or a single one; with labels, those of class folders."""

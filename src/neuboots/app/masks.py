@@ -90,7 +90,7 @@ class MaskModel(VisionModel):
 
     kind: ClassVar[str] = "masks"
 
-    label_map: LabelMap = LabelMap((0, 1))
+    label_map: LabelMap
     min_confidence: float = 0.0
     max_uncertain_fraction: float = 1.0
 
