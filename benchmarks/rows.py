@@ -95,7 +95,7 @@ def dropout(scale: Scale) -> list[Row]:
     x = torch.randn(2 if scale.quick else 32, 3, 32, 32)
     watch = Watch()
     net.features = Watched(net.features, watch, training=False).eval()
-    predictor = MCDropout(rate=0.1, where="head").from_trained(net, x[:2])
+    predictor = MCDropout(rate=0.1, where="head").from_trained(net, (x[:2], torch.zeros(2)))
     runs: dict[str, Callable[[], object]] = {
         "plain": lambda: net(x),
         "predict": lambda: predictor.predict(x, num),

@@ -237,7 +237,7 @@ def check_folder(folder: Path, study: Study, scale: str) -> None:
         raise UsageError(f"{existing} is not a writable folder; choose another one with --out")
     stored, wanted = read_json(folder / SETTINGS), _identity(study, scale)
     if not _is_run(stored):
-        if existing == folder and any(not path.name.startswith(SETTINGS) for path in folder.iterdir()):
+        if existing == folder and any(not path.name.endswith(SETTINGS) for path in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no {SETTINGS} of a run; choose another one with --out")
         return
     before, now = ({"study": each["study"], "scale": each["scale"], **each["settings"]} for each in (stored, wanted))

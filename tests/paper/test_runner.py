@@ -92,53 +92,48 @@ def test_damaged_result_is_measured_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "settings.json.7.part").touch()
+    (tmp_path / ".part-7-settings.json").touch()
     run_squares(tmp_path)
     checkpoints = tmp_path / "units" / "k=1,seed=0"
     checkpoints.mkdir()  # its job is finished
-    (tmp_path / "units" / "k=1,seed=0.json.7.part").touch()
+    (tmp_path / "units" / ".part-7-k=1,seed=0.json").touch()
     run_squares(tmp_path)
     assert not checkpoints.exists()
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob(".part-*"))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_failed_job_is_named_and_the_others_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    measure = Squares.measure
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_failed_job_is_named_and_the_others_are_kept(tmp_path: Path, num_workers: int) -> None:
+    class Failing(Squares):
+        def measure(self, job: Job, context: RunContext) -> Rows:
+            if job == {"k": 1, "seed": 1}:
+                raise ZeroDivisionError("far off")
+            return super().measure(job, context)
 
-    def fail(self: Squares, job: Job, context: RunContext) -> Rows:
-        if job == {"k": 1, "seed": 1}:
-            raise ZeroDivisionError("far off")
-        return measure(self, job, context)
-
-    monkeypatch.setattr(Squares, "measure", fail)
     with pytest.raises(ZeroDivisionError, match="far off") as caught:
-        run_squares(tmp_path, num_workers=num_workers)
+        run_squares(tmp_path, Failing(seeds=(0, 1)), num_workers=num_workers)
     (note,) = caught.value.__notes__
     assert "k=1,seed=1" in note
     assert str(tmp_path / "units") in note
     assert (tmp_path / "units" / "k=1,seed=0.json").exists()
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_jobs_have_one_thread_and_timing_jobs_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    def threads(self: Squares, job: Job, context: RunContext) -> Rows:
-        return {"squares": [{"value": torch.get_num_threads()}]}
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_jobs_have_one_thread_and_timing_jobs_all(tmp_path: Path, num_workers: int) -> None:
+    class Threads(Squares):
+        def measure(self, job: Job, context: RunContext) -> Rows:
+            return {"squares": [{"value": torch.get_num_threads()}]}
 
-    monkeypatch.setattr(Squares, "measure", threads)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        run_squares(tmp_path, num_workers=num_workers)
+        run_squares(tmp_path, Threads(seeds=(0, 1)), num_workers=num_workers)
     finally:
         torch.set_num_threads(before)
     assert {(row["k"], row["value"]) for row in read_rows(tmp_path)} == {(0, 3), (1, 1)}
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_rows(tmp_path: Path) -> None:
     assert run_squares(tmp_path / "a").rows == run_squares(tmp_path / "b", num_workers=2).rows
 

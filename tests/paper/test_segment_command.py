@@ -292,8 +292,8 @@ def test_a_missing_set_says_where_it_was_looked_for(
 ) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
-    refused(capsys, out, run(data, tmp_path / "empty", out), 2, repr(data), str(tmp_path / "empty"), "to get it")
-    refused(capsys, out, run(data, tmp_path / "nowhere", out), 2, str(tmp_path / "nowhere"), "no folder")
+    refused(capsys, out, run(data, tmp_path / "empty", out), 2, repr(data), str(tmp_path / "empty"))
+    refused(capsys, out, run(data, tmp_path / "nowhere", out), 2, str(tmp_path / "nowhere"))
     refused(capsys, out, run(data, None, out), 2, repr(data), "NEUBOOTS_DATA")
 
 
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_read_is_named(
     masks = [encoded(np.zeros((8, 8)))] * 2
     write_split(tmp_path / "camvid/data", split, {"image": [b"half an ima"] * 2, "mask": masks})
     assert run("camvid", tmp_path, tmp_path / "out", *QUICK) == 2
-    assert f"neuboots: cannot read camvid, split {split}, row 0" in capsys.readouterr().err
+    assert f"neuboots: Cannot read camvid, split {split}, row 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_missing_extra_is_named(
 def measured(labels: list[int], guesses: list[int], entropy: list[float]) -> SegmentationReport:
     probs = torch.nn.functional.one_hot(torch.tensor(guesses), 2).float().T[None, :, None]
     values: Tensor = torch.tensor(entropy)[None, None]
-    return SegmentationReport.of(
+    return SegmentationReport.from_maps(
         SegmentationMaps(probs, values, values, values, 3, 0), torch.tensor(labels)[None, None]
     )
 

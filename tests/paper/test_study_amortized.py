@@ -79,9 +79,9 @@ def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
     study = AmortizedRegression(data=("diabetes",), widths=(4,), sizes=(50,), steps=1)
     row = study.measure({"data": "diabetes", "n": 50, "method": "neuboots", "seed": 0}, RunContext())["scores"][0]
     data = RunContext().load_data("diabetes", seed=0)
-    assert data.target is not None
-    y = data.target.inverse(load_rows(data.test).tensors[1])
-    spread = float((y - data.target.mean[0]).square().mean().sqrt())
+    assert data.target_standardizer is not None
+    y = data.target_standardizer.inverse(load_rows(data.test).tensors[1])
+    spread = float((y - data.target_standardizer.mean[0]).square().mean().sqrt())
     assert row["rmse"] == pytest.approx(spread, rel=0.35)
     assert row["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * spread**2) + 0.5, rel=0.05)
 

@@ -12,15 +12,14 @@ from neuboots.methods import METHODS
 from neuboots_paper.runner import run_study
 from neuboots_paper.studies import validity_curves as curves
 from neuboots_paper.studies.validity import Validity
+from neuboots_paper.studies.validity_report import band_checks, band_tables
 from neuboots_paper.studies.validity_summary import (
     IDEAL,
-    Found,
-    band_checks,
-    band_tables,
+    BandSummary,
     c4,
     jackknife,
-    student,
-    summaries,
+    student_quantile,
+    summarize,
 )
 from neuboots_paper.study import Rows, RunContext
 
@@ -35,7 +34,7 @@ def rng(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("noise", ["constant", "varying"])
 @pytest.mark.parametrize("function", ["smooth", "wiggly", "gap", "edge"])
 def test_curves(function: str, noise: str) -> None:
-    truth = curves.curve(function, noise)
+    truth = curves.make_problem(function, noise)
     x, y = truth.draw(20_000, seed=0, number=0).tensors
     assert float(x.abs().max()) <= 2.0
     assert bool((x.abs() < 0.5).any()) == (function != "gap")
@@ -44,12 +43,12 @@ def test_curves(function: str, noise: str) -> None:
         there = (x[:, 0].abs() > low) & (x[:, 0].abs() < high)
         expected = 0.3 if noise == "constant" else 0.1 + 0.2 * (low + high) / 2
         assert float(residual[there].std()) == pytest.approx(expected, rel=0.06)
-    mask = curves.inside(function, truth.grid[:, 0])
+    mask = curves.is_inside(function, truth.grid[:, 0])
     assert int(mask.sum()) == (28 if function == "gap" else 39)
 
 
 def test_band_rows_count_what_is_held() -> None:
-    truth = curves.curve("smooth", "constant")
+    truth = curves.make_problem("smooth", "constant")
     values = truth.values.double()
     mean = torch.stack([values, values + 1.0])
     std = torch.full((2, 39), 1 / curves.Z + 1e-5).double()
@@ -66,7 +65,7 @@ def test_bands_of_the_regressor_are_its_own() -> None:
     """Counted by hand from the intervals that it gives, with either band."""
     from neuboots.estimators import NeuBootsRegressor
 
-    job, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.curve("wiggly", "varying")
+    job, truth = {"function": "wiggly", "noise": "varying", "n": 60}, curves.make_problem("wiggly", "varying")
     rows = curves.regressor_rows(job, range(3, 5), 0, {"epochs": 8})
     for row, band in zip(rows, ("influence", "method"), strict=True):
         held, widths = [], []
@@ -82,7 +81,7 @@ def test_bands_of_the_regressor_are_its_own() -> None:
 
 def test_every_method_is_measured() -> None:
     """By its name, or in its forms; the plain net has no band."""
-    measured = {*curves.AROUND, *curves.FITTED, *curves.MORE, curves.TRUE}
+    measured = {*curves.POST_HOC, *curves.TRAINED, *curves.OTHERS, curves.BOOTSTRAP}
     ours = {name for name, entry in METHODS.items() if entry.predictor.__module__.startswith("neuboots.")}
     assert ours - measured == {"deterministic", "influence"}
     assert any(name.startswith("influence") for name in measured)
@@ -97,8 +96,8 @@ def made_rows(band: Tensor, true: Tensor, halves: tuple[Tensor, Tensor], **optio
     sets, places = band.shape
     held = [sets // 2] + [sets] * (places - 1)
     common = {"sets": sets, "error": [0.0] * places, "square": [0.04] * places}
-    bands = {**cell, **common, "method": curves.SIZED, "held": held, "std": band.mean(0).tolist()}
-    nets = {**cell, **common, "method": curves.TRUE, "held": held, "std": true.mean(0).tolist(), "members": 8}
+    bands = {**cell, **common, "method": curves.SCALED, "held": held, "std": band.mean(0).tolist()}
+    nets = {**cell, **common, "method": curves.BOOTSTRAP, "held": held, "std": true.mean(0).tolist(), "members": 8}
     nets |= {"stds": true.tolist(), "halves": [half.tolist() for half in halves]}
     nets |= {"away": torch.linspace(0.0, 4.0, sets * places).view(sets, places).tolist()}
     return {"bands": [{**bands, "stds": band.tolist()}], "true": [nets]}
@@ -115,36 +114,36 @@ def test_likeness_is_corrected_for_few_nets() -> None:
 
     halves = (noisy(0.3), noisy(0.3))
     true = (halves[0] + halves[1]) / 2
-    found = summaries(made_rows(shape.expand(sets, -1).clone(), true, halves))
-    mine = next(iter(found.values()))[curves.SIZED]
+    found = summarize(made_rows(shape.expand(sets, -1).clone(), true, halves))
+    mine = next(iter(found.values()))[curves.SCALED]
     assert mine.likeness is not None
     assert mine.likeness[0] == pytest.approx(1.0, abs=4 * mine.likeness[1])
     plain = torch.corrcoef(torch.stack([shape.expand(sets, -1).flatten(), true.flatten()]))[0, 1]
     assert float(plain) < 0.6
-    blurred = summaries(made_rows(noisy(0.3), true, halves))
-    assert next(iter(blurred.values()))[curves.SIZED].likeness[0] < 0.5  # type: ignore[index]
+    blurred = summarize(made_rows(noisy(0.3), true, halves))
+    assert next(iter(blurred.values()))[curves.SCALED].likeness[0] < 0.5  # type: ignore[index]
 
 
 def test_relative_width_is_at_the_same_coverage() -> None:
     flat = torch.full((10, 39), 0.2)
     rows = made_rows(2 * flat, flat, (flat, flat))
-    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    mine = next(iter(summarize(rows).values()))[curves.SCALED]
     assert mine.coverage == pytest.approx(1 - 0.5 / 39)
     level = 1 - 0.5 / 39
     scale = 4.0 * level / curves.Z  # `away` is uniform on (0, 4), with standard deviations of eight nets
-    scale *= student(level) / student(level, 8) / c4(8)
+    scale *= student_quantile(level) / student_quantile(level, 8) / c4(8)
     assert mine.relative_width is not None
     assert mine.relative_width[0] == pytest.approx(2 / scale, rel=1e-3)
     assert mine.worst == (0.5, pytest.approx(-1.9))
-    assert mine.size == pytest.approx(2.0)
+    assert mine.std / mine.mean_curve_std == pytest.approx(2.0)
 
 
 def test_parts_are_weighed_by_their_data_sets() -> None:
     flat = torch.full((10, 39), 0.2)
     first, second = made_rows(flat, flat, (flat, flat)), made_rows(3 * flat[:5], flat[:5], (flat[:5], flat[:5]), seed=1)
     rows: Rows = {"bands": first["bands"] + second["bands"], "true": first["true"]}
-    mine = next(iter(summaries(rows).values()))[curves.SIZED]
-    assert isinstance(mine, Found)
+    mine = next(iter(summarize(rows).values()))[curves.SCALED]
+    assert isinstance(mine, BandSummary)
     assert mine.sets == 15
     assert mine.std == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
     assert float(mine.rate[0]) == pytest.approx(7 / 15)
@@ -160,11 +159,11 @@ def test_the_ideal_band_knows_the_curve_and_misses_by_its_bias() -> None:
     rows["bands"] = [
         {**row, "error": bias.tolist(), "square": (bias.square() + spread.square()).tolist()} for row in rows["bands"]
     ]
-    ideal = next(iter(summaries(rows).values()))[curves.SIZED].ideal
+    ideal = next(iter(summarize(rows).values()))[curves.SCALED].ideal
     drawn = bias + spread * torch.randn(100_000, 39, generator=generator)
     held = (drawn.abs() <= curves.Z * spread).double().mean(0)
     assert bool(((ideal.rate - held).abs() <= 5 * (held * (1 - held) / len(drawn)).sqrt() + 1e-4).all())
-    assert ideal.size == pytest.approx(1.0)
+    assert ideal.std / ideal.mean_curve_std == pytest.approx(1.0)
 
 
 def true_nets(nets: int, sets: int, own: float) -> tuple[Rows, Tensor]:
@@ -178,21 +177,21 @@ def true_nets(nets: int, sets: int, own: float) -> tuple[Rows, Tensor]:
     std = (1.0 + 0.15 * x.square() + own * own_bumps).double().clamp_min(0.2)
     error = std * torch.randn(sets, 39, generator=generator).double()  # of the mean of very many nets
     outputs = error[:, None] + std[:, None] * torch.randn(sets, nets, 39, generator=generator).double()
-    truth = curves.curve("smooth", "constant")
+    truth = curves.make_problem("smooth", "constant")
     outputs = (
         outputs + truth.values.double() + (error - (outputs.mean(1)))[:, None]
     )  # the noise of the mean is left out
     cell = {"function": "smooth", "noise": "constant", "width": 8, "n": 30, "seed": 0}
-    band = curves.band_row(curves.SIZED, truth.values.double() + error, std, truth, sets)
-    return {"bands": [{**cell, **band}], "true": [{**cell, **curves.true_row(outputs, truth)}]}, std
+    band = curves.band_row(curves.SCALED, truth.values.double() + error, std, truth, sets)
+    return {"bands": [{**cell, **band}], "true": [{**cell, **curves.bootstrap_row(outputs, truth)}]}, std
 
 
 @pytest.mark.parametrize("nets", [6, 10, 100])
 def test_few_nets_of_the_true_bootstrap_change_no_figure_in_the_mean(nets: int) -> None:
     """A band with its very standard deviation: as wide, perfectly alike; and it covers as one of very many nets."""
     rows, _ = true_nets(nets, 500, own=0.1)
-    methods = next(iter(summaries(rows).values()))
-    mine, true = methods[curves.SIZED], methods[curves.TRUE]
+    methods = next(iter(summarize(rows).values()))
+    mine, true = methods[curves.SCALED], methods[curves.BOOTSTRAP]
     assert mine.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
     assert true.coverage == pytest.approx(0.95, abs=5 * math.sqrt(0.95 * 0.05 / (500 * 39)))
     for found in (mine.relative_width, mine.likeness):
@@ -205,15 +204,15 @@ def test_few_nets_of_the_true_bootstrap_change_no_figure_in_the_mean(nets: int) 
 def test_a_band_that_is_the_same_for_all_sets_is_at_most_so_alike(own: float) -> None:
     """That of the mean standard deviation reaches it; bumps of single data sets lower it."""
     rows, std = true_nets(10, 500, own)
-    mine = next(iter(summaries(rows).values()))[curves.SIZED]
+    mine = next(iter(summarize(rows).values()))[curves.SCALED]
     same = std.mean(0, keepdim=True).expand_as(std)
     rows["bands"] = [{**row, "stds": same.tolist()} for row in rows["bands"]]
-    mean = next(iter(summaries(rows).values()))[curves.SIZED]
-    assert mine.most_alike is not None
+    mean = next(iter(summarize(rows).values()))[curves.SCALED]
+    assert mine.max_likeness is not None
     assert mean.likeness is not None
-    assert mean.likeness[0] == pytest.approx(mine.most_alike[0], abs=0.02)
+    assert mean.likeness[0] == pytest.approx(mine.max_likeness[0], abs=0.02)
     expected = same.var(1).mean().sqrt() / std.var(1).mean().sqrt()
-    assert mine.most_alike[0] == pytest.approx(float(expected), abs=4 * mine.most_alike[1])
+    assert mine.max_likeness[0] == pytest.approx(float(expected), abs=4 * mine.max_likeness[1])
 
 
 def test_shapes_that_have_nothing_in_common_are_alike_by_nothing_within_the_error() -> None:
@@ -229,7 +228,7 @@ def test_shapes_that_have_nothing_in_common_are_alike_by_nothing_within_the_erro
         }
         for row in rows["true"]
     ]
-    found = next(iter(summaries(rows).values()))[curves.SIZED].most_alike
+    found = next(iter(summarize(rows).values()))[curves.SCALED].max_likeness
     assert found is not None
     assert found[1] > 0.0
     assert abs(found[0]) < 0.3
@@ -260,7 +259,7 @@ def test_a_mark_that_is_met_exactly_is_met() -> None:
     flat = torch.full((200, 39), 0.2)
     rows = made_rows(flat, flat, (flat, flat), function="gap")
     rows["bands"] = [{**row, "held": [186] * 39} for row in rows["bands"]]
-    assert next(iter(summaries(rows).values()))[curves.SIZED].coverage < 0.93
+    assert next(iter(summarize(rows).values()))[curves.SCALED].coverage < 0.93
     assert str(band_checks(rows)[0]).startswith("holds")
     assert band_tables(rows)[0].rows[0][5].text == "0"
     rows["bands"] = [{**row, "held": [185] + [186] * 38} for row in rows["bands"]]
@@ -279,14 +278,14 @@ def test_at_a_glance_a_width_has_a_line() -> None:
     edge = made_rows(flat, flat, (flat, flat), function="edge")["bands"]  # shown elsewhere, and not in the mark
     line, ideal = band_tables({**rows, "bands": rows["bands"] + edge})[0].rows
     shown = [cell.text for cell in line]
-    assert shown[:6] == [curves.SIZED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
+    assert shown[:6] == [curves.SCALED, "8", "2", "80.0 to 95.0", "80.0 to 95.0", "1"]
     assert shown[8] == "59 to 59"  # `away` is uniform on (0, 4), and Student's quantile of eight nets is 2.36
     assert [cell.text for cell in ideal][:6] == [IDEAL, "8", "2", "95.0 to 95.0", "95.0 to 95.0", "0"]
 
 
 def test_costs_are_in_trainings_and_judged() -> None:
     flat = torch.full((10, 39), 0.2)
-    seconds = {curves.SIZED: 4.2, curves.WHOLE: 0.2, "neuboots": 3.0}
+    seconds = {curves.SCALED: 4.2, curves.WHOLE: 0.2, "neuboots": 3.0}
     costs = [{"method": name, "width": 8, "plain": 2.0, "seconds": value} for name, value in seconds.items()]
     rows = {**made_rows(flat, flat, (flat, flat)), "cost": costs}
     said = [str(verdict) for verdict in band_checks(rows) if "plain trainings" in verdict.claim]
@@ -315,13 +314,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_smoke(run: Any) -> None:
     assert {"bands", "true", "cost", "classes", "regressor"} <= set(run.rows)
     methods = {row["method"] for row in run.rows["bands"]}
-    assert methods == {curves.SIZED, *curves.AROUND, *curves.FITTED, *curves.MORE}
+    assert methods == {curves.SCALED, *curves.POST_HOC, *curves.TRAINED, *curves.OTHERS}
     chapter = run.section()
     assert len(chapter.checks) >= 5
     assert {"coverage", "methods"} <= set(chapter.plots)
     for table in chapter.tables:
         assert table.rows, table.title
-    assert chapter.tables[0].title.startswith("At a glance")
+    assert chapter.tables[0].title.startswith("Overview")
     assert "sized by a second training" in chapter.tables[1].title
     assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.checks)
 
@@ -331,7 +330,7 @@ def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
     job = next(job for job in study.jobs() if job["part"] == "bands")
     again = study.measure(job, RunContext())["bands"]
     rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in job.items())]
-    assert [row["method"] for row in rows] == [curves.WHOLE, curves.SIZED]
+    assert [row["method"] for row in rows] == [curves.WHOLE, curves.SCALED]
     assert [{key: row[key] for key in found} for row, found in zip(rows, again, strict=True)] == again
 
 

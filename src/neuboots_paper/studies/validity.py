@@ -1,36 +1,42 @@
-"""Beyond the paper: whose band is right everywhere, and what does it cost?
+"""Beyond the paper: coverage of confidence bands at every x, and their cost.
 
-    coverage(x), width(x), likeness to a true bootstrap: of every method, for known curves
-    distance of the replicates from a true bootstrap's: of every method, for classes
+    coverage(x), width(x) and likeness to a true bootstrap of every method, on synthetic regressions
+    distance of the replicates from those of a true bootstrap, of every method, for classification
 
-Curves lie in `validity_curves`, what is said of them in `validity_summary`, `validity_tables`, `validity_verdicts` and
-`validity_figures`, classes in `validity_classes`. Rules of the influence bootstrap were chosen on curves of this kind,
-but on other data sets (docs/decisions/0010).
+Regression is measured by `validity_curves`, summarized by `validity_summary` and reported by `validity_report`;
+classification is in `validity_classes`. Rules of the influence bootstrap were chosen on problems of this kind, but on
+other datasets (docs/decisions/0010).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from neuboots._prng import derive_seed
+from neuboots._prng import derive_keys, derive_seed
+from neuboots.evaluation.coverage import SyntheticRegression
 from neuboots.prediction import Predictor
 from neuboots.report.checks import Check
 from neuboots.report.tables import Table
+from neuboots.training import TrainingConfig
+from neuboots.weights import Dirichlet
 from neuboots_paper.studies import validity_classes as classes
 from neuboots_paper.studies import validity_curves as curves
-from neuboots_paper.studies.validity_summary import band_checks, band_plots, band_tables
+from neuboots_paper.studies.validity_report import band_checks, band_plots, band_tables
 from neuboots_paper.study import BEYOND_PAPER, Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = tuple[str, str, int, int]  # function, noise, width, n
+CellKey = tuple[str, str, int, int]  # function, noise, width, n
+
+_DATA_SEED = 0  # of the datasets: all jobs use the same ones
 
 _CASES = tuple((function, noise) for function in ("smooth", "wiggly", "gap") for noise in ("constant", "varying"))
-_GRID: tuple[Cell, ...] = tuple(
+_GRID: tuple[CellKey, ...] = tuple(
     (*case, width, n) for width in (64, 256, 500) for n in (300, 100, 1000) for case in _CASES
 )
 
@@ -47,15 +53,15 @@ class Validity(Study):
         "95 % of the time, at every x inside the data, and is no wider than it need be."
     )
 
-    cells: tuple[Cell, ...] = (*_GRID, ("edge", "constant", 64, 1000))
-    others: tuple[Cell, ...] = (  # where the other methods are measured
+    cells: tuple[CellKey, ...] = (*_GRID, ("edge", "constant", 64, 1000))
+    others: tuple[CellKey, ...] = (  # where the other methods are measured
         ("smooth", "constant", 64, 300),
         ("wiggly", "varying", 64, 300),
         ("gap", "constant", 64, 300),
         ("smooth", "constant", 256, 300),
         ("smooth", "constant", 500, 300),
     )
-    more: Cell = ("smooth", "constant", 64, 300)  # where all the rest are
+    more: CellKey = ("smooth", "constant", 64, 300)  # where all the rest are
     more_each: int = 5
     sets_each: int = 50  # data sets of a seed
     others_each: tuple[tuple[int, int], ...] = ((64, 10), (256, 5), (500, 3))  # the same, by width
@@ -93,22 +99,24 @@ class Validity(Study):
     def jobs(self) -> list[Job]:
         found: list[Job] = []
         for seed in self.seeds:
-            found += [{"part": "bands", **_named(cell), "seed": seed} for cell in self.cells]
+            found += [{"part": "bands", **_name_cell(cell), "seed": seed} for cell in self.cells]
             if seed in self._classes.seeds:
                 found += [{"part": "classes", "data": data, "seed": seed} for data in self._classes.data]
-            found += [{"part": "around", **_named(cell), "seed": seed} for cell in self.others]
+            found += [{"part": "around", **_name_cell(cell), "seed": seed} for cell in self.others]
             found += [
-                {"part": "fitted", "method": method, **_named(cell), "seed": seed}
+                {"part": "fitted", "method": method, **_name_cell(cell), "seed": seed}
                 for cell in self.others
-                for method in curves.FITTED
+                for method in curves.TRAINED
             ]
-            found += [{"part": "more", "method": method, **_named(self.more), "seed": seed} for method in curves.MORE]
+            found += [
+                {"part": "more", "method": method, **_name_cell(self.more), "seed": seed} for method in curves.OTHERS
+            ]
             found += [
                 {"part": "regressor", "function": function, "noise": noise, "n": n, "seed": seed}
                 for function, noise, n in self.regressor_cells
             ]
             if seed == self.seeds[0]:
-                found += [{"part": "true", **_named(cell), "seed": seed} for cell in self.cells]
+                found += [{"part": "true", **_name_cell(cell), "seed": seed} for cell in self.cells]
                 found += [{"part": "cost", "width": width, "seed": seed} for width in self.cost_widths]
         return found
 
@@ -116,103 +124,26 @@ class Validity(Study):
         return bool(job["part"] == "cost")
 
     def measure(self, job: Job, context: RunContext) -> Rows:
-        if job["part"] == "classes":
+        part = job["part"]
+        if part == "classes":
             return {"classes": classes.measure(job["data"], job["seed"], self._classes, context)}
-        parts: dict[str, Callable[[Job], Rows]] = {
-            "bands": self._bands,
-            "around": self._around,
-            "fitted": self._fitted,
-            "more": self._more,
-            "regressor": self._regressor,
-            "true": self._true,
-            "cost": self._cost,
-        }
-        return parts[job["part"]](job)
-
-    def _bands(self, job: Job) -> Rows:
-        """The influence bootstrap of the whole net, and the same with its size set by a second training."""
-        first, config = job["seed"] * self.sets_each, self.training.config(job["n"], _DATA)
-        numbers = range(first, first + self.sets_each)
-        others = curves.replicates_of(job, numbers, self.training, _DATA)
-        whole: list[tuple[Tensor, Tensor]] = []
-        sized: list[tuple[Tensor, Tensor]] = []
-        for (data, net), other in zip(curves.plain_nets(job, numbers, self.training, _DATA), others, strict=True):
-            for found, predictor in zip((whole, sized), curves.whole_and_sized(net, other, data, config), strict=True):
-                found.append(self._moments(job, predictor))
-        return {
-            "bands": [self._row(job, curves.WHOLE, whole, first), self._row(job, curves.SIZED, sized, first)],
-        }
-
-    def _around(self, job: Job) -> Rows:
-        """The other methods that go around a trained net, all around the same."""
-        each, config = self._of(self.others_each, job), self.training.config(job["n"], _DATA)
-        first = job["seed"] * each
-        pairs = curves.plain_nets(job, range(first, first + each), self.training, _DATA)
-        rows = []
-        for name, make in curves.AROUND.items():
-            if name != curves.WHOLE:
-                found = [
-                    self._moments(job, make().from_trained(net, data, batch_size=config.batch_size, seed=config.seed))
-                    for data, net in pairs
-                ]
-                rows.append(self._row(job, name, found, first))
-        return {"bands": rows}
-
-    def _moments(self, job: Job, predictor: Predictor) -> tuple[Tensor, Tensor]:
-        return curves.moments_of(predictor, curves.curve(job["function"], job["noise"]).grid, self.num_samples)
-
-    def _row(self, job: Job, method: str, moments: Sequence[tuple[Tensor, Tensor]], first: int) -> dict[str, Any]:
-        """With the widths of every band of a data set that has a true bootstrap."""
-        kept = max(0, self._of(self.true_sets, job) - first)
-        mean, std = (torch.stack(part) for part in zip(*moments, strict=True))
-        return curves.band_row(method, mean, std, curves.curve(job["function"], job["noise"]), kept)
-
-    def _fitted(self, job: Job) -> Rows:
-        return self._trained(job, curves.FITTED, self._of(self.others_each, job))
-
-    def _more(self, job: Job) -> Rows:
-        return self._trained(job, curves.MORE, self.more_each)
-
-    def _trained(self, job: Job, methods: Mapping[str, Callable[[], Any]], each: int) -> Rows:
-        """A method with a training of its own."""
-        truth = curves.curve(job["function"], job["noise"])
-        first, found = job["seed"] * each, []
-        for number in range(first, first + each):
-            data = truth.draw(job["n"], seed=_DATA, number=number)
-            config = self.training.config(job["n"], derive_seed(_DATA, "net", number))
-            predictor = methods[job["method"]]().fit(curves.net_of(job["width"]), data, config)
-            found.append(self._moments(job, predictor))
-        return {"bands": [self._row(job, job["method"], found, first)]}
-
-    def _regressor(self, job: Job) -> Rows:
-        """The estimator, which has a net and a training of its own."""
-        first = job["seed"] * self.regressor_each
-        numbers = range(first, first + self.regressor_each)
-        return {"regressor": curves.regressor_rows(job, numbers, _DATA, dict(self.regressor_options))}
-
-    def _true(self, job: Job) -> Rows:
-        """A true random-weight bootstrap of the first few data sets."""
-        truth, members = curves.curve(job["function"], job["noise"]), self._of(self.members, job)
-        outputs = torch.stack(
-            [
-                curves.true_members(job, number, members, self.training, _DATA)
-                for number in range(self._of(self.true_sets, job))
-            ]
-        )  # (R, K, N)
-        return {"true": [curves.true_row(outputs, truth)]}
-
-    def _cost(self, job: Job) -> Rows:
-        """Seconds of one training, and of each method's work after it or with it, at n = 300."""
-        methods = (
-            *curves.TWO_NETS,
-            *curves.AROUND,
-            *curves.FITTED,
-            *(curves.MORE if job["width"] == self.more[2] else ()),
-        )
-        return {"cost": curves.cost_rows(job["width"], self.training, self.num_samples, methods)}
-
-    def _of(self, by_width: tuple[tuple[int, int], ...], job: Job) -> int:
-        return dict(by_width)[job["width"]]
+        if part == "regressor":
+            first = job["seed"] * self.regressor_each
+            numbers = range(first, first + self.regressor_each)
+            return {part: curves.regressor_rows(job, numbers, _DATA_SEED, dict(self.regressor_options))}
+        if part == "cost":
+            others = curves.OTHERS if job["width"] == self.more[2] else ()
+            methods = (*curves.CALIBRATED, *curves.POST_HOC, *curves.TRAINED, *others)
+            return {part: curves.cost_rows(job["width"], self.training, self.num_samples, methods)}
+        cell = _Cell(self, job, curves.make_problem(job["function"], job["noise"]))
+        if part == "true":
+            return {part: [cell.true_bootstrap()]}
+        if part == "bands":
+            return {"bands": cell.influence_bands()}
+        if part == "around":
+            return {"bands": cell.post_hoc_bands()}
+        each = dict(self.others_each)[job["width"]] if part == "fitted" else self.more_each
+        return {"bands": [cell.trained_band({**curves.TRAINED, **curves.OTHERS}[job["method"]], each)]}
 
     def tables(self, rows: Rows) -> list[Table]:
         return [*band_tables(rows), *classes.tables(rows.get("classes", []))]
@@ -251,8 +182,81 @@ class Validity(Study):
         return f"Of {3 * len(_CASES)} cells of function, noise and n, these many were measured: {', '.join(counts)}."
 
 
-_DATA = 0  # names the data sets: all jobs draw from the same ones
+@dataclass(frozen=True, eq=False)
+class _Cell:
+    """A function, noise, width and n: datasets, trained nets, and rows of bands."""
+
+    study: Validity
+    job: Job
+    problem: SyntheticRegression
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.study.training.config(self.job["n"], _DATA_SEED)
+
+    def draw(self, numbers: Sequence[int]) -> list[TensorDataset]:
+        return [self.problem.draw(self.job["n"], seed=_DATA_SEED, number=number) for number in numbers]
+
+    def train(self, numbers: Sequence[int], weights: Tensor | None = None) -> list[nn.Module]:
+        """A net for each dataset, with an initialization that depends on its number alone."""
+        seeds = [derive_seed(_DATA_SEED, "net", number) for number in numbers]
+        return curves.train_nets(self.job["width"], self.draw(numbers), self.config, seeds=seeds, weights=weights)
+
+    def influence_bands(self) -> list[dict[str, Any]]:
+        """The influence bootstrap of the whole net, without and with a calibration fit."""
+        first = self.job["seed"] * self.study.sets_each
+        numbers = range(first, first + self.study.sets_each)
+        keys = derive_keys(torch.tensor([*numbers]), _DATA_SEED, "replicate")
+        replicates = self.train(numbers, Dirichlet().sample(keys, self.job["n"]))
+        pairs = [
+            curves.make_influence_predictors(net, replicate, data, self.config)
+            for net, replicate, data in zip(self.train(numbers), replicates, self.draw(numbers), strict=True)
+        ]
+        whole, scaled = zip(*pairs, strict=True)
+        return [self.row(curves.WHOLE, whole, first), self.row(curves.SCALED, scaled, first)]
+
+    def post_hoc_bands(self) -> list[dict[str, Any]]:
+        """The other post-hoc methods, all with the same trained nets."""
+        each = dict(self.study.others_each)[self.job["width"]]
+        first = self.job["seed"] * each
+        numbers = range(first, first + each)
+        pairs = list(zip(self.train(numbers), self.draw(numbers), strict=True))
+        options = {"batch_size": self.config.batch_size, "seed": _DATA_SEED}
+        return [
+            self.row(name, [make().from_trained(net, data, **options) for net, data in pairs], first)
+            for name, make in curves.POST_HOC.items()
+            if name != curves.WHOLE
+        ]
+
+    def trained_band(self, make: Callable[[], Any], each: int) -> dict[str, Any]:
+        """A method with a training of its own."""
+        first = self.job["seed"] * each
+        predictors = []
+        for number, data in enumerate(self.draw(range(first, first + each)), first):
+            config = replace(self.config, seed=derive_seed(_DATA_SEED, "net", number))
+            predictors.append(make().fit(curves.net_factory(self.job["width"]), data, config))
+        return self.row(self.job["method"], predictors, first)
+
+    def true_bootstrap(self) -> dict[str, Any]:
+        """A true random-weight bootstrap of the first datasets."""
+        width, n = self.job["width"], self.job["n"]
+        members, outputs = dict(self.study.members)[width], []
+        for number, data in enumerate(self.draw(range(dict(self.study.true_sets)[width]))):
+            keys = derive_keys(torch.arange(members), _DATA_SEED, "true bootstrap", number)
+            seeds = [derive_seed(_DATA_SEED, "true bootstrap", number, k) for k in range(members)]
+            weights = Dirichlet().sample(keys, n)  # (K, n)
+            nets = curves.train_nets(width, [data] * members, self.config, seeds=seeds, weights=weights)
+            with torch.no_grad():
+                outputs.append(torch.stack([net(self.problem.grid)[:, 0] for net in nets]).double())
+        return curves.bootstrap_row(torch.stack(outputs), self.problem)
+
+    def row(self, method: str, predictors: Sequence[Predictor], first: int) -> dict[str, Any]:
+        """Row of these bands, with the widths of those whose dataset has a true bootstrap."""
+        moments = [curves.compute_moments(each, self.problem.grid, self.study.num_samples) for each in predictors]
+        mean, std = (torch.stack(values) for values in zip(*moments, strict=True))
+        kept = max(0, dict(self.study.true_sets)[self.job["width"]] - first)
+        return curves.band_row(method, mean, std, self.problem, kept)
 
 
-def _named(cell: Cell) -> dict[str, Any]:
+def _name_cell(cell: CellKey) -> dict[str, Any]:
     return dict(zip(("function", "noise", "width", "n"), cell, strict=True))

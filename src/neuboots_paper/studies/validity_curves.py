@@ -1,8 +1,8 @@
-"""Bands of known curves: how often they hold the curve, how wide they are, and where, beside a true bootstrap's.
+"""Measurements of confidence bands on synthetic regressions, for the study `validity`.
 
     y = f(x) + ε,   x ~ U(−2, 2) (gap: none in (−½, ½)),   band: m(x) ± z s(x)
 
-Data set k of a curve is the same for every method. Methods that go around a trained net go around one and the same.
+Dataset k of a problem is the same for every method. All post-hoc methods use the same trained net.
 """
 
 import time
@@ -15,59 +15,58 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots._prng import derive_keys, derive_seed
 from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, uniform_design
+from neuboots.loading import Batch
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
+from neuboots.methods._vmap import StackedNets
 from neuboots.methods.influence.scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
-from neuboots.training import TrainingConfig
-from neuboots.weights import Dirichlet
+from neuboots.training import Objective, TrainingConfig, initialize_model, train
 from neuboots_paper._common import make_method
-from neuboots_paper.side_by_side import train_side_by_side
 from neuboots_paper.study import Job
 
 Row = dict[str, Any]
 
-TRUE = "bayesian-bootstrap"
+BOOTSTRAP = "bayesian-bootstrap"
 LEVEL, Z = 0.95, 1.959963984540054
-_TOGETHER = 2_500_000  # weights of nets that are trained side by side: their numbers stay in the cache
+_MAX_STACKED_WEIGHTS = 2_500_000  # of nets that are trained together, so that they stay in the cache
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "smooth": lambda x: torch.sin(2.0 * x[:, 0]),
     "wiggly": lambda x: torch.sin(3.5 * x[:, 0]),
     "gap": lambda x: torch.sin(2.0 * x[:, 0]),
-    "edge": lambda x: torch.sin(4.0 * x[:, 0]) + 0.5 * x[:, 0],  # turns where the data end, which nets miss
+    "edge": lambda x: torch.sin(4.0 * x[:, 0]) + 0.5 * x[:, 0],  # nets miss the turn at the end of the data
 }
 _GAP = 0.5
 
 
-def _beside_the_gap(n: int, rng: torch.Generator) -> Tensor:
+def _gap_design(n: int, rng: torch.Generator) -> Tensor:
     x = 2 * torch.rand(n, 1, generator=rng) - 1
     return torch.sign(x) * (_GAP + (2.0 - _GAP) * x.abs())
 
 
-def _growing(x: Tensor, rng: torch.Generator) -> Tensor:
+def _varying_noise(x: Tensor, rng: torch.Generator) -> Tensor:
     return (0.1 + 0.2 * x[:, 0].abs()) * torch.randn(len(x), generator=rng)
 
 
-def curve(function: str, noise: str) -> SyntheticRegression:
-    """The truth of these names, on a grid from −1.9 to 1.9."""
+def make_problem(function: str, noise: str) -> SyntheticRegression:
+    """Synthetic regression of these names, on a grid from −1.9 to 1.9."""
     return SyntheticRegression(
         _FUNCTIONS[function],
-        _beside_the_gap if function == "gap" else uniform_design(-2.0, 2.0),
-        gaussian_noise(0.3) if noise == "constant" else _growing,
+        _gap_design if function == "gap" else uniform_design(-2.0, 2.0),
+        gaussian_noise(0.3) if noise == "constant" else _varying_noise,
         torch.linspace(-1.9, 1.9, 39)[:, None],
         name=function,
     )
 
 
-def inside(function: str, x: Tensor) -> Tensor:
-    """Which inputs lie inside the data, by 0.1 at least."""
+def is_inside(function: str, x: Tensor) -> Tensor:
+    """Whether inputs are inside the data, by at least 0.1: (N,)."""
     return x.abs() >= _GAP + 0.1 - 1e-6 if function == "gap" else torch.ones_like(x, dtype=torch.bool)
 
 
-# -- the arms ------------------------------------------------------------------------------------------
+# -- methods -------------------------------------------------------------------------------------------
 
 
 def _influence(**options: Any) -> Method:
@@ -75,10 +74,10 @@ def _influence(**options: Any) -> Method:
 
 
 WHOLE = "influence, whole net"
-SIZED = "influence, whole net, sized by a second training"
+SCALED = "influence, whole net, sized by a second training"
 REGRESSOR, REPLICATES = "NeuBootsRegressor", "NeuBootsRegressor, spread of its replicates"
 
-AROUND: dict[str, Callable[[], Any]] = {  # a trained net
+POST_HOC: dict[str, Callable[[], Any]] = {  # need a trained net
     WHOLE: partial(_influence, layers="all"),
     "influence, whole net, HC3": partial(_influence, layers="all", residuals="hc3"),
     "influence, whole net, raw": partial(_influence, layers="all", residuals="raw"),
@@ -87,18 +86,15 @@ AROUND: dict[str, Callable[[], Any]] = {  # a trained net
     "influence, refitted head": partial(_influence, refit=True),
     "laplace": lambda: Laplace(nn.MSELoss()),
 }
-
-TWO_NETS: dict[str, Callable[[], Any]] = {SIZED: partial(_influence, layers="all", num_calibration_fits=1)}
-
-FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
+CALIBRATED: dict[str, Callable[[], Any]] = {SCALED: partial(_influence, layers="all", num_calibration_fits=1)}
+TRAINED: dict[str, Callable[[], Any]] = {
     "neuboots-paper": lambda: NeuBoots.paper(nn.MSELoss()),
     "neuboots-paper-exp": lambda: replace(NeuBoots.paper(nn.MSELoss()), link="exp"),
     "neuboots": NeuBoots.regression,
     "calibrated-neuboots": lambda: create_method("calibrated-neuboots", loss=nn.MSELoss()),
     "mc-dropout": lambda: MCDropout(nn.MSELoss(), rate=0.1),
 }
-
-MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
+OTHERS: dict[str, Callable[[], Any]] = {
     name: partial(make_method, name, loss=nn.MSELoss())
     for name in (
         *("standard-bootstrap", "deep-ensemble", "adversarial-deep-ensemble", "gbs", "amortized-bootstrap", "gp"),
@@ -107,18 +103,19 @@ MORE: dict[str, Callable[[], Any]] = {  # all other methods there are
 }
 
 
-# -- one cell ------------------------------------------------------------------------------------------
+# -- training ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Training:
-    """How every net is trained: steps of Adam on small batches, the rate falling to zero along half a cosine."""
+    """Training of every net: steps of Adam on small batches, with cosine annealing to zero."""
 
     steps: int = 500
     batch_size: int = 50
     learning_rate: float = 1e-2
 
     def config(self, n: int, seed: int) -> TrainingConfig:
+        """Training options for n rows."""
         per_epoch = -(-n // self.batch_size)
         return TrainingConfig(
             epochs=-(-self.steps // per_epoch),
@@ -129,119 +126,110 @@ class Training:
         )
 
 
-def net_of(width: int) -> Callable[[], nn.Module]:
+def net_factory(width: int) -> Callable[[], nn.Module]:
+    """Factory of an MLP with three hidden layers."""
     return lambda: MLP(1, 1, widths=(width,) * 3)
 
 
-def _groups(numbers: Sequence[int], width: int) -> list[Sequence[int]]:
-    """Numbers of nets, in groups that are trained side by side."""
-    size = min(20, max(1, _TOGETHER // (2 * width**2)))
-    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+def train_nets(
+    width: int,
+    datasets: Sequence[TensorDataset],
+    config: TrainingConfig,
+    *,
+    seeds: Sequence[int],
+    weights: Tensor | None = None,
+) -> list[nn.Module]:
+    """Train one net on each dataset with the squared error, many nets at once; row i of all is in the same step.
+
+    Args:
+        width: Units of each hidden layer.
+        datasets: Rows (n, d), (n,) of each net.
+        config: Training options; all nets take the rows in its order.
+        seeds: Seed of the initial weights of each net.
+        weights: Weights of the rows of each dataset: (R, n).
+
+    Returns:
+        The trained nets.
+    """
+    size = min(20, max(1, _MAX_STACKED_WEIGHTS // (2 * width**2)))
+    trained: list[nn.Module] = []
+    for start in range(0, len(datasets), size):
+        group = slice(start, start + size)
+        x, y = (torch.stack([data.tensors[k] for data in datasets[group]], 1) for k in (0, 1))  # (n, R, d), (n, R)
+        w = torch.ones_like(y) if weights is None else weights[group].T.to(y)  # (n, R)
+
+        def objective(net: nn.Module, batch: Batch, w: Tensor = w) -> Tensor:
+            squares: Tensor = (net(batch.x.movedim(1, 0))[..., 0] - batch.y.T).square()  # (R, N)
+            return (w[batch.index].T * squares).mean(1).sum()  # each net has the gradient of its own mean
+
+        def objective_at(epoch: int, objective: Objective = objective) -> Objective:
+            return objective
+
+        nets = StackedNets([initialize_model(net_factory(width), seed) for seed in seeds[group]])
+        train(nets, TensorDataset(x, y), objective_at, config)
+        trained += nets.eval().nets()
+    return trained
 
 
-def plain_nets(
-    job: Job, numbers: Sequence[int], training: Training, seed: int
-) -> list[tuple[TensorDataset, nn.Module]]:
-    """The data sets of these numbers, each with a net trained on it."""
-    truth, n = curve(job["function"], job["noise"]), job["n"]
-    found = []
-    for some in _groups(numbers, job["width"]):
-        sets = [truth.draw(n, seed=seed, number=number) for number in some]
-        seeds = [derive_seed(seed, "net", number) for number in some]
-        nets = train_side_by_side(net_of(job["width"]), sets, training.config(n, seed), seeds=seeds)
-        found += list(zip(sets, nets, strict=True))
-    return found
-
-
-def replicates_of(job: Job, numbers: Sequence[int], training: Training, seed: int) -> list[nn.Module]:
-    """For each of these data sets a net trained like its plain one, from the same start, on random weights."""
-    truth, n = curve(job["function"], job["noise"]), job["n"]
-    found: list[nn.Module] = []
-    for some in _groups(numbers, job["width"]):
-        weights = Dirichlet().sample(derive_keys(torch.tensor([*some]), seed, "replicate"), n)  # (R, n)
-        found += train_side_by_side(
-            net_of(job["width"]),
-            [truth.draw(n, seed=seed, number=number) for number in some],
-            training.config(n, seed),
-            seeds=[derive_seed(seed, "net", number) for number in some],
-            weights=weights,
-        )
-    return found
-
-
-def whole_and_sized(
+def make_influence_predictors(
     net: nn.Module, replicate: nn.Module, data: TensorDataset, config: TrainingConfig
 ) -> tuple[Predictor, Predictor]:
-    """What `InfluenceBootstrap(layers="all")` gives with no replicate and with one, from nets trained already."""
-    predictor, raw = with_raw_residuals(InfluenceBootstrap(nn.MSELoss(), layers="all"), net, data, config)
-    return predictor, scale_by_replicates(nn.MSELoss(), predictor, raw, [replicate], data, config)
+    """Predictors of `InfluenceBootstrap(layers="all")` without and with one calibration fit, from trained nets."""
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all")
+    predictor, raw = with_raw_residuals(method, net, data, config)
+    return predictor, scale_by_replicates(method.loss, predictor, raw, [replicate], data, config)
 
 
-def true_members(job: Job, number: int, members: int, training: Training, seed: int) -> Tensor:
-    """The outputs on the grid of nets trained on random weights of a data set, from other first numbers: (K, N)."""
-    truth, n = curve(job["function"], job["noise"]), job["n"]
-    data = truth.draw(n, seed=seed, number=number)
-    weights = Dirichlet().sample(derive_keys(torch.arange(members), seed, "true bootstrap", number), n)  # (K, n)
-    outputs = []
-    for some in _groups(range(members), job["width"]):
-        seeds = [derive_seed(seed, "true bootstrap", number, k) for k in some]
-        config = training.config(n, seed)
-        nets = train_side_by_side(
-            net_of(job["width"]), [data] * len(some), config, seeds=seeds, weights=weights[[*some]]
-        )
-        with torch.no_grad():
-            outputs += [net(truth.grid)[:, 0] for net in nets]
-    return torch.stack(outputs).double()
+# -- rows ----------------------------------------------------------------------------------------------
 
 
-def band_row(method: str, mean: Tensor, std: Tensor, truth: SyntheticRegression, kept: int) -> Row:
-    """What R bands (R, N) say at each x: how often it is held, the curve's mean error and mean square error, the mean
-    width; and the widths of the first few."""
-    held = (mean - truth.values.double()).abs() <= Z * std
+def band_row(method: str, mean: Tensor, std: Tensor, problem: SyntheticRegression, kept: int) -> Row:
+    """Coverage counts, mean error, mean square error and mean width at each x of R bands (R, N); `kept` single widths."""
+    error = mean - problem.values.double()
     return {
         "method": method,
         "sets": len(mean),
-        "held": held.sum(0).tolist(),
-        "error": _short((mean - truth.values.double()).mean(0)),
-        "square": _short((mean - truth.values.double()).square().mean(0)),
-        "std": _short(std.mean(0)),
-        "stds": [_short(row) for row in std[:kept]],
+        "held": (error.abs() <= Z * std).sum(0).tolist(),
+        "error": _round(error.mean(0)),
+        "square": _round(error.square().mean(0)),
+        "std": _round(std.mean(0)),
+        "stds": [_round(row) for row in std[:kept]],
     }
 
 
-def true_row(outputs: Tensor, truth: SyntheticRegression) -> Row:
-    """What K nets of a true bootstrap on R data sets (R, K, N) say.
+def bootstrap_row(outputs: Tensor, problem: SyntheticRegression) -> Row:
+    """Row of a true bootstrap with K nets on R datasets (R, K, N).
 
-    `away` are |m − f| / s, of which a quantile is the factor by which the band must be scaled to a given coverage;
-    `halves` the standard deviations of its even and odd members, whose noise is independent.
+    `away` is |m − f| / s, a quantile of which is the factor that scales the band to a given coverage; `halves` are the
+    standard deviations of the even and the odd members, whose noise is independent.
     """
     mean, std = outputs.mean(1), outputs.std(1)
     halves = [outputs[:, k::2].std(1) for k in (0, 1)]
     return {
-        **band_row(TRUE, mean, std, truth, len(mean)),
+        **band_row(BOOTSTRAP, mean, std, problem, len(mean)),
         "members": outputs.shape[1],
-        "away": [_short(row) for row in (mean - truth.values.double()).abs() / std],
-        "halves": [[_short(row) for row in half] for half in halves],
+        "away": [_round(row) for row in (mean - problem.values.double()).abs() / std],
+        "halves": [[_round(row) for row in half] for half in halves],
     }
 
 
 def regressor_rows(job: Job, numbers: Sequence[int], seed: int, options: Mapping[str, Any]) -> list[Row]:
-    """The confidence band of `NeuBootsRegressor` as it is, and the spread of its method's replicates beside it."""
+    """Rows of the confidence band of `NeuBootsRegressor`, and of the spread of its replicates."""
     from neuboots.estimators import NeuBootsRegressor
 
-    truth = curve(job["function"], job["noise"])
-    grid = truth.grid.numpy()
+    problem = make_problem(job["function"], job["noise"])
+    grid = problem.grid.numpy()
     bands: dict[str, list[tuple[Tensor, Tensor]]] = {REGRESSOR: [], REPLICATES: []}
     for number in numbers:
-        x, y = (part.numpy() for part in truth.draw(job["n"], seed=seed, number=number).tensors)
+        x, y = (column.numpy() for column in problem.draw(job["n"], seed=seed, number=number).tensors)
         regressor = NeuBootsRegressor(random_state=number, **options).fit(x, y)
         low, high = map(torch.from_numpy, regressor.predict_interval(grid, LEVEL, interval="confidence"))
         mean = (low + high) / 2
         bands[REGRESSOR].append((mean, (high - low) / (2 * Z)))
-        _, spread = moments_of(regressor.predictor_, regressor.inputs(grid), regressor.num_samples)
+        _, spread = compute_moments(regressor.predictor_, regressor.inputs(grid), regressor.num_samples)
         bands[REPLICATES].append((mean, spread * float(regressor.y_scale_[0])))
     return [
-        band_row(name, torch.stack([mean for mean, _ in each]), torch.stack([std for _, std in each]), truth, 0)
+        band_row(name, torch.stack([mean for mean, _ in each]), torch.stack([std for _, std in each]), problem, 0)
         for name, each in bands.items()
     ]
 
@@ -249,45 +237,44 @@ def regressor_rows(job: Job, numbers: Sequence[int], seed: int, options: Mapping
 def cost_rows(
     width: int, training: Training, num_samples: int, methods: Sequence[str], n: int = 300, turns: int = 3
 ) -> list[Row]:
-    """Seconds of each method, training included where it has its own, and of plain trainings in turn with it.
+    """Seconds of each method and of a plain training, measured alternately; the minimum of several turns.
 
-    The least of several turns: a machine is not equally fast throughout, and the first run loads what is used first.
-    Two trainings, which a mark is set for, have five times as many.
+    A method with a calibration fit, whose cost is limited by a claim, has five times as many turns.
     """
-    truth = curve("smooth", "constant")
-    data, config, model = truth.draw(n, seed=0, number=0), training.config(n, 0), net_of(width)
+    problem = make_problem("smooth", "constant")
+    data, config, model = problem.draw(n, seed=0, number=0), training.config(n, 0), net_factory(width)
 
-    def train() -> nn.Module:
+    def train_plain() -> nn.Module:
         return Deterministic(nn.MSELoss()).fit(model, data, config).net
 
-    def answer(method: str) -> None:
-        if method in AROUND:
-            predictor = AROUND[method]().from_trained(net, data, batch_size=config.batch_size, seed=config.seed)
+    def run(method: str) -> None:
+        if method in POST_HOC:
+            predictor = POST_HOC[method]().from_trained(net, data, batch_size=config.batch_size, seed=config.seed)
         else:
-            predictor = {**TWO_NETS, **FITTED, **MORE}[method]().fit(model, data, config)
-        moments_of(predictor, truth.grid, num_samples)
+            predictor = {**CALIBRATED, **TRAINED, **OTHERS}[method]().fit(model, data, config)
+        compute_moments(predictor, problem.grid, num_samples)
 
-    net, rows = train(), []
+    net, rows = train_plain(), []
     for method in methods:
-        times = 5 * turns if method in TWO_NETS else turns
-        pairs = [(_seconds(train), _seconds(partial(answer, method))) for _ in range(times)]
+        repeats = range(5 * turns if method in CALIBRATED else turns)
+        pairs = [(_seconds(train_plain), _seconds(partial(run, method))) for _ in repeats]
         plain, seconds = map(min, zip(*pairs, strict=True))
         rows.append({"method": method, "plain": plain, "seconds": seconds})
     return rows
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def moments_of(predictor: Predictor, grid: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
+def compute_moments(predictor: Predictor, grid: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of the replicates on the grid, exact where the method knows them: (N,) each."""
     summary = predictor.summarize(grid, num_samples)
     return summary.mean[:, 0].double(), summary.std[:, 0].double()
 
 
-def _short(values: Tensor, digits: int = 4) -> list[float]:
-    """Numbers to so many significant digits."""
+def _round(values: Tensor, digits: int = 4) -> list[float]:
+    """Values with this many significant digits."""
     return [float(f"{value:.{digits}g}") for value in values.tolist()]
