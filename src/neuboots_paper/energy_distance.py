@@ -78,7 +78,7 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
         "correlation": found.correlation,
         "shift": found.shift,
         "shape": found.wasserstein,
-        "shape_by_chance": found.wasserstein_null,
+        "shape_by_chance": None if found.null is None else found.null.wasserstein,
         "finding": found.finding,
         "probability_ratio": math.sqrt(float(_variances(q).mean() / _variances(p).mean())),
         "probability_correlation": variance_correlation(p, q, seed=seed),

@@ -498,8 +498,8 @@ def audited(task: str) -> Arrays:
         logits=task == "classification",
         progress=False,
     )
-    figures = [found.ratio, found.ks, found.ks_null, found.wasserstein, found.wasserstein_null, found.shift]
-    figures += [found.wasserstein_limit, found.shifted, found.shifted_limit, found.constant]
+    figures = [found.ratio, found.ks, found.null.ks, found.wasserstein, found.null.wasserstein, found.shift]
+    figures += [found.null.wasserstein_limit, found.shifted, found.null.shifted_limit, found.constant]
     maps = {"std": found.std, "true_std": found.bootstrap_std, "ks": found.ks_map, "wasserstein": found.wasserstein_map}
     named = {name: value.numpy() for name, value in maps.items()}
     return {"figures": np.array([np.nan if value is None else value for value in figures]), **named}

@@ -23,7 +23,8 @@ Shin and Hwang, Confidence-aware learning for deep neural networks, ICML 2020 (t
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -57,7 +58,7 @@ from neuboots.evaluation._parallel import (
 )
 from neuboots.loading import check_length
 from neuboots.losses import BrierLoss, GaussianNLL
-from neuboots.metrics import ClassificationMetrics, SegmentationMetrics
+from neuboots.metrics import ClassificationMetrics, RunningMean, SegmentationMetrics
 from neuboots.prediction import (
     Method,
     Moments,
@@ -645,43 +646,62 @@ def run_active_learning(
     """
     check_repeated_fit(config, test_data)
     n = check_length(pool)
-    for name, value, minimum in (("query_size", query_size, 1), ("num_rounds", num_rounds, 0)):
-        check_int(name, value, minimum=minimum)
+    check_int("query_size", query_size, minimum=1)
     if not 1 <= check_int("initial_size", initial_size) <= n:
         raise ArgumentError("initial_size", initial_size, f"1 to {n}, the size of the pool")
     sizes = [initial_size]
-    while len(sizes) <= num_rounds and sizes[-1] < n:
+    while len(sizes) <= check_int("num_rounds", num_rounds, minimum=0) and sizes[-1] < n:
         sizes.append(min(n, sizes[-1] + query_size))
     task = task or _infer_task(method, test_data)
     strategy_name = _check_strategy(strategy, task)
+    num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
+    folder = None if folder is None else Path(folder)
     net = make_reference_net(model, config.seed)
-    sequential = progress and num_workers == 1
-    loop = _Loop(
-        method=method,
-        model=model,
-        pool=pool,
-        test_data=test_data,
-        config=replace(config, progress=config.progress and sequential),
-        strategy=strategy,
-        sizes=tuple(sizes),
-        task=task,
-        num_samples=check_int("num_samples", num_samples, minimum=1),
-        seed=check_int("seed", seed),
-        batch_size=batch_size,
-        folder=None if folder is None else Path(folder),
-        progress=sequential,
-    )
-    settings = {f.name: getattr(loop, f.name) for f in fields(loop)}
-    for name in ("model", "batch_size", "folder", "progress"):
-        del settings[name]
+    key = ""
+    if folder is not None:
+        settings = {"strategy": strategy, "sizes": sizes, "task": task, "num_samples": num_samples, "seed": seed}
+        key = fingerprint(method=method, net=net, config=config, pool=pool, test_data=test_data, **settings)
+    show = progress and num_workers == 1
+    options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": show}
+    quiet = replace(config, progress=config.progress and show)
+
+    def run_round(trial: int, r: int, labeled: list[int], checkpoints: Path | None) -> dict[str, Any]:
+        """Train, compute metrics, and select the rows of the next round."""
+        fit_seed = derive_seed(seed, config.seed, "fit", trial, r)
+        predictor = method.fit(model, Subset(pool, labeled), replace(quiet, seed=fit_seed, folder=checkpoints))
+        metrics = _compute_metrics(
+            predictor,
+            test_data,
+            task,
+            ignore_index=getattr(getattr(method, "loss", None), "ignore_index", 255),
+            seed=derive_seed(seed, "predict", trial, r),
+            **options,
+        )
+        selected: list[int] = []
+        if r + 1 < len(sizes):
+            rest = sorted({*range(n)} - {*labeled})
+            count, query_seed = sizes[r + 1] - sizes[r], derive_seed(seed, "query", trial, r)
+            query = select_for_labeling(
+                predictor, Subset(pool, rest), count, strategy=strategy, task=task, seed=query_seed, **options
+            )
+            selected = [rest[i] for i in query.rows.tolist()]
+        return {"metrics": metrics, "next": selected}
+
+    def run_trial(trial: int) -> dict[str, Any]:
+        """One learning curve: the metrics after each training, and the rows in the order they were labeled."""
+        rng = torch.Generator().manual_seed(derive_seed(seed, "start", trial))
+        labeled = torch.randperm(n, generator=rng)[:initial_size].tolist()
+        metrics = []
+        for r in range(len(sizes)):
+            file = None if folder is None else folder / f"trial-{trial:04d}" / f"round-{r:03d}.json"
+            result = cached_result(file, partial(run_round, trial, r, labeled))
+            metrics.append(result["metrics"])
+            labeled = labeled + result["next"]
+        return {"metrics": metrics, "labeled": labeled}
+
+    check_int("num_trials", num_trials, minimum=1)
     results = run_jobs(
-        loop.run_trial,
-        check_int("num_trials", num_trials, minimum=1),
-        num_workers=num_workers,
-        folder=loop.folder,
-        key="" if folder is None else fingerprint(net=net, **settings),
-        description="trials",
-        progress=progress,
+        run_trial, num_trials, num_workers=num_workers, folder=folder, key=key, description="trials", progress=progress
     )
     metrics = {
         name: torch.tensor([[point[name] for point in result["metrics"]] for result in results], dtype=torch.float64)
@@ -707,76 +727,31 @@ def _infer_task(method: Method, test_data: LabeledData) -> OutputKind:
     return "regression" if y.is_floating_point() else "classification"
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """Settings of the trials."""
-
-    method: Method
-    model: Any
-    pool: Dataset[Any]
-    test_data: LabeledData
-    config: TrainingConfig
-    strategy: str | AcquisitionFunction
-    sizes: tuple[int, ...]
-    task: OutputKind
-    num_samples: int
-    seed: int
-    batch_size: int
-    folder: Path | None
-    progress: bool
-
-    def run_trial(self, trial: int) -> dict[str, Any]:
-        """One learning curve: the metrics after each training, and the rows in the order they were labeled."""
-        rng = torch.Generator().manual_seed(derive_seed(self.seed, "start", trial))
-        labeled = torch.randperm(check_length(self.pool), generator=rng)[: self.sizes[0]].tolist()
-        metrics = []
-        for r in range(len(self.sizes)):
-            file = None if self.folder is None else self.folder / f"trial-{trial:04d}" / f"round-{r:03d}.json"
-            result = cached_result(file, lambda folder: self._run_round(trial, r, labeled, folder))  # noqa: B023
-            metrics.append(result["metrics"])
-            labeled += result["next"]
-        return {"metrics": metrics, "labeled": labeled}
-
-    def _run_round(self, trial: int, r: int, labeled: list[int], folder: Path | None) -> dict[str, Any]:
-        """Train, compute metrics, and select the rows of the next round."""
-        config = replace(self.config, seed=derive_seed(self.seed, self.config.seed, "fit", trial, r), folder=folder)
-        predictor = self.method.fit(self.model, Subset(self.pool, labeled), config)
-        metrics = self._compute_metrics(predictor, derive_seed(self.seed, "predict", trial, r))
-        selected: list[int] = []
-        if r + 1 < len(self.sizes):
-            rest = sorted({*range(check_length(self.pool))} - {*labeled})
-            query = select_for_labeling(
-                predictor,
-                Subset(self.pool, rest),
-                self.sizes[r + 1] - self.sizes[r],
-                strategy=self.strategy,
-                task=self.task,
-                num_samples=self.num_samples,
-                seed=derive_seed(self.seed, "query", trial, r),
-                batch_size=self.batch_size,
-                progress=self.progress,
-            )
-            selected = [rest[i] for i in query.rows.tolist()]
-        return {"metrics": metrics, "next": selected}
-
-    def _compute_metrics(self, predictor: Predictor, seed: int) -> dict[str, float]:
-        """Metrics on the test data; pixels that the loss ignores do not count."""
-        view = predictor if self.task == "classification" else _ComparedOutputs(predictor, self.task)
-        ignore_index = getattr(getattr(self.method, "loss", None), "ignore_index", 255)
-        total: Any = 0
-        squares, count = 0.0, 0
-        with closing(iter_batches(self.test_data, self.batch_size, title="testing", progress=self.progress)) as batches:
-            for x, y in batches:
-                summary = view.summarize(x, self.num_samples, seed=seed)
-                if self.task != "classification":
-                    squares += float((summary.mean - align_targets(summary.mean, y)).double().square().sum())
-                    count += summary.mean.numel()
-                elif summary.probs.ndim == 2:
-                    total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
-                else:
-                    labels = align_labels(summary.probs, y, ignore_index=ignore_index)
-                    total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
-        if self.task != "classification":
-            return {"rmse": (squares / count) ** 0.5}
-        names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, SegmentationMetrics))
-        return {name: float(getattr(total, name)) for name in names}
+def _compute_metrics(
+    predictor: Predictor,
+    data: LabeledData,
+    task: OutputKind,
+    *,
+    num_samples: int,
+    seed: int,
+    ignore_index: int,
+    batch_size: int,
+    progress: bool,
+) -> dict[str, float]:
+    """RMSE of a regression; of classes accuracy, ECE, NLL and Brier score, and the mean IoU of pixels."""
+    view = predictor if task == "classification" else _ComparedOutputs(predictor, task)
+    total: Any = 0
+    with closing(iter_batches(data, batch_size, title="testing", progress=progress)) as batches:
+        for x, y in batches:
+            summary = view.summarize(x, num_samples, seed=seed)
+            if task != "classification":
+                total = total + RunningMean.from_batch((summary.mean - align_targets(summary.mean, y)).double().square())
+            elif summary.probs.ndim == 2:
+                total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
+            else:
+                labels = align_labels(summary.probs, y, ignore_index=ignore_index)
+                total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
+    if task != "classification":
+        return {"rmse": float(total.value) ** 0.5}
+    names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, SegmentationMetrics))
+    return {name: float(getattr(total, name)) for name in names}

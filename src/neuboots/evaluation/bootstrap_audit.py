@@ -39,7 +39,6 @@ from neuboots.evaluation._audit_stats import (
 )
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
 from neuboots.loading import check_length, preserve_rng_state
-from neuboots.metrics import MetricState
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig
 
@@ -54,7 +53,6 @@ MAX_FRACTION = 0.05  # of the locations with a defect
 _MAX_VALUES = 1 << 21  # replicates × outputs held at a time
 _OUTLIER_FRACTION = 0.5  # of the variance, on average over locations, that is due to one replicate
 _MIN_FOR_OUTLIERS = 8  # replicates; among fewer, one may dominate by chance
-_PRINTED_OUTPUTS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +66,10 @@ class BootstrapAudit:
         std_ratios: The same for each output.
         agreement: Agreement of the standard deviations over inputs.
         ks: Mean Kolmogorov–Smirnov distance of standardized replicates.
-        ks_null: Its expectation if both have one distribution.
         wasserstein: Mean Wasserstein-1 distance of standardized replicates.
-        wasserstein_null: Its expectation if both have one distribution.
-        wasserstein_limit: What it hardly ever exceeds if both have one distribution.
         shift: Median distance of the means, in standard deviations of the bootstrap.
         shifted: Fraction of locations where it is more than MAX_SHIFT.
-        shifted_limit: What that hardly ever exceeds if both have one distribution.
+        null: Expectations and limits of these statistics if both have one distribution; None if nothing is compared.
         constant: Fraction of locations where the predictor's replicates are constant and the bootstrap's are not.
         bootstrap_outliers: Numbers of bootstrap replicates that cause most of the spread.
         outliers: Numbers of the predictor's replicates that do.
@@ -92,13 +87,10 @@ class BootstrapAudit:
     std_ratios: tuple[StdRatio | None, ...]
     agreement: StdAgreement
     ks: float | None
-    ks_null: float | None
     wasserstein: float | None
-    wasserstein_null: float | None
-    wasserstein_limit: float | None
     shift: float
     shifted: float
-    shifted_limit: float
+    null: PermutationNull | None
     constant: float
     bootstrap_outliers: tuple[int, ...]
     outliers: tuple[int, ...]
@@ -136,42 +128,33 @@ class BootstrapAudit:
         """Significant defects, each with a description."""
         found: list[tuple[AuditFinding, str]] = []
         if self.constant > MAX_FRACTION:
-            absent = [str(c) for c, ratio in enumerate(self.std_ratios) if ratio is None]
-            where = f" (output {', '.join(absent)}: everywhere)" if absent and self.std_ratio is not None else ""
-            found.append(("no spread", f"no spread at {self.constant:.0%} of the locations{where}"))
+            found.append(("no spread", f"no spread at {self.constant:.0%} of the locations"))
         found += self._size_defects
         agreement = self.agreement
         correlation = 1.0 if agreement.correlation is None else agreement.correlation + (agreement.error or 0.0)
         if agreement.factor_low > MAX_FACTOR or correlation < MIN_CORRELATION:
             found.append(("misplaced", f"misplaced over inputs ({self._agreement_text})"))
-        if self.shifted > max(MAX_FRACTION, self.shifted_limit):
+        if self.shifted > max(MAX_FRACTION, 0.0 if self.null is None else self.null.shifted_limit):
             text = f"means more than {MAX_SHIFT:g} standard deviations apart at {self.shifted:.0%} of the locations"
             found.append(("shifted", text))
-        if self.wasserstein is not None and self.wasserstein > (self.wasserstein_limit or 0.0):
-            text = f"Wasserstein distance {self.wasserstein:.2f}, expected {self.wasserstein_null:.2f}"
+        if self.null is not None and self.wasserstein is not None and self.wasserstein > self.null.wasserstein_limit:
+            text = f"Wasserstein distance {self.wasserstein:.2f}, expected {self.null.wasserstein:.2f}"
             found.append(("shape", f"another shape ({text})"))
         return found
 
     @property
     def _size_defects(self) -> list[tuple[AuditFinding, str]]:
         """Too wide or too narrow over all outputs, or else in the worst of them; the larger defect first."""
-        found: list[tuple[float, AuditFinding, str]] = []
-        kinds: tuple[AuditFinding, AuditFinding] = ("wide", "narrow")
-        for kind in kinds:
-            bad = {c: r for c, r in enumerate(self.std_ratios) if r is not None and _size_finding(r) == kind}
-            ratio, where = self.std_ratio, ""
-            if ratio is None or _size_finding(ratio) != kind:
-                if not bad:
-                    continue
-                worst = max(bad, key=lambda c: abs(math.log(bad[c].value)))
-                ratio, where = (
-                    bad[worst],
-                    f" in output {worst}" + (f" and {len(bad) - 1} others" if len(bad) > 1 else ""),
-                )
+        worst: dict[AuditFinding, tuple[float, str]] = {}
+        for where, ratio in [("", self.std_ratio), *((f" in output {c}", r) for c, r in enumerate(self.std_ratios))]:
+            if ratio is None or (kind := _size_finding(ratio)) is None:
+                continue
             factor = max(ratio.value, 1 / ratio.value)
             text = f"too {kind} by a factor {factor:.{1 if factor < 10 else 0}f} ({_ratio_text(ratio)}){where}"
-            found.append((abs(math.log(ratio.value)), kind, text))
-        return [(kind, text) for _, kind, text in sorted(found, reverse=True)]
+            overall = kind == (self.std_ratio and _size_finding(self.std_ratio))
+            if kind not in worst or (not overall and factor > worst[kind][0]):
+                worst[kind] = factor, text
+        return [(kind, text) for kind, (_, text) in sorted(worst.items(), key=lambda item: -item[1][0])]
 
     @property
     def _is_inconclusive(self) -> bool:
@@ -233,7 +216,7 @@ class BootstrapAudit:
             f"{len(self.std):,} inputs, {kind}; K = {self.num_bootstrap} bootstrap replicates, B = {self.num_samples} "
             f"of the predictor, seed {self.seed}"
         )
-        low, high = (None, None) if self.std_ratio is None else (self.std_ratio.low, _finite(self.std_ratio.high))
+        low, high = (None, None) if self.std_ratio is None else (self.std_ratio.low, self.std_ratio.high)
         statistics: list[tuple[str, float | None, float | None]] = [
             ("ratio of standard deviations", self.ratio, 1.0),
             ("  95 % interval, low", low, None),
@@ -242,27 +225,14 @@ class BootstrapAudit:
             ("correlation over inputs", self.correlation, 1.0),
             ("  uncorrected", self.agreement.raw_correlation, None),
             ("  reliability", self.agreement.reliability, None),
-            ("KS distance", self.ks, self.ks_null),
-            ("Wasserstein distance", self.wasserstein, self.wasserstein_null),
+            ("KS distance", self.ks, self.null and self.null.ks),
+            ("Wasserstein distance", self.wasserstein, self.null and self.null.wasserstein),
             ("shift of the mean", self.shift, 0.0),
             ("  fraction of shifted locations", self.shifted, 0.0),
             ("fraction of constant locations", self.constant, 0.0),
         ]
         rows = [{"statistic": name, "value": value, "expected": expected} for name, value, expected in statistics]
-        tables = [format_table(rows)]
-        if len(self.std_ratios) > 1:
-            off = [math.inf if ratio is None else abs(math.log(ratio.value)) for ratio in self.std_ratios]
-            worst = sorted(sorted(range(len(off)), key=lambda c: -off[c])[:_PRINTED_OUTPUTS])
-            outputs = [(str(c), self.std_ratios[c] or StdRatio(0.0, math.inf, math.inf, 0.0)) for c in worst]
-            tables.append(
-                format_table(
-                    [
-                        {"output": c, "ratio": r.value, "low": _finite(r.low), "high": _finite(r.high)}
-                        for c, r in outputs
-                    ]
-                )
-            )
-        return "\n".join([self.verdict, header, "\n\n".join(tables)])
+        return f"{self.verdict}\n{header}\n{format_table(rows)}"
 
 
 def _size_finding(ratio: StdRatio) -> AuditFinding | None:
@@ -276,10 +246,6 @@ def _ratio_text(ratio: StdRatio) -> str:
     if ratio.high / ratio.value > 10:
         return f"ratio {ratio.value:.2g}, interval wider than a factor 10"
     return f"ratio {ratio.value:.2g}, interval {ratio.low:.2g} to {ratio.high:.2g}"
-
-
-def _finite(value: float) -> float | None:
-    return value if value < math.inf else None
 
 
 def audit_bootstrap(
@@ -396,7 +362,7 @@ def compare_with_bootstrap(
     num_samples = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
     t_subsets, s_subsets = (ReplicateSubsets.make(count, seed=seed) for count in (num_bootstrap, num_samples))
     sums: LogStdSums | int = 0
-    influence: _ReplicateInfluence | int = 0
+    t_influence, s_influence = torch.zeros(num_bootstrap).double(), torch.zeros(num_samples).double()
     sample: SampledLocations | None = None
     parts: list[_LocationStatistics] = []
     pixels: tuple[int, ...] = ()
@@ -412,12 +378,12 @@ def compare_with_bootstrap(
             parts.append(part := _LocationStatistics.compute(t, s))
             logs = t_subsets.log_std(t), s_subsets.log_std(s)
             sums = sums + LogStdSums.from_logs(*logs, t_subsets, s_subsets, part.counted)
-            influence = influence + _ReplicateInfluence.compute(t, s, part.differs)
+            t_influence += _replicate_influence(t, part.differs)
+            s_influence += _replicate_influence(s, part.differs)
             new = SampledLocations.sample(t, s, part.counted, start=start, seed=seed)
             sample = new if sample is None else sample + new
             start += t.shape[2]
     assert isinstance(sums, LogStdSums), "there is at least one input"
-    assert isinstance(influence, _ReplicateInfluence)
     assert sample is not None
     joined = (torch.cat([getattr(part, f.name) for part in parts], 1) for f in fields(_LocationStatistics))
     found = _LocationStatistics(*joined)
@@ -440,16 +406,13 @@ def compare_with_bootstrap(
         std_ratios=tuple(std_ratio(t, s, count, len(sums.count)) for t, s, count in by_output),
         agreement=StdAgreement.from_sums(sums, t_subsets, s_subsets),
         ks=None if null is None else float(found.ks[found.counted].mean()),
-        ks_null=None if null is None else null.ks,
         wasserstein=None if null is None else float(found.wasserstein[found.counted].mean()),
-        wasserstein_null=None if null is None else null.wasserstein,
-        wasserstein_limit=None if null is None else null.wasserstein_limit,
         shift=float(found.shift[found.differs].median()),
         shifted=float((found.shift[found.differs] > MAX_SHIFT).double().mean()),
-        shifted_limit=0.0 if null is None else null.shifted_limit,
+        null=null,
         constant=1 - float(found.counted.sum() / found.differs.sum()),
-        bootstrap_outliers=_find_outliers(influence.t / influence.count),
-        outliers=_find_outliers(influence.s / influence.count),
+        bootstrap_outliers=_find_outliers(t_influence / found.differs.sum()),
+        outliers=_find_outliers(s_influence / found.differs.sum()),
         std=std,
         bootstrap_std=bootstrap_std,
         ks_map=ks_map,
@@ -509,23 +472,12 @@ class _LocationStatistics:
         return cls(std, bootstrap_std, ks.view_as(std), wasserstein.view_as(std), shift, differs, counted)
 
 
-@dataclass(frozen=True, eq=False)
-class _ReplicateInfluence(MetricState):
-    """Fraction of the variance that is due to each replicate, summed over locations: (K,), (B,)."""
-
-    t: Tensor
-    s: Tensor
-    count: Tensor
-
-    @classmethod
-    def compute(cls, t: Tensor, s: Tensor, differs: Tensor) -> "_ReplicateInfluence":
-        fractions: list[Tensor] = []
-        for samples in (t, s):
-            squares = (samples - samples.mean(0)).square()  # (B, C, L)
-            total = squares.sum(0) * (1 - 1 / len(samples))
-            fraction = squares / total.clamp_min(torch.finfo(torch.float64).tiny)
-            fractions.append(fraction.where(differs, 0.0).sum((1, 2)))
-        return cls(fractions[0], fractions[1], differs.sum().double())
+def _replicate_influence(samples: Tensor, differs: Tensor) -> Tensor:
+    """Fraction of the variance that is due to each replicate, summed over locations: (B, C, L) → (B,)."""
+    squares = (samples - samples.mean(0)).square()
+    total = squares.sum(0) * (1 - 1 / len(samples))
+    fraction = squares / total.clamp_min(torch.finfo(torch.float64).tiny)
+    return fraction.where(differs, 0.0).sum((1, 2))
 
 
 def _find_outliers(fraction: Tensor) -> tuple[int, ...]:

@@ -347,20 +347,6 @@ def select_logistic_rule(id_statistics: Tensor, ood_statistics: Tensor, *, seed:
     return best, LogisticRule.fit(id_statistics[best], ood_statistics[best])
 
 
-def check_epsilons(name: str, epsilons: Any) -> None:
-    """Reject step sizes that are not a nonempty tuple of finite numbers ≥ 0."""
-    valid = isinstance(epsilons, tuple | list) and len(epsilons) > 0
-    if not valid or not all(isinstance(e, int | float) and 0 <= e < float("inf") for e in epsilons):
-        raise ArgumentError(name, epsilons, "distances ≥ 0, in the units of the inputs")
-
-
-def check_temperatures(name: str, temperatures: Any) -> None:
-    """Reject temperatures that are not a nonempty tuple of positive numbers."""
-    valid = isinstance(temperatures, tuple | list) and len(temperatures) > 0
-    if not valid or not all(isinstance(t, int | float) and 0 < t < float("inf") for t in temperatures):
-        raise ArgumentError(name, temperatures, "positive numbers")
-
-
 # -- scores of the predictive distribution -------------------------------------------------------------
 
 
@@ -443,10 +429,6 @@ class Energy(Detector):
     """
 
     temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_temperatures("temperature", (self.temperature,))
 
     def scores(self, x: Any) -> Tensor:
         """Return the scores of one batch of inputs: (N,)."""

@@ -34,7 +34,6 @@ from neuboots.evaluation._batching import LabeledData, iter_batches
 from neuboots.evaluation.ood.detector import (
     Detector,
     LogisticRule,
-    check_epsilons,
     hash_batch,
     select_logistic_rule,
     to_double,
@@ -560,14 +559,6 @@ class MahalanobisEnsemble(Mahalanobis):
     epsilons: tuple[float, ...] = EPSILONS
     epsilon: float = 0.0
     rule: LogisticRule | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_epsilons("epsilons", self.epsilons)
-        check_epsilons("epsilon", (self.epsilon,))
-        names: Any = self.layers
-        if names is not None and (not isinstance(names, tuple | list) or len(set(names)) < len(names)):
-            raise ArgumentError("layers", self.layers, "a tuple of different names of net.named_modules()")
 
     def scores(self, x: Any) -> Tensor:
         """Return the scores of one batch of inputs: (N,)."""

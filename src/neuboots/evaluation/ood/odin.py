@@ -32,8 +32,6 @@ from neuboots.evaluation._batching import input_tensors, mean_per_input
 from neuboots.evaluation.ood.detector import (
     Detector,
     LogisticRule,
-    check_epsilons,
-    check_temperatures,
     select_best_candidate,
     select_logistic_rule,
     to_double,
@@ -195,13 +193,6 @@ class Odin(Detector):
     temperatures: tuple[float, ...] = TEMPERATURES
     epsilons: tuple[float, ...] = EPSILONS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_epsilons("epsilon", (self.epsilon,))
-        check_epsilons("epsilons", self.epsilons)
-        check_temperatures("temperature", (self.temperature,))
-        check_temperatures("temperatures", self.temperatures)
-
     def scores(self, x: Any) -> Tensor:
         """Return the scores of one batch of inputs: (N,)."""
         return self._statistics(x, ((self.temperature, self.epsilon),))[0, :, 0]
@@ -258,12 +249,6 @@ class ReplicateDetector(Detector):
     epsilons: tuple[float, ...] = EPSILONS
     epsilon: float = 0.0
     rule: LogisticRule | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_temperatures("temperature", (self.temperature,))
-        check_epsilons("epsilons", self.epsilons)
-        check_epsilons("epsilon", (self.epsilon,))
 
     def scores(self, x: Any) -> Tensor:
         """Return the scores of one batch of inputs: (N,)."""
