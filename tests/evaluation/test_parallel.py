@@ -1,213 +1,255 @@
-"""Units of work: every unit once, in parallel, and what is finished is kept."""
+"""Parallel jobs with a cache, and the fingerprint of their settings."""
 
+import copy
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import joblib
+import numpy as np
 import pytest
+import scipy.stats
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from neuboots._io import write_text
-from neuboots.evaluation._parallel import can_fork, run_jobs
+from neuboots import NeuBoots, TrainingConfig
+from neuboots._validation import ArgumentError
+from neuboots.evaluation._parallel import (
+    cached_result,
+    check_repeated_fit,
+    fingerprint,
+    make_reference_net,
+    run_jobs,
+    student_t_interval,
+)
+
+# -- jobs ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 7])
-def test_results_stand_in_the_order_of_the_units(num_workers: int) -> None:
-    weights = torch.arange(12.0).reshape(3, 4)  # a closure, which no pickle would take
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_run_jobs_returns_results_in_order(num_workers: int) -> None:
+    weights = torch.arange(12.0).reshape(3, 4)  # captured by a closure
     results = run_jobs(lambda k: float(weights[k].sum()), 3, num_workers=num_workers, progress=False)
     assert results == [6.0, 22.0, 38.0]
 
 
-@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-def test_workers_are_other_processes_with_one_thread() -> None:
+def test_workers_are_processes_with_one_thread() -> None:
     seen = run_jobs(lambda k: [os.getpid(), torch.get_num_threads()], 4, num_workers=2, progress=False)
     assert os.getpid() not in {pid for pid, _ in seen}
     assert {threads for _, threads in seen} == {1}
 
 
+def test_another_joblib_backend_runs_the_jobs() -> None:
+    with joblib.parallel_config(backend="threading"):
+        seen = run_jobs(lambda k: os.getpid(), 3, num_workers=2, progress=False)
+    assert set(seen) == {os.getpid()}
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_finished_units_are_not_done_again(tmp_path: Path, num_workers: int) -> None:
-    def run(k: int) -> dict[str, int]:
+def test_interrupted_run_resumes_with_missing_jobs(tmp_path: Path, num_workers: int) -> None:
+    def job(k: int) -> dict[str, int]:
         with (tmp_path / f"ran-{k}").open("a") as log:
             log.write("x")
-        if k == 2 and not (tmp_path / "mended").exists():
-            raise RuntimeError("broken off")
+        if k == 2 and not (tmp_path / "repaired").exists():
+            raise RuntimeError("broken")
         return {"k": k}
 
-    def attempt() -> list[dict[str, int]]:
-        options = {"num_workers": num_workers, "folder": tmp_path / "units", "identity": "a", "progress": False}
-        return run_jobs(run, 3, **options)
+    options: dict[str, Any] = {"num_workers": num_workers, "folder": tmp_path / "jobs", "key": "a", "progress": False}
+    run_jobs(job, 2, **options)
+    with pytest.raises(RuntimeError, match="broken"):
+        run_jobs(job, 3, **options)
+    (tmp_path / "repaired").touch()
+    assert run_jobs(job, 3, **options) == [{"k": 0}, {"k": 1}, {"k": 2}]
+    assert (tmp_path / "ran-0").read_text() == (tmp_path / "ran-1").read_text() == "x"
+    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == [
+        *(f"job-000{k}.json" for k in range(3)),
+        "key.json",
+    ]
 
-    with pytest.raises(RuntimeError, match="broken off"):
-        attempt()
-    (tmp_path / "mended").touch()
-    assert attempt() == [{"k": 0}, {"k": 1}, {"k": 2}]
-    assert (tmp_path / "ran-0").read_text() == "x"
-    assert (tmp_path / "ran-2").read_text() == "xx"
-    assert not list((tmp_path / "units").glob("*.part"))
 
-
-def test_more_units_go_on_where_fewer_ended(tmp_path: Path) -> None:
+def test_killed_run_keeps_finished_jobs(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib; from neuboots.evaluation._parallel import run_jobs; "
+        f"run_jobs(lambda k: k if k < 2 else os._exit(1), 4, folder=pathlib.Path({str(tmp_path)!r}), progress=False)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
     done: list[int] = []
-    run_jobs(lambda k: k, 2, folder=tmp_path, progress=False)
     assert run_jobs(lambda k: done.append(k) or k, 4, folder=tmp_path, progress=False) == [0, 1, 2, 3]  # type: ignore[func-returns-value]
     assert done == [2, 3]
-    assert json.loads((tmp_path / "unit-0003.json").read_text()) == 3
-
-
-def test_what_is_known_is_not_done_again_and_counts_as_done_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int | None, int]] = []
-
-    @contextmanager
-    def bar(title: str, total: int | None, *, show: bool, done: int) -> Iterator[Callable[[str], None]]:
-        shown.append((total, done))
-        yield lambda text: None
-
-    monkeypatch.setattr("neuboots.training.progress_bar", bar)
-    assert run_jobs(lambda k: k, 4, known={1: "one", 3: "three"}) == [0, "one", 2, "three"]
-    assert shown == [(4, 2)]
-
-
-def test_nothing_is_left_of_a_text_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "text", "\ud800")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
-    run_jobs(lambda k: k, 1, folder=tmp_path, key="a", progress=False)
-    with pytest.raises(ValueError, match="holds units of other settings; expected a new folder"):
-        run_jobs(lambda k: k, 1, folder=tmp_path, key="b", progress=False)
-
-
-@pytest.mark.parametrize(("count", "num_workers"), [(0, 1), (1, 0), (1, 1.5), (1, None)])
-def test_no_units_or_no_workers_get_a_sentence(count: int, num_workers: int) -> None:
-    with pytest.raises(ValueError, match="expected a whole number, at least 1"):
-        run_jobs(lambda k: k, count, num_workers=num_workers, progress=False)
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(ValueError, match="which is a file; expected a folder"):
-        run_jobs(lambda k: k, 1, folder=tmp_path / "a", progress=False)
-
-
-def test_results_are_the_same_kept_or_not(tmp_path: Path) -> None:
-    results = [run_jobs(lambda k: {1: (k,)}, 2, folder=folder, progress=False) for folder in (None, tmp_path, tmp_path)]
-    assert results[0] == results[1] == results[2] == [{"1": [0]}, {"1": [1]}]
-    with pytest.raises(ValueError, match="the result of unit 0 is not JSON .*; expected numbers"):
-        run_jobs(lambda k: torch.ones(1), 1, progress=False)
-
-    def broken(k: int) -> None:
-        raise TypeError("the unit's own fault")
-
-    with pytest.raises(TypeError, match="the unit's own fault"):
-        run_jobs(broken, 1, progress=False)
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1, 2"])
-def test_a_damaged_unit_is_done_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_result_is_computed_again(tmp_path: Path, damage: str) -> None:
     run_jobs(lambda k: k, 3, folder=tmp_path, progress=False)
-    (tmp_path / "unit-0001.json").write_text(damage)
+    (tmp_path / "job-0001.json").write_text(damage)
     done: list[int] = []
     assert run_jobs(lambda k: done.append(k) or k, 3, folder=tmp_path, progress=False) == [0, 1, 2]  # type: ignore[func-returns-value]
     assert done == [1]
-    (tmp_path / "units.json").write_text(damage)
-    with pytest.raises(ValueError, match="holds units of other settings"):
-        run_jobs(lambda k: k, 3, folder=tmp_path, progress=False)
 
 
-@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-def test_a_killed_worker_gets_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    def run(k: int) -> int:
-        if k == 1:
-            while not (tmp_path / "unit-0000.json").exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return k
-
-    with pytest.raises(RuntimeError, match="a worker process was killed, often for want of memory.*finished units"):
-        run_jobs(run, 2, num_workers=2, folder=tmp_path, progress=False)
-    assert json.loads((tmp_path / "unit-0000.json").read_text()) == 0
+def test_known_results_are_not_computed() -> None:
+    assert run_jobs(lambda k: k, 4, known={1: "one", 3: "three"}, progress=False) == [0, "one", 2, "three"]
 
 
-class Odd(Exception):
-    """Cannot be made again from its arguments."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("odd")
-
-
-@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-def test_an_exception_that_cannot_travel_is_told() -> None:
-    def run(k: int) -> None:
-        raise Odd(1, 2)
-
-    with pytest.raises(RuntimeError, match="unit . failed: Odd: odd"):
-        run_jobs(run, 2, num_workers=2, progress=False)
+def test_results_are_json_with_and_without_folder(tmp_path: Path) -> None:
+    results = [run_jobs(lambda k: {1: (k,)}, 2, folder=f, progress=False) for f in (None, tmp_path, tmp_path)]
+    assert results[0] == results[1] == results[2] == [{"1": [0]}, {"1": [1]}]
+    with pytest.raises(ArgumentError, match="job"):
+        run_jobs(lambda k: torch.ones(1), 1, progress=False)
 
 
-def test_units_inside_units() -> None:
-    inner = run_jobs(lambda k: run_jobs(lambda j: 10 * k + j, 2, num_workers=2, progress=False), 2, num_workers=2)
-    assert inner == [[0, 1], [10, 11]]
+def test_folder_of_other_settings_is_rejected(tmp_path: Path) -> None:
+    run_jobs(lambda k: k, 1, folder=tmp_path, key="a", progress=False)
+    with pytest.raises(ArgumentError, match="folder"):
+        run_jobs(lambda k: k, 1, folder=tmp_path, key="b", progress=False)
+    (tmp_path / "key.json").unlink()
+    with pytest.raises(ArgumentError, match="folder"):
+        run_jobs(lambda k: k, 1, folder=tmp_path, key="a", progress=False)
+    with pytest.raises(ArgumentError, match="num_workers"):
+        run_jobs(lambda k: k, 1, num_workers=0, progress=False)
 
 
-def test_units_of_unknown_settings_are_not_adopted(tmp_path: Path) -> None:
-    run_jobs(lambda k: k, 2, folder=tmp_path, progress=False)
-    (tmp_path / "units.json").unlink()
-    with pytest.raises(ValueError, match="holds units, but nothing says of what settings"):
-        run_jobs(lambda k: k, 2, folder=tmp_path, progress=False)
+def test_cached_result_is_computed_once_and_removes_checkpoints(tmp_path: Path) -> None:
+    file = tmp_path / "round.json"
+
+    def compute(folder: Path | None) -> dict[str, int]:
+        assert folder == tmp_path / "round"
+        folder.mkdir()
+        return {"value": 1}
+
+    assert cached_result(file, compute) == cached_result(file, lambda folder: {}) == json.loads(file.read_text())
+    assert [path.name for path in tmp_path.iterdir()] == ["round.json"]
+    assert cached_result(None, lambda folder: {"folder": folder}) == {"folder": None}
 
 
-@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = f"""
-import os, time
-from pathlib import Path
-from neuboots.tasks.units import run_units
-def run(k):
-    (Path({str(tmp_path)!r}) / f"pid-{{os.getpid()}}").touch()
-    time.sleep(600)
-run_units(run, 2, num_workers=2)
-"""
-    process = subprocess.Popen([sys.executable, "-c", program])
-    while len(pids := [int(file.name[4:]) for file in tmp_path.glob("pid-*")]) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    for _ in range(200):
-        if not any(_alive(pid) for pid in pids):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the workers live on")
+# -- fingerprint ---------------------------------------------------------------------------------------
 
 
-def _alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
+class Rows(Dataset[Any]):
+    """Rows that are not in memory."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+        self.targets = [0] * len(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.values[i] + 0 * torch.rand(()), self.targets[i]
 
 
-@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-def test_an_interrupt_keeps_what_is_finished_and_waits_for_nobody(tmp_path: Path) -> None:
-    program = f"""
-import signal, time
-from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores interrupts
-from neuboots.tasks.units import run_units
-run_units(lambda k: time.sleep(600 if k else 0) or k, 4, num_workers=2, folder=Path({str(tmp_path)!r}))
-"""
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "unit-0000.json").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)  # to the parent alone
-    _, said = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in said
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["unit-0000.json", "units.json"]
+@dataclass(frozen=True)
+class Options:
+    rate: float = 0.5
+    log: list[int] = field(default_factory=list, compare=False)
+
+
+def scaled(k: float) -> Any:
+    return lambda x: k * x
+
+
+def linear(seed: int, bias: bool = True) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Linear(3, 2, bias=bias)
+
+
+X, Y = torch.arange(12.0).reshape(4, 3), torch.arange(4)
+CONFIG = TrainingConfig(epochs=2, optimizer=partial(torch.optim.Adam, lr=0.1))
+EQUAL: dict[str, tuple[Any, Any]] = {
+    "numbers": ((1, 2.5, "a"), (1, 2.5, "a")),
+    "sets": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "arrays": (np.arange(3), np.arange(3)),
+    "nets": (linear(0), linear(0)),
+    "functions": (scaled(2), scaled(2)),
+    "datasets": (TensorDataset(X, Y), Subset(TensorDataset(X, Y), range(4))),
+    "rows": (Rows([1.0, 2.0]), Rows([1.0, 2.0])),
+    "dataclass": (Options(), Options(log=[1])),
+    "config": (CONFIG, replace(CONFIG, progress=False, num_workers=2, folder=Path("a"))),
+    "method": (NeuBoots(), NeuBoots()),
+}
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "numbers": (1, 1.0000001),
+    "types": (1, "1"),
+    "arrays": (np.arange(3), np.arange(3.0)),
+    "tensors": (X, X + 1e-6 * (X == 7)),
+    "weights": (linear(0), linear(1)),
+    "layers": (nn.Dropout(0.1), nn.Dropout(0.2)),
+    "functions": (scaled(2), scaled(3)),
+    "code": (lambda x: x + 1, lambda x: x * 1),
+    "partial": (partial(scaled, 1), partial(scaled, 2)),
+    "datasets": (TensorDataset(X, Y), TensorDataset(X, Y.flip(0))),
+    "subsets": (Subset(Rows([1.0] * 90), range(30)), Subset(Rows([1.0] * 90), range(1, 31))),
+    "rows": (Rows([1.0, 2.0]), Rows([1.0, 3.0])),
+    "loaders": (DataLoader(TensorDataset(X, Y)), DataLoader(TensorDataset(X, Y.flip(0)))),
+    "dataclass": (Options(), Options(rate=0.6)),
+    "config": (CONFIG, replace(CONFIG, epochs=3)),
+    "optimizer": (CONFIG, replace(CONFIG, optimizer=partial(torch.optim.Adam, lr=0.2))),
+    "method": (NeuBoots(), NeuBoots(warmup=1)),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_fingerprint_of_equal_settings_is_equal(name: str) -> None:
+    a, b = EQUAL[name]
+    state = torch.get_rng_state()
+    assert fingerprint(value=a) == fingerprint(value=b) == fingerprint(value=copy.deepcopy(a))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_fingerprint_of_different_settings_differs(name: str) -> None:
+    a, b = DIFFERENT[name]
+    assert fingerprint(value=a) != fingerprint(value=b)
+    assert fingerprint(a=a) != fingerprint(b=a)
+
+
+def test_fingerprint_is_equal_in_another_process() -> None:
+    code = (
+        "import torch; from neuboots import NeuBoots; from neuboots.evaluation._parallel import fingerprint; "
+        "print(fingerprint(m=NeuBoots(), s={'a', 'b'}, f=lambda x: x + 1, x=torch.arange(3.0), o=object()))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": h},
+        ).stdout
+        for h in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+# -- repeated fits -------------------------------------------------------------------------------------
+
+
+def test_repeated_fits_need_readable_data_and_new_nets(tmp_path: Path) -> None:
+    net = linear(0)
+    with pytest.raises(ArgumentError, match="config"):
+        check_repeated_fit(replace(CONFIG, folder=tmp_path), None)
+    with pytest.raises(ArgumentError, match="test_data"):
+        check_repeated_fit(CONFIG, iter([]))
+    with pytest.raises(ArgumentError, match="model"):
+        make_reference_net(lambda: net, 0)
+    assert make_reference_net(net, 0) is net
+    assert fingerprint(net=make_reference_net(lambda: linear(0), 0)) == fingerprint(net=net)
+
+
+def test_student_t_interval_matches_scipy() -> None:
+    values = torch.tensor([[0.5, 0.7], [0.6, 0.9], [0.4, 0.75]]).double()
+    low, high = student_t_interval(values, level=0.9)
+    expected = scipy.stats.t.interval(0.9, 2, values.mean(0).numpy(), scipy.stats.sem(values.numpy()))
+    np.testing.assert_allclose(torch.stack([low, high]), expected)
+    with pytest.raises(ArgumentError, match="level"):
+        student_t_interval(values, level=1.0)
+    with pytest.raises(ArgumentError, match="values"):
+        student_t_interval(values[:1])

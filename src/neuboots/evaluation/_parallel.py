@@ -193,7 +193,7 @@ def _describe(value: Any) -> str:
             return _describe_rows(value)
         case _ if is_dataclass(value):
             return _describe_fields(value)
-    described = vars(value) if " object at 0x" in repr(value) else repr(value)
+    described = getattr(value, "__dict__", {}) if " object at 0x" in repr(value) else repr(value)
     return _without_addresses(_describe((type(value), described)))
 
 

@@ -745,7 +745,9 @@ def _compute_metrics(
         for x, y in batches:
             summary = view.summarize(x, num_samples, seed=seed)
             if task != "classification":
-                total = total + RunningMean.from_batch((summary.mean - align_targets(summary.mean, y)).double().square())
+                total = total + RunningMean.from_batch(
+                    (summary.mean - align_targets(summary.mean, y)).double().square()
+                )
             elif summary.probs.ndim == 2:
                 total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
             else:

@@ -334,12 +334,12 @@ def extract_features(split: HeadSplit, layers: tuple[str, ...], x: Any) -> list[
 
     with eval_mode(net), eager_mode(net), _watch(net, layers, record):
         phi = split.features(cast_inputs(net, x))
-    features = {**seen, split.name: [_average(phi, split.axis)]}
-    for name, outputs in features.items():
+    features = [*seen.items(), (split.name, [_average(phi, split.axis)])]
+    for name, outputs in features:
         if len(outputs) != 1 or len(outputs[0]) != count_rows(x):
             got = f"{name!r}, which gives {len(outputs)} outputs for {count_rows(x)} rows"
             raise ArgumentError("layers", got, "layers before the head that are used once, the batch on the first axis")
-    return [outputs[0] for outputs in features.values()]
+    return [outputs[0] for _, outputs in features]
 
 
 def _average(output: Tensor, axis: int) -> Tensor:
