@@ -21,6 +21,7 @@ determinant maximization, ICML 2019 (the k best of each chunk hold a set almost 
 Shin and Hwang, Confidence-aware learning for deep neural networks, ICML 2020 (the protocol of the loop).
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -584,7 +585,7 @@ class ActiveLearningResult:
 
 def run_active_learning(
     method: Method,
-    model: Callable[[], nn.Module] | nn.Module | None,
+    model: Callable[[], nn.Module] | nn.Module,
     pool: Dataset[Any],
     test_data: LabeledData,
     config: TrainingConfig,
@@ -609,7 +610,7 @@ def run_active_learning(
 
     Args:
         method: Method to fit.
-        model: Net, or function that makes one.
+        model: Net, which is copied for each fit, or function that makes one.
         pool: Labeled data set from which rows are drawn.
         test_data: Data on which metrics are computed after each training.
         config: Training options of each fit.
@@ -656,11 +657,11 @@ def run_active_learning(
     strategy_name = _check_strategy(strategy, task)
     num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
     folder = None if folder is None else Path(folder)
-    net = make_reference_net(model, config.seed)
+    reference = make_reference_net(model, config.seed)
     key = ""
     if folder is not None:
         settings = {"strategy": strategy, "sizes": sizes, "task": task, "num_samples": num_samples, "seed": seed}
-        key = fingerprint(method=method, net=net, config=config, pool=pool, test_data=test_data, **settings)
+        key = fingerprint(method=method, net=reference, config=config, pool=pool, test_data=test_data, **settings)
     show = progress and num_workers == 1
     options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": show}
     quiet = replace(config, progress=config.progress and show)
@@ -668,7 +669,9 @@ def run_active_learning(
     def run_round(trial: int, r: int, labeled: list[int], checkpoints: Path | None) -> dict[str, Any]:
         """Train, compute metrics, and select the rows of the next round."""
         fit_seed = derive_seed(seed, config.seed, "fit", trial, r)
-        predictor = method.fit(model, Subset(pool, labeled), replace(quiet, seed=fit_seed, folder=checkpoints))
+        round_config = replace(quiet, seed=fit_seed, folder=checkpoints)
+        net = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+        predictor = method.fit(net, Subset(pool, labeled), round_config)
         metrics = _compute_metrics(
             predictor,
             test_data,
