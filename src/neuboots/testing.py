@@ -1,10 +1,10 @@
-"""The contract of every method, as checks that anyone can run.
+"""The contract that every method fulfils, as checks for the tests of a method.
 
     predict(x)[:, :k] = predict(x[:k]),   load(save(p)) = p,   summarize = predict,   …
 
-`check_method("neuboots")` fits the method on small made-up data and runs every check that its line in the table of
-methods promises; the tests of this library run the same checks. A check that fails raises AssertionError. A method is
-made with `loss=…`, which it must take, and with `num_members=…` if its line says `members=True`.
+`check_method("neuboots")` fits a registered method on small synthetic data and runs every check that applies to it. A
+failed check raises AssertionError. The method's class must accept `loss=…`, and `num_members=…` if it is registered
+with `members=True`.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from neuboots._validation import ArgumentError
 from neuboots.losses import Loss
 from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.methods._base import TASKS, Task
@@ -35,7 +36,11 @@ CONFIG = TrainingConfig(epochs=2, batch_size=16, progress=False)
 
 
 class TwoBranches(nn.Module):
-    """Two branches, one with BatchNorm, joined before one head."""
+    """Two branches, one with BatchNorm, concatenated before one head.
+
+    Args:
+        outputs: Number of outputs.
+    """
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -44,12 +49,13 @@ class TwoBranches(nn.Module):
         self.fc = nn.Linear(12, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (N, 4) to (N, outputs)."""
         out: Tensor = self.fc(torch.cat([self.left(x), self.right(x).sigmoid()], 1))
         return out
 
 
 class Upsampling(nn.Module):
-    """A stride, BatchNorm, a 1×1 convolution, and upsampling back to the input's size; returns a dict."""
+    """A strided convolution with BatchNorm, a 1×1 head, and upsampling to the input's size; returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,12 +63,17 @@ class Upsampling(nn.Module):
         self.classifier = nn.Conv2d(7, 3, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Map (N, 2, H, W) to {"out": (N, 3, H, W)}."""
         low = self.classifier(self.stem(x))
         return {"out": nn.functional.interpolate(low, size=x.shape[2:], mode="bilinear", align_corners=False)}
 
 
 class Squeezing(nn.Module):
-    """Takes away every axis of length one before and after its head, that of a single row too."""
+    """A net that squeezes every axis of length one, including that of a single row.
+
+    Args:
+        outputs: Number of outputs.
+    """
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -70,17 +81,26 @@ class Squeezing(nn.Module):
         self.fc = nn.Linear(6, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (N, 4) to (N, outputs), squeezed."""
         out: Tensor = self.fc(self.body(x).squeeze())
         return out.squeeze()
 
 
-def _rows(*shape: int, seed: int = 0) -> Tensor:
+def _normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
 class ExampleTask:
-    """A task: its loss, a net for it, data, other inputs, and the shape of one output."""
+    """A small task.
+
+    Attributes:
+        loss: Its loss.
+        model: Factory of a net for it.
+        data: Training data.
+        x: Further inputs.
+        shape: Shape of one output.
+    """
 
     loss: Loss
     model: Callable[[], nn.Module]
@@ -89,99 +109,90 @@ class ExampleTask:
     shape: tuple[int, ...]
 
 
-def _classification() -> ExampleTask:
-    return ExampleTask(
-        nn.CrossEntropyLoss(),
-        lambda: TwoBranches(3),
-        TensorDataset(_rows(50, 4), torch.arange(50) % 3),
-        _rows(9, 4, seed=5),
-        (3,),
-    )
+def _make_classification() -> ExampleTask:
+    data = TensorDataset(_normal(50, 4), torch.arange(50) % 3)
+    return ExampleTask(nn.CrossEntropyLoss(), lambda: TwoBranches(3), data, _normal(9, 4, seed=5), (3,))
 
 
-def _regression() -> ExampleTask:
-    x = _rows(50, 4)
-    y = x.sum(1) + 0.1 * _rows(50, seed=1)
-    return ExampleTask(nn.MSELoss(), lambda: TwoBranches(1), TensorDataset(x, y), _rows(9, 4, seed=5), (1,))
+def _make_regression() -> ExampleTask:
+    x = _normal(50, 4)
+    data = TensorDataset(x, x.sum(1) + 0.1 * _normal(50, seed=1))
+    return ExampleTask(nn.MSELoss(), lambda: TwoBranches(1), data, _normal(9, 4, seed=5), (1,))
 
 
-def _segmentation() -> ExampleTask:
-    x = _rows(12, 2, 8, 8)
+def _make_segmentation() -> ExampleTask:
+    x = _normal(12, 2, 8, 8)
     y = (x[:, 0] > 0).long()
-    y[:, :2] = 255  # void
-    return ExampleTask(
-        nn.CrossEntropyLoss(ignore_index=255), Upsampling, TensorDataset(x, y), _rows(3, 2, 8, 8, seed=5), (3, 8, 8)
-    )
+    y[:, :2] = 255
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    return ExampleTask(loss, Upsampling, TensorDataset(x, y), _normal(3, 2, 8, 8, seed=5), (3, 8, 8))
 
 
 EXAMPLE_TASKS: dict[Task, Callable[[], ExampleTask]] = {
-    "classification": _classification,
-    "regression": _regression,
-    "segmentation": _segmentation,
+    "classification": _make_classification,
+    "regression": _make_regression,
+    "segmentation": _make_segmentation,
 }
 
 
-# -- the subject of the checks -------------------------------------------------------------------------
+# -- the method under test -----------------------------------------------------------------------------
 
 
 @dataclass
 class MethodUnderTest:
-    """A method under test: its line in the table, the options it is tested with, and what it was fitted on."""
+    """A method with the options it is tested with, and its predictor fitted on an example task.
 
-    entry: MethodInfo
+    Args:
+        info: Facts about the method.
+        options: Options of the method's class.
+        config: Training options.
+    """
+
+    info: MethodInfo
     options: dict[str, Any] = field(default_factory=dict)
     config: TrainingConfig = CONFIG
 
     def make(self, **options: Any) -> Any:
-        options = {**self.options, **options}
-        try:
-            return self.entry.make(**options)
-        except TypeError as error:
-            raise AssertionError(
-                f"It was made with {sorted(options)}, and expected to take these ({error})."
-            ) from error
+        """Return the method with further options."""
+        return self.info.make(**{**self.options, **options})
 
     def fit(self, task: Task, *, config: TrainingConfig | None = None, **options: Any) -> Predictor:
+        """Return the predictor fitted on an example task, with further options."""
         case = EXAMPLE_TASKS[task]()
-        method = self.make(loss=case.loss, **options)
-        fitted: Predictor = method.fit(case.model, case.data, config or self.config)
+        fitted: Predictor = self.make(loss=case.loss, **options).fit(case.model, case.data, config or self.config)
         return fitted
 
     @property
     def task(self) -> Task:
-        """The task most checks are run on: the first that the method can do."""
-        return self.entry.tasks[0]
+        """The task of most checks: the first that the method supports."""
+        return self.info.tasks[0]
 
     @cached_property
     def predictor(self) -> Predictor:
+        """The predictor fitted on that task."""
         return self.fit(self.task)
 
     @cached_property
     def case(self) -> ExampleTask:
+        """That task."""
         return EXAMPLE_TASKS[self.task]()
 
     @property
     def x(self) -> Tensor:
+        """Its further inputs."""
         return self.case.x
 
 
 # -- the checks ----------------------------------------------------------------------------------------
 
-
-def _refusal(call: Callable[[], Any]) -> str:
-    """The sentence with which the call was refused; nothing if it was not."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return ""
+_ROUNDING: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}  # of sums in another order
 
 
-def check_shape_and_dtype(subject: MethodUnderTest) -> None:
-    """Samples are (B, N, C, *), finite, in the net's precision, without gradients, for every task of the method."""
-    for task in subject.entry.tasks:
+def check_shape_and_dtype(method: MethodUnderTest) -> None:
+    """Samples are (B, N, C, *), finite, in the net's precision and without gradients, for every supported task."""
+    for task in method.info.tasks:
         case = EXAMPLE_TASKS[task]()
-        predictor = subject.predictor if task == subject.task else subject.fit(task)
+        predictor = method.predictor if task == method.task else method.fit(task)
         prediction = predictor.predict(case.x, 7)
         assert prediction.samples.shape == (7, len(case.x), *case.shape), prediction.samples.shape
         assert prediction.mean.shape == prediction.std.shape == (len(case.x), *case.shape)
@@ -192,84 +203,87 @@ def check_shape_and_dtype(subject: MethodUnderTest) -> None:
             assert prediction.entropy.shape == (len(case.x), *case.shape[1:])
 
 
-def check_unsupported_tasks(subject: MethodUnderTest) -> None:
-    """What the method cannot do, it says in a sentence."""
-    for task in set(TASKS) - set(subject.entry.tasks):
-        said = _refusal(partial(subject.fit, task))
-        assert "expected" in said, f"{subject.entry.name} does not list {task}; it should say so, but said {said!r}"
+def check_unsupported_tasks(method: MethodUnderTest) -> None:
+    """A task that the method does not support raises ValueError in `fit`."""
+    for task in set(TASKS) - set(method.info.tasks):
+        try:
+            method.fit(task)
+        except ValueError:
+            continue
+        raise AssertionError(f"{method.info.name} does not list {task}, but its fit raises no ValueError")
 
 
-def check_seeds(subject: MethodUnderTest) -> None:
-    """The same seed gives the same replicates, whatever B; another seed gives others."""
-    predictor, x = subject.predictor, subject.x
+def check_seeds(method: MethodUnderTest) -> None:
+    """The same seed gives the same replicates for any B; another seed gives others."""
+    predictor, x = method.predictor, method.x
     samples = predictor.predict(x, 6, seed=3).samples
     assert torch.equal(samples, predictor.predict(x, 6, seed=3).samples)
     torch.testing.assert_close(samples[:4], predictor.predict(x, 4, seed=3).samples)
-    if subject.entry.random:
-        others = [predictor.predict(x, 6, seed=seed).samples for seed in (4, 5, 6, 7)]  # of K members, orders recur
+    if method.info.random:
+        others = [predictor.predict(x, 6, seed=seed).samples for seed in (4, 5, 6, 7)]  # orders of K members recur
         assert not all(torch.allclose(samples, other) for other in others), "the seed makes no difference"
         assert bool((predictor.predict(x, 6).std > 0).any()), "the replicates are all the same"
 
 
-def check_coherence(subject: MethodUnderTest) -> None:
-    """A replicate is one function of x: any batch, any order, within the rounding of sums in another order."""
-    if not subject.entry.coherent:
+def check_coherence(method: MethodUnderTest) -> None:
+    """A replicate is one function of x, whatever the batch and its order."""
+    if not method.info.coherent:
         return
-    predictor, x = subject.predictor, subject.x
-    whole = predictor.predict(x, 5)
+    predictor, x = method.predictor, method.x
+    full = predictor.predict(x, 5)
     for rows in (torch.arange(4), torch.tensor([2]), torch.arange(len(x)).flip(0).roll(2), torch.arange(0)):
         part = predictor.predict(x[rows], 5)
-        torch.testing.assert_close(part.samples, whole.samples[:, rows], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(part.mean, whole.mean[rows], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(part.std, whole.std[rows], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part.samples, full.samples[:, rows], **_ROUNDING)
+        torch.testing.assert_close(part.mean, full.mean[rows], **_ROUNDING)
+        torch.testing.assert_close(part.std, full.std[rows], **_ROUNDING)
 
 
-def check_single_row(subject: MethodUnderTest) -> None:
-    """predict(x[:1]) = predict(x)[:, :1] of a net that squeezes, also where training ends on a batch of one row."""
-    for task in subject.entry.tasks:
+def check_single_row(method: MethodUnderTest) -> None:
+    """A single row keeps its axis with a net that squeezes, also if training ends on a batch of one row."""
+    for task in method.info.tasks:
         case = EXAMPLE_TASKS[task]()
-        if len(case.shape) == 1:
-            method = subject.make(loss=case.loss)
-            model = partial(Squeezing, case.shape[0])
-            predictor = method.fit(model, case.data, replace(subject.config, batch_size=7))
-            whole, alone = (predictor.predict(x, 6, seed=3) for x in (case.x, case.x[:1]))
-            assert alone.samples.shape == (6, 1, *case.shape), f"One row of {task} gave {tuple(alone.samples.shape)}."
-            if subject.entry.coherent:
-                torch.testing.assert_close(alone.samples, whole.samples[:, :1], rtol=1e-4, atol=1e-5)
-                torch.testing.assert_close(alone.std, whole.std[:1], rtol=1e-4, atol=1e-5)
+        if len(case.shape) > 1:
+            continue
+        config = replace(method.config, batch_size=7)
+        predictor = method.make(loss=case.loss).fit(partial(Squeezing, case.shape[0]), case.data, config)
+        full, single = (predictor.predict(x, 6, seed=3) for x in (case.x, case.x[:1]))
+        assert single.samples.shape == (6, 1, *case.shape), f"one row of {task} gave {tuple(single.samples.shape)}"
+        if method.info.coherent:
+            torch.testing.assert_close(single.samples, full.samples[:, :1], **_ROUNDING)
+            torch.testing.assert_close(single.std, full.std[:1], **_ROUNDING)
 
 
-def check_exact_moments(subject: MethodUnderTest) -> None:
-    """Where mean and standard deviation are said to be exact, many samples have them, within their standard errors."""
-    many = 400
-    prediction = subject.predictor.predict(subject.x, many)
+def check_exact_moments(method: MethodUnderTest) -> None:
+    """Exact mean and standard deviation agree with those of many samples, within standard errors."""
+    count = 400
+    prediction = method.predictor.predict(method.x, count)
     if prediction.moments is None:
         return
     mean, std = prediction.moments.mean, prediction.moments.std
     gap = (prediction.samples.mean(0) - mean).abs()
-    assert bool((gap <= 6 * std / many**0.5 + 1e-5).all()), f"the samples' mean is {float(gap.max()):g} off"
-    drawn = prediction.samples.std(0)
-    # 400 draws have it within a few per cent; K members, counted again and again, have √((K − 1)/K) of it
-    assert bool(((drawn >= 0.6 * std - 1e-5) & (drawn <= 1.5 * std + 1e-5)).all()), "the samples have another spread"
+    assert bool((gap <= 6 * std / count**0.5 + 1e-5).all()), f"the samples' mean is {float(gap.max()):g} off"
+    found = prediction.samples.std(0)
+    # 400 draws give it within a few percent; K members, each drawn many times, give √((K − 1)/K) of it
+    assert bool(((found >= 0.6 * std - 1e-5) & (found <= 1.5 * std + 1e-5)).all()), "the samples have another std"
 
 
-def check_summarize_matches_predict(subject: MethodUnderTest) -> None:
-    """The streamed figures are those of the samples in memory."""
-    predictor, x = subject.predictor, subject.x
+def check_summarize_matches_predict(method: MethodUnderTest) -> None:
+    """The statistics of `summarize` are those of `predict`."""
+    predictor, x = method.predictor, method.x
+    names = ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information")
     for num_samples in (1, 2, 9, 40):
         prediction = predictor.predict(x, num_samples, seed=2)
         summary = predictor.summarize(x, num_samples, seed=2, quantiles=(0.025, 0.975))
-        for figure in ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information"):
-            torch.testing.assert_close(getattr(summary, figure), getattr(prediction, figure), rtol=1e-4, atol=1e-5)
-        for mine, theirs in zip(
-            summary.interval(method="percentile"), prediction.interval(method="percentile"), strict=True
-        ):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        for name in names:
+            torch.testing.assert_close(getattr(summary, name), getattr(prediction, name), **_ROUNDING)
+        intervals = (each.interval(method="percentile") for each in (summary, prediction))
+        for found, expected in zip(*intervals, strict=True):
+            torch.testing.assert_close(found, expected, **_ROUNDING)
 
 
-def check_no_side_effects(subject: MethodUnderTest) -> None:
-    """Every parameter, buffer and training mode is as it was, and the caller's random state too."""
-    predictor, x = subject.predictor, subject.x
+def check_no_side_effects(method: MethodUnderTest) -> None:
+    """Prediction changes no parameter, buffer or training mode, and no global random state."""
+    predictor, x = method.predictor, method.x
     module = predictor.module
     module.train()
     next(iter(module.children()), module).eval()
@@ -278,8 +292,8 @@ def check_no_side_effects(subject: MethodUnderTest) -> None:
     before = _random_states()
     predictor.predict(x, 3)
     predictor.summarize(x, 3)
-    assert _random_states() == before, "prediction moved the random state of torch, NumPy or Python"
-    assert [part.training for part in module.modules()] == modes, "prediction left modules in another mode"
+    assert _random_states() == before, "prediction changed the random state of torch, NumPy or Python"
+    assert [part.training for part in module.modules()] == modes, "prediction changed the mode of a module"
     after = predictor.state_dict()
     changed = [name for name, value in state.items() if not torch.equal(value, after[name])]
     assert not changed, f"prediction changed {changed}"
@@ -287,13 +301,14 @@ def check_no_side_effects(subject: MethodUnderTest) -> None:
 
 
 def _random_states() -> tuple[Any, ...]:
+    """The global random states of torch, NumPy and Python."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return torch.get_rng_state().tolist(), kind, list(keys), rest, random.getstate()
 
 
-def check_eval_mode(subject: MethodUnderTest) -> None:
-    """A module left in training mode predicts the same."""
-    predictor, x = subject.predictor, subject.x
+def check_eval_mode(method: MethodUnderTest) -> None:
+    """A module in training mode gives the same predictions."""
+    predictor, x = method.predictor, method.x
     samples = predictor.predict(x, 3).samples
     predictor.module.train()
     again = predictor.predict(x, 3).samples
@@ -301,89 +316,93 @@ def check_eval_mode(subject: MethodUnderTest) -> None:
     assert torch.equal(samples, again)
 
 
-def check_save_and_load(subject: MethodUnderTest) -> None:
-    """A loaded predictor gives the same samples, bit for bit."""
-    predictor, x = subject.predictor, subject.x
+def check_save_and_load(method: MethodUnderTest) -> None:
+    """A loaded predictor gives the same samples and saves to the same files, bit for bit."""
+    predictor, x = method.predictor, method.x
     with tempfile.TemporaryDirectory() as folder:
-        save(predictor, Path(folder) / "model")
-        again = load(Path(folder) / "model", model=subject.case.model() if subject.entry.needs_net else None)
-        assert type(again) is type(predictor)
-        assert torch.equal(again.predict(x, 5, seed=1).samples, predictor.predict(x, 5, seed=1).samples)
-        save(again, Path(folder) / "again")
-        for name in ("config.json", "model.safetensors"):
-            assert (Path(folder) / "model" / name).read_bytes() == (Path(folder) / "again" / name).read_bytes(), name
+        first, second = Path(folder) / "first", Path(folder) / "second"
+        save(predictor, first)
+        loaded = load(first, model=method.case.model() if method.info.needs_net else None)
+        assert type(loaded) is type(predictor)
+        assert torch.equal(loaded.predict(x, 5, seed=1).samples, predictor.predict(x, 5, seed=1).samples)
+        save(loaded, second)
+        for path in first.iterdir():
+            assert path.read_bytes() == (second / path.name).read_bytes(), path.name
 
 
-def check_fit_seed(subject: MethodUnderTest) -> None:
-    """The recipe's seed alone decides what is learned, and the caller's random state is as it was."""
+def check_fit_seed(method: MethodUnderTest) -> None:
+    """What is learned depends on `config.seed` and not on global random states, which do not change."""
     with torch.random.fork_rng():
         torch.manual_seed(99)
         before = _random_states()
-        again = subject.fit(subject.task)
-        assert _random_states() == before, "the fit moved the random state of torch, NumPy or Python"
+        again = method.fit(method.task)
+        assert _random_states() == before, "the fit changed the random state of torch, NumPy or Python"
         torch.manual_seed(1)
-        other = subject.fit(subject.task, config=replace(subject.config, seed=1))
-    first, second, third = (p.predict(subject.x, 3).samples for p in (subject.predictor, again, other))
+        other = method.fit(method.task, config=replace(method.config, seed=1))
+    first, second, third = (p.predict(method.x, 3).samples for p in (method.predictor, again, other))
     assert torch.equal(first, second), "two fits with one seed differ"
-    if subject.entry.needs_net:
+    if method.info.needs_net:
         assert not torch.equal(first, third), "two fits with different seeds are the same"
 
 
-class _Cut(Exception):
-    pass
+class _InterruptedError(Exception):
+    """Stops a fit after its first epoch."""
 
 
-def check_resume(subject: MethodUnderTest) -> None:
-    """A fit that was cut short goes on where it stopped, and ends in the same predictor."""
-    whole: list[EpochReport] = []
+def check_resume(method: MethodUnderTest) -> None:
+    """An interrupted fit resumes where it stopped and gives the same predictor."""
+    full: list[EpochReport] = []
     rest: list[EpochReport] = []
 
-    def cut(report: EpochReport) -> None:
-        raise _Cut
+    def interrupt(report: EpochReport) -> None:
+        raise _InterruptedError
 
     with tempfile.TemporaryDirectory() as folder:
-        config = replace(subject.config, folder=Path(folder), on_epoch=cut)
-        with contextlib.suppress(_Cut):
-            subject.fit(subject.task, config=config)
-        resumed = subject.fit(subject.task, config=replace(config, on_epoch=rest.append))
-    subject.fit(subject.task, config=replace(subject.config, on_epoch=whole.append))
-    assert len(rest) < len(whole), "the epoch that was done is done again: nothing was found in the folder"
-    samples = [p.predict(subject.x, 4).samples for p in (subject.predictor, resumed)]
-    assert torch.equal(*samples), "a fit that was cut short and resumed ends elsewhere"
+        config = replace(method.config, folder=Path(folder), on_epoch=interrupt)
+        with contextlib.suppress(_InterruptedError):
+            method.fit(method.task, config=config)
+        resumed = method.fit(method.task, config=replace(config, on_epoch=rest.append))
+    method.fit(method.task, config=replace(method.config, on_epoch=full.append))
+    assert len(rest) < len(full), "the finished epoch is repeated: no checkpoint was found"
+    samples = [p.predict(method.x, 4).samples for p in (method.predictor, resumed)]
+    assert torch.equal(*samples), "a resumed fit gives another predictor"
 
 
-def check_single_member(subject: MethodUnderTest) -> None:
-    """With K = 1 all replicates are the same function, and for a method of K nets that net by itself."""
-    if not subject.entry.members:
+def check_single_member(method: MethodUnderTest) -> None:
+    """With K = 1 all replicates are the same function: that of the only net."""
+    if not method.info.members:
         return
-    predictor = subject.fit(subject.task, num_members=1)
-    prediction = predictor.predict(subject.x, 4)
+    predictor = method.fit(method.task, num_members=1)
+    prediction = predictor.predict(method.x, 4)
     assert bool((prediction.std == 0).all())
     torch.testing.assert_close(prediction.samples[0], prediction.samples[3])
     nets, export = getattr(predictor, "nets", None), getattr(predictor, "export", None)
     if nets or export:
         single = nets[0] if nets else export(0)  # type: ignore[misc]
-        torch.testing.assert_close(
-            prediction.samples[0], DeterministicPredictor(single).predict(subject.x, 1).samples[0]
-        )
+        expected = DeterministicPredictor(single).predict(method.x, 1).samples[0]
+        torch.testing.assert_close(prediction.samples[0], expected)
 
 
-def check_argument_errors(subject: MethodUnderTest) -> None:
-    """B = 0, NaN, and what is no tensor get one sentence."""
-    predictor, x = subject.predictor, subject.x
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: predictor.predict(x, 0), "got B = 0 replicates; expected num_samples ≥ 1"),
-        (lambda: predictor.summarize(x, -1), "got B = -1 replicates"),
-        (lambda: predictor.predict(x * torch.nan, 2), "NaN or infinite"),
-        (lambda: predictor.predict(x.numpy(), 2), "got inputs of type ndarray; expected a tensor"),
-        (lambda: predictor.predict(x, 2, seed="a"), "expected a whole number"),  # type: ignore[arg-type]
-        (lambda: subject.make(loss="ce"), "got loss='ce'"),
+def check_argument_errors(method: MethodUnderTest) -> None:
+    """Wrong arguments raise an ArgumentError with the name of the argument."""
+    predictor, x = method.predictor, method.x
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("num_samples", lambda: predictor.predict(x, 0)),
+        ("num_samples", lambda: predictor.summarize(x, -1)),
+        ("x", lambda: predictor.predict(x * torch.nan, 2)),
+        ("x", lambda: predictor.predict(x.numpy(), 2)),
+        ("seed", lambda: predictor.predict(x, 2, seed="a")),  # type: ignore[arg-type]
+        ("loss", lambda: method.make(loss="ce")),
     ]
-    if subject.entry.members:
-        calls.append((lambda: subject.make(num_members=0), "got num_members=0; expected K ≥ 1"))
-    for call, sentence in calls:
-        said = _refusal(call)
-        assert sentence in said, f"said {said!r}; expected {sentence!r} in it"
+    if method.info.members:
+        calls.append(("num_members", lambda: method.make(num_members=0)))
+    for name, call in calls:
+        found = None
+        try:
+            call()
+        except ArgumentError as error:
+            found = error.name
+        assert found == name, f"expected an ArgumentError about {name}, got one about {found}"
 
 
 CHECKS: tuple[Callable[[MethodUnderTest], None], ...] = (
@@ -405,13 +424,21 @@ CHECKS: tuple[Callable[[MethodUnderTest], None], ...] = (
 
 
 def check_method(name: str, **options: Any) -> None:
-    """Put a method of the table, made with these options, through every check.
+    """Run every check of the contract on a registered method.
 
-    >>> check_method("deterministic")
+    Args:
+        name: Name of the method.
+        **options: Options of its class.
+
+    Raises:
+        AssertionError: If a check fails; the message names it.
+
+    Example:
+        >>> check_method("deterministic")
     """
-    subject = MethodUnderTest(find_method(name), options)
+    method = MethodUnderTest(find_method(name), options)
     for check in CHECKS:
         try:
-            check(subject)
+            check(method)
         except AssertionError as error:
-            raise AssertionError(f"{name} breaks the contract. {check.__doc__} {error}") from error
+            raise AssertionError(f"{name} fails {check.__name__} ({check.__doc__}): {error}") from error

@@ -395,7 +395,7 @@ from neuboots.testing import Subject
 from neuboots.methods import METHODS, find
 for name in METHODS:
     subject = Subject(find(name))
-    net = subject.case.make_net() if subject.entry.needs_net else None
+    net = subject.case.make_net() if subject.info.needs_net else None
     predictor = neuboots.load(Path(sys.argv[1]) / name, net=net)
     torch.save(predictor.predict(subject.x, 5, seed=2).samples, Path(sys.argv[1]) / f"{name}.pt")
 """
