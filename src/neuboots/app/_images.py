@@ -16,11 +16,10 @@ from torch.nn import functional
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
 from neuboots.app.model import Model, ModelCard
 from neuboots.data import CorruptFileError, DatasetBundle, DatasetNotFoundError, LazyDataset, Standardizer
-from neuboots.data._common import format_names
+from neuboots.data._common import format_names, train_val_test_split
 from neuboots.data.dataset import to_unit_range
 from neuboots.data.image_folder import IMAGE_SUFFIXES, FileListing, list_files
 from neuboots.data.images import decode_image, read_image_size
-from neuboots.data.splits import train_val_test_split
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore, extract_features, find_feature_net
 from neuboots.head import HeadSplit
 from neuboots.methods import METHODS, ScaledPredictor, create_method, list_methods

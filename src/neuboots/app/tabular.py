@@ -37,7 +37,7 @@ from neuboots.app.model import (
 )
 from neuboots.data._common import format_names
 from neuboots.data.table_files import MAX_CHUNK_CELLS, MISSING_VALUES, TableFile, select_columns
-from neuboots.data.tabular import TableSchema, TargetColumn, canonical_text, load_table
+from neuboots.data.tabular import TableSchema, TargetColumn, canonical_text, read_table
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.prediction import Predictor
 from neuboots.serialization import Artifact, ArtifactError
@@ -357,7 +357,7 @@ def fit_table(
             check_int(name, value, minimum=minimum)
     if max_width is not None and not 0 < max_width < math.inf:
         raise ArgumentError("max_width", max_width, f"a positive number in the units of {target!r}")
-    data = load_table(
+    table = read_table(
         path,
         target=target,
         task=task,
@@ -368,26 +368,18 @@ def fit_table(
         max_categories=max_categories,
         drop_high_cardinality=True,
     )
-    schema, standardizer = data.schema, data.target_standardizer
-    assert schema is not None, "a table has a schema"
-
-    def rows(split: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and targets in the user's units."""
-        if split is None:
-            return torch.empty(0, data.channels), torch.empty(0)
-        x, y = split.tensors
-        return x, y if standardizer is None else standardizer.inverse(y.double())
-
-    x, y = rows(data.train)
+    schema, classes, train, test = table.schema, table.schema.target.classes, table.split == 0, table.split == 2
+    assert table.x is not None, "rows are encoded"
+    x, y = table.x[train], table.y[train]
     if on_start is not None:
         on_start(schema, _find_counters(schema, x))
-    estimator_class = NeuBootsClassifier if data.classes else NeuBootsRegressor
+    estimator_class = NeuBootsClassifier if classes else NeuBootsRegressor
     options: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     estimator = estimator_class(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **options)
-    estimator.fit(x.numpy(), y.numpy() if data.classes else y.numpy()[:, 0])
+    estimator.fit(x.numpy(), y.numpy() if classes else y.numpy()[:, 0])
     held_out = torch.from_numpy(estimator.held_out_)
     inputs = estimator.inputs(x.numpy())
-    if data.classes:
+    if classes:
         validation = TensorDataset(inputs[held_out], y[held_out])
         rule, note = fit_reject_rule(
             estimator.predictor_, validation, max_error=max_error, num_samples=num_samples, seed=seed
@@ -398,15 +390,15 @@ def fit_table(
     else:
         rule = RejectRule(std=float(y.std(correction=0)))
         note = f"the model accepts standard deviations below that of the training targets, {rule.std:.4g}"
-    x_test, y_test = rows(data.test)
+    x_test, y_test = table.x[test], table.y[test]
     counts = {"train": int((~held_out).sum()), "held out": int(held_out.sum()), "test": len(x_test)}
-    card = ModelCard(data.task, target, method, counts, seed, command)
+    card = ModelCard(schema.target.task, target, method, counts, seed, command)
     model = TabularModel(card, schema, estimator, MahalanobisScore.fit(inputs[~held_out], inputs[held_out]), rule)
     metrics: dict[str, Any] = {}
     if len(x_test):
         batches = [RowBatch({"row": np.arange(len(part)) + 1}, part) for part in torch.split(x_test, _MAX_TEST_BATCH)]
         table = PredictionTable.concatenate([model.predict(batch, num_samples=num_samples) for batch in batches])
-        if data.classes:
+        if classes:
             metrics = compute_classification_metrics(table, y_test, int(y.bincount().argmax()))
         else:
             metrics = compute_regression_metrics(table, y_test, schema.target.mean)

@@ -1,12 +1,11 @@
 """Data sets: named ones, tables and folders of files, with augmentation, corruption and class imbalance."""
 
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, train_val_test_split
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
 from neuboots.data.image_folder import load_image_folder, load_mask_folder, load_voc_folder
 from neuboots.data.imbalance import exponential_counts, subsample_classes
 from neuboots.data.registry import DATASETS, load_dataset
-from neuboots.data.splits import train_val_test_split
 from neuboots.data.tabular import TableSchema, encode_file, load_table
 from neuboots.data.text import Vocabulary
 from neuboots.data.volumes import find_volume_file, load_volume_folder, read_affine

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from neuboots._validation import ArgumentError, check_int
-from neuboots.data._common import identity
+from neuboots._validation import ArgumentError, check_fraction, check_int
+from neuboots.data._common import draw_rows, identity
 from neuboots.data.corruptions import CORRUPTIONS, ROTATION, CorruptedDataset
 from neuboots.data.imbalance import subsample_classes
 
@@ -239,6 +239,73 @@ def _prepare(
             x, y = augment(x, y)
         rows += zip(transform(x), y, strict=True)
     return rows
+
+
+def hold_out(
+    dataset: LazyDataset, fraction: float, *, seed: int, strata: Tensor | None = None
+) -> tuple[LazyDataset, LazyDataset | None]:
+    """Split a random fraction off a data set.
+
+    Args:
+        dataset: The data set to split.
+        fraction: Fraction of its rows to hold out; 0 holds out none.
+        seed: Random seed.
+        strata: Class of each row (n,), for a stratified split.
+
+    Returns:
+        The remaining rows, and those held out (None if `fraction` is 0), both in the order of the data set.
+
+    Raises:
+        ArgumentError: If no row would remain.
+
+    Example:
+        >>> dataset = LazyDataset(TensorSource(torch.zeros(20, 1), torch.arange(20) % 2))
+        >>> rest, held_out = hold_out(dataset, 0.2, seed=0, strata=dataset.targets)
+        >>> len(rest), sorted(held_out.targets.tolist())
+        (16, [0, 0, 1, 1])
+    """
+    if check_fraction("val_fraction", fraction, zero=True) == 0:
+        return dataset, None
+    drawn = torch.zeros(len(dataset), dtype=torch.bool)
+    drawn[draw_rows(len(dataset), fraction, "validation", seed, strata, keep_one=False)] = True
+    return dataset.take((~drawn).nonzero()[:, 0]), dataset.take(drawn.nonzero()[:, 0])
+
+
+def complete_splits(
+    splits: Mapping[str, LazyDataset], *, val_fraction: float, test_fraction: float, seed: int, stratify: bool = False
+) -> tuple[LazyDataset, LazyDataset | None, LazyDataset | None]:
+    """Hold out the splits that a data set does not have.
+
+    Args:
+        splits: The existing splits by name; "train" is among them.
+        val_fraction: Fraction of the training rows for "validation", if that split does not exist.
+        test_fraction: Fraction of the training rows for "test", if that split does not exist.
+        seed: Random seed.
+        stratify: Whether each class has the same fraction in each split.
+
+    Returns:
+        Training, validation and test split; None for one that does not exist and whose fraction is 0.
+
+    Raises:
+        ArgumentError: If the fractions leave no row for training.
+    """
+    fractions = {"validation": val_fraction, "test": test_fraction}
+    for name, argument in (("validation", "val_fraction"), ("test", "test_fraction")):
+        check_fraction(argument, fractions[name], zero=True)
+    missing = {name: float(fraction) for name, fraction in fractions.items() if name not in splits}
+    if sum(missing.values()) >= 1:
+        raise ArgumentError("val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}")
+    found: dict[str, Any] = dict(splits)
+    remaining = 1.0
+    for name in ("test", "validation"):
+        if name in missing:
+            strata = found["train"].targets if stratify else None
+            fraction = missing[name] / remaining
+            found["train"], found[name] = hold_out(
+                found["train"], fraction, seed=check_int("seed", seed), strata=strata
+            )
+            remaining -= missing[name]
+    return found["train"], found["validation"], found["test"]
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from neuboots.data._common import (
     format_names,
     import_optional,
 )
-from neuboots.data.dataset import LazyDataset, StreamingDataset, Transform
-from neuboots.data.splits import hold_out
+from neuboots.data.dataset import LazyDataset, StreamingDataset, Transform, hold_out
 
 ROWS_PER_READ = 64  # rows of a stream that are in memory at once
 _TIMEOUT_SECONDS = 10.0  # for the hub's first answer

@@ -35,11 +35,18 @@ from neuboots._prng import derive_keys, draw_uniform
 from neuboots.data._common import CorruptFileError, import_optional
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.corruptions import rotate
-from neuboots.data.dataset import DatasetBundle, LazyDataset, Source, Standardizer, TensorSource, to_unit_range
+from neuboots.data.dataset import (
+    DatasetBundle,
+    LazyDataset,
+    Source,
+    Standardizer,
+    TensorSource,
+    hold_out,
+    to_unit_range,
+)
 from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables, read_class_names
 from neuboots.data.image_folder import VOC_CLASSES, load_voc_folder
 from neuboots.data.images import decode_image, decode_mask
-from neuboots.data.splits import hold_out
 
 IGNORE_INDEX = 255
 _CIFAR100_CLASSES = """

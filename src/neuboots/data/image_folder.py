@@ -23,9 +23,8 @@ from torch import Tensor
 from neuboots._validation import ArgumentError, check_int
 from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, format_names
 from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
-from neuboots.data.dataset import Augmentation, DatasetBundle, LazyDataset, Standardizer
+from neuboots.data.dataset import Augmentation, DatasetBundle, LazyDataset, Standardizer, complete_splits, hold_out
 from neuboots.data.images import ImageSize, decode_image, decode_mask, read_image_and_mask
-from neuboots.data.splits import complete_splits, hold_out
 
 IMAGE_SUFFIXES = (
     ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",

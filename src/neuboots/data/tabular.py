@@ -16,7 +16,7 @@ Ghahramani, Dropout as a Bayesian approximation, ICML 2016).
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,15 @@ from neuboots._validation import ArgumentError, check_choice, check_fraction, ch
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
+    TRAIN,
     CorruptFileError,
     DatasetNotFoundError,
     format_names,
     import_optional,
     resolve_data_root,
+    train_val_test_split,
 )
 from neuboots.data.dataset import DatasetBundle, Standardizer, StreamingDataset
-from neuboots.data.splits import TRAIN, train_val_test_split
 from neuboots.data.table_files import TableFile, select_columns
 
 ColumnKind = Literal["number", "boolean", "date", "text"]
@@ -570,7 +571,7 @@ def _scan(file: TableFile, target: str, ignore: Sequence[str], *, keep: bool) ->
 def _infer_target(
     file: TableFile, column: Any, kind: ColumnKind | None, task: str | None
 ) -> tuple[TargetColumn, Tensor]:
-    """Target column, without its statistics, and the values of all rows (n,): numbers, or classes."""
+    """Target column, without its statistics, and the targets of all rows: classes (n,), or numbers (n, 1)."""
     name, frame = column.name, column.to_frame()
     if kind is None or kind == "date":
         found = "no values" if kind is None else "dates"
@@ -585,7 +586,7 @@ def _infer_target(
         if task == "regression" or (task is None and not (few and bool((distinct == distinct.round()).all()))):
             if len(distinct) < 2:
                 raise ArgumentError("target", name, f"a column that varies, as it is {distinct[0]:g} in every row")
-            return TargetColumn(name, kind, "regression"), torch.from_numpy(values)
+            return TargetColumn(name, kind, "regression"), torch.from_numpy(values)[:, None]
         if np.abs(distinct).max() > 2**53:
             expected = "a column whose classes are integers up to 2^53, or texts"
             raise ArgumentError("target", name, expected, hint="larger integers cannot be told apart")
@@ -614,16 +615,16 @@ def _check_complete(file: TableFile, name: str, missing: _Array) -> None:
 def _infer_schema(
     file: TableFile,
     frames: Iterable[Any],
-    columns: _Columns,
+    kinds: Mapping[str, ColumnKind | None],
     target: TargetColumn,
     train: Tensor,
     max_categories: int,
     *,
-    drop_high_cardinality: bool,
+    drop: bool,
 ) -> TableSchema:
     """Schema of the rows where `train` (n,) is true; a text column that seems to hold numbers is never dropped."""
-    texts = {name: set[str | None]() for name, kind in columns.kinds.items() if kind == "text"}
-    numeric = [(name, kind) for name, kind in columns.kinds.items() if kind not in (None, "text")]
+    texts = {name: set[str | None]() for name, kind in kinds.items() if kind == "text"}
+    numeric = [(name, kind) for name, kind in kinds.items() if kind not in (None, "text")]
     moments, start = _RunningMoments(len(numeric)), 0
     dropped: ValueError | None = None
     for frame in frames:
@@ -634,7 +635,7 @@ def _infer_schema(
             if len(found - {None}) > max_categories:
                 dropped = _high_cardinality_error(file, name, frame[name], max_categories)
                 is_number_like = frame[name].dropna().astype(str).str.strip().str.fullmatch(NUMBER_LIKE).mean() > 0.5
-                if not drop_high_cardinality or is_number_like:
+                if not drop or is_number_like:
                     raise dropped
                 del texts[name]
     mean, std = moments.mean_and_std([name for name, _ in numeric])
@@ -672,6 +673,86 @@ def _high_cardinality_error(file: TableFile, name: str, column: Any, max_categor
 # -- the user's own tables -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class EncodedTable:
+    """Rows of a table as inputs and targets.
+
+    Attributes:
+        file: The file.
+        schema: Its schema.
+        split: Split of each row, 0 (training), 1 (validation) or 2 (test): (n,), uint8.
+        x: Inputs (n, C), float32; None if they are not encoded.
+        y: Classes (n,), or numbers (n, 1) in their units, float64.
+    """
+
+    file: TableFile
+    schema: TableSchema
+    split: Tensor
+    x: Tensor | None
+    y: Tensor
+
+
+def read_table(
+    path: str | Path,
+    *,
+    target: str,
+    task: Literal["classification", "regression"] | None = None,
+    ignore: Sequence[str] = (),
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    max_categories: int = 256,
+    drop_high_cardinality: bool = False,
+    encode: bool = True,
+) -> EncodedTable:
+    """Infer the schema of a table, split its rows and encode them.
+
+    Args:
+        path: A CSV, Parquet or JSON Lines file.
+        target: Column to predict.
+        task: "classification" or "regression". None infers it: texts, Booleans and at most 20 distinct integers that
+            occur five times on average (two integers always) are classes, other numbers a regression target.
+        ignore: Columns to exclude.
+        val_fraction: Fraction of the rows that are not in the test split, for validation.
+        test_fraction: Fraction of the rows for testing.
+        seed: Random seed of the splits, which are stratified by class; every class is in the training split.
+        max_categories: Maximum number of categories of a text column.
+        drop_high_cardinality: Whether a text column with more categories is excluded; otherwise it is an error.
+        encode: Whether to keep the rows in memory and encode them; otherwise the file is read twice.
+
+    Returns:
+        The encoded rows.
+
+    Raises:
+        ArgumentError: If a column does not exist or does not suit the task.
+        CorruptFileError: If the file cannot be read.
+    """
+    if task is not None:
+        check_choice("task", task, ("classification", "regression"))
+    check_fraction("val_fraction", val_fraction, zero=True)
+    check_fraction("test_fraction", test_fraction, zero=True)
+    check_int("max_categories", max_categories, minimum=2)
+    file = TableFile.open(path)
+    _check_names(file, target, ignore)
+    columns = _scan(file, target, ignore, keep=encode)
+    column, y = _infer_target(file, columns.target, columns.kinds.pop(target), task)
+    strata = y if column.classes else None
+    split = train_val_test_split(len(y), val_fraction, test_fraction, seed=seed, strata=strata)
+    train = split == TRAIN
+    if not column.classes:
+        moments = _RunningMoments(1)
+        moments.add(y[train].numpy())
+        mean, std = moments.mean_and_std([target])
+        column = replace(column, mean=float(mean[0]), std=float(std[0]))
+    frames: Iterable[Any] | None = columns.frames
+    if frames is None:
+        texts = [name for name, kind in {**columns.kinds, target: column.kind}.items() if kind == "text"]
+        frames = file.frames((target, *columns.kinds), texts=texts, checked=True)
+        frames = list(frames) if encode else frames
+    schema = _infer_schema(file, frames, columns.kinds, column, train, max_categories, drop=drop_high_cardinality)
+    return EncodedTable(file, schema, split, torch.cat([*map(schema.encode, frames)]) if encode else None, y)
+
+
 def load_table(
     path: str | Path,
     *,
@@ -693,12 +774,11 @@ def load_table(
     Args:
         path: The file.
         target: Column to predict.
-        task: "classification" or "regression". None infers it: texts, Booleans and at most 20 distinct integers that
-            occur five times on average (two integers always) are classes, other numbers a regression target.
+        task: "classification" or "regression"; None infers it from the target, see `read_table`.
         ignore: Columns to exclude.
         val_fraction: Fraction of the rows that are not in the test split, for validation.
         test_fraction: Fraction of the rows for testing.
-        seed: Random seed of the splits, which are stratified by class; every class is in the training split.
+        seed: Random seed of the splits.
         max_categories: Maximum number of categories of a text column.
         drop_high_cardinality: Whether a text column with more categories is excluded; otherwise it is an error.
         streaming: Whether rows are read from the file in each epoch, in its order, so that a sorted file should be
@@ -722,43 +802,27 @@ def load_table(
         >>> data.schema.features, data.classes
         (('weight', 'hair=long', 'hair=short'), ('cat', 'dog'))
     """
-    if task is not None:
-        check_choice("task", task, ("classification", "regression"))
-    check_fraction("val_fraction", val_fraction, zero=True)
-    check_fraction("test_fraction", test_fraction, zero=True)
-    max_categories = check_int("max_categories", max_categories, minimum=2)
-    file = TableFile.open(path)
-    _check_names(file, target, ignore)
-    columns = _scan(file, target, ignore, keep=not streaming)
-    column, values = _infer_target(file, columns.target, columns.kinds.pop(target), task)
-    strata = values if column.classes else None
-    split = train_val_test_split(len(values), val_fraction, test_fraction, seed=seed, strata=strata)
-    standardizer = None
-    if not column.classes:
-        standardizer = Standardizer.from_data(values[split == TRAIN][:, None])
-        column = replace(column, mean=standardizer.mean[0], std=standardizer.std[0])
-    texts = [name for name, kind in columns.kinds.items() if kind == "text"]
-    if column.kind == "text":
-        texts.append(target)
-    frames: Iterable[Any] | None = columns.frames
-    if frames is None:
-        frames = file.frames((target, *columns.kinds), texts=texts, checked=True)
-        frames = frames if streaming else list(frames)
-    schema = _infer_schema(
-        file,
-        frames,
-        columns,
-        column,
-        split == TRAIN,
-        max_categories,
+    table = read_table(
+        path,
+        target=target,
+        task=task,
+        ignore=ignore,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
+        max_categories=max_categories,
         drop_high_cardinality=drop_high_cardinality,
+        encode=not streaming,
     )
-    if streaming:
-        splits: list[Any] = [StreamingDataset(partial(_iterate_rows, file, schema, split, k)) for k in range(3)]
+    schema, split = table.schema, table.split
+    scale = None if schema.target.classes else Standardizer((schema.target.mean,), (schema.target.std,), axes=0)
+    if table.x is None:
+        splits: list[Any] = [StreamingDataset(partial(_iterate_rows, table.file, schema, split, k)) for k in range(3)]
     else:
-        x, y = (torch.cat(blocks) for blocks in zip(*map(partial(_encode_pair, schema), frames), strict=True))
-        splits = [TensorDataset(x[split == k], y[split == k]) for k in range(3)]
-    return _build_bundle(file.path.stem, splits, split, column.classes, schema.standardizer, standardizer, schema)
+        y = table.y if scale is None else scale(table.y).float()
+        splits = [TensorDataset(table.x[split == k], y[split == k]) for k in range(3)]
+    name, classes = table.file.path.stem, schema.target.classes
+    return _build_bundle(name, splits, split, classes, schema.standardizer, scale, schema)
 
 
 def _check_names(file: TableFile, target: str, ignore: Sequence[str]) -> None:
@@ -775,10 +839,6 @@ def _check_names(file: TableFile, target: str, ignore: Sequence[str]) -> None:
         raise CorruptFileError(file.path, f"it has no column but the target {target!r}", "Add columns.")
 
 
-def _encode_pair(schema: TableSchema, frame: Any) -> tuple[Tensor, Tensor]:
-    return schema.encode(frame), schema.encode_target(frame)
-
-
 def _iterate_rows(file: TableFile, schema: TableSchema, split: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of split k, read from the file."""
     start, names = 0, (*schema.columns, schema.target.name)
@@ -786,8 +846,7 @@ def _iterate_rows(file: TableFile, schema: TableSchema, split: Tensor, k: int) -
         selected = split[start : (start := start + len(frame))] == k
         if start > len(split):
             break
-        x, y = _encode_pair(schema, frame)
-        yield from zip(x[selected], y[selected], strict=True)
+        yield from zip(schema.encode(frame)[selected], schema.encode_target(frame)[selected], strict=True)
     if start != len(split):
         raise CorruptFileError(file.path, f"it no longer has {len(split):,} rows", "Load it again after a change.")
 

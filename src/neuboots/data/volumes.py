@@ -30,7 +30,7 @@ from neuboots.data._common import (
     import_optional,
 )
 from neuboots.data.augment import CropFlip
-from neuboots.data.dataset import DatasetBundle, LazyDataset
+from neuboots.data.dataset import DatasetBundle, LazyDataset, complete_splits, hold_out
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     LabelMap,
@@ -40,7 +40,6 @@ from neuboots.data.image_folder import (
     list_pairs,
     read_label_map,
 )
-from neuboots.data.splits import complete_splits, hold_out
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 

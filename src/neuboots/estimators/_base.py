@@ -27,7 +27,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots.data.splits import train_val_test_split
+from neuboots.data._common import train_val_test_split
 from neuboots.losses import Loss, as_loss
 from neuboots.methods import SWAG, NeuBoots, find_method
 from neuboots.methods._base import find_saved_method
