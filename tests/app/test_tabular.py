@@ -23,8 +23,7 @@ from neuboots.app.rejection import (
 
 from neuboots.app import RowBatch, load_model
 from neuboots.app.tabular import FAR, LEVEL, TabularModel, class_values, fit_table
-from neuboots.data import table_files
-from neuboots.data import train_val_test_split
+from neuboots.data import table_files, train_val_test_split
 
 
 def houses(n: int = 400, *, seed: int = 0) -> pd.DataFrame:

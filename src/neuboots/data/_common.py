@@ -147,8 +147,10 @@ def draw_rows(n: int, fraction: float, name: str, seed: int, strata: Tensor | No
 
     Rows are ordered by class and, within a class, at random, and taken at even distances in that order.
     """
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(name, seed)))
     classes = torch.zeros(n) if strata is None else strata.cpu()
+    if classes.shape != (n,):
+        raise ArgumentError("strata", f"a tensor of shape {tuple(classes.shape)}", f"one class for each of {n} rows")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(name, seed)))
     order = order[classes[order].argsort(stable=True)]
     if keep_one:
         order = order[classes[order].diff(prepend=classes[order][:1] - 1) == 0]
