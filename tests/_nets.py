@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from neuboots.prediction import Predictor, SampleStream
+from neuboots.training import TrainingConfig
 
 
 class Deep(nn.Module):
@@ -256,3 +257,56 @@ def data_root() -> Path | None:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     root = Path(os.environ.get("NEUBOOTS_DATA") or beside)
     return root if root.is_dir() else None
+
+
+QUICK = TrainingConfig(epochs=2, batch_size=16, progress=False)
+
+
+def class_data(n: int = 50) -> TensorDataset:
+    """n examples of 4 features with 3 classes."""
+    return TensorDataset(noise(n, 4), torch.arange(n) % 3)
+
+
+class TwoInputs(TwoBranches):
+    """Takes two inputs."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().forward(a + b)
+
+
+class ListedLayers(nn.Module):
+    """Calls its layers through a plain list beside its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.steps = [self.first, nn.ReLU(), self.last]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class CenteredInTraining(ListedLayers):
+    """Subtracts the batch mean, in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last((h - h.mean(0) if self.training else h).relu())
+
+
+class TokenData(Dataset[Any]):
+    """Token ids and a scale, as keyword inputs, with one label per token."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[dict[str, Tensor], Tensor]:
+        ids = torch.randint(0, 11, (7,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": ids, "scale": torch.ones(1, 1)}, ids % 3
+
+
+def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of outputs (N, T, C)."""
+    return F.cross_entropy(outputs.mT, targets, reduction="none")

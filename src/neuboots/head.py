@@ -147,7 +147,7 @@ def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
         if not examples:
             raise ArgumentError("data", "an empty iterable data set", "at least one example")
         if get_tensors(data)[0] is not None:
-            examples = [((row[0] if len(row) == 2 else tuple(row[:-1])), row[-1]) for row in examples]
+            examples = [(tuple(row[:-1]), row[-1]) if len(row) > 2 else row for row in examples]  # several inputs
         pairs = [unpack_example(example) for example in examples]
         try:
             x = collate_examples(data, pairs)[0]

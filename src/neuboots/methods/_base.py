@@ -290,8 +290,9 @@ def find_method(name: str) -> MethodInfo:
         ArgumentError: If no method has the name.
 
     Example:
-        >>> find_method("deep-ensemble").reference
-        'Lakshminarayanan et al., NeurIPS 2017; Ashukha et al., ICLR 2020'
+        >>> from neuboots.methods import find_method
+        >>> find_method("deep-ensemble").train_cost
+        'O(LK)'
     """
     check_choice("method", name, METHODS)
     return METHODS[name]
@@ -311,6 +312,7 @@ def create_method(name: str, **options: Any) -> Method:
         ArgumentError: If no method has the name, or an option is wrong.
 
     Example:
+        >>> from neuboots.methods import create_method
         >>> create_method("deep-ensemble", num_members=3).num_members
         3
     """
@@ -324,7 +326,8 @@ def list_methods(task: Task | None = None) -> list[str]:
         task: "classification", "regression" or "segmentation" for the methods that support it; None for all.
 
     Example:
-        >>> sorted(set(list_methods("regression")) - set(list_methods("segmentation")))
+        >>> from neuboots.methods import list_methods
+        >>> sorted(set(list_methods()) - set(list_methods("segmentation")))
         ['gp', 'sparse-gp']
     """
     if task is not None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
@@ -257,9 +258,9 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
             raise ArgumentError(
                 "head", generator.split.name, "a plain last layer; re-weighting it by 1 changes the net's output"
             )
-        rows, feature_rows = len(at.output), len(at.trace.phi)
-        if self.resample in ("sample", "pool") and feature_rows != rows:
-            expected = f"'step' or 'epoch', since the features of {rows} examples have {feature_rows} rows"
+        lengths = {len(part) for part in tree_leaves(example) if isinstance(part, Tensor) and part.ndim}
+        if self.resample in ("sample", "pool") and len(at.trace.phi) not in lengths:
+            expected = f"'step' or 'epoch', since the features have {len(at.trace.phi)} rows for {lengths} examples"
             raise ArgumentError("resample", self.resample, expected)
 
 

@@ -1,0 +1,369 @@
+"""The registry, custom methods, and every registered method on nets and data beyond the contract's own."""
+
+import copy
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _nets import QUICK, Squeezed, TwoBranches, TwoInputs, class_data, noise
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import neuboots_paper.baselines  # noqa: F401  # registers four more methods
+from neuboots import load, save, split_gaussian
+from neuboots._validation import ArgumentError
+from neuboots.losses import GaussianNLL
+from neuboots.methods import (
+    METHODS,
+    Deterministic,
+    DeterministicPredictor,
+    MethodInfo,
+    create_method,
+    find_method,
+    list_methods,
+    register,
+)
+from neuboots.methods._base import TASKS
+from neuboots.nets import MLP, SmallCNN, resnet8
+from neuboots.prediction import Moments, SampleStream, stream_forward_passes
+from neuboots.testing import (
+    MethodUnderTest,
+    check_coherence,
+    check_exact_moments,
+    check_method,
+    check_no_side_effects,
+    check_resume,
+    check_seeds,
+)
+from neuboots.training import TrainingConfig
+
+NETS = [name for name, info in METHODS.items() if info.needs_net]
+X = noise(9, 4, seed=5)
+
+
+# -- the registry --------------------------------------------------------------------------------------
+
+
+def test_registry_has_all_methods_with_their_facts() -> None:
+    assert set(list_methods()) == {
+        *("deterministic", "neuboots", "standard-bootstrap", "bayesian-bootstrap", "deep-ensemble", "mc-dropout"),
+        *("batch-ensemble", "mimo", "gp", "sparse-gp", "swag", "laplace", "influence", "calibrated-neuboots"),
+        *("adversarial-deep-ensemble", "gbs", "amortized-bootstrap", "lp-bnn"),
+    }
+    assert set(list_methods()) - set(list_methods("segmentation")) == {"gp", "sparse-gp"}
+    for name, info in METHODS.items():
+        method = create_method(name)
+        assert (info.name, type(method).info) == (name, info)
+        assert info.summary
+        assert info.reference or name == "deterministic"
+        assert set(info.tasks) <= set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: find_method("bootstrap"), "method"),
+        (lambda: create_method("bootstrap"), "method"),
+        (lambda: list_methods("sorting"), "task"),
+        (lambda: register("deterministic", predictor=DeterministicPredictor, summary="")(Deterministic), "name"),
+        (lambda: register("scaled", predictor=DeterministicPredictor, summary="")(Deterministic), "name"),
+        (lambda: MethodInfo("mine", Deterministic, DeterministicPredictor, "", tasks=("sorting",)), "tasks"),
+        (lambda: MethodInfo("mine", Deterministic, DeterministicPredictor, "", tasks=()), "tasks"),
+    ],
+)
+def test_invalid_names_and_facts_raise(call: Any, argument: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        call()
+    assert error.value.name == argument
+
+
+# -- custom methods ------------------------------------------------------------------------------------
+
+
+class NoisyPredictor(DeterministicPredictor):
+    """The net plus a constant drawn for each replicate."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        output = next(super().stream(x, 1, seed=seed).chunks(1))[0]
+
+        def run(b: int) -> Tensor:
+            return output + self.draw(output, 1000 * seed + b)
+
+        return stream_forward_passes(num_samples, run)
+
+    def draw(self, output: Tensor, seed: int) -> Tensor:
+        return torch.randn((), generator=torch.Generator().manual_seed(seed))
+
+    def config(self) -> dict[str, Any]:
+        return {"method": "noisy"}
+
+
+class Noisy(Deterministic):
+    predictor: type[DeterministicPredictor] = NoisyPredictor
+
+    def fit(self, *args: Any, **options: Any) -> DeterministicPredictor:
+        return self.predictor(super().fit(*args, **options).fitted)
+
+
+@pytest.fixture
+def noisy() -> Any:
+    register("noisy", predictor=NoisyPredictor, summary="a net plus noise")(Noisy)
+    yield METHODS["noisy"]
+    del METHODS["noisy"]
+
+
+def test_custom_method_passes_the_contract_and_is_loaded(noisy: MethodInfo, tmp_path: Path) -> None:
+    check_method("noisy")
+    predictor = create_method("noisy").fit(TwoBranches, class_data(), QUICK)
+    save(predictor, tmp_path / "model")
+    assert isinstance(load(tmp_path / "model", model=TwoBranches()), NoisyPredictor)
+
+
+class GlobalSeed(NoisyPredictor):
+    def draw(self, output: Tensor, seed: int) -> Tensor:
+        return torch.randn(())
+
+
+class NoisePerPosition(NoisyPredictor):
+    def draw(self, output: Tensor, seed: int) -> Tensor:
+        return torch.randn(output.shape, generator=torch.Generator().manual_seed(seed))
+
+
+class WrongMoments(NoisyPredictor):
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        stream = super().stream(x, num_samples, seed=seed)
+        output = next(stream.chunks(1))[0]
+        return replace(stream, moments=Moments(torch.full_like(output, 42.0), torch.full_like(output, 7.0)))
+
+
+class Reseeding(NoisyPredictor):
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        random.seed(seed)
+        return super().stream(x, num_samples, seed=seed)
+
+
+class InTrainingMode(NoisyPredictor):
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        outputs = self.fitted.train()(x)
+        return stream_forward_passes(num_samples, lambda b: outputs)
+
+
+@pytest.mark.parametrize(
+    ("predictor", "check"),
+    [
+        (GlobalSeed, check_seeds),
+        (NoisePerPosition, check_coherence),
+        (InTrainingMode, check_no_side_effects),
+        (WrongMoments, check_exact_moments),
+        (Reseeding, check_no_side_effects),
+    ],
+)
+def test_contract_detects_broken_predictors(predictor: Any, check: Any) -> None:
+    broken = type("Broken", (Noisy,), {"predictor": predictor})
+    with pytest.raises(AssertionError):
+        check(MethodUnderTest(MethodInfo("broken", broken, predictor, "")))
+
+
+def test_contract_detects_a_method_that_does_not_resume() -> None:
+    class FromTheStart(Noisy):
+        def fit(self, model: Any, data: Any, config: TrainingConfig) -> DeterministicPredictor:  # type: ignore[override]
+            return super().fit(model, data, replace(config, folder=None))
+
+    with pytest.raises(AssertionError):
+        check_resume(MethodUnderTest(MethodInfo("broken", FromTheStart, NoisyPredictor, "")))
+
+
+def test_contract_names_the_method_that_fails(noisy: MethodInfo) -> None:
+    METHODS["noisy"] = replace(noisy, make=type("Broken", (Noisy,), {"predictor": WrongMoments}))
+    with pytest.raises(AssertionError, match="noisy"):
+        check_method("noisy", loss=nn.MSELoss())
+
+
+# -- every method --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_module_arrays_and_loader_train_as_factory_and_data_set(name: str) -> None:
+    data = class_data()
+    options = {"num_members": 1} if find_method(name).members else {}
+    method = create_method(name, **options)
+    expected = method.fit(lambda: MLP(4, 3, widths=(8,)), data, QUICK).predict(X, 2).samples
+    arrays = tuple(np.asarray(tensor) for tensor in data.tensors)
+    loader = DataLoader(data, batch_size=16)
+    for inputs in (arrays, loader):
+        predictor = method.fit(lambda: MLP(4, 3, widths=(8,)), inputs, QUICK)
+        torch.testing.assert_close(predictor.predict(X, 2).samples, expected)
+    net = MLP(4, 3, widths=(8,))
+    layers = [type(module) for module in net.modules()]
+    assert method.fit(net, data, QUICK).predict(X, 2).samples.shape == (2, 9, 3)
+    assert [type(module) for module in net.modules()] == layers  # layers are replaced in a copy
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_several_inputs_and_validation_data(name: str) -> None:
+    data = TensorDataset(noise(50, 4), noise(50, 4, seed=1), torch.arange(50) % 3)
+    val_data = TensorDataset(*(tensor[:20] for tensor in data.tensors))
+    reports: list[Any] = []
+    config = replace(QUICK, on_epoch=reports.append)
+    predictor = create_method(name).fit(TwoInputs, data, config, val_data=val_data)
+    assert predictor.predict((X, X), 2).samples.shape == (2, 9, 3)
+    assert reports
+    assert all(report.val_metrics["loss"] > 0 and 0 <= report.val_metrics["error"] <= 1 for report in reports)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_lazy_layers_are_initialised_by_the_seed(name: str) -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+    first = create_method(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples
+    torch.manual_seed(2)
+    assert torch.equal(create_method(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples, first)
+
+
+@pytest.mark.parametrize("name", list_methods("regression"))
+def test_regression_losses_and_outputs_without_an_axis(name: str) -> None:
+    x = noise(40, 4)
+    data = TensorDataset(x, x.sum(1) + 0.1 * noise(40, seed=1))
+    predictor = create_method(name, loss=nn.MSELoss()).fit(Squeezed, data, QUICK)
+    assert predictor.predict(X, 3).samples.shape == (3, 9, 1)
+    if find_method(name).needs_net:
+        predictor = create_method(name, loss=GaussianNLL()).fit(lambda: MLP(4, 2, widths=(16,)), data, QUICK)
+        band, noise_std = split_gaussian(predictor.predict(X, 4))
+        assert band.samples.shape == (4, 9, 1)
+        assert bool((noise_std > 0).all())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_one_logit_and_ignored_labels(name: str) -> None:
+    data = TensorDataset(noise(40, 4), (noise(40, 1, seed=1) > 0).float())
+    method = create_method(name, loss=nn.BCEWithLogitsLoss())
+    assert method.fit(lambda: MLP(4, 1, widths=(8,)), data, QUICK).predict(X, 3).probs.shape == (9, 2)
+    method = create_method(name, loss=nn.CrossEntropyLoss(ignore_index=2))
+    samples = method.fit(TwoBranches, class_data(), QUICK).predict(X, 2).samples
+    assert bool(torch.isfinite(samples).all())
+
+
+class Augmented(Dataset[Any]):
+    """Examples with noise drawn at each reading, targets as Python numbers."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return noise(4, seed=i) + 0.1 * torch.randn(4), i % 3
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_augmentation_is_reproducible(name: str) -> None:
+    first, second = (create_method(name).fit(TwoBranches, Augmented(), QUICK) for _ in range(2))
+    assert torch.equal(first.predict(X, 3).samples, second.predict(X, 3).samples)
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("make", [lambda: resnet8(3), lambda: SmallCNN(3, 3, widths=(4, 8))], ids=["resnet", "cnn"])
+def test_library_nets_with_batch_norm_are_rebuilt_by_load(name: str, make: Any, tmp_path: Path) -> None:
+    data = TensorDataset(noise(12, 3, 16, 16), torch.arange(12) % 3)
+    predictor = create_method(name).fit(make, data, replace(QUICK, batch_size=6))
+    x = noise(3, 3, 16, 16, seed=1)
+    samples = predictor.predict(x, 3).samples
+    torch.testing.assert_close(predictor.predict(x[1:2], 3).samples, samples[:, 1:2], rtol=1e-3, atol=1e-4)
+    save(predictor, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model").predict(x, 3).samples, samples)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_double_precision_and_gradients_of_the_input(name: str) -> None:
+    x = noise(40, 4).double()
+    config = TrainingConfig(epochs=1, batch_size=16, precision="64-true", progress=False)
+    method = create_method(name, loss=nn.MSELoss())
+    predictor = method.fit(lambda: MLP(4, 1, widths=(8,)).double(), TensorDataset(x, x.sum(1)), config)
+    inputs = x[:3].clone().requires_grad_()
+    samples = predictor.predict(inputs, 2).samples
+    assert (samples.shape, samples.dtype) == ((2, 3, 1), torch.float64)
+    samples.sum().backward()
+    assert inputs.grad is not None
+    assert bool((inputs.grad != 0).any())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_invalid_data_raise(name: str) -> None:
+    method = create_method(name, loss=nn.MSELoss())
+    with pytest.raises(ValueError, match="expected"):
+        method.fit(lambda: nn.Linear(4, 1), TensorDataset(X[:0], X[:0, :1]), QUICK)
+    x = noise(40, 4)
+    x[7, 2] = torch.nan
+    with pytest.raises((ValueError, FloatingPointError), match=r"NaN|nan"):
+        method.fit(lambda: MLP(4, 1, widths=(8,)), TensorDataset(x, noise(40)), QUICK)
+    if find_method(name).needs_net:
+        with pytest.raises(ValueError, match="label"):
+            create_method(name).fit(TwoBranches, TensorDataset(X, torch.arange(9)), QUICK)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_saved_predictor_of_another_net_or_method_is_rejected(name: str, tmp_path: Path) -> None:
+    subject = MethodUnderTest(find_method(name))
+    twin = copy.deepcopy(subject.predictor)
+    assert torch.equal(twin.predict(subject.x, 2).samples, subject.predictor.predict(subject.x, 2).samples)
+    save(subject.predictor, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    if subject.info.needs_net:
+        with pytest.raises(ValueError, match="cannot load"):
+            load(tmp_path / "model", model=MLP(4, 3, widths=(5,)))
+    options = set(subject.predictor.config()) - {"method"}
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in options}))
+    if options:
+        with pytest.raises(ValueError, match="cannot load"):
+            load(tmp_path / "model", model=subject.case.model() if subject.info.needs_net else None)
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+import neuboots
+import neuboots_paper.baselines
+from neuboots.methods import METHODS
+from neuboots.testing import MethodUnderTest
+for name, info in METHODS.items():
+    subject = MethodUnderTest(info)
+    model = subject.case.model() if info.needs_net else None
+    predictor = neuboots.load(Path(sys.argv[1]) / name, model=model)
+    torch.save(predictor.predict(subject.x, 5, seed=2).samples, Path(sys.argv[1]) / f"{name}.pt")
+"""
+
+
+def test_another_process_draws_the_same_replicates(tmp_path: Path) -> None:
+    subjects = {name: MethodUnderTest(info) for name, info in METHODS.items()}
+    for name, subject in subjects.items():
+        save(subject.predictor, tmp_path / name)
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True)
+    for name, subject in subjects.items():
+        samples = torch.load(tmp_path / f"{name}.pt")
+        assert torch.equal(samples, subject.predictor.predict(subject.x, 5, seed=2).samples), name
+
+
+class ImagesOfSeveralSizes(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        x = noise(1, 6 + i, 5 + 2 * i, seed=i)
+        return x, (x[0] > 0).long()
+
+
+@pytest.mark.parametrize("name", [name for name in list_methods("segmentation") if name != "swag"])
+def test_images_of_several_sizes_train_one_by_one(name: str) -> None:
+    def make_net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+    predictor = create_method(name).fit(make_net, ImagesOfSeveralSizes(), replace(QUICK, epochs=1, batch_size=1))
+    x, _ = ImagesOfSeveralSizes()[3]
+    assert predictor.predict(x[None], 2).samples.shape == (2, 1, 2, *x.shape[1:])
