@@ -18,8 +18,8 @@ from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
 from neuboots.losses import GaussianNLL
 from neuboots.methods import Deterministic, InfluenceBootstrap
-from neuboots.methods.influence.jacobian import Jacobian
-from neuboots.methods.influence.tangent import build_tangent_predictor
+from neuboots.methods.influence._jacobian import Jacobian
+from neuboots.methods.influence._tangent import build_tangent_predictor
 from neuboots.nets import MLP
 from neuboots.training import TrainingConfig
 

@@ -26,8 +26,8 @@ from torch.utils.data import TensorDataset
 from neuboots.losses import Loss
 from neuboots.methods import InfluenceBootstrap
 from neuboots.methods._curvature import working_residuals
-from neuboots.methods.influence.jacobian import Jacobian
-from neuboots.methods.influence.tangent import TangentPredictor, build_tangent_predictor
+from neuboots.methods.influence._jacobian import Jacobian
+from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor
 from neuboots.training import TrainingConfig
 
 MAX_EXACT_ROWS = 1500  # × targets, of the exact form: beyond, some are drawn

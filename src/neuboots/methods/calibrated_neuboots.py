@@ -1,34 +1,22 @@
-"""The dispersion of NeuBoots' law at prediction time, set so that its band is as wide as another one's.
+"""NeuBoots with a calibrated dispersion: its band is made as wide on average as that of a reference predictor.
 
-    c:  mean over x of Var_α g(x, α) = mean over x of the other predictor's variance,   α ~ law of concentration c
-    Var_α g(x, α) = (v_c − κ_c) Σ_s A_s(x)² + κ_c (Σ_s A_s(x))²,   A_s = what block s adds to the output
+    c:  mean over x of Var_α g(x, α) = mean over x of the reference's variance,   α ~ distribution of concentration c
+    Var_α g(x, α) = (v_c − κ_c) Σ_s A_s(x)² + κ_c (Σ_s A_s(x))²,   A_s = contribution of block s to the output
 
-The paper takes c = 1. Nothing in eq. 3.1 says so: its band is multiplicative noise whose size falls with the number of
-blocks S, that is, with the width of the net, while that of the bootstrap does not. One number sets the mean size right;
-where the band is wide and where it is narrow stays as eq. 3.1 has it, and the correlation over x that is reported with
-the number tells how far that is from the other predictor's.
+The paper uses c = 1. Nothing in eq. 3.1 implies that: its band is multiplicative noise whose size falls with the number
+of blocks S, that is, with the width of the net, while that of the bootstrap does not. One number corrects the mean
+size; where the band is wide or narrow stays as in eq. 3.1, and the correlation over x that is reported with the number
+measures how far that is from the reference.
 
 The mean of the replicates stays. With the identity link it does not depend on c; with the exp link E exp(−α) does, and
-α is shifted by what keeps it.
-
-A family of laws from narrow to wide with one mean factor E h(α), that of the training.
-
-    t ≥ t₀:  concentration e^t          t < t₀:  the widest concentration, stretched: s α + δ,  s = e^(t₀ − t)
-
-Concentration alone goes only so far: positive weights of a fixed sum are at most one block at a time. Below 0.1 (with
-the exp link, below the concentration at which exp(−α) varies most) weights are stretched instead, and may be negative.
-
-The variance of replicates at some points, of NeuBoots as a function of its law.
-
-The concentration at which NeuBoots has the variance of another predictor, and what was found on the way.
-
-NeuBoots with its dispersion set from the training data: by a few true replicates, or by the influence bootstrap.
+α is shifted to keep it. Positive weights of a fixed sum have a bounded variance: below the concentration 0.1 (with the
+exp link, below the one at which exp(−α) varies most) weights are stretched instead, s α + δ, and may be negative.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,151 +26,151 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._pytree import count_rows, take_rows
-from neuboots._validation import check_int
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.generator import BootstrapGenerator
-from neuboots.head import cast_inputs, check_inputs, eval_mode, load_example
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
-from neuboots.losses import BrierLoss, GaussianNLL, Loss, as_loss
-from neuboots.methods._base import register
+from neuboots.losses import BrierLoss, GaussianNLL, Loss
+from neuboots.methods._base import BaseMethod, register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import MAX_KERNEL_ROWS, InfluenceBootstrap
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
 from neuboots.prediction import Predictor, SampleStream, summarize_stream
-from neuboots.training import TrainingConfig
+from neuboots.training import FitInputs, TrainingConfig
 from neuboots.weights import Dirichlet, Exponential, Link, WeightDistribution, link_moments
 
-_LEAST = 0.1  # of the concentration: below, nearly all of the weight is in a few blocks
-_MOST = {"identity": 1e9, "exp": 1e4}  # above, the variance of float32 replicates, or of exp(−α), is rounding
-_STRETCH = 1e3
+_MIN_CONCENTRATION = 0.1  # below, nearly all of the weight is in a few blocks
+_MAX_CONCENTRATION = {"identity": 1e9, "exp": 1e4}  # above, the variance of float32 replicates is rounding error
+_MAX_STRETCH = 1e3
+_EXACT_TOLERANCE, _SAMPLED_TOLERANCE = 1e-12, 5e-3  # of the logarithm of the variance
+_MAX_STEPS = 100
+_BATCH_ROWS = 512
+_MIN_VARIANCE = 1e-300
+_MAX_POINTS = 1 << 18  # pixels at which variances are compared
+_BATCH_FACTOR = 4  # batches without gradients may be larger than in training
+
+_Batches = Callable[[], Iterator[Any]]  # inputs, some rows at a time, the same at each call
+_Variance = Callable[[WeightDistribution], Tensor]  # of a generator at M points of C outputs: (M, C)
+_Compared = Literal["outputs", "means", "contrasts"]
+
+
+# -- weight distributions ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class StretchedDistribution:
-    """s α + δ, with α of another law.
+class _StretchedDistribution:
+    """s α + δ, with α of another distribution.
 
-    >>> from neuboots.weights import Exponential
-    >>> StretchedDistribution(Exponential(4.0), 2.0, -1.0).covariance(10)  # s² / c
+    >>> _StretchedDistribution(Exponential(4.0), 2.0, -1.0).covariance(10)  # s² / c
     (1.0, 0.0)
     """
 
-    weight_distribution: WeightDistribution
+    inner: WeightDistribution
     scale: float
     shift: float
     name = "stretched"
 
     @property
     def concentration(self) -> float:
-        return cast(float, cast(Any, self.weight_distribution).concentration)
+        return cast(float, cast(Any, self.inner).concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
-        return self.scale * self.weight_distribution.sample(keys, size) + self.shift
+        return self.scale * self.inner.sample(keys, size) + self.shift
 
     def covariance(self, size: int) -> tuple[float, float]:
-        v, c = self.weight_distribution.covariance(size)
+        v, c = self.inner.covariance(size)
         return self.scale**2 * v, self.scale**2 * c
 
     def laplace_transform(self, t: float, parts: int, size: int) -> float:
-        return math.exp(-t * self.shift * min(parts, size)) * self.weight_distribution.laplace_transform(
-            t * self.scale, parts, size
-        )
+        return math.exp(-t * self.shift * min(parts, size)) * self.inner.laplace_transform(t * self.scale, parts, size)
 
 
-def unstretched(weight_distribution: WeightDistribution) -> WeightDistribution:
-    """The law inside any stretching."""
-    return (
-        weight_distribution.weight_distribution
-        if isinstance(weight_distribution, StretchedDistribution)
-        else weight_distribution
-    )
+def _unstretched(distribution: WeightDistribution) -> WeightDistribution:
+    return distribution.inner if isinstance(distribution, _StretchedDistribution) else distribution
 
 
 @dataclass(frozen=True)
-class DispersionFamily:
-    """The laws of another dispersion than this one; a law without a concentration gives way to a Dirichlet."""
+class _Family:
+    """Distributions from wide (small t) to narrow (large t) with the mean factor E h(α) of a given one.
 
-    weight_distribution: WeightDistribution  # that of the training
+        t ≥ t₀:  concentration e^t          t < t₀:  the smallest concentration, stretched by s = e^(t₀ − t)
+
+    A distribution without a concentration is replaced by a Dirichlet.
+    """
+
+    trained: WeightDistribution
     link: Link
     size: int  # S
 
     def __call__(self, t: float) -> WeightDistribution:
-        """The law at t: the larger, the narrower."""
-        return self._law(math.exp(max(t, self._turn)), math.exp(max(0.0, self._turn - t)))
+        return self._make(math.exp(max(t, self._turn)), math.exp(max(0.0, self._turn - t)))
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the largest t."""
-        return self._turn - math.log(_STRETCH), math.log(_MOST[self.link])
-
-    @cached_property
-    def _mean(self) -> float:
-        return link_moments(self.weight_distribution, self.link, self.size)[0]
+        return self._turn - math.log(_MAX_STRETCH), math.log(_MAX_CONCENTRATION[self.link])
 
     @cached_property
     def _turn(self) -> float:
-        """log of the least concentration: with the exp link, that at which the factor varies most beside its mean."""
+        """t₀: with the exp link, where the factor varies most relative to its mean."""
         if self.link == "identity":
-            return math.log(_LEAST)
+            return math.log(_MIN_CONCENTRATION)
 
-        def relative(log_c: float) -> float:
-            mean, v, c = link_moments(self._law(math.exp(log_c), 1.0), self.link, self.size)
+        def relative_variance(t: float) -> float:
+            mean, v, c = link_moments(self._make(math.exp(t), 1.0), self.link, self.size)
             return (v - c) / mean**2
 
-        grid = torch.linspace(math.log(_LEAST), math.log(10.0), 61, dtype=torch.float64)
-        return float(max(grid.tolist(), key=relative))
+        grid = torch.linspace(math.log(_MIN_CONCENTRATION), math.log(10.0), 61, dtype=torch.float64)
+        return float(max(grid.tolist(), key=relative_variance))
 
-    def _law(self, concentration: float, scale: float) -> WeightDistribution:
-        base: Any = unstretched(self.weight_distribution)
-        other: WeightDistribution
+    def _make(self, concentration: float, scale: float) -> WeightDistribution:
+        inner: WeightDistribution
         try:
-            other = replace(base, concentration=concentration)
-        except TypeError:  # a law that has none
-            other = Dirichlet(concentration)
+            inner = replace(cast(Any, _unstretched(self.trained)), concentration=concentration)
+        except TypeError:  # it has no concentration
+            inner = Dirichlet(concentration)
         if self.link == "identity":
-            return other if scale == 1.0 else StretchedDistribution(other, scale, 1.0 - scale)
-        free = StretchedDistribution(other, scale, 0.0)
-        return StretchedDistribution(other, scale, math.log(link_moments(free, self.link, self.size)[0] / self._mean))
+            return inner if scale == 1.0 else _StretchedDistribution(inner, scale, 1.0 - scale)
+        mean = link_moments(self.trained, self.link, self.size)[0]
+        centered = link_moments(_StretchedDistribution(inner, scale, 0.0), self.link, self.size)[0]
+        return _StretchedDistribution(inner, scale, math.log(centered / mean))
 
 
-Batches = Callable[[], Iterator[Any]]  # inputs, some rows at a time, the same at each call
-Variance = Callable[[WeightDistribution], Tensor]  # of the generator under a law, at M points of C outputs: (M, C)
-Counted = Literal["outputs", "means", "contrasts"]
+# -- variances of replicates ---------------------------------------------------------------------------
 
 
-def compared_outputs(loss: Loss | None) -> Counted:
-    """Which figures of the outputs have a meaning under this loss."""
+def _compared_outputs(loss: Loss | None) -> _Compared:
+    """Which functions of the outputs are identified under this loss: of logits only their differences."""
     if isinstance(loss, nn.CrossEntropyLoss | BrierLoss | nn.NLLLoss):
         return "contrasts"
     return "means" if isinstance(loss, GaussianNLL) else "outputs"
 
 
-def _points(values: Tensor) -> Tensor:
-    """(N, C, *) with pixels as further rows: (M, C), double precision."""
-    return values.movedim(1, -1).reshape(-1, values.shape[1]).double()
+def _flatten(values: Tensor, compared: _Compared) -> Tensor:
+    """(N, C, *) with pixels as further rows, and without log σ² of a Gaussian head: (M, C), double precision."""
+    values = values.narrow(1, 0, values.shape[1] // 2) if compared == "means" else values
+    return values.movedim(1, -1).reshape(-1, values.shape[1]).double().cpu()
 
 
-def _means(values: Tensor, counted: Counted, axis: int) -> Tensor:
-    """The means alone, of outputs that also hold values of log σ²."""
-    return values.narrow(axis, 0, values.shape[axis] // 2) if counted == "means" else values
-
-
-def replicate_moments(
-    predictor: Predictor, batches: Batches, counted: Counted, num_samples: int, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mean and variance over replicates of what counts, batch by batch: (M, C) each."""
+def _replicate_moments(
+    predictor: Predictor, batches: _Batches, compared: _Compared, num_samples: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance over replicates at all points: (M, C) each."""
     number = min(num_samples, predictor.num_distinct or num_samples)
+    means, variances = [], []
     with torch.no_grad():
         for x in batches():
             check_inputs(x)
             stream = predictor.stream(x, number, seed=seed)
-            if counted == "contrasts":
-                stream = _centred(stream)
-            figures = stream.moments or summarize_stream(stream)
-            mean, std = (_points(_means(part, counted, 1)).cpu() for part in (figures.mean, figures.std))
-            yield mean, std.square()
+            if compared == "contrasts":
+                stream = _center_logits(stream)
+            moments = stream.moments or summarize_stream(stream)
+            means.append(_flatten(moments.mean, compared))
+            variances.append(_flatten(moments.std, compared).square())
+    return torch.cat(means), torch.cat(variances)
 
 
-def _centred(stream: SampleStream) -> SampleStream:
-    """Outputs less their mean over classes; exact moments, which know each output alone, are lost."""
+def _center_logits(stream: SampleStream) -> SampleStream:
+    """Outputs minus their mean over classes; exact moments, which are of each output by itself, are dropped."""
 
     def chunks(size: int) -> Iterator[Tensor]:
         return (chunk - chunk.mean(2, keepdim=True) for chunk in stream.chunks(size))
@@ -190,36 +178,35 @@ def _centred(stream: SampleStream) -> SampleStream:
     return SampleStream(stream.num_samples, stream.replicate_bytes, chunks)
 
 
-def exact_variance(generator: BootstrapGenerator, batches: Batches, counted: Counted) -> Variance | None:
-    """The variance as a function of the law, from one pass; None where what follows the head is not affine."""
-    generator = _contrasting(generator) if counted == "contrasts" else generator
+def _exact_variance(generator: BootstrapGenerator, batches: _Batches, compared: _Compared) -> _Variance | None:
+    """The variance as a function of the distribution, from one pass; None if what follows the head is not affine."""
     size, link = generator.num_blocks, generator.link
-    unit = Exponential()  # under which no two blocks covary, so that its variance is v Σ_s A_s²
+    if compared == "contrasts":
+        generator = _center_head(generator)
+    unit = Exponential()  # without covariances between blocks: its variance is v Σ_s A_s²
     v = link_moments(unit, link, size)[1]
-    ends = torch.tensor([1.0, 0.0] if link == "identity" else [0.0, math.inf])  # whose factors are 1 and 0
+    ends = torch.tensor([1.0, 0.0] if link == "identity" else [0.0, math.inf])  # with factors 1 and 0
     found: list[tuple[Tensor, Tensor]] = []
     with eval_mode(generator), torch.no_grad():
         for x in batches():
             at = generator.at(cast_inputs(generator, x))
             try:
                 squares = at.moments(unit).std.square() / v
-            except ValueError:  # the one sentence of `moments`
+            except ValueError:
                 return None
-            full, none = (z if z.ndim > 1 else z[:, None] for z in at(ends[:, None].expand(2, size)))
-            parts = squares, (full - none).square()
-            squares, whole = (_points(_means(part.reshape(full.shape), counted, 1)).cpu() for part in parts)
-            found.append((squares, whole))
-    squares, whole = (torch.cat(parts) for parts in zip(*found, strict=True))
+            full, none = (add_output_axis(z) for z in at(ends[:, None].expand(2, size)))
+            found.append((_flatten(squares.reshape(full.shape), compared), _flatten((full - none).square(), compared)))
+    squares, total = (torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def variance(weight_distribution: WeightDistribution) -> Tensor:
-        _, v, c = link_moments(weight_distribution, link, size)
-        return ((v - c) * squares + c * whole).clamp_min(0.0)
+    def variance(distribution: WeightDistribution) -> Tensor:
+        _, v, c = link_moments(distribution, link, size)
+        return ((v - c) * squares + c * total).clamp_min(0.0)
 
     return variance
 
 
-def _contrasting(generator: BootstrapGenerator) -> BootstrapGenerator:
-    """A copy whose head gives logits less their mean over classes."""
+def _center_head(generator: BootstrapGenerator) -> BootstrapGenerator:
+    """A copy whose head gives logits minus their mean over classes."""
     neutral = 1.0 if generator.link == "identity" else 0.0
     net, name = generator.export(torch.full((generator.num_blocks,), neutral)), generator.split.name
     head = cast(Any, net.get_submodule(name))
@@ -230,85 +217,78 @@ def _contrasting(generator: BootstrapGenerator) -> BootstrapGenerator:
     return BootstrapGenerator(net, head=name, num_blocks=generator.num_blocks, link=generator.link)
 
 
-def sampled_variance(
-    predictor: NeuBootsPredictor, batches: Batches, counted: Counted, num_samples: int, seed: int
-) -> Variance:
-    """The variance as a function of the law, from replicates: one pass for each law."""
-
-    def variance(weight_distribution: WeightDistribution) -> Tensor:
-        other = NeuBootsPredictor(predictor.generator, weight_distribution)
-        return torch.cat([part for _, part in replicate_moments(other, batches, counted, num_samples, seed)])
-
-    return variance
-
-
-_EXACT, _SAMPLED = 1e-12, 5e-3  # how near the variances come, as a difference of logarithms
-_ROUNDS = 100
-_ROWS = 512  # inputs at a time
-_NOTHING = 1e-300  # of a variance, for its logarithm
+# -- calibration ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Dispersion:
-    """What was found. Variances are means over inputs and outputs; of several continuous outputs each counts in units
-    of its own spread over the inputs, of classes only differences between logits count, of a Gaussian head the means.
+    """Result of a calibration of the dispersion.
 
-    `variance_correlation` is that over inputs of the two standard deviations, which no concentration changes much;
-    the noise of a few true replicates lowers it. None where one of them is the same at all inputs.
+    Variances are means over inputs and outputs: of several continuous outputs each in units of its own variance over
+    the inputs, of classes for differences between logits, of a Gaussian head for the means.
+
+    Attributes:
+        concentration: The calibrated concentration.
+        stretch: s, where no concentration is wide enough and weights are 1 + s (α − 1); else 1.
+        training_concentration: The concentration in training; None for a distribution without one.
+        variance_before: Variance under the distribution of the training.
+        variance_after: Variance under the calibrated distribution.
+        reference_variance: Variance of the reference.
+        correlation: Correlation over inputs of the two standard deviations, which the concentration hardly changes;
+            None if one of them is constant. The noise of a few members lowers it.
+        num_points: Number of inputs, or of their pixels.
     """
 
     concentration: float
-    stretch: float  # s, where no concentration is wide enough and weights are 1 + s (α − 1); else 1
-    trained: float | None  # the concentration in training; None for a law without one
-    before: float  # variance under the law of the training
-    after: float
-    like: float  # variance of the other predictor
+    stretch: float
+    training_concentration: float | None
+    variance_before: float
+    variance_after: float
+    reference_variance: float
     correlation: float | None
-    num_points: int  # inputs, or pixels of them
+    num_points: int
 
     @property
     def reached(self) -> bool:
-        """Whether the law could be made as wide, or as narrow, as asked."""
-        return math.isclose(self.after, self.like, rel_tol=0.01)
+        """Whether the variance of the reference could be reached."""
+        return math.isclose(self.variance_after, self.reference_variance, rel_tol=0.01)
 
     def __str__(self) -> str:
-        was = "" if self.trained is None else f" (training: {self.trained:.4g})"
-        was += "" if self.stretch == 1.0 else f", stretched {self.stretch:.4g} times"
-        shape = "not known" if self.correlation is None else f"{self.correlation:.2f}"
+        before = "" if self.training_concentration is None else f" (training: {self.training_concentration:.4g})"
+        before += "" if self.stretch == 1.0 else f", stretched by {self.stretch:.4g}"
+        correlation = "undefined" if self.correlation is None else f"{self.correlation:.2f}"
         return (
-            f"concentration {self.concentration:.4g}{was}; mean variance {self.before:.4g} before, {self.after:.4g} "
-            f"after, {self.like:.4g} asked for; correlation of the standard deviations over {self.num_points} points "
-            f"{shape}"
+            f"concentration {self.concentration:.4g}{before}; mean variance {self.variance_before:.4g} before, "
+            f"{self.variance_after:.4g} after, {self.reference_variance:.4g} of the reference; correlation of the "
+            f"standard deviations over {self.num_points} points {correlation}"
         )
 
 
 @dataclass(frozen=True)
 class CalibratedNeuBootsPredictor(NeuBootsPredictor):
-    """A trained generator under a law of another dispersion, and how that was found."""
+    """NeuBoots with a calibrated weight distribution.
+
+    Attributes:
+        dispersion: Result of the calibration.
+    """
 
     dispersion: Dispersion
 
     def config(self) -> dict[str, Any]:
-        scale, shift = (
-            (self.weight_distribution.scale, self.weight_distribution.shift)
-            if isinstance(self.weight_distribution, StretchedDistribution)
-            else (1.0, 0.0)
-        )
-        described = NeuBootsPredictor(self.generator, unstretched(self.weight_distribution)).config() | {
-            "method": "calibrated-neuboots"
-        }
-        return described | {"scale": scale, "shift": shift, "dispersion": asdict(self.dispersion)}
+        distribution = self.weight_distribution
+        stretched = isinstance(distribution, _StretchedDistribution)
+        scale, shift = (distribution.scale, distribution.shift) if stretched else (1.0, 0.0)  # type: ignore[attr-defined]
+        config = NeuBootsPredictor(self.generator, _unstretched(distribution)).config()
+        options = {"scale": scale, "shift": shift, "dispersion": asdict(self.dispersion)}
+        return config | options | {"method": "calibrated-neuboots"}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "CalibratedNeuBootsPredictor":
         plain = NeuBootsPredictor.from_config(config, net)
-        scale, shift = config["scale"], config["shift"]
-        weight_distribution = (
-            plain.weight_distribution
-            if (scale, shift) == (1.0, 0.0)
-            else StretchedDistribution(plain.weight_distribution, scale, shift)
-        )
-        return cls(plain.generator, weight_distribution, Dispersion(**config["dispersion"]))
+        distribution, scale, shift = plain.weight_distribution, config["scale"], config["shift"]
+        if (scale, shift) != (1.0, 0.0):
+            distribution = _StretchedDistribution(distribution, scale, shift)
+        return cls(plain.generator, distribution, Dispersion(**config["dispersion"]))
 
 
 def calibrate_dispersion(
@@ -320,111 +300,106 @@ def calibrate_dispersion(
     num_samples: int = 200,
     seed: int = 0,
 ) -> CalibratedNeuBootsPredictor:
-    """The same generator with the concentration whose mean variance at inputs x is that of another predictor.
+    """Find the concentration at which NeuBoots has the mean variance of another predictor.
 
-    `like` may be a few nets of the Bayesian bootstrap, the influence bootstrap, or any other; where it does not know
-    its variance exactly, `num_samples` replicates tell it. `loss` says what the outputs are: with a softmax only
-    differences between logits are compared, since a shift of all of them means nothing; of a Gaussian head the means;
-    else every output, each in units of its own spread. The variance of NeuBoots is exact, unless something follows the
-    head that is not affine: then it is sampled. A law without a concentration gives way to a Dirichlet.
+    The variance of NeuBoots is exact, unless something follows the head that is not affine: then it is estimated from
+    replicates. A distribution without a concentration is replaced by a Dirichlet.
 
-    >>> from neuboots.methods import Laplace, NeuBoots
-    >>> from neuboots import TrainingConfig
-    >>> from torch.utils.data import TensorDataset
-    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> data, config = TensorDataset(x, x[:, 0]), TrainingConfig(epochs=5, progress=False)
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-    >>> predictor = NeuBoots.regression().fit(model, data, config)
-    >>> like = Laplace(nn.MSELoss()).from_trained(predictor.net, data)
-    >>> found = calibrate_dispersion(predictor, like, x)
-    >>> bool(torch.isclose(found.moments(x).std.square().mean(), like.predict(x).std.square().mean()))
-    True
+    Args:
+        predictor: A fitted NeuBoots.
+        reference: The other predictor, such as a few nets of the Bayesian bootstrap or the influence bootstrap.
+        x: Inputs at which the variances are compared.
+        loss: Loss of the training. With a softmax only differences between logits are compared, of a Gaussian head
+            only the means; None compares all outputs.
+        num_samples: Number of replicates, where a variance is not known exactly.
+        seed: Seed of the replicates.
+
+    Returns:
+        The same generator with another weight distribution.
+
+    Raises:
+        ValueError: If one of the predictors has no variance at x, or is not finite there.
+
+    Example:
+        >>> from neuboots.methods import Laplace
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> data, net = (x, x[:, 0]), nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        >>> predictor = NeuBoots.regression().fit(net, data, TrainingConfig(epochs=5, progress=False))
+        >>> reference = Laplace(nn.MSELoss()).from_trained(predictor.net, data)
+        >>> calibrated = calibrate_dispersion(predictor, reference, x)
+        >>> bool(torch.isclose(calibrated.moments(x).std.square().mean(), reference.predict(x).std.square().mean()))
+        True
     """
     check_inputs(x)
-    if not count_rows(x):
-        raise ValueError("got no inputs; expected at least one at which variances are compared")
+    n = count_rows(x)
+    if not n:
+        raise ArgumentError("x", "no inputs", "at least one input")
 
     def batches() -> Iterator[Any]:
-        return (take_rows(x, slice(start, start + _ROWS)) for start in range(0, count_rows(x), _ROWS))
+        return (take_rows(x, slice(start, start + _BATCH_ROWS)) for start in range(0, n, _BATCH_ROWS))
 
-    return calibrate_on_batches(predictor, reference, batches, loss=loss, num_samples=num_samples, seed=seed)
+    return _calibrate(predictor, reference, batches, loss=loss, num_samples=num_samples, seed=seed)
 
 
-def calibrate_on_batches(
+def _calibrate(
     predictor: NeuBootsPredictor,
     reference: Predictor,
-    batches: Batches,
+    batches: _Batches,
     *,
-    loss: Loss | None = None,
+    loss: Loss | None,
     num_samples: int = 200,
-    seed: int = 0,
+    seed: int,
 ) -> CalibratedNeuBootsPredictor:
-    """`calibrate_dispersion` for inputs that come batch by batch."""
-    _check(predictor, reference, num_samples)
-    counted = compared_outputs(loss)
-    pairs = replicate_moments(reference, batches, counted, num_samples, seed)
-    mean, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    scale = _output_scale(mean, counted)
-    target = _mean(wanted, scale)
-    _check_target(target, reference)
-    variance = exact_variance(predictor.generator, batches, counted)
-    tolerance = _EXACT
+    if not isinstance(predictor, NeuBootsPredictor):
+        raise ArgumentError("predictor", type(predictor), "a predictor of NeuBoots")
+    if not isinstance(reference, Predictor) or reference.num_distinct == 1:
+        raise ArgumentError("reference", type(reference), "a predictor with at least two different replicates")
+    check_int("num_samples", num_samples, minimum=2)
+    compared = _compared_outputs(loss)
+    mean, wanted = _replicate_moments(reference, batches, compared, num_samples, seed)
+    scale = _output_scale(mean, compared)
+    target = float(wanted.mean(0) @ scale)
+    if not 0.0 < target < math.inf:
+        raise ArgumentError("reference", f"replicates of variance {target:.4g}", "a positive, finite variance at x")
+    variance, tolerance = _exact_variance(predictor.generator, batches, compared), _EXACT_TOLERANCE
     if variance is None:
-        variance, tolerance = sampled_variance(predictor, batches, counted, num_samples, seed), _SAMPLED
+        tolerance = _SAMPLED_TOLERANCE
+
+        def variance(distribution: WeightDistribution) -> Tensor:
+            other = NeuBootsPredictor(predictor.generator, distribution)
+            return _replicate_moments(other, batches, compared, num_samples, seed)[1]
+
     before = variance(predictor.weight_distribution)
     if before.shape != wanted.shape:
-        raise ValueError(
-            f"got a predictor of {before.shape[1]} outputs at {len(before)} points and one of {wanted.shape[1]} at "
-            f"{len(wanted)}; expected the same outputs of both"
-        )
-    weight_distribution = _solve(predictor, variance, scale, target, tolerance)
-    after = variance(weight_distribution)
+        expected = f"the outputs of NeuBoots, {before.shape[1]} at {len(before)} points"
+        raise ArgumentError("reference", f"{wanted.shape[1]} outputs at {len(wanted)} points", expected)
+    distribution = _solve(predictor, variance, scale, target, tolerance)
+    after = variance(distribution)
     found = Dispersion(
-        concentration=cast(Any, weight_distribution).concentration,
-        stretch=weight_distribution.scale if isinstance(weight_distribution, StretchedDistribution) else 1.0,
-        trained=getattr(unstretched(predictor.weight_distribution), "concentration", None),
-        before=_mean(before, scale),
-        after=_mean(after, scale),
-        like=target,
+        concentration=cast(Any, distribution).concentration,
+        stretch=distribution.scale if isinstance(distribution, _StretchedDistribution) else 1.0,
+        training_concentration=getattr(_unstretched(predictor.weight_distribution), "concentration", None),
+        variance_before=float(before.mean(0) @ scale),
+        variance_after=float(after.mean(0) @ scale),
+        reference_variance=target,
         correlation=_correlation((after * scale).sum(1).sqrt(), (wanted * scale).sum(1).sqrt()),
         num_points=len(wanted),
     )
     if not found.reached:
         warnings.warn(
-            f"a mean variance of {found.like:.4g} was asked for, and the law has {found.after:.4g} at the end of its "
-            f"range (concentration {found.concentration:.4g}, stretched {found.stretch:.4g} times): the band is not of "
-            "the size of the other one; train with another link, or take the other predictor itself",
+            f"the variance of the reference, {found.reference_variance:.4g}, is out of range: the calibrated one is "
+            f"{found.variance_after:.4g} (concentration {found.concentration:.4g}, stretched by {found.stretch:.4g}); "
+            "train with another link, or use the reference itself",
             UserWarning,
             stacklevel=2,
         )
-    return CalibratedNeuBootsPredictor(predictor.generator, weight_distribution, found)
+    return CalibratedNeuBootsPredictor(predictor.generator, distribution, found)
 
 
-def _check(predictor: Any, like: Any, num_samples: Any) -> None:
-    if not isinstance(predictor, NeuBootsPredictor):
-        raise ValueError(f"got a {type(predictor).__name__}; expected a predictor of NeuBoots, whose law has a spread")
-    if not isinstance(like, Predictor):
-        raise ValueError(f"got like of type {type(like).__name__}; expected a predictor, as fit gives one")
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 2:
-        raise ValueError(f"got num_samples={num_samples!r}; expected a whole number, at least 2")
-    if like.num_distinct == 1:
-        raise ValueError("got like with a single member, which has no spread; expected at least 2 members")
-
-
-def _check_target(target: float, like: Predictor) -> None:
-    if not math.isfinite(target):
-        raise ValueError(f"{type(like).__name__} gives NaN or infinite replicates at x; expected finite numbers")
-    if target <= 0.0:
-        raise ValueError(
-            f"the replicates of {type(like).__name__} are all the same at x, and no concentration makes a spread of "
-            "none; expected a predictor whose replicates differ"
-        )
-
-
-def _output_scale(mean: Tensor, counted: Counted) -> Tensor:
-    """What the variance of each output is multiplied by: 1 where outputs share a unit, else 1 over its spread: (C,)."""
+def _output_scale(mean: Tensor, compared: _Compared) -> Tensor:
+    """Weights of the variances of the outputs: equal if they share a unit, else 1 over the variance over x: (C,)."""
     ones = torch.ones_like(mean[0])
-    if counted == "contrasts" or len(ones) == 1:
+    if compared == "contrasts" or len(ones) == 1:
         return ones / len(ones)
     spread = mean.var(0, correction=0)
     varies = spread > torch.finfo(torch.float32).eps ** 2 * mean.square().mean(0)
@@ -433,46 +408,39 @@ def _output_scale(mean: Tensor, counted: Counted) -> Tensor:
     return (1.0 / spread).where(varies, 0.0) / int(varies.sum())
 
 
-def _mean(variance: Tensor, scale: Tensor) -> float:
-    return float(variance.mean(0) @ scale)
-
-
 def _correlation(a: Tensor, b: Tensor) -> float | None:
     a, b = a - a.mean(), b - b.mean()
     size = float(a.square().sum() * b.square().sum())
     return float(a @ b) / math.sqrt(size) if len(a) > 2 and size > 0 else None
 
 
-# -- the concentration ---------------------------------------------------------------------------------
-
-
 def _solve(
-    predictor: NeuBootsPredictor, variance: Variance, scale: Tensor, target: float, tolerance: float
+    predictor: NeuBootsPredictor, variance: _Variance, scale: Tensor, target: float, tolerance: float
 ) -> WeightDistribution:
-    """The law of the wanted variance; the nearest there is, where none has it.
+    """The distribution of the wanted variance, or the nearest one in the family.
 
-    The logarithm of the variance is nearly a straight line: regula falsi, with the Illinois rule.
+    The logarithm of the variance is nearly linear: regula falsi with the Illinois rule.
     """
     generator = predictor.generator
-    family = DispersionFamily(predictor.weight_distribution, generator.link, generator.num_blocks)
+    family = _Family(predictor.weight_distribution, generator.link, generator.num_blocks)
 
     def excess(t: float) -> float:
-        found = _mean(variance(family(t)), scale)
+        found = float(variance(family(t)).mean(0) @ scale)
         if not math.isfinite(found):
-            raise ValueError("NeuBoots gives NaN or infinite replicates at x; expected finite numbers")
-        return math.log(max(found, _NOTHING) / target)
+            raise ValueError("NeuBoots gives NaN or infinite replicates at x")
+        return math.log(max(found, _MIN_VARIANCE) / target)
 
     low, high = family.range
     over, under = excess(low), excess(high)
-    if over <= math.log(_NOTHING / target):
+    if over <= math.log(_MIN_VARIANCE / target):
         raise ValueError(
-            f"the replicates of NeuBoots are the same at x under every law (S = {generator.num_blocks} blocks); "
-            "expected weights that move the outputs: give it more blocks, or look for dead features"
+            f"the replicates of NeuBoots (S = {generator.num_blocks} blocks) are equal at x under every distribution; "
+            "use more blocks, or check for dead features"
         )
     if over <= 0.0 or under >= 0.0:
         return family(low if over <= 0.0 else high)
-    side = 0  # on which the last one fell
-    for _ in range(_ROUNDS):
+    side = 0  # of the last step
+    for _ in range(_MAX_STEPS):
         middle = low + (high - low) * over / (over - under)
         value = excess(middle)
         if abs(value) <= tolerance or high - low < 0.01 * tolerance:
@@ -485,43 +453,43 @@ def _solve(
     return family(middle)
 
 
-_MOST_POINTS = 1 << 18  # pixels at which variances are compared
-_WITHOUT_GRADIENTS = 4  # times the rows of a training step fit in memory
+# -- the method ----------------------------------------------------------------------------------------
 
 
 @register(
     "calibrated-neuboots",
     predictor=CalibratedNeuBootsPredictor,
-    summary="NeuBoots whose law has the dispersion of the influence bootstrap, or of true replicates",
+    summary="NeuBoots with the dispersion of the influence bootstrap, or of trained replicates",
     predict_cost="O(L + K)",
     reference="Shin, Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021",
 )
 @dataclass(frozen=True)
-class CalibratedNeuBoots:
-    """NeuBoots, trained once, with the concentration of its law at prediction time fitted to a reference.
+class CalibratedNeuBoots(BaseMethod[CalibratedNeuBootsPredictor]):
+    """NeuBoots, trained once, with the concentration at prediction time fitted to a reference.
 
-    `reference="influence"` takes the influence bootstrap around the trained net itself, at α = its mean: a pass over
-    the data and no further training. `layers` is that of `InfluenceBootstrap`; None is the whole net for continuous
-    targets where its kernel can be held, and the head alone otherwise. `reference="bootstrap"` trains `num_members`
-    nets of the Bayesian bootstrap, which are the truth but K trainings, and whose mean variance has a relative error of
-    about √(2/K) or less. `num_inputs` training inputs, drawn by the seed, are where variances are compared (fewer
-    where outputs are maps).
+    The predictor's `dispersion` reports the result, and how well the two bands agree on where they are wide: one number
+    cannot correct that, and where it matters the reference itself is the better band.
 
-    `neuboots` has the options of the training (None: `NeuBoots` for classes, `NeuBoots.regression()` otherwise). The
-    predictor's `dispersion` says what was found, and how well the two bands agree on where they are wide: one number
-    cannot mend that, and where it matters the reference itself is the better band.
+    Args:
+        loss: Loss per example.
+        neuboots: Options of the training; None is `NeuBoots(loss)` for classes, `NeuBoots.regression(loss)` otherwise.
+        reference: "influence" is the influence bootstrap of the trained net itself, at the mean of α: a pass over the
+            data, no further training. "bootstrap" trains `num_members` nets of the Bayesian bootstrap; the relative
+            error of their mean variance is about √(2/K) or less.
+        layers: Layers of the influence bootstrap; None is the whole net for continuous targets where its kernel fits
+            in memory, else the head.
+        num_members: Number K of nets of the Bayesian bootstrap.
+        num_inputs: Number of training inputs, drawn by the seed, at which variances are compared; fewer for maps.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    >>> data = TensorDataset(x, x[:, 0].sin())
-    >>> model = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    >>> method = CalibratedNeuBoots(nn.MSELoss(), reference="bootstrap", num_members=4)
-    >>> predictor = method.fit(model, data, TrainingConfig(epochs=5, progress=False))
-    >>> predictor.dispersion.reached, predictor.weight_distribution.concentration == predictor.dispersion.concentration
-    (True, True)
+    Example:
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+        >>> method = CalibratedNeuBoots(nn.MSELoss(), reference="bootstrap", num_members=4)
+        >>> predictor = method.fit(net, (x, x[:, 0].sin()), TrainingConfig(epochs=5, progress=False))
+        >>> predictor.dispersion.reached
+        True
     """
 
-    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
     neuboots: NeuBoots | None = None
     reference: Literal["influence", "bootstrap"] = "influence"
     layers: int | Literal["all"] | None = None
@@ -529,64 +497,56 @@ class CalibratedNeuBoots:
     num_inputs: int = 512
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss", as_loss(self.loss))
-        if self.neuboots is not None and not isinstance(self.neuboots, NeuBoots):
-            raise ValueError(f"got neuboots={self.neuboots!r}; expected options such as NeuBoots(), or None")
-        if self.neuboots is not None and self.neuboots.loss != self.loss:
-            raise ValueError(f"got loss={self.loss!r} and neuboots with {self.neuboots.loss!r}; expected the same loss")
-        if self.reference not in ("influence", "bootstrap"):
-            raise ValueError(f"got reference={self.reference!r}; expected 'influence' or 'bootstrap'")
+        super().__post_init__()
+        if self.neuboots is not None and (not isinstance(self.neuboots, NeuBoots) or self.neuboots.loss != self.loss):
+            raise ArgumentError("neuboots", self.neuboots, f"NeuBoots options with the loss {self.loss!r}, or None")
+        check_choice("reference", self.reference, ("influence", "bootstrap"))
         if self.reference == "bootstrap" and self.options.train_head_only:
-            raise ValueError(
-                "got train_head_only=True with reference='bootstrap', whose nets would train all their layers; expected "
-                "reference='influence'"
-            )
+            raise ArgumentError("reference", self.reference, "'influence' with train_head_only=True")
         if self.layers is not None:
             InfluenceBootstrap(self.loss, layers=self.layers)
         check_int("num_members", self.num_members, minimum=2)
-        check_int("rows", self.num_inputs, minimum=2)
+        check_int("num_inputs", self.num_inputs, minimum=2)
 
     @property
     def options(self) -> NeuBoots:
-        """Those of the training."""
+        """Options of the training, with the default resolved."""
         if self.neuboots is not None:
             return self.neuboots
-        classes = compared_outputs(self.loss) == "contrasts" or isinstance(self.loss, nn.BCEWithLogitsLoss)
+        classes = _compared_outputs(self.loss) == "contrasts" or isinstance(self.loss, nn.BCEWithLogitsLoss)
         return NeuBoots(self.loss) if classes else NeuBoots.regression(self.loss)
 
-    def fit(
-        self,
-        model: Callable[[], nn.Module],
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        val_data: Dataset[Any] | None = None,
-    ) -> CalibratedNeuBootsPredictor:
-        """Train NeuBoots on (x, y) rows, as the recipe says; then the reference, and the concentration."""
-        predictor = self.options.fit(model, data, config, val_data=val_data)
-        shape = _output_shape(predictor, data, config)
+    def _fit(self, inputs: FitInputs) -> CalibratedNeuBootsPredictor:
+        data, config = inputs.data, inputs.config
+        predictor = self.options.fit(inputs.factory, data, config, val_data=inputs.val_data)
+        generator = predictor.generator
+        with eval_mode(generator), torch.no_grad():
+            example = load_example(generator.net, data, seed=config.seed)
+            shape = add_output_axis(generator.at(example).output).shape  # (2, C, *)
         if self.reference == "bootstrap":
-            beside = None if config.folder is None else Path(config.folder) / "reference"
+            folder = None if config.folder is None else Path(config.folder) / "reference"
             method = BayesianBootstrap(self.loss, num_members=self.num_members)
-            like: Predictor = method.fit(model, data, replace(config, folder=beside), val_data=val_data)
+            reference: Predictor = method.fit(
+                inputs.member_factory, data, replace(config, folder=folder), val_data=inputs.val_data
+            )
         else:
-            like = self._influence(predictor, data, config, shape)
-        rows = max(1, min(self.num_inputs, _MOST_POINTS // max(1, shape[2:].numel())))
+            reference = self._make_influence(predictor, data, config, shape)
+        rows = max(1, min(self.num_inputs, _MAX_POINTS // max(1, shape[2:].numel())))
 
         def batches() -> Iterator[Any]:
-            return _inputs(data, config, rows)
+            return _read_inputs(data, config, rows)
 
-        return calibrate_on_batches(predictor, like, batches, loss=self.loss, seed=config.seed)
+        return _calibrate(predictor, reference, batches, loss=self.loss, seed=config.seed)
 
-    def _influence(
+    def _make_influence(
         self, predictor: NeuBootsPredictor, data: Dataset[Any], config: TrainingConfig, shape: torch.Size
     ) -> Predictor:
         generator, layers = predictor.generator, self.layers
         if layers is None:
             n = dataset_length(data)
-            single = isinstance(self.loss, nn.MSELoss | GaussianNLL)  # classes: C slopes for each row
-            small = single and n is not None and len(shape) == 2 and n * shape[1] <= MAX_KERNEL_ROWS
-            one_size = config.batch_size > 1  # rows that train one by one may be of several sizes
+            continuous = isinstance(self.loss, nn.MSELoss | GaussianNLL)  # classes need C slopes for each row
+            small = continuous and n is not None and len(shape) == 2 and n * shape[1] <= MAX_KERNEL_ROWS
+            one_size = config.batch_size > 1  # single rows may differ in size
             layers = "all" if small and one_size and not self.options.train_head_only else 1
         net = generator.export(
             compute_mean_weights(predictor.weight_distribution, generator.link, generator.num_blocks)
@@ -595,19 +555,10 @@ class CalibratedNeuBoots:
         return InfluenceBootstrap(self.loss, layers=layers, head=head).make_predictor(net.eval(), data, config)
 
 
-def _output_shape(predictor: NeuBootsPredictor, data: Dataset[Any], config: TrainingConfig) -> torch.Size:
-    """Of two rows: (2, C, *)."""
-    generator = predictor.generator
-    with eval_mode(generator), torch.no_grad():
-        output = generator.at(load_example(generator.net, data, seed=config.seed)).output
-    return output.shape if output.ndim > 1 else output[:, None].shape
-
-
-def _inputs(data: Dataset[Any], config: TrainingConfig, rows: int) -> Iterator[Any]:
-    """Up to this many inputs of the training, some at a time, in an order drawn by the seed."""
-    several = config.batch_size > 1  # rows that train one by one may be of several sizes
-    size = min(rows, _WITHOUT_GRADIENTS * config.batch_size) if several else 1
-    shuffle, steps = dataset_length(data) is not None, config.steps_per_epoch  # a stream comes in its own order
+def _read_inputs(data: Dataset[Any], config: TrainingConfig, rows: int) -> Iterator[Any]:
+    """Up to `rows` training inputs, some at a time, in an order drawn by the seed; a stream in its own order."""
+    size = min(rows, _BATCH_FACTOR * config.batch_size) if config.batch_size > 1 else 1  # single rows differ in size
+    shuffle, steps = dataset_length(data) is not None, config.steps_per_epoch
     loader = EpochLoader(data, batch_size=size, seed=config.seed, shuffle=shuffle, steps_per_epoch=steps)
     with preserve_rng_state():
         for _, batch, _ in loader.epoch(0):

@@ -62,7 +62,7 @@ _MAX_ROUNDING = 0.01  # of the targets' standard deviation, by single precision
 _JITTER = 1e-8  # of k(x, x): two inducing points may coincide
 
 
-def flatten_inputs(x: Any) -> Tensor:
+def _flatten_inputs(x: Any) -> Tensor:
     """All inputs of a row next to each other, in double precision: (N, D)."""
     parts = _input_tensors(x)
     return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])).double() for part in parts], 1)
@@ -80,7 +80,7 @@ def _read_data(inputs: FitInputs, max_points: int | None) -> tuple[Tensor, Tenso
     batches = list(iterate_batches(inputs.data, inputs.config))
     for batch in batches:
         check_inputs(batch.x)
-    x, y = torch.cat([flatten_inputs(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
+    x, y = torch.cat([_flatten_inputs(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
     _check_count(len(x), max_points)
     if len(x) < 2 or x.shape[1] == 0:
         raise ArgumentError("data", tuple(x.shape), "inputs of at least two rows and one column")
@@ -98,7 +98,7 @@ def _check_count(n: int | None, maximum: int | None) -> None:
         raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
 
 
-def cholesky(covariance: Tensor) -> Tensor:
+def _cholesky(covariance: Tensor) -> Tensor:
     """L with LLᵀ = covariance; where rounding made it indefinite, a small multiple of the identity is added."""
     diagonal = covariance.detach().diagonal(dim1=-2, dim2=-1)
     size = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
@@ -112,13 +112,13 @@ def cholesky(covariance: Tensor) -> Tensor:
     )
 
 
-def solve_lower(root: Tensor, values: Tensor) -> Tensor:
+def _solve_lower(root: Tensor, values: Tensor) -> Tensor:
     """L⁻¹ values, for a lower triangular L."""
     solution: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
     return solution
 
 
-def map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+def _map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """function(x), (…, N), over some rows of x at a time: each takes `width` elements."""
     return torch.cat([function(part) for part in torch.split(x, max(1, _CHUNK_ELEMENTS // width))], -1)
 
@@ -126,7 +126,7 @@ def map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> T
 # -- the processes -------------------------------------------------------------------------------------
 
 
-class Process(nn.Module, ABC):
+class _Process(nn.Module, ABC):
     """k independent Gaussian processes of D inputs, one for each output, in the units of the data.
 
     Inputs and targets are standardized inside. The subclasses hold the data in different ways; both are functions of x
@@ -174,7 +174,7 @@ class Process(nn.Module, ABC):
 
     def standardize(self, x: Any) -> Tensor:
         """Inputs as the kernel takes them: (N, D)."""
-        rows = flatten_inputs(x)
+        rows = _flatten_inputs(x)
         if rows.shape[1] != self.inputs:
             raise ArgumentError("x", tuple(rows.shape), f"{self.inputs} numbers per row, as in training")
         return (rows - self.x_mean) / self.x_std
@@ -288,14 +288,14 @@ class Process(nn.Module, ABC):
             prior = self.prior_path(seed, "replicate", b)
             with torch.no_grad():
                 weights.append(self.correction(prior, seed, "replicate", b))
-            priors.append(map_chunks(prior, x, self.outputs * _NUM_FREQUENCIES))
+            priors.append(_map_chunks(prior, x, self.outputs * _NUM_FREQUENCIES))
         v = torch.stack(weights, -1)  # (k, M, B)
         basis = self.basis
 
         def corrections(part: Tensor) -> Tensor:
             return (self.covariance(part, basis) @ v).movedim(-1, 0)  # (B, k, N)
 
-        return torch.stack(priors) + map_chunks(corrections, x, self.outputs * basis.shape[-2])
+        return torch.stack(priors) + _map_chunks(corrections, x, self.outputs * basis.shape[-2])
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of f(x) given the data, in standard units: (k, N) each."""
@@ -304,11 +304,11 @@ class Process(nn.Module, ABC):
             mean, variance = self.posterior(part)
             return torch.stack([mean, variance.clamp_min(0.0).sqrt()])
 
-        mean, std = map_chunks(both, x, self.outputs * self.basis.shape[-2])
+        mean, std = _map_chunks(both, x, self.outputs * self.basis.shape[-2])
         return mean, std
 
 
-class ExactProcess(Process):
+class _ExactProcess(_Process):
     """A Gaussian process that stores its n training points."""
 
     x: Tensor  # (n, D)
@@ -331,11 +331,11 @@ class ExactProcess(Process):
     def _factor(self, x: Tensor) -> Tensor:
         """L with LLᵀ = K + σ²I: (k, n, n)."""
         noise = self.noise[..., None] * torch.eye(len(x)).to(x)
-        return cholesky(self.covariance(x, x) + noise)
+        return _cholesky(self.covariance(x, x) + noise)
 
     def objectives(self, x: Tensor, y: Tensor) -> Tensor:
         factor = self._factor(x)
-        white = solve_lower(factor, y.T[..., None])
+        white = _solve_lower(factor, y.T[..., None])
         logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
 
@@ -351,18 +351,18 @@ class ExactProcess(Process):
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         factor, weights = self._solve()
         cross = self.covariance(x, self.x)  # (k, N, n)
-        white = solve_lower(factor, cross.mT)  # (k, n, N)
+        white = _solve_lower(factor, cross.mT)  # (k, n, N)
         return (cross @ weights)[..., 0], self.scale - white.square().sum(1)
 
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         factor, _ = self._solve()
         drawn = draw_normal(derive_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
         noise = self.noise.sqrt() * drawn.to(self.y)
-        residual = self.y - map_chunks(prior, self.x, self.outputs * _NUM_FREQUENCIES) - noise  # (k, n)
+        residual = self.y - _map_chunks(prior, self.x, self.outputs * _NUM_FREQUENCIES) - noise  # (k, n)
         return torch.cholesky_solve(residual[..., None], factor)[..., 0]
 
 
-class SparseProcess(Process):
+class _SparseProcess(_Process):
     """A Gaussian process that knows its data through m inducing points Z, for each output its own.
 
     In white coordinates v = L⁻¹u with LLᵀ = K_mm: v ~ N(0, I) before the data and N(B⁻¹c, B⁻¹) after them, where
@@ -392,11 +392,11 @@ class SparseProcess(Process):
     def _root(self) -> Tensor:
         """L with LLᵀ = K_mm: (k, m, m)."""
         jitter = _JITTER * self.scale.expand(self.Z.shape[:2])
-        return cholesky(self.covariance(self.Z, self.Z) + torch.diag_embed(jitter))
+        return _cholesky(self.covariance(self.Z, self.Z) + torch.diag_embed(jitter))
 
     def _white(self, x: Tensor, root: Tensor) -> Tensor:
         """L⁻¹k_m(x): (k, m, N)."""
-        return solve_lower(root, self.covariance(x, self.Z).mT)
+        return _solve_lower(root, self.covariance(x, self.Z).mT)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A and the diagonal of Λ at the training inputs: (k, m, n), (k, n)."""
@@ -408,8 +408,8 @@ class SparseProcess(Process):
         A, lam = self._project(x)
         scaled = A / lam.sqrt()[:, None]  # AΛ^{−1/2}
         white = y.T / lam.sqrt()  # Λ^{−1/2}y
-        factor = cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
-        fitted = solve_lower(factor, scaled @ white[..., None])
+        factor = _cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
+        fitted = _solve_lower(factor, scaled @ white[..., None])
         logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + lam.log().sum(-1)
         quadratic = white.square().sum(-1) - fitted.square().sum((-2, -1))
         return 0.5 * (quadratic + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
@@ -423,13 +423,13 @@ class SparseProcess(Process):
 
     def _posterior_root(self) -> Tensor:
         """The Cholesky factor of B: (k, m, m)."""
-        return cholesky(torch.eye(self.gram.shape[-1]).to(self.gram) + self.gram)
+        return _cholesky(torch.eye(self.gram.shape[-1]).to(self.gram) + self.gram)
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         factor = self._posterior_root()
         A = self._white(x, self._root())  # (k, m, N)
         mean = (A.mT @ torch.cholesky_solve(self.moment, factor))[..., 0]
-        left = solve_lower(factor, A)
+        left = _solve_lower(factor, A)
         return mean, self.scale - A.square().sum(1) + left.square().sum(1)
 
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
@@ -437,7 +437,7 @@ class SparseProcess(Process):
         drawn = draw_normal(derive_keys(torch.arange(1), *name, "inducing"), self.moment.numel()).view_as(self.moment)
         noise = torch.linalg.solve_triangular(factor.mT, drawn.to(factor), upper=True)  # covariance B⁻¹
         v = torch.cholesky_solve(self.moment, factor) + noise
-        v = v - solve_lower(root, prior(self.Z)[..., None])
+        v = v - _solve_lower(root, prior(self.Z)[..., None])
         weights: Tensor = torch.linalg.solve_triangular(root.mT, v, upper=True)[..., 0]  # L⁻ᵀ(v − L⁻¹g(Z))
         return weights
 
@@ -453,9 +453,9 @@ class GaussianProcessPredictor(Predictor):
         process: The fitted process.
     """
 
-    process: Process
+    process: _Process
     _method: ClassVar[str] = "gp"
-    _process_type: ClassVar[type[ExactProcess] | type[SparseProcess]] = ExactProcess
+    _process_type: ClassVar[type[_ExactProcess] | type[_SparseProcess]] = _ExactProcess
 
     @property
     def net(self) -> None:
@@ -510,7 +510,7 @@ class SparseGPPredictor(GaussianProcessPredictor):
     """Posterior mean and standard deviation of the function under FITC, and sampled functions."""
 
     _method: ClassVar[str] = "sparse-gp"
-    _process_type: ClassVar[type[ExactProcess] | type[SparseProcess]] = SparseProcess
+    _process_type: ClassVar[type[_ExactProcess] | type[_SparseProcess]] = _SparseProcess
 
 
 @register(
@@ -572,11 +572,11 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
 
     def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
         x, y = _read_data(inputs, MAX_POINTS)
-        process = ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
+        process = _ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
         x, y = process.set_units(x, y)
         return GaussianProcessPredictor(self._maximize_likelihood(process, x, y, inputs))
 
-    def _maximize_likelihood(self, process: Process, x: Tensor, y: Tensor, inputs: FitInputs) -> Process:
+    def _maximize_likelihood(self, process: _Process, x: Tensor, y: Tensor, inputs: FitInputs) -> _Process:
         """Train the process on standardized data, x (n, D) and y (n, k), by Adam on all points at once."""
         process.choose_start(x, y)
 
@@ -653,7 +653,7 @@ class SparseGP(GaussianProcess):
 
     def _fit(self, inputs: FitInputs) -> SparseGPPredictor:
         x, y = _read_data(inputs, None)
-        process = SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
+        process = _SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
         x, y = process.set_units(x, y)
         process.place(x, inputs.config.seed)
         return SparseGPPredictor(self._maximize_likelihood(process, x, y, inputs))

@@ -47,7 +47,7 @@ from neuboots.training import FitInputs, TrainingConfig, initialize_model, resol
 _CHUNK_ELEMENTS = 1 << 24
 
 
-class HeadPosterior(nn.Module):
+class _HeadPosterior(nn.Module):
     """N(θ̂, P⁻¹) over the head of a generator; θ̂ itself stays in the net."""
 
     log_likelihood: Tensor  # of the training data at θ̂
@@ -69,7 +69,7 @@ class LaplacePredictor(Predictor):
         prior_precision: τ.
     """
 
-    posterior: HeadPosterior
+    posterior: _HeadPosterior
     prior_precision: float
 
     @property
@@ -134,7 +134,7 @@ class LaplacePredictor(Predictor):
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
         generator = BootstrapGenerator(net, head=config["head"])
-        return cls(HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
+        return cls(_HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
 
 
 def _squared_norm(generator: BootstrapGenerator) -> float:
@@ -240,7 +240,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
         likelihood, generator = self._likelihood(), self._make_generator(net, data, config)
         points = FeaturePass(generator, self.loss, data, config, single=True)
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
-        posterior = HeadPosterior(generator, "full" if full else "kron")
+        posterior = _HeadPosterior(generator, "full" if full else "kron")
         for phi, part in points.features(_CHUNK_ELEMENTS // points.theta.numel()):
             s, q = output_hessian(likelihood, to_double(part.z))
             posterior.curvature.add(phi, s, q, part.weight.to(phi))

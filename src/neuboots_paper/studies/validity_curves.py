@@ -19,7 +19,7 @@ from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, un
 from neuboots.loading import Batch
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods._vmap import StackedNets
-from neuboots.methods.influence.scaled import scale_by_replicates, with_raw_residuals
+from neuboots.methods.influence._scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.training import Objective, TrainingConfig, initialize_model, train

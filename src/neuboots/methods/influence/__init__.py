@@ -23,9 +23,9 @@ from neuboots.loading import FitData, check_length, dataset_length
 from neuboots.losses import GaussianNLL
 from neuboots.methods._base import BaseMethod, register
 from neuboots.methods._curvature import infer_likelihood
-from neuboots.methods.influence.head import HeadPredictor, InfluencePredictor, build_head_predictor, check_head
-from neuboots.methods.influence.scaled import fit_scaled
-from neuboots.methods.influence.tangent import TangentPredictor, build_tangent_predictor, check_tangent
+from neuboots.methods.influence._head import HeadPredictor, InfluencePredictor, build_head_predictor, check_head
+from neuboots.methods.influence._scaled import fit_scaled
+from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor, check_tangent
 from neuboots.prediction import Predictor
 from neuboots.training import FitInputs, TrainingConfig, initialize_model, resolve_fit
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution

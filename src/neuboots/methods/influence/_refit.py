@@ -17,7 +17,7 @@ from neuboots.losses import Loss, as_loss, build_loss, describe_loss
 from neuboots.methods._base import describe_tensors, make_tensors
 from neuboots.methods._curvature import FullGGN, append_ones, infer_likelihood, negative_gradient, working_residuals
 from neuboots.methods._head_points import FeaturePass, HeadPoints
-from neuboots.methods.influence.leverage import ridge_inverse
+from neuboots.methods.influence._leverage import ridge_inverse
 from neuboots.prediction import num_bytes
 from neuboots.weights import Blocks
 

@@ -32,7 +32,7 @@ from neuboots.methods._curvature import (
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass, HeadPoints, output_is_head
-from neuboots.methods.influence.leverage import (
+from neuboots.methods.influence._leverage import (
     MIN_VARIANCE_FACTOR,
     POWERS,
     NoiseLevel,
@@ -40,7 +40,7 @@ from neuboots.methods.influence.leverage import (
     leverage_corrected,
     ridge_inverse,
 )
-from neuboots.methods.influence.refit import Refit, add_gradients, build_refit, check_refit
+from neuboots.methods.influence._refit import Refit, add_gradients, build_refit, check_refit
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import TrainingConfig

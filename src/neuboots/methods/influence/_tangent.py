@@ -27,9 +27,9 @@ from neuboots.loading import dataset_length
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
 from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
-from neuboots.methods.influence.head import InfluencePredictor
-from neuboots.methods.influence.jacobian import Jacobian, JacobianRows
-from neuboots.methods.influence.leverage import (
+from neuboots.methods.influence._head import InfluencePredictor
+from neuboots.methods.influence._jacobian import Jacobian, JacobianRows
+from neuboots.methods.influence._leverage import (
     POWERS,
     NoiseLevel,
     choose_ridge,

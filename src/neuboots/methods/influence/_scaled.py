@@ -23,8 +23,8 @@ from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods._base import iterate_batches
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
-from neuboots.methods.influence.head import InfluencePredictor
-from neuboots.methods.influence.tangent import TangentKernel
+from neuboots.methods.influence._head import InfluencePredictor
+from neuboots.methods.influence._tangent import TangentKernel
 from neuboots.posthoc import ScaledPredictor
 from neuboots.training import FitInputs, TrainingConfig, describe_method, initialize_model
 from neuboots.weights import Dirichlet

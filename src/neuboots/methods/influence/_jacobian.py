@@ -241,10 +241,10 @@ class Jacobian:
             return []
         z, factors = self._compute_factors(example)
         outputs = self.outputs or z.shape[1]
-        c = torch.randn(len(z), outputs, generator=torch.Generator().manual_seed(0)).to(z)
         names = [f"{layer}.{name}".lstrip(".") for layer in self._linear for name, _ in self._own_parameters(layer)]
         with _gradients(self.net):
             z, wanted = self._forward(example, names)
+            c = torch.randn(len(z), outputs, generator=torch.Generator().manual_seed(0)).to(z)
             slope = (z[:, :outputs] * c).sum()
             zeros = [torch.zeros_like(weight) for weight in wanted]
             exact = iter(torch.autograd.grad(slope, wanted, materialize_grads=True) if slope.requires_grad else zeros)

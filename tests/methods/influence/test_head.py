@@ -1,0 +1,449 @@
+"""Tests of the influence bootstrap of a head against weighted regressions, sandwich estimators and explicit sums."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _influence import (
+    CLASSES,
+    CONFIG,
+    LABELS,
+    NEW,
+    NEW_PHI,
+    PHI,
+    PIXELS,
+    THETA,
+    X,
+    bootstrap,
+    least_squares,
+    linear,
+    make_net,
+    randn,
+    weighted_least_squares,
+    with_ones,
+)
+from _nets import Tokens, Upsampling
+from _reference import standard_errors
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from neuboots import InfluenceBootstrap, TrainingConfig
+from neuboots.losses import BrierLoss, GaussianNLL, as_loss
+from neuboots.methods import _head_points
+from neuboots.methods.influence import HeadPredictor, _head
+from neuboots.nets import MLP
+from neuboots.testing import check_method
+from neuboots.weights import Dirichlet, Exponential, assign_blocks
+
+HUGE = 1e15  # a ridge that dominates H: shifts are gradients, divided by it
+P = 1 / (1 + np.exp(-PHI @ THETA))
+HESSIAN = (PHI * (P * (1 - P))[:, None]).T @ PHI
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_linear_model_matches_weighted_least_squares_to_first_order(outputs: int) -> None:
+    """As the weights go to 1 the error goes with the square of their distance."""
+    net, y = least_squares(outputs)
+    predictor = bootstrap(net, X, y, loss=nn.MSELoss(), ridge=0.0, residuals="raw")
+    assert predictor.num_blocks == 40
+    away = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
+    hat = weighted_least_squares(y.numpy(), np.ones(40))
+    errors, moves = [], []
+    for step in (0.08, 0.04, 0.02, 0.01):
+        found = hat + step * torch.einsum("s,scd->cd", away, predictor.shifted.shifts).numpy()
+        exact = weighted_least_squares(y.numpy(), 1.0 + step * away.numpy())
+        errors.append(np.abs(found - exact).max())
+        moves.append(np.abs(exact - hat).max())
+    ratios = np.array(errors[:-1]) / np.array(errors[1:])
+    assert np.all((ratios > 3.6) & (ratios < 4.4))
+    assert errors[-1] < 0.02 * moves[-1]
+
+
+def sandwich(residual: np.ndarray) -> np.ndarray:
+    """φ̃ᵀ H⁻¹ (Σ gᵢgᵢᵀ) H⁻¹ φ̃ at the new inputs, and as S weights of a Dirichlet have it, without the mean gradient."""
+    g = PHI * residual[:, None]
+    n = len(g)
+    meat = n / (n + 1) * (g.T @ g - np.outer(g.sum(0), g.sum(0)) / n)
+    bread = np.linalg.inv(HESSIAN)
+    return np.einsum("md,de,me->m", NEW_PHI, bread @ meat @ bread, NEW_PHI)
+
+
+@pytest.mark.parametrize("kind", ["raw", "hc3"])
+def test_logistic_regression_has_the_sandwich_variance(kind: str) -> None:
+    y = LABELS.numpy()
+    leverage = np.einsum("md,de,me->m", PHI, np.linalg.inv(HESSIAN), PHI) * P * (1 - P)
+    assert leverage.max() < 0.9
+    wanted = sandwich((y - P) / (1 - leverage) if kind == "hc3" else y - P)
+    options = {"ridge": 0.0, "residuals": kind}
+    net = linear(THETA[None])
+    one = bootstrap(net, X, LABELS.double()[:, None], loss=nn.BCEWithLogitsLoss(), **options)
+    np.testing.assert_allclose(one.predict(NEW, 2).std[:, 0].numpy() ** 2, wanted, rtol=1e-7)
+    if kind == "raw":
+        plain = np.einsum(
+            "md,de,me->m",
+            NEW_PHI,
+            np.linalg.inv(HESSIAN) @ (PHI * (y - P)[:, None] ** 2).T @ PHI,
+            NEW_PHI @ np.linalg.inv(HESSIAN),
+        )
+        np.testing.assert_allclose(wanted, plain * 40 / 41, rtol=1e-6)  # at the minimum gradients sum to zero
+    # two outputs of a softmax whose difference is that logit
+    two = bootstrap(linear(np.stack([0 * THETA, THETA])), X, LABELS, **options)
+    difference = two.heads(0, 400, seed=0)[:, 1] - two.heads(0, 400, seed=0)[:, 0]
+    torch.testing.assert_close(difference, one.heads(0, 400, seed=0)[:, 0], rtol=1e-6, atol=1e-8)
+
+
+def test_softmax_regression_matches_dense_jacobians() -> None:
+    """Written out with dense Jacobians: three classes, a ridge, corrected by blocks of the hat matrix."""
+    y, net = torch.arange(40) % 3, make_net(lambda: nn.Linear(3, 3))
+    z = net(X).detach().numpy()
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    J = np.stack([np.kron(np.eye(3), phi) for phi in PHI])  # (n, C, K)
+    L = np.linalg.cholesky(np.einsum("ni,ij->nij", p, np.eye(3)) - np.einsum("ni,nj->nij", p, p) + 1e-14 * np.eye(3))
+    H = np.einsum("nck,ncd,ned,nel->kl", J, L, L, J) + 0.5 * 40 * np.eye(12)
+    bread = np.linalg.inv(H)
+    slope = np.eye(3)[y.numpy()] - p
+    curvature = L @ L.transpose(0, 2, 1)
+    hat = np.einsum("nck,kl,nel->nce", J, bread, J)
+    # L (I − LᵀBL)⁻¹ L⁻¹ = (I − ΛB)⁻¹
+    corrected = np.linalg.solve(np.eye(3) - curvature @ hat, slope[:, :, None])[:, :, 0]
+    for kind, used in (("raw", slope), ("hc3", corrected)):
+        wanted = np.einsum("nck,nc->nk", J, used) @ bread
+        found = bootstrap(net, X, y, ridge=0.5, residuals=kind).shifted.shifts.flatten(1).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_residual_of_leverage_near_one_is_multiplied_by_ten() -> None:
+    """A row that alone decides a weight: its residual is multiplied by ten at most."""
+    x = torch.cat([randn(30, 2), torch.zeros(30, 1, dtype=torch.float64)], 1)
+    x[0, 2] = 50.0
+    net, y = make_net(lambda: nn.Linear(3, 1)), randn(30, 1, seed=2)
+    raw, held = (
+        bootstrap(net, x, y, loss=nn.MSELoss(), ridge=1e-6, residuals=kind).shifted.shifts for kind in ("raw", "hc3")
+    )
+    torch.testing.assert_close(held[0], 10.0 * raw[0], rtol=1e-6, atol=1e-9)
+
+
+def test_smoothed_residuals_follow_the_noise_of_each_output() -> None:
+    """Of three outputs with noise 0.1, 1 and 3 the levels are those, whatever the order of magnitude of the others."""
+    x, noise = randn(600, 3), torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+    y = x @ randn(3, 3, seed=2) + noise * randn(600, 3, seed=3)
+    theta = np.linalg.lstsq(with_ones(x), y.numpy(), rcond=None)[0].T
+    predictor = bootstrap(linear(theta), x, y, loss=nn.MSELoss(), ridge=0.0)
+    exact = np.sqrt(np.einsum("md,de,me->m", NEW_PHI, np.linalg.inv(with_ones(x).T @ with_ones(x)), NEW_PHI))
+    ratio = predictor.predict(NEW, 2).std.numpy() / (exact[:, None] * noise.numpy())
+    assert np.all((ratio > 0.8) & (ratio < 1.25))
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y", "factor"),
+    [
+        (nn.CrossEntropyLoss(), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(label_smoothing=0.2), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(reduction="none"), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]).double(), reduction="none"), 3, torch.arange(12) % 3, 1.0),
+        (nn.CrossEntropyLoss(reduction="none"), 3, randn(12, 3, seed=4).softmax(1), 1.0),
+        (BrierLoss(), 3, torch.arange(12) % 3, 1.0),
+        (nn.BCEWithLogitsLoss(), 2, (randn(12, 2, seed=4) > 0).double(), 1.0),
+        (nn.MSELoss(), 2, randn(12, 2, seed=4), 0.5),
+        (GaussianNLL(), 2, randn(12, 1, seed=4), 1.0),
+        (GaussianNLL(beta=0.5), 4, randn(12, 2, seed=4), 1.0),
+        (nn.SmoothL1Loss(reduction="none"), 1, randn(12, 1, seed=4), 1.0),
+        (nn.HuberLoss(reduction="none", delta=0.02), 1, 5 * randn(12, 1, seed=4), 1.0),
+        (nn.PoissonNLLLoss(reduction="none"), 1, randn(12, 1, seed=4).abs(), 1.0),
+    ],
+)
+def test_block_sums_are_gradients_of_the_loss(loss: Any, outputs: int, y: Tensor, factor: float) -> None:
+    net, x = make_net(lambda: nn.Linear(4, outputs)), randn(12, 4)
+    if isinstance(loss, nn.HuberLoss):
+        y = torch.cat([net(x).detach()[:1], y[1:]])  # of all rows but one nothing but the slope is known
+    config = TrainingConfig(batch_size=5, progress=False)
+    found = HUGE * 12 * bootstrap(net, x, y, config, loss=loss, ridge=HUGE, residuals="raw").shifted.shifts
+    for i in range(12):
+        g = torch.autograd.grad(as_loss(loss)(net(x[i : i + 1]), y[i : i + 1]).sum(), [net.weight, net.bias])
+        wanted = -factor * torch.cat([g[0], g[1][:, None]], 1)
+        torch.testing.assert_close(found[i], wanted, rtol=1e-5, atol=1e-9)
+
+
+def test_gradients_pass_through_an_upsampling_without_ignored_pixels() -> None:
+    net, x = make_net(Upsampling), randn(3, 2, 8, 8)
+    y = torch.arange(3 * 64).view(3, 8, 8) % 4
+    y[:, :3] = -100
+    y[2] = -100
+    predictor = bootstrap(net, x, y, ridge=HUGE, residuals="raw", num_blocks=None)
+    assert predictor.num_blocks == 3
+    for i in range(3):
+        total = nn.CrossEntropyLoss(reduction="sum")(net(x[i : i + 1]), y[i : i + 1])
+        g = torch.autograd.grad(total, [net.classifier.weight, net.classifier.bias])
+        wanted = -torch.cat([g[0].flatten(1), g[1][:, None]], 1)
+        torch.testing.assert_close(HUGE * 2 * predictor.shifted.shifts[i], wanted, rtol=1e-4, atol=1e-8)
+    assert float(predictor.shifted.shifts[2].abs().max()) == 0.0  # two rows count: λ = 2 · ridge
+
+
+def test_large_heads_use_the_kronecker_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the squared error it is the same; for classes nearly so."""
+    y = {"squared": randn(40, 2, seed=1), "classes": CLASSES}
+    for kind, loss in (("squared", nn.MSELoss()), ("classes", nn.CrossEntropyLoss())):
+        net = make_net(lambda: nn.Linear(3, 2))
+        whole = bootstrap(net, X, y[kind], loss=loss, ridge=0.1).predict(NEW, 2).std
+        with monkeypatch.context() as patch:
+            patch.setattr(_head, "MAX_FULL_SIZE", 0)
+            product = bootstrap(net, X, y[kind], loss=loss, ridge=0.1).predict(NEW, 2).std
+        assert torch.equal(whole, product) == (kind == "squared")
+        assert bool(((product / whole - 1).abs() < 0.3).all())
+
+
+def test_block_shifts_are_sums_of_row_shifts() -> None:
+    net, y = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES
+    alone, blocked = bootstrap(net, X, y), bootstrap(net, X, y, num_blocks=7)
+    u = assign_blocks(40, 7, seed=CONFIG.seed)
+    wanted = torch.zeros(7, 2, 6, dtype=torch.float64).index_add_(0, u, alone.shifted.shifts)
+    torch.testing.assert_close(blocked.shifted.shifts, wanted)
+
+
+def test_blocks_of_many_rows_keep_the_variance() -> None:
+    """Were blocks stratified by the targets, an intercept would have no variance at all."""
+    y = randn(2000, 1)
+    net = linear(np.array([[0.0, float(y.mean())]]))
+    x = torch.zeros(2000, 1, dtype=torch.float64)
+    predictor = bootstrap(net, x, y, loss=nn.MSELoss(), residuals="raw", ridge=0.0)
+    assert predictor.num_blocks == 256
+    ratio = float(predictor.predict(x[:1], 2).std) ** 2 / (float(y.var()) / 2000)
+    assert abs(ratio - 1) < standard_errors(1) * (2 / 256) ** 0.5
+
+
+def test_number_of_blocks_by_head_size() -> None:
+    """n ≤ S rows have blocks of their own; S is 256, the numbers K of the head, or fewer where S·K would be large."""
+    sizes = [
+        _head._make_blocks(InfluenceBootstrap(), size, TensorDataset(torch.zeros(n, 1)), CONFIG).num_blocks
+        for size, n in ((10, 200), (10, 300), (1000, 900), (1000, 5000), (6500, 50_000), (2_000_000, 50_000))
+    ]
+    assert sizes == [200, 256, 900, 1000, 10_000_000 // 6500, 64]
+
+
+@pytest.mark.parametrize(("residuals", "passes"), [("raw", 2), ("hc3", 2), ("smooth", 3)])
+def test_net_runs_again_when_features_are_not_stored(
+    residuals: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same to the bit; and so it is with points some at a time, within rounding."""
+    net, y = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES
+    held = bootstrap(net, X, y, residuals=residuals).shifted.shifts
+    calls: list[int] = []
+    hook = net.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
+    bootstrap(net, X, y, residuals=residuals)
+    once = sum(calls)
+    calls.clear()
+    monkeypatch.setattr(_head_points, "_MAX_STORED_BYTES", 100)
+    again = bootstrap(net, X, y, residuals=residuals).shifted.shifts
+    hook.remove()
+    assert sum(calls) - once == 40 * (passes - 1)
+    assert torch.equal(again, held)
+    monkeypatch.setattr(_head_points, "_CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr(_head, "_CHUNK_ELEMENTS", 1)
+    torch.testing.assert_close(bootstrap(net, X, y, residuals=residuals).shifted.shifts, held)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(self.x, self.y, strict=True))
+
+
+def test_stream_has_hashed_blocks() -> None:
+    net, y = make_net(lambda: nn.Linear(3, 2)), CLASSES
+    config = TrainingConfig(batch_size=10, steps_per_epoch=4, progress=False)
+    found = InfluenceBootstrap(num_blocks=4).make_predictor(net, Stream(X, y), config)
+    assert isinstance(found, HeadPredictor)
+    torch.testing.assert_close(found.shifted.shifts.sum(0), bootstrap(net, X, y).shifted.shifts.sum(0))
+    assert bool((found.predict(NEW, 3).std > 0).all())
+
+
+@pytest.mark.parametrize("weight_distribution", [Dirichlet(), Dirichlet(5.0), Exponential()])
+@pytest.mark.parametrize("blocks", [None, 3])
+def test_moments_match_samples(weight_distribution: Any, blocks: int | None) -> None:
+    net, y, B = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES, 20_000
+    predictor = bootstrap(net, X, y, weight_distribution=weight_distribution, num_blocks=blocks)
+    found = predictor.predict(NEW, B)
+    mean, std = predictor.moments(NEW).mean, predictor.moments(NEW).std
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.std, std)
+    k = standard_errors(2 * mean.numel())
+    assert bool(((found.samples.mean(0) - mean).abs() <= k * std / B**0.5).all())
+    # no weight has a longer tail than an exponential one, whose fourth moment is 9 σ⁴
+    assert bool(((found.samples.var(0) / std.square() - 1).abs() <= k * (8 / B) ** 0.5).all())
+
+
+def test_moments_pass_through_an_upsampling() -> None:
+    net, x = make_net(Upsampling), randn(5, 2, 8, 8)
+    predictor = bootstrap(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4)
+    assert predictor.predict(x, 2).moments is None
+    samples, std = predictor.predict(x, 2000).samples, predictor.moments(x).std
+    ratio = samples.std(0) / std
+    assert 0.85 < float(ratio.min()) <= float(ratio.max()) < 1.2
+
+
+@pytest.mark.parametrize("residuals", ["raw", "hc3", "smooth"])
+def test_convolution_is_a_linear_head_at_every_pixel(residuals: str) -> None:
+    """Its blocks are images; a Linear head that sees the pixels as rows has blocks of pixels."""
+    net = make_net(lambda: nn.Conv2d(3, 2, 1))
+    y = randn(4, 2, 2, 2, seed=6)
+    flat = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        flat.weight.copy_(net.weight[:, :, 0, 0])
+        flat.bias.copy_(net.bias)
+    options = {"loss": nn.MSELoss(), "residuals": residuals}
+    conv = bootstrap(net, PIXELS, y, ridge=0.1, **options)
+    unfolded = bootstrap(
+        flat, PIXELS.movedim(1, -1).flatten(0, 2), y.movedim(1, -1).flatten(0, 2), ridge=0.1 / 4, **options
+    )
+    wanted = unfolded.shifted.shifts.view(4, 4, 2, 4).sum(1)
+    torch.testing.assert_close(conv.shifted.shifts, wanted)
+    new = randn(1, 3, 2, 2, seed=9)
+    torch.testing.assert_close(
+        conv.predict(new, 3).std[0].flatten(1).T, expected_std(conv, new.movedim(1, -1).flatten(0, 2))
+    )
+
+
+def expected_std(predictor: HeadPredictor, phi: Tensor) -> Tensor:
+    """By the sum over blocks: (M, C)."""
+    moved = torch.einsum("scd,md->smc", predictor.shifted.shifts, torch.from_numpy(with_ones(phi)))
+    v, c = predictor.weight_distribution.covariance(predictor.num_blocks)
+    return ((v - c) * moved.square().sum(0) + c * moved.sum(0).square()).sqrt()
+
+
+def test_ignored_pixels_change_nothing() -> None:
+    net, y = make_net(lambda: nn.Conv2d(3, 2, 1)), torch.arange(16).view(4, 2, 2) % 2
+    wide = torch.cat([PIXELS, 100 * randn(4, 3, 1, 2)], 2)
+    ignore_index = torch.cat([y, torch.full((4, 1, 2), 255)], 1)
+    for residuals in ("hc3", "smooth"):
+        clean, padded = (
+            bootstrap(net, a, b, loss=nn.CrossEntropyLoss(ignore_index=255), residuals=residuals)
+            for a, b in ((PIXELS, y), (wide, ignore_index))
+        )
+        torch.testing.assert_close(clean.shifted.shifts, padded.shifted.shifts)
+
+
+def test_tokens_without_bias_and_squeezed_outputs() -> None:
+    words = torch.randint(0, 11, (6, 5), generator=torch.Generator().manual_seed(0))
+    data = [({"input_ids": w, "scale": torch.ones(5, 6)}, torch.arange(5) % 3) for w in words]
+    tokens = InfluenceBootstrap().make_predictor(make_net(Tokens), data, CONFIG)  # type: ignore[arg-type]
+    found = tokens.predict({"input_ids": words[:2], "scale": torch.ones(2, 5, 6)}, 4)
+    assert found.samples.shape == (4, 2, 3, 5)
+    assert bool((found.std > 0).all())
+
+    class Squeezed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x)[:, 0]
+
+    net = make_net(Squeezed)
+    y = randn(40, seed=1)
+    squeezed, plain = bootstrap(net, X, y, loss=nn.MSELoss()), bootstrap(net.head, X, y, loss=nn.MSELoss())
+    torch.testing.assert_close(squeezed.predict(NEW, 3).samples, plain.predict(NEW, 3).samples)
+    torch.testing.assert_close(squeezed.predict(NEW, 3).std, plain.predict(NEW, 3).std)
+
+
+def test_export_matches_samples() -> None:
+    net, y = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES
+    predictor = bootstrap(net, X, y)
+    samples = predictor.predict(NEW, 5, seed=4).samples
+    for b in (0, 3):
+        single = predictor.export(b, seed=4)
+        assert type(single) is MLP
+        torch.testing.assert_close(single(NEW).detach(), samples[b])
+    conv = make_net(Upsampling)
+    images = randn(4, 2, 8, 8)
+    segmenting = bootstrap(conv, images, torch.arange(256).view(4, 8, 8) % 4)
+    torch.testing.assert_close(segmenting.export(2)(images).detach(), segmenting.predict(images, 3).samples[2])
+
+
+def test_contract_with_blocks() -> None:
+    check_method("influence", num_blocks=3, residuals="smooth", weight_distribution=Exponential())
+
+
+def test_pretrained_transformer_is_not_changed() -> None:
+    """A net that nobody here wrote, in training mode, half of it frozen: it stays as it is to the bit."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=3
+    )
+    net = transformers.BertForSequenceClassification(config)
+    net.bert.requires_grad_(False)
+    net.classifier.weight.grad = torch.ones_like(net.classifier.weight)
+    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    words = torch.randint(1, 20, (30, 6), generator=torch.Generator().manual_seed(0))
+    data = [({"input_ids": w, "attention_mask": torch.ones(6, dtype=torch.int64)}, i % 3) for i, w in enumerate(words)]
+
+    predictor = InfluenceBootstrap().from_trained(net, data)  # type: ignore[arg-type]
+    prediction = predictor.predict({"input_ids": words[:5], "attention_mask": torch.ones(5, 6, dtype=torch.int64)}, 100)
+
+    assert prediction.samples.shape == (100, 5, 3)
+    assert bool((prediction.std > 0).all())
+    after = net.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert [m.training for m in net.modules()] == modes
+    assert torch.equal(net.classifier.weight.grad, torch.ones_like(net.classifier.weight))
+    assert not any(p.requires_grad for p in net.bert.parameters())
+    assert all(p.grad is None for p in net.parameters() if p is not net.classifier.weight)
+
+
+def test_frozen_batch_norm_keeps_its_statistics() -> None:
+    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).train()
+    before = copy.deepcopy(net.state_dict())
+    first, second = (bootstrap(net, X.float(), CLASSES).predict(NEW.float(), 3).samples for _ in range(2))
+    assert torch.equal(first, second)  # dropout is off
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
+    assert all(module.training for module in net.modules())
+
+
+# -- ill-posed data ------------------------------------------------------------------------------------
+
+
+def finite(predictor: HeadPredictor, x: Tensor) -> Tensor:
+    found = predictor.predict(x, 50)
+    assert bool(torch.isfinite(found.samples).all())
+    assert bool(torch.isfinite(found.std).all())
+    return found.std
+
+
+@pytest.mark.parametrize("residuals", ["raw", "hc3", "smooth"])
+@pytest.mark.parametrize("ridge", [None, 0.0])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
+def test_ill_posed_data_give_finite_bands(loss: Any, ridge: float | None, residuals: str) -> None:
+    """Fewer rows than weights; constant and dead features; two rows; a class that no row has; rows twice."""
+    classes = isinstance(loss, nn.CrossEntropyLoss)
+    for n, seed in ((5, 0), (2, 1), (40, 2)):
+        x = randn(n, 20, seed=seed)
+        x[:, 3], x[:, 4], x[:, 5] = 7.0, 0.0, x[:, 6]
+        net = make_net(lambda: nn.Linear(20, 3))
+        y = torch.arange(n) % 2 if classes else randn(n, 3, seed=seed + 1)
+        std = finite(bootstrap(net, x, y, loss=loss, ridge=ridge, residuals=residuals), x)
+        assert bool((std > 0).any())
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+def test_separable_classes_give_finite_bands(scale: float) -> None:
+    x = randn(60, 2)
+    theta = scale * np.array([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    y = (x[:, 0] > 0).long()
+    for residuals in ("raw", "hc3", "smooth"):
+        std = finite(bootstrap(linear(theta), x, y, residuals=residuals), x)
+        assert float(std.max()) < 100 * max(1.0, scale)
+
+
+def test_head_of_zeros_gives_a_finite_band() -> None:
+    finite(bootstrap(linear(np.zeros((2, 4))), X, CLASSES), X)
+
+
+def test_dead_features_without_a_bias_give_no_band() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False)).double()
+    nn.init.constant_(net[0].bias, -100.0)
+    assert not bool(finite(bootstrap(net, X, randn(40, 1), loss=nn.MSELoss()), X).any())

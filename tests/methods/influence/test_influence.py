@@ -1,0 +1,146 @@
+"""Tests of the options of the influence bootstrap, and of what it rejects."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from _nets import noise
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from neuboots import InfluenceBootstrap, TrainingConfig
+from neuboots.losses import GaussianNLL
+from neuboots.methods.influence import _head
+from neuboots.nets import MLP
+from neuboots.training import EpochReport
+
+POINTS = TensorDataset(noise(8, 4), noise(8, 1))
+PIXELS = TensorDataset(noise(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"ridge": -1.0}, "ridge"),
+        ({"residuals": "hc9"}, "residuals"),
+        ({"layers": 0}, "layers"),
+        ({"layers": "head"}, "layers"),
+        ({"num_blocks": 1}, "num_blocks"),
+        ({"max_kernel_rows": 1}, "max_kernel_rows"),
+        ({"num_calibration_fits": -1}, "num_calibration_fits"),
+        ({"layers": 2, "refit": True}, "layers"),
+        ({"loss": nn.L1Loss()}, "loss"),
+        ({"loss": nn.NLLLoss()}, "loss"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"got {name}="):
+        InfluenceBootstrap(**options)
+
+
+@pytest.mark.parametrize(("layers", "correction"), [(1, "hc3"), (2, "hc2"), ("all", "hc2")])
+def test_default_correction(layers: Any, correction: str) -> None:
+    assert InfluenceBootstrap(layers=layers).correction == correction
+    assert InfluenceBootstrap(nn.MSELoss(), layers=layers).correction == "smooth"
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield torch.zeros(4), torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "data", "match"),
+    [
+        ({"layers": "all"}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "layers=1"),
+        ({"layers": "all", "num_calibration_fits": 1}, lambda: nn.Conv2d(1, 2, 1), PIXELS, "layers=1"),
+        ({"loss": nn.MSELoss()}, lambda: nn.Sequential(nn.Linear(4, 1), nn.Softplus()), POINTS, "upsample"),
+        ({"loss": nn.MSELoss(), "head": "nowhere"}, lambda: MLP(4, 1), POINTS, "nowhere"),
+        ({"layers": "all", "max_kernel_rows": 5}, lambda: nn.Linear(4, 3), POINTS, "max_kernel_rows"),
+        ({"refit": True}, lambda: nn.Linear(4, 1000), POINTS, "refit"),
+        ({"loss": nn.MSELoss()}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "data"),
+        ({"loss": nn.MSELoss(), "layers": "all"}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "data"),
+        ({"layers": "all"}, lambda: nn.Linear(4, 1), Endless(), "data"),
+        ({"num_calibration_fits": 1}, lambda: nn.Linear(4, 1), Endless(), "data"),
+    ],
+)
+def test_errors_are_raised_before_the_training(
+    options: dict[str, Any], model: Callable[[], nn.Module], data: Dataset[Any], match: str
+) -> None:
+    seen: list[EpochReport] = []
+    config = TrainingConfig(epochs=2, batch_size=4, steps_per_epoch=2, progress=False, on_epoch=seen.append)
+    with pytest.raises(ValueError, match=match):
+        InfluenceBootstrap(**options).fit(model, data, config)
+    assert not seen
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "x", "y", "match"),
+    [
+        (nn.MSELoss(), 2, noise(6, 2) * torch.nan, noise(6, 2), "NaN"),
+        (nn.MSELoss(), 2, noise(6, 2), noise(6, 2) * torch.nan, "NaN"),
+        (nn.MSELoss(), 2, noise(6, 2), noise(6), "targets"),
+        (nn.CrossEntropyLoss(), 2, noise(6, 2), torch.arange(6) % 3, "targets"),
+        (nn.CrossEntropyLoss(), 2, noise(6, 2), torch.zeros(6, 1).long(), "targets"),
+        (nn.CrossEntropyLoss(), 2, noise(6, 2), torch.full((6,), -100), "ignored"),
+        (nn.BCEWithLogitsLoss(), 1, noise(6, 2), torch.arange(6.0), "targets"),
+        (GaussianNLL(), 3, noise(6, 2), noise(6), "outputs"),
+        (nn.MultiMarginLoss(), 2, noise(6, 2), torch.arange(6) % 2, "loss"),
+        (lambda z, y: (z - y).square().mean(), 1, noise(6, 2), noise(6, 1), "loss"),
+    ],
+)
+def test_data_that_do_not_fit_are_rejected(
+    loss: Any, outputs: int, x: Tensor, y: Tensor, match: str, layers: Any
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        InfluenceBootstrap(loss, layers=layers).from_trained(MLP(2, outputs, widths=(4,)), TensorDataset(x, y))
+
+
+def test_net_with_nan_weights_and_large_head_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, data = nn.Linear(4, 2), TensorDataset(noise(8, 4), torch.arange(8) % 2)
+    monkeypatch.setattr(_head, "_MAX_OUTPUTS", 1)
+    with pytest.raises(ValueError, match="2 outputs"):
+        InfluenceBootstrap().from_trained(net, data)
+    monkeypatch.undo()
+    nn.init.constant_(net.weight, torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        InfluenceBootstrap().from_trained(net, data)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+def test_inputs_of_several_sizes_need_the_head() -> None:
+    data: Any = [(torch.ones(2 + i % 2, 4), torch.ones(1)) for i in range(4)]
+    InfluenceBootstrap(nn.MSELoss()).from_trained(Pooled(), data, batch_size=1)
+    with pytest.raises(ValueError, match="layers=1"):
+        InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(Pooled(), data, batch_size=1)
+
+
+class LastToken(nn.Module):
+    """Scores every token and selects the last one, as classifiers on language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.score = nn.Embedding(10, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(self.words(x))[:, -1]
+
+
+def test_net_that_selects_after_its_head_needs_all_layers() -> None:
+    x = torch.arange(40).view(20, 2) % 10
+    data = TensorDataset(x, torch.arange(20) % 2)
+    with pytest.raises(ValueError, match="layers='all'"):
+        InfluenceBootstrap().from_trained(LastToken(), data)
+    assert InfluenceBootstrap(layers="all").from_trained(LastToken(), data).predict(x[:1], 3).samples.shape == (3, 1, 2)

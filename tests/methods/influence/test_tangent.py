@@ -1,0 +1,527 @@
+"""Tests of the influence bootstrap of several layers."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _nets import noise
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots.losses import BrierLoss, GaussianNLL
+from neuboots.methods.influence import TangentPredictor, _tangent
+from neuboots.methods.influence._tangent import build_tangent_predictor
+from neuboots.nets import MLP
+from neuboots.weights import Dirichlet, Exponential
+
+WHOLE = InfluenceBootstrap(nn.MSELoss(), layers="all")
+
+
+def make_mlp(make: Callable[[], nn.Module], outputs: int = 2) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), make(), nn.Linear(8, 8), make(), nn.Linear(8, outputs))
+
+
+# -- a linear model ------------------------------------------------------------------------------------
+
+
+def linear_data(n: int = 40) -> tuple[TensorDataset, nn.Linear]:
+    """Data, and the least-squares fit as a net."""
+    x = noise(n, 3)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 + 0.5 * noise(n, seed=1)
+    design = torch.cat([x, torch.ones(n, 1)], 1).double()
+    theta = torch.linalg.lstsq(design, y.double()[:, None]).solution[:, 0]
+    net = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        net.weight[0], net.bias[0] = theta[:3], theta[3]
+    return TensorDataset(x.double(), y.double()), net
+
+
+def weighted_fit(data: TensorDataset, w: Tensor) -> Tensor:
+    design = torch.cat([data.tensors[0], torch.ones(len(w), 1)], 1)
+    return torch.linalg.solve(design.T @ (w[:, None] * design), design.T @ (w * data.tensors[1]))
+
+
+def test_linear_model_matches_the_weighted_fit_to_first_order() -> None:
+    """The error falls with the square of the weights' distance from 1."""
+    data, net = linear_data()
+    x = noise(6, 3, seed=9).double()
+    predictor: Any = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0, residuals="raw").from_trained(net, data)
+    output, moved = predictor.deviations(x)
+    change = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
+    errors = []
+    for size in (0.1, 0.01):
+        theta = weighted_fit(data, 1.0 + size * change)
+        exact = x @ theta[:3] + theta[3]
+        errors.append(float((output[:, 0] + moved[:, 0] @ (size * change) - exact).abs().max()))
+    assert errors[0] > 1e-6
+    assert errors[1] < 0.02 * errors[0]
+
+
+def test_moments_match_samples() -> None:
+    data, net = linear_data()
+    x = noise(5, 3, seed=9).double()
+    for distribution in (Dirichlet(), Exponential(4.0)):
+        method = InfluenceBootstrap(nn.MSELoss(), layers="all", weight_distribution=distribution)
+        predictor = method.from_trained(net, data)
+        found = predictor.predict(x, 4000, seed=3)
+        summary = predictor.summarize(x, 2)
+        error = (found.samples.mean(0) - summary.mean).abs() / (summary.std / 4000**0.5)
+        assert float(error.max()) < 4.5
+        torch.testing.assert_close(found.samples.std(0), summary.std, rtol=0.06, atol=0.0)
+    few = predictor.predict(x, 10, seed=3).samples
+    torch.testing.assert_close(few, found.samples[:10], rtol=1e-9, atol=1e-9)  # products of other shapes round apart
+
+
+def test_blocks_are_sums_of_rows() -> None:
+    data, net = linear_data()
+    x = noise(5, 3, seed=9).double()
+    methods = (WHOLE, InfluenceBootstrap(nn.MSELoss(), layers="all", num_blocks=8))
+    rows, blocks = (method.from_trained(net, data).deviations(x)[1] for method in methods)  # type: ignore[attr-defined]
+    assert blocks.shape == (5, 1, 8)
+    torch.testing.assert_close(blocks.sum(-1), rows.sum(-1))
+
+
+def test_no_rows_and_one_row() -> None:
+    data, net = linear_data()
+    predictor = WHOLE.from_trained(net, data)
+    assert predictor.predict(torch.zeros(0, 3).double(), 3).samples.shape == (3, 0, 1)
+    x = noise(2, 3, seed=4).double()
+    torch.testing.assert_close(predictor.predict(x[:1], 3).samples, predictor.predict(x, 3).samples[:, :1])
+
+
+# -- losses --------------------------------------------------------------------------------------------
+
+
+def test_several_outputs_and_every_loss() -> None:
+    torch.manual_seed(1)
+    x = noise(30, 2)
+    cases: list[tuple[Any, int, Tensor]] = [
+        (nn.CrossEntropyLoss(), 3, torch.arange(30) % 3),
+        (nn.BCEWithLogitsLoss(), 1, (x[:, :1] > 0).float()),
+        (nn.MSELoss(), 2, noise(30, 2, seed=4)),
+        (GaussianNLL(), 4, noise(30, 2, seed=4)),
+        (BrierLoss(), 3, torch.arange(30) % 3),
+    ]
+    for loss, outputs, y in cases:
+        predictor = InfluenceBootstrap(loss, layers="all").from_trained(
+            MLP(2, outputs, widths=(8,)).eval(), TensorDataset(x, y)
+        )
+        found = predictor.predict(x[:4], 6)
+        assert found.samples.shape == (6, 4, outputs)
+        assert bool(torch.isfinite(found.samples).all())
+        moved = found.samples.std(0) > 0
+        held = outputs // 2 if isinstance(loss, GaussianNLL) else outputs  # log σ² is held
+        assert bool(moved[:, :held].all())
+        assert not bool(moved[:, held:].any())
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=WEIGHTS, reduction="none"),
+        lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS, reduction="none"),
+    ],
+)
+def test_class_weights_are_repetitions_of_rows(loss: Any, layers: Any) -> None:
+    """Weights of classes are repetitions of rows: without a correction for leverage the sums are the same."""
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)), noise(9, 2), torch.arange(9) % 3
+    new, options = noise(5, 2, seed=1), {"layers": layers, "residuals": "raw"}
+    repeated = torch.repeat_interleave(torch.arange(9), WEIGHTS.long()[y])
+    weighted = InfluenceBootstrap(loss, ridge=0.2, **options).from_trained(net, TensorDataset(x, y))
+    many = InfluenceBootstrap(nn.CrossEntropyLoss(), ridge=0.1, **options).from_trained(
+        net, TensorDataset(x[repeated], y[repeated])
+    )
+    found, each = (influences(predictor, new) for predictor in (weighted, many))
+    expected = torch.zeros_like(found).index_add_(-1, repeated, each)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def influences(predictor: Any, x: Tensor) -> Tensor:
+    """By how much a unit of each block's weight moves the outputs: (N, C, S)."""
+    if isinstance(predictor, TangentPredictor):
+        return predictor.deviations(x)[1]
+    with torch.no_grad():
+        extended = torch.cat([predictor.net[:-1](x), torch.ones(len(x), 1)], 1)
+    return torch.einsum("scd,nd->ncs", predictor.shifted.shifts, extended)
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: (z - y).square(),
+        nn.HuberLoss(reduction="none"),
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]), reduction="none"),
+    ],
+)
+def test_outputs_without_an_axis_are_not_broadcast(loss: Any, layers: Any) -> None:
+    """A net that gives (N,), with targets (N,), is the same net that gives (N, 1), with targets (N, 1)."""
+    x, y = noise(12, 2), (noise(12, seed=1) > 0).float()
+    net = MLP(2, 1, widths=(4,))
+    flat = nn.Sequential(net, nn.Flatten(0))
+    method = InfluenceBootstrap(loss, layers=layers)
+    expected = method.from_trained(net, TensorDataset(x, y[:, None])).predict(x, 3).samples
+    torch.testing.assert_close(method.from_trained(flat, TensorDataset(x, y)).predict(x, 3).samples, expected)
+
+
+@pytest.mark.parametrize("layers", [2, "all"])
+@pytest.mark.parametrize("ridge", [None, 1e-6])
+@pytest.mark.parametrize("shift", [0.0, 2000.0])
+def test_single_precision_matches_double(shift: float, ridge: float | None, layers: Any) -> None:
+    """Inputs far from zero (a year, say) make λ small beside the largest eigenvalue, whose rounding it divides."""
+    torch.manual_seed(0)
+    net = MLP(2, 1, widths=(16, 16)).eval()
+    x, y = noise(60, 2) + shift, noise(60, 1, seed=1)
+    single, double = (
+        InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=ridge, residuals="raw")
+        .from_trained(copy.deepcopy(net).to(dtype), TensorDataset(x.to(dtype), y.to(dtype)))
+        .predict(x[:20].to(dtype), 2)
+        .std.double()
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(single, double, rtol=0.1, atol=1e-6)  # features are rounded too
+
+
+@pytest.mark.parametrize("residuals", ["raw", "hc3", "hc2"])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y"),
+    [
+        (nn.MSELoss(), 1, noise(25, 1, seed=1)),
+        (nn.MSELoss(), 2, noise(25, 2, seed=1)),
+        (nn.CrossEntropyLoss(), 3, torch.arange(25) % 3),
+        (nn.BCEWithLogitsLoss(), 1, (noise(25, 1) > 0).float()),
+    ],
+)
+def test_kernel_form_of_the_head_matches_the_primal_form(loss: Any, outputs: int, y: Tensor, residuals: Any) -> None:
+    """Primal and kernel form of the last layer are one and the same, replicate by replicate."""
+    torch.manual_seed(2)
+    net = MLP(2, outputs, widths=(6,)).double().eval()
+    x = noise(25, 2).double()
+    data = TensorDataset(x, y.double() if y.is_floating_point() else y)
+    method = InfluenceBootstrap(loss, ridge=0.02, residuals=residuals)
+    primal = method.from_trained(net, data).predict(x[:5], 8).samples
+    kernel = build_tangent_predictor(method, net, data, TrainingConfig(epochs=1)).predict(x[:5], 8).samples
+    torch.testing.assert_close(primal, kernel, rtol=1e-6, atol=1e-8)
+
+
+def test_log_probabilities_and_logits_agree() -> None:
+    """Log-softmax changes neither the loss nor its curvature: the probabilities of replicates move alike."""
+    torch.manual_seed(0)
+    logits = make_mlp(nn.Tanh, outputs=3)
+    x, y = noise(30, 4), torch.arange(30) % 3
+    nets = (logits, nn.Sequential(logits, nn.LogSoftmax(1)))
+    method = InfluenceBootstrap(nn.CrossEntropyLoss(), layers="all", ridge=1e-2)
+    one, two = (method.from_trained(net, TensorDataset(x, y)).predict(x, 5).samples for net in nets)
+    p = logits(x).softmax(1)
+    moved = (one - logits(x)) - ((one - logits(x)) * p).sum(-1, keepdim=True)  # along the slope of log-softmax
+    torch.testing.assert_close(two - logits(x).log_softmax(1), moved, rtol=1e-3, atol=1e-5)
+
+
+class Shared(nn.Module):
+    """z₁ = a·x, z₂ = a·x + b·x: two outputs with weights in common."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+        with torch.no_grad():
+            self.a.weight.copy_(a.T)
+            self.b.weight.copy_(b.T)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.a(x)
+        return torch.cat([u, u + self.b(x)], 1)
+
+
+def test_each_output_has_its_own_noise_level() -> None:
+    """Noise of 0.01 and 1: the band of the one is not widened by the other's."""
+    x, size = noise(400, 3).double(), torch.tensor([0.01, 1.0]).double()
+    y = x @ noise(3, 2, seed=1).double() + size * noise(400, 2, seed=2).double()
+    fit = torch.linalg.lstsq(x, y).solution
+    net = Shared(fit[:, :1], fit[:, 1:] - fit[:, :1]).double()
+    leverage = ((x @ torch.linalg.inv(x.T @ x)) * x).sum(1, keepdim=True)
+    exact = (leverage * (y - x @ fit).square().sum(0) / 397).sqrt().mean(0)
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0)
+    found = method.from_trained(net, TensorDataset(x, y)).summarize(x, 2).std.mean(0)
+    torch.testing.assert_close(found, exact, rtol=0.15, atol=0.0)  # σ² from 400 rows, half of it row by row
+
+
+def test_small_scale_output_keeps_its_noise_level() -> None:
+    """Two nets in one, the first a thousand times as large: the second has the band that it has by itself."""
+    x, small = noise(80, 4).double(), make_mlp(nn.Tanh, 1).double()
+    large = make_mlp(nn.Tanh, 1).double()
+    y = torch.cat([1000 * large(x), small(x)], 1).detach() + torch.tensor([300.0, 0.3]) * noise(80, 2, seed=1).double()
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.05)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = large, small
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([1000 * self.large(x), self.small(x)], 1)
+
+    both = method.from_trained(Both(), TensorDataset(x, y)).summarize(x, 2).std[:, 1:]
+    alone = method.from_trained(small, TensorDataset(x, y[:, 1:])).summarize(x, 2).std
+    torch.testing.assert_close(both, alone, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("ridge", [0.05, None])
+@pytest.mark.parametrize("layers", [1, 2, "all"])
+def test_ignored_rows_do_not_count(layers: Any, ridge: float | None) -> None:
+    """Marked as ignored, or excluded: the ridge is the same, and with independent weights so is the band."""
+    x, y = noise(60, 3), torch.arange(60) % 3
+    kept = torch.arange(60) % 2 == 0
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
+    method = InfluenceBootstrap(nn.CrossEntropyLoss(), layers=layers, ridge=ridge, weight_distribution=Exponential())
+    marked = method.from_trained(net, TensorDataset(x, torch.where(kept, y, -100)))
+    excluded = method.from_trained(net, TensorDataset(x[kept], y[kept]))
+    assert marked.ridge == pytest.approx(excluded.ridge, rel=1e-4)
+    torch.testing.assert_close(marked.summarize(x, 2).std, excluded.summarize(x, 2).std, rtol=1e-3, atol=1e-5)
+
+
+def test_integer_targets_are_continuous_by_their_loss() -> None:
+    """The ridge goes by the loss: counts and ratings are no classes, whatever their type."""
+    x, y = noise(40, 4), torch.arange(40)[:, None] % 5
+    net = make_mlp(nn.Tanh, outputs=1)
+    for loss in (nn.MSELoss(), nn.PoissonNLLLoss(reduction="none")):
+        whole, real = (InfluenceBootstrap(loss).from_trained(net, TensorDataset(x, t)) for t in (y, y.float()))
+        assert whole.ridge == real.ridge
+        torch.testing.assert_close(whole.predict(x, 5).samples, real.predict(x, 5).samples)
+
+
+# -- data ----------------------------------------------------------------------------------------------
+
+
+def test_subset_of_rows_gives_the_same_band() -> None:
+    """With an eighth of the rows, as with half of them, the band is the same, within what drawing them does to it."""
+    x = noise(2000, 2)
+    y = x[:, 0].sin() + 0.3 * noise(2000, seed=1)
+    data = TensorDataset(x, y)
+    config = TrainingConfig(epochs=4, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
+    net = (
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=100)
+        .fit(lambda: MLP(2, 1, widths=(16,)), data, config)
+        .net
+    )
+    few = (
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=250)
+        .from_trained(net, data)
+        .summarize(x[:50], 2)
+        .std
+    )
+    more = (
+        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=1000)
+        .from_trained(net, data)
+        .summarize(x[:50], 2)
+        .std
+    )
+    ratio = (few / more).log()
+    assert abs(float(ratio.mean())) < 0.25
+    assert float(ratio.std()) < 0.3
+
+
+def test_band_is_wide_under_noise_and_far_from_data() -> None:
+    """Wider where the noise is, and where no data are."""
+    x = torch.cat([-1 - noise(100).abs(), 1 + noise(100, seed=1).abs()]).clamp(-2, 2)[:, None]
+    y = x[:, 0].sin() + (0.05 + 0.4 * (x[:, 0] > 0)) * noise(200, seed=2)
+    config = TrainingConfig(epochs=100, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
+    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").fit(
+        lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), config
+    )
+    left, right = (predictor.summarize(torch.linspace(a, b, 9)[:, None], 2).std.mean() for a, b in ((-2, -1), (1, 2)))
+    middle = predictor.summarize(torch.linspace(-0.2, 0.2, 5)[:, None], 2).std.mean()
+    assert float(right / left) > 2.0
+    assert float(middle / left) > 2.0
+
+
+def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many inputs the deviations N × C × S are not kept; samples and moments are the same."""
+    x, net = noise(40, 4), make_mlp(nn.Tanh)
+    predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :2]))
+    whole = predictor.predict(x, 7)
+    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 10)
+    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 4 * 9)  # nine inputs at a time
+    again = predictor.predict(x, 7)
+    torch.testing.assert_close(again.samples, whole.samples)
+    stream = predictor.stream(x, 7, seed=0)
+    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
+    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 2 * 6 * 80)  # room for six replicates at a time
+    assert [len(chunk) for chunk in predictor.stream(x, 13, seed=0).chunks(3)] == [3, 3, 3, 3, 1]
+    torch.testing.assert_close(torch.cat([*stream.chunks(3)]), whole.samples)
+    torch.testing.assert_close(again.std, whole.std)
+
+
+def test_save_and_load_several_layers(tmp_path: Path) -> None:
+    x, make = noise(12, 4), partial(make_mlp, nn.Tanh)
+    method = InfluenceBootstrap(layers=2, num_blocks=5)
+    predictor = method.from_trained(make(), TensorDataset(x, torch.arange(12) % 2))
+    save(predictor, tmp_path / "saved")
+    again = load(tmp_path / "saved", model=make())
+    assert torch.equal(again.predict(x, 7).samples, predictor.predict(x, 7).samples)
+
+
+class Pairs(Dataset[Any]):
+    """Rows for a net of keywords."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> Any:
+        return {"a": noise(2, seed=i), "b": noise(2, seed=100 + i)}, torch.tensor(float(i))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.head((self.left(a) + self.right(b)).tanh())
+
+
+def test_inputs_by_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    predictor = WHOLE.from_trained(TwoInputs().eval(), Pairs())
+    x = {"a": noise(4, 2), "b": noise(4, 2, seed=1)}
+    samples = predictor.predict(x, 5).samples
+    assert samples.shape == (5, 4, 1)
+    save(predictor, tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved", model=TwoInputs()).predict(x, 5).samples, samples)
+
+
+class Placed(nn.Module):
+    """An input that is the same for all rows, before the one that has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, place: Tensor, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x) + place))
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_input_of_one_row_serves_all_rows(layers: Any) -> None:
+    torch.manual_seed(0)
+    x, place = noise(20, 4), noise(1, 8, seed=1)
+    data = [((place[0], row), k % 2) for k, row in enumerate(x)]
+    predictor = InfluenceBootstrap(layers=layers).from_trained(Placed(), data)  # type: ignore[arg-type]
+    once = predictor.predict((place, x[:5]), 3).samples
+    torch.testing.assert_close(once, predictor.predict((place.expand(5, -1), x[:5]), 3).samples)
+    torch.testing.assert_close(predictor.predict((place, x[:1]), 3).samples, once[:, :1])
+
+
+# -- nets ----------------------------------------------------------------------------------------------
+
+
+def test_in_place_activations_do_not_change_the_band() -> None:
+    net, x = make_mlp(nn.ReLU, 1), noise(60, 4)
+    data = TensorDataset(x, x[:, :1].sin() + 0.1 * noise(60, 1, seed=1))
+    method = WHOLE
+    expected = method.from_trained(net, data).summarize(x, 2).std
+    net[1], net[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
+    torch.testing.assert_close(method.from_trained(net, data).summarize(x, 2).std, expected)
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_compiled_nets(part: bool) -> None:
+    net, x = make_mlp(nn.Tanh, 1), noise(30, 4)
+    data = TensorDataset(x, x[:, :1].sin())
+    method = WHOLE
+    expected = method.from_trained(net, data).summarize(x, 2).std
+    compiled = (
+        nn.Sequential(torch.compile(net[:4], backend="eager"), net[4]) if part else torch.compile(net, backend="eager")
+    )
+    torch.testing.assert_close(method.from_trained(compiled, data).summarize(x, 2).std, expected)  # type: ignore[arg-type]
+
+
+class Writes(nn.Module):
+    """A net that writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(1.0)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_inputs_are_not_changed_by_a_net_that_writes_into_them() -> None:
+    x = noise(30, 4)
+    predictor = WHOLE.from_trained(Writes(), TensorDataset(x.clone(), x[:, :1]))
+    first = predictor.predict(x.clone(), 5).samples
+    assert torch.equal(predictor.predict(x.clone(), 5).samples, first)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x).squeeze()
+        return out
+
+
+def test_net_that_squeezes_single_rows() -> None:
+    """257 rows, of which 256 pass at once: a net that squeezes would lose the axis of the last one."""
+    x = noise(257, 4)
+    predictor = WHOLE.from_trained(Squeezed(), TensorDataset(x, x[:, 0]))
+    assert predictor.predict(x, 3).samples.shape == (3, 257, 1)
+
+
+class Stateful(nn.Linear):
+    """With a state beside its tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_extra_state_that_is_not_a_tensor() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Stateful(4, 1)), noise(20, 4)
+    predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :1]))
+    assert bool((predictor.predict(x, 3).std > 0).all())
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm1d(8)])
+def test_net_and_data_from_inference_mode(norm: Callable[[], nn.Module]) -> None:
+    """Their tensors cannot stand in a graph; copies of them can."""
+    x, y = noise(20, 4), noise(20, 1, seed=1)
+
+    def deviations() -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), norm(), nn.ReLU(), nn.Linear(8, 1))
+        data = TensorDataset(x.clone(), y.clone())
+        predictor = WHOLE.from_trained(net, data)
+        return predictor.predict(x[:5].clone(), 8).samples
+
+    expected = deviations()
+    with torch.inference_mode():
+        torch.testing.assert_close(deviations(), expected)
+
+
+def test_from_trained_does_not_change_the_net() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).requires_grad_(False)
+    before = copy.deepcopy(net.state_dict())
+    data = TensorDataset(noise(12, 4), torch.arange(12) % 2)
+    InfluenceBootstrap(layers="all").from_trained(net, data).summarize(noise(3, 4))
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    assert all(module.training and not module._forward_hooks for module in net.modules())
+    assert not any(p.requires_grad or p.grad is not None for p in net.parameters())
