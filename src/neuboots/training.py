@@ -14,12 +14,13 @@ import shutil
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, R
 from torch.utils.data import DataLoader, Dataset
 
 from neuboots._validation import ArgumentError, check_int
+from neuboots.head import compute_output, copy_net, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
     EnsembleLoader,
@@ -38,9 +40,13 @@ from neuboots.loading import (
     preserve_rng_state,
     seed_everything,
 )
+from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
+from neuboots.prediction import Predictor, class_probabilities
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+P = TypeVar("P", bound=Predictor)
 
 ModelFactory = Callable[[], nn.Module]
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -661,3 +667,174 @@ def progress_bar(
         task = progress.add_task(title, total=total, completed=done)
         progress.advance(task, 0)  # starts the clock, so that the first step gives an estimate
         yield lambda text: progress.update(task, advance=1, description=text)
+
+
+# -- training a net with a loss ------------------------------------------------------------------------
+
+
+def prepare_net(inputs: FitInputs, *, copy: bool = False) -> tuple[nn.Module, Any]:
+    """Return the net with its initial weights, without wrappers such as `DataParallel`, and an example of its inputs.
+
+    Args:
+        inputs: The arguments of `fit`.
+        copy: Whether to return a copy of the net, for a method that replaces layers of it.
+
+    Returns:
+        The net and the inputs of its first examples.
+    """
+    net = initialize_model(inputs.factory, inputs.config.seed)
+    example = load_example(net, inputs.data, seed=inputs.config.seed)
+    net = unwrap_model(net)
+    return copy_net(net) if copy else net, example
+
+
+def mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    """Return the mean loss over the targets that are not ignored (eq. 2.1).
+
+    Args:
+        loss: Loss with one value per example.
+        output: Outputs of a net, (N, C, *).
+        y: Targets, (N, *).
+
+    Returns:
+        The mean, a scalar.
+    """
+    losses = loss(output, y)
+    return weighted_mean(losses, losses.new_ones(len(y)), valid_mask(loss, y))
+
+
+def validation_metrics(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the mean loss of one batch and, for class labels, the error rate.
+
+    Args:
+        loss: Loss with one value per example.
+        output: Outputs of a net, (N, C, *).
+        y: Targets, (N, *).
+
+    Returns:
+        "loss" and, for class labels, "error".
+    """
+    metrics = {"loss": mean_loss(loss, output, y)}
+    one_logit = isinstance(loss, nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
+    classes = isinstance(loss, nn.CrossEntropyLoss | BrierLoss) and not y.is_floating_point()
+    if classes or one_logit:
+        labels = class_probabilities(output, 1).argmax(1)
+        wrong = (labels != y.reshape(labels.shape)).float()
+        metrics["error"] = weighted_mean(wrong, wrong.new_ones(len(wrong)), valid_mask(loss, y))
+    return metrics
+
+
+def mean_validation_metrics(loss: Loss, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the means over K members of their validation metrics.
+
+    Args:
+        loss: Loss with one value per example.
+        outputs: Outputs of the members, (K, N, C, *).
+        y: Targets, (N, *).
+
+    Returns:
+        The means, by the names of `validation_metrics`.
+    """
+    metrics = [validation_metrics(loss, output, y) for output in outputs]
+    return {name: torch.stack([each[name] for each in metrics]).mean() for name in metrics[0]}
+
+
+def fit_net(
+    net: nn.Module,
+    data: Dataset[Any],
+    loss: Loss,
+    config: TrainingConfig,
+    *,
+    val_data: Dataset[Any] | None = None,
+    identity: str = "",
+) -> None:
+    """Train a net in place with the mean loss (eq. 2.1).
+
+    Args:
+        net: The net.
+        data: Training data, of (x, y).
+        loss: Loss with one value per example.
+        config: Training options.
+        val_data: Validation data.
+        identity: Describes what is trained, to recognise its checkpoints.
+    """
+    if has_lazy_layers(net):
+        load_example(net, data, seed=config.seed)
+
+    def objective(model: nn.Module, batch: Batch) -> Tensor:
+        return mean_loss(loss, compute_output(model, batch.x), batch.y)
+
+    def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return validation_metrics(loss, compute_output(model, batch.x), batch.y)
+
+    train(net, data, lambda epoch: objective, config, val_data=val_data, validate=validate, identity=identity)
+
+
+# -- the base class of methods -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BaseMethod(ABC, Generic[P]):
+    """Base class of the methods that train a net with a loss.
+
+    A subclass is a frozen dataclass of options and implements `_fit`.
+
+    Args:
+        loss: Loss per example: a torch loss, or a function of (outputs, targets).
+    """
+
+    info: ClassVar[Any]  # facts about the method, set by `neuboots.methods.register`
+
+    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
+
+    def fit(
+        self,
+        model: nn.Module | ModelFactory,
+        data: FitData,
+        config: TrainingConfig | None = None,
+        *,
+        val_data: FitData | None = None,
+    ) -> P:
+        """Train the method.
+
+        Args:
+            model: Net to train, or a function without arguments that returns one. A method with several nets calls the
+                function once per net; it copies a module and re-initialises each copy.
+            data: Training data: a data set of (x, y), a pair of tensors or arrays, or a `DataLoader`.
+            config: Training options; None for the defaults.
+            val_data: Validation data, for the metrics of each epoch and for early stopping.
+
+        Returns:
+            The fitted predictor.
+
+        Raises:
+            ArgumentError: If an argument is wrong.
+            ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
+        """
+        return self._fit(resolve_fit(model, data, config, val_data))
+
+    @abstractmethod
+    def _fit(self, inputs: FitInputs) -> P:
+        """Train the method on validated inputs."""
+
+    def _train(
+        self, net: nn.Module, inputs: FitInputs, objective_at: Callable[[int], Objective], validate: ValidationStep
+    ) -> None:
+        """Run the training loop on a net, in place."""
+        train(
+            net,
+            inputs.data,
+            objective_at,
+            inputs.config,
+            val_data=inputs.val_data,
+            validate=validate,
+            identity=describe_method(self),
+        )
+
+    def _train_net(self, net: nn.Module, inputs: FitInputs) -> None:
+        """Train a single net with the mean loss, in place."""
+        identity = describe_method(self)
+        fit_net(net, inputs.data, self.loss, inputs.config, val_data=inputs.val_data, identity=identity)

@@ -1,12 +1,11 @@
 """Base class and building blocks of the methods, and the registry that finds a method by its name."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,32 +14,17 @@ from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import (
-    compute_output,
-    copy_net,
     extract_output,
-    has_lazy_layers,
-    load_example,
-    unwrap_model,
 )
 from neuboots.loading import (
     Batch,
     EpochLoader,
-    FitData,
     preserve_rng_state,
 )
-from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
-from neuboots.prediction import Method, Predictor, class_probabilities
+from neuboots.prediction import Method, Predictor
 from neuboots.training import (
-    FitInputs,
-    ModelFactory,
-    Objective,
     TrainingConfig,
-    ValidationStep,
-    describe_method,
-    initialize_model,
     progress_bar,
-    resolve_fit,
-    train,
 )
 
 T = TypeVar("T")
@@ -71,66 +55,6 @@ def iterate_batches(data: Dataset[Any], config: TrainingConfig, *, title: str = 
         for _, batch, _ in loader.epoch(0):
             yield batch
             advance(title)
-
-
-def prepare_net(inputs: FitInputs, *, copy: bool = False) -> tuple[nn.Module, Any]:
-    """Return the net with its initial weights, without wrappers such as `DataParallel`, and an example of its inputs.
-
-    A method that replaces layers takes a copy, so that a module of the user keeps its layers.
-    """
-    net = initialize_model(inputs.factory, inputs.config.seed)
-    example = load_example(net, inputs.data, seed=inputs.config.seed)
-    net = unwrap_model(net)
-    return copy_net(net) if copy else net, example
-
-
-# -- training ------------------------------------------------------------------------------------------
-
-
-def mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss over the targets that are not ignored (eq. 2.1)."""
-    losses = loss(output, y)
-    return weighted_mean(losses, losses.new_ones(len(y)), valid_mask(loss, y))
-
-
-def validation_metrics(loss: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the mean loss of one batch and, for class labels, the error rate."""
-    metrics = {"loss": mean_loss(loss, output, y)}
-    one_logit = isinstance(loss, nn.BCEWithLogitsLoss) and output.shape[1:2] == (1,)
-    classes = isinstance(loss, nn.CrossEntropyLoss | BrierLoss) and not y.is_floating_point()
-    if classes or one_logit:
-        labels = class_probabilities(output, 1).argmax(1)
-        wrong = (labels != y.reshape(labels.shape)).float()
-        metrics["error"] = weighted_mean(wrong, wrong.new_ones(len(wrong)), valid_mask(loss, y))
-    return metrics
-
-
-def mean_validation_metrics(loss: Loss, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the means over K members of their validation metrics; outputs are (K, N, C, *)."""
-    metrics = [validation_metrics(loss, output, y) for output in outputs]
-    return {name: torch.stack([each[name] for each in metrics]).mean() for name in metrics[0]}
-
-
-def fit_net(
-    net: nn.Module,
-    data: Dataset[Any],
-    loss: Loss,
-    config: TrainingConfig,
-    *,
-    val_data: Dataset[Any] | None = None,
-    identity: str = "",
-) -> None:
-    """Train a net in place with the mean loss (eq. 2.1)."""
-    if has_lazy_layers(net):
-        load_example(net, data, seed=config.seed)
-
-    def objective(model: nn.Module, batch: Batch) -> Tensor:
-        return mean_loss(loss, compute_output(model, batch.x), batch.y)
-
-    def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return validation_metrics(loss, compute_output(model, batch.x), batch.y)
-
-    train(net, data, lambda epoch: objective, config, val_data=val_data, validate=validate, identity=identity)
 
 
 # -- stored tensors ------------------------------------------------------------------------------------
@@ -345,73 +269,3 @@ def find_saved_method(config: dict[str, Any]) -> MethodInfo:
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
     """Return the class whose `from_config` reads this config."""
     return WRAPPERS[config["method"]] if config["method"] in WRAPPERS else find_method(config["method"]).predictor
-
-
-# -- the base class ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BaseMethod(ABC, Generic[P]):
-    """Base class of the methods that train a net with a loss.
-
-    A subclass is a frozen dataclass of options and implements `_fit`.
-
-    Args:
-        loss: Loss per example: a torch loss, or a function of (outputs, targets).
-    """
-
-    info: ClassVar[MethodInfo]
-
-    loss: Loss = field(default_factory=nn.CrossEntropyLoss)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "loss", as_loss(self.loss))
-
-    def fit(
-        self,
-        model: nn.Module | ModelFactory,
-        data: FitData,
-        config: TrainingConfig | None = None,
-        *,
-        val_data: FitData | None = None,
-    ) -> P:
-        """Train the method.
-
-        Args:
-            model: Net to train, or a function without arguments that returns one. A method with several nets calls the
-                function once per net; it copies a module and re-initialises each copy.
-            data: Training data: a data set of (x, y), a pair of tensors or arrays, or a `DataLoader`.
-            config: Training options; None for the defaults.
-            val_data: Validation data, for the metrics of each epoch and for early stopping.
-
-        Returns:
-            The fitted predictor.
-
-        Raises:
-            ArgumentError: If an argument is wrong.
-            ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
-        """
-        return self._fit(resolve_fit(model, data, config, val_data))
-
-    @abstractmethod
-    def _fit(self, inputs: FitInputs) -> P:
-        """Train the method on validated inputs."""
-
-    def _train(
-        self, net: nn.Module, inputs: FitInputs, objective_at: Callable[[int], Objective], validate: ValidationStep
-    ) -> None:
-        """Run the training loop on a net, in place."""
-        train(
-            net,
-            inputs.data,
-            objective_at,
-            inputs.config,
-            val_data=inputs.val_data,
-            validate=validate,
-            identity=describe_method(self),
-        )
-
-    def _train_net(self, net: nn.Module, inputs: FitInputs) -> None:
-        """Train a single net with the mean loss, in place."""
-        identity = describe_method(self)
-        fit_net(net, inputs.data, self.loss, inputs.config, val_data=inputs.val_data, identity=identity)

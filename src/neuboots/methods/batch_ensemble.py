@@ -37,18 +37,18 @@ from neuboots.head import (
     replace_layers,
 )
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
-from neuboots.methods._base import (
+from neuboots.methods._base import LayerWrapper, register, set_context
+from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_members
+from neuboots.training import (
     BaseMethod,
-    LayerWrapper,
+    FitInputs,
     P,
+    TrainingConfig,
+    describe_callable,
     mean_loss,
     prepare_net,
-    register,
-    set_context,
     validation_metrics,
 )
-from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_members
-from neuboots.training import FitInputs, TrainingConfig, describe_callable
 
 FactorInit = Literal["normal", "random_sign"]
 LayerFactory = Callable[[nn.Module, str], "RankOneLayer"]

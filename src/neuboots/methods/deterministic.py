@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from neuboots.head import add_output_axis, compute_output, eval_mode, unwrap_model
-from neuboots.methods._base import BaseMethod, register
+from neuboots.methods._base import register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import FitInputs, initialize_model
+from neuboots.training import BaseMethod, FitInputs, initialize_model
 
 
 @dataclass(frozen=True)

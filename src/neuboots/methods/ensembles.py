@@ -35,10 +35,20 @@ from neuboots._validation import ArgumentError, check_int
 from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode, load_example, unwrap_model
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import Loss, valid_mask, weighted_mean
-from neuboots.methods._base import BaseMethod, mean_validation_metrics, register, validation_metrics
+from neuboots.methods._base import register
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
-from neuboots.training import FitInputs, TrainingConfig, describe_callable, describe_method, initialize_model, train
+from neuboots.training import (
+    BaseMethod,
+    FitInputs,
+    TrainingConfig,
+    describe_callable,
+    describe_method,
+    initialize_model,
+    mean_validation_metrics,
+    train,
+    validation_metrics,
+)
 from neuboots.weights import Dirichlet, Multinomial, WeightDistribution
 
 Perturbation = Callable[[Tensor, Any], Any]  # (objective at x, x with gradients) → further inputs to train on

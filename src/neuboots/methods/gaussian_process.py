@@ -46,9 +46,9 @@ from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.head import cast_inputs, check_inputs
 from neuboots.loading import Batch, FitData, dataset_length
 from neuboots.losses import Loss
-from neuboots.methods._base import BaseMethod, fingerprint_tensors, iterate_batches, register, validation_metrics
+from neuboots.methods._base import fingerprint_tensors, iterate_batches, register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import FitInputs, ModelFactory, TrainingConfig, constant_schedule
+from neuboots.training import BaseMethod, FitInputs, ModelFactory, TrainingConfig, constant_schedule, validation_metrics
 
 KernelName = Literal["rbf", "matern52"]
 

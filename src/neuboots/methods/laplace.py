@@ -25,7 +25,7 @@ from neuboots._validation import ArgumentError, check_choice
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import add_output_axis, cast_inputs, eval_mode, load_example
 from neuboots.loading import Batch, FitData
-from neuboots.methods._base import BaseMethod, mean_loss, register, validation_metrics
+from neuboots.methods._base import register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
     FullGGN,
@@ -42,7 +42,15 @@ from neuboots.methods._curvature import (
 )
 from neuboots.methods._head_points import FeaturePass
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import FitInputs, TrainingConfig, initialize_model, resolve_fit
+from neuboots.training import (
+    BaseMethod,
+    FitInputs,
+    TrainingConfig,
+    initialize_model,
+    mean_loss,
+    resolve_fit,
+    validation_metrics,
+)
 
 _CHUNK_ELEMENTS = 1 << 24
 

@@ -48,10 +48,10 @@ from neuboots.head import (
 )
 from neuboots.loading import FitData, as_dataset
 from neuboots.losses import Loss
-from neuboots.methods._base import BaseMethod, LayerWrapper, prepare_net, register, set_context
+from neuboots.methods._base import LayerWrapper, register, set_context
 from neuboots.methods.neuboots import stream_head_weights
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
-from neuboots.training import FitInputs
+from neuboots.training import BaseMethod, FitInputs, prepare_net
 
 Placement = Literal["all", "head", "existing"]
 Granularity = Literal["element", "channel"]

@@ -26,9 +26,9 @@ from neuboots._pytree import as_tree, count_rows, take_rows
 from neuboots._validation import check_fraction, check_int
 from neuboots.head import HeadSplit, add_output_axis, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
 from neuboots.loading import Batch
-from neuboots.methods._base import BaseMethod, mean_loss, mean_validation_metrics, prepare_net, register, set_context
+from neuboots.methods._base import register, set_context
 from neuboots.prediction import Predictor, SampleStream, stream_members
-from neuboots.training import FitInputs
+from neuboots.training import BaseMethod, FitInputs, mean_loss, mean_validation_metrics, prepare_net
 
 # -- K inputs ------------------------------------------------------------------------------------------
 

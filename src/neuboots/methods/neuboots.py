@@ -19,9 +19,9 @@ from neuboots.generator import BootstrapGenerator
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length, load_targets
 from neuboots.losses import Loss, valid_mask, weighted_mean
-from neuboots.methods._base import BaseMethod, prepare_net, register, validation_metrics
+from neuboots.methods._base import register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import FitInputs, Objective
+from neuboots.training import BaseMethod, FitInputs, Objective, prepare_net, validation_metrics
 from neuboots.weights import (
     Blocks,
     BlockTable,

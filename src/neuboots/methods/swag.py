@@ -32,9 +32,18 @@ from neuboots._pytree import as_tree
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
 from neuboots.head import add_output_axis, cast_inputs, compute_output, eval_mode
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.methods._base import BaseMethod, functional_output, mean_loss, prepare_net, register, validation_metrics
+from neuboots.methods._base import functional_output, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
-from neuboots.training import FitInputs, SchedulerFactory, TrainingConfig, describe_callable
+from neuboots.training import (
+    BaseMethod,
+    FitInputs,
+    SchedulerFactory,
+    TrainingConfig,
+    describe_callable,
+    mean_loss,
+    prepare_net,
+    validation_metrics,
+)
 
 _MIN_ITERATES = 10  # collected more often than once an epoch if needed
 _MAX_CACHE_BYTES = 1 << 26  # of BatchNorm statistics kept for replicates

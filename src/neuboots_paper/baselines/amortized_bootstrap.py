@@ -29,9 +29,9 @@ from neuboots._validation import ArgumentError, check_int, check_positive
 from neuboots.head import add_output_axis, cast_inputs, eval_mode
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import valid_mask, weighted_mean
-from neuboots.methods._base import BaseMethod, functional_output, prepare_net, register, validation_metrics
+from neuboots.methods._base import functional_output, register
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
-from neuboots.training import FitInputs, Objective
+from neuboots.training import BaseMethod, FitInputs, Objective, prepare_net, validation_metrics
 from neuboots.weights import Multinomial
 from neuboots_paper.baselines.gbs import check_uncompiled
 

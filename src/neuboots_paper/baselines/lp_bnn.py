@@ -23,7 +23,7 @@ from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_int
 from neuboots.head import cast_inputs, copy_to_meta, eval_mode
 from neuboots.loading import preserve_rng_state, seed_everything
-from neuboots.methods._base import prepare_net, register, set_context
+from neuboots.methods._base import register, set_context
 from neuboots.methods.batch_ensemble import (
     BatchEnsemblePredictor,
     RankOneLayer,
@@ -36,7 +36,7 @@ from neuboots.methods.batch_ensemble import (
     selected_members,
 )
 from neuboots.prediction import SampleStream, draw_member_order, stream_forward_passes
-from neuboots.training import FitInputs
+from neuboots.training import FitInputs, prepare_net
 
 # (seed, b) of the replicate whose latents are drawn; None: a new draw in training, the mean μ in evaluation.
 _REPLICATE: ContextVar[tuple[int, int] | None] = ContextVar("replicate", default=None)

@@ -21,13 +21,13 @@ from torch.utils.data import Dataset
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.loading import FitData, check_length, dataset_length
 from neuboots.losses import GaussianNLL
-from neuboots.methods._base import BaseMethod, register
+from neuboots.methods._base import register
 from neuboots.methods._curvature import infer_likelihood
 from neuboots.methods.influence._head import HeadPredictor, InfluencePredictor, build_head_predictor, check_head
 from neuboots.methods.influence._scaled import fit_scaled
 from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor, check_tangent
 from neuboots.prediction import Predictor
-from neuboots.training import FitInputs, TrainingConfig, initialize_model, resolve_fit
+from neuboots.training import BaseMethod, FitInputs, TrainingConfig, initialize_model, resolve_fit
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
