@@ -31,12 +31,12 @@ from neuboots.generator import BootstrapGenerator
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss
-from neuboots.methods._base import BaseMethod, register
+from neuboots.methods._base import register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import MAX_KERNEL_ROWS, InfluenceBootstrap
 from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
 from neuboots.prediction import Predictor, SampleStream, summarize_stream
-from neuboots.training import FitInputs, TrainingConfig
+from neuboots.training import BaseMethod, FitInputs, TrainingConfig
 from neuboots.weights import Dirichlet, Exponential, Link, WeightDistribution, link_moments
 
 _MIN_CONCENTRATION = 0.1  # below, nearly all of the weight is in a few blocks
