@@ -129,7 +129,7 @@ def _look_up(scale: Scale) -> list[Row]:
             if found is None:
                 return
             if look_up:
-                weights.plan.blocks(found[1].index)
+                weights.schedule.blocks(found[1].index)
 
     series = interleave({str(way): watch.timed(partial(epoch, way)) for way in (False, True)}, scale.repeats)
     return [

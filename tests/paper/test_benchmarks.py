@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import costs, fresh, memory, rows
-from benchmarks.__main__ import main, table
+from benchmarks.__main__ import main
 from benchmarks.rows import TOPICS, Row, Scale
 from benchmarks.timing import Parts, Series, Watch, Watched, interleave, stopping
 from neuboots.methods import METHODS, find_method
@@ -33,11 +33,6 @@ def test_a_ratio_takes_the_best_of_each_part() -> None:
     series = Series({"a": [Parts(10.0, 3.0), Parts(30.0, 2.0)], "b": [Parts(9.0, 5.0), Parts(20.0, 1.0)]})
     assert series.ratio("a", "b") == pytest.approx((9.0 + 2.0) / (9.0 + 1.0))
     assert series.whole_ratio("a", "b") == pytest.approx(13.0 / 14.0)
-
-
-def test_runs_that_share_nothing_are_compared_whole() -> None:
-    series = Series({"slow": of(8.0, 6.0, 7.0), "fast": of(3.0, 2.0, 9.0)})
-    assert series.ratio("slow", "fast") == series.whole_ratio("slow", "fast") == 3.0
 
 
 def test_a_watch_tells_the_shared_part_from_the_rest() -> None:
@@ -79,13 +74,6 @@ def test_watched_layers_are_timed_forward_and_from_their_gradient_to_the_step() 
     assert watch.seconds == 1.0
     optimizer.step()
     assert watch.seconds == 2.0
-
-
-def test_watched_layers_do_not_count_the_other_mode() -> None:
-    watch = Watch(clock=ticking())
-    net = Watched(nn.Linear(3, 4), watch, training=True).eval()
-    net(torch.ones(2, 3))
-    assert watch.seconds == 0.0
 
 
 # -- fresh processes and memory ------------------------------------------------------------------------
@@ -140,15 +128,6 @@ def test_a_row_keeps_its_bound_or_not(row: Row, bound: str, holds: bool | None) 
     assert row.holds is holds
 
 
-def test_the_table_has_a_line_for_each_row() -> None:
-    text = table([Row("good", 1.0, at_most=1.1, whole_runs=1.234), Row("bad", 2.0, at_most=1.1), Row("other", 3.0)])
-    head, good, bad, other = text.splitlines()
-    assert head.split() == ["ratio", "bound", "holds", "whole", "runs"]
-    assert good.split() == ["good", "1.000", "≤", "1.1", "yes", "1.234"]
-    assert bad.split() == ["bad", "2.000", "≤", "1.1", "NO"]
-    assert other.split() == ["other", "3.000"]
-
-
 def faked(monkeypatch: pytest.MonkeyPatch, *found: Row) -> None:
     monkeypatch.setitem(TOPICS, "mlp", lambda scale: list(found))
 
@@ -172,12 +151,6 @@ def test_a_broken_bound_is_exit_code_1(
         **{"whole_runs": None, "note": "", "holds": code == 0},
     }
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_quick_sizes_give_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    faked(monkeypatch, Row("bounded", 1.2, at_most=1.1))
-    assert main(["--quick", "--only", "mlp", "--out", str(tmp_path / "r.json")]) == 0
-    assert json.loads((tmp_path / "r.json").read_text())["rows"][0]["holds"] is None
 
 
 def test_a_failed_run_leaves_the_old_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,19 +229,3 @@ def test_the_rows_have_every_method_at_every_k() -> None:
         for K in costs.KS
     }
     assert found == wanted
-
-
-@pytest.mark.parametrize("net", costs.NETS)
-def test_every_method_can_be_timed(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "KS", (2,))
-    rows = costs.times(net, list(METHODS), repeats=1, quick=True)
-    assert {row["method"] for row in rows} == {name for name in METHODS if costs.NETS[net](True).can(find_method(name))}
-    assert all(float(row[key]) > 0 for row in rows for key in ("train", "predict"))
-
-
-def test_the_table_shows_k_after_k() -> None:
-    row = {"net": "mlp", "title": "a net", "method": "deep-ensemble", "train": 2.0, "predict": 3.0}
-    rows = [row | {"K": K, "train_mb": 1.0, "predict_mb": 10.0 * K} for K in costs.KS]
-    line = costs.table(rows).splitlines()[-1]
-    assert "| 2.0 / 2.0 / 2.0 / 2.0 / 2.0 | 3.0 / 3.0" in line
-    assert line.endswith("| 1 / 1 / 1 / 1 / 1 | 10 / 20 / 30 / 40 / 50 |")

@@ -3,14 +3,12 @@
 import contextlib
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss, roc_auc_score
@@ -18,9 +16,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots import Deterministic, NeuBoots
 from neuboots.cli import main
-from neuboots.metrics import reliability_curve
 from neuboots.nets import MLP
-from neuboots.report.plots import plot_class_intervals, plot_histograms, plot_reliability, plot_runtime, save_png
 from neuboots_paper import demo
 
 ARGS = ["--seed", "3", "--epochs", "2", "--num-samples", "20", "--unknown", "1", "7"]
@@ -146,60 +142,3 @@ def test_the_figure_is_a_png_whose_panels_all_hold_ink(ran: Run) -> None:
     top, bottom = ink[100:550], ink[650:980]
     panels = [*np.array_split(top, 3, axis=1), *np.array_split(bottom, 2, axis=1)]
     assert all(panel.mean() > 0.02 for panel in panels), [panel.mean() for panel in panels]
-
-
-@pytest.fixture
-def figure() -> Iterator[Figure]:
-    figure = Figure()
-    yield figure
-    with io.BytesIO() as png:
-        figure.savefig(png, format="png")  # draws everything: a broken artist fails here
-
-
-def test_reliability_shows_the_bins_that_hold_inputs(figure: Figure) -> None:
-    ax = figure.subplots()
-    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.55, 0.45]])
-    curve = reliability_curve(probs, torch.tensor([0, 1, 0]), num_bins=5)
-    plot_reliability(ax, {"net": curve})
-    (line,) = (line for line in ax.lines if line.get_label() == "net")
-    np.testing.assert_allclose(line.get_xydata(), [[0.55, 1.0], [0.8, 0.0], [0.9, 1.0]], atol=1e-6)
-
-
-def test_histograms_share_out_each_group(figure: Figure) -> None:
-    ax = figure.subplots()
-    plot_histograms(ax, {"a": torch.rand(7), "b": torch.tensor([1.0 + 1e-6])}, label="x", top=1.0, bins=4)
-    heights = [sum(bar.get_height() for bar in bars) for bars in ax.containers]
-    assert heights == pytest.approx([1.0, 1.0])
-    assert ax.get_xlabel() == "x"
-
-
-def test_bands_reach_from_low_to_high_even_past_the_mean(figure: Figure) -> None:
-    ax = figure.subplots()
-    low, high = torch.tensor([0.1, 0.5]), torch.tensor([0.2, 0.9])
-    plot_class_intervals(ax, ["a", "b"], torch.tensor([0.3, 0.7]), low, high, deterministic=torch.tensor([0.2, 0.8]))
-    (band,) = ax.containers[1].lines[2]
-    ends = np.array(band.get_segments())[:, :, 1]
-    np.testing.assert_allclose(ends, [[0.1, 0.2], [0.5, 0.9]], atol=1e-6)
-
-
-def test_times_are_drawn_in_milliseconds(figure: Figure) -> None:
-    ax = figure.subplots()
-    plot_runtime(ax, {"ours": {1: 0.01, 100: 0.02}}, single=0.008)
-    (line,) = (line for line in ax.lines if line.get_label() == "ours")
-    np.testing.assert_allclose(line.get_xydata(), [[1, 10], [100, 20]])
-    assert "ms" in ax.get_ylabel()
-
-
-def test_a_figure_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "figure.png"
-    out.write_bytes(b"old")
-
-    def fail(self: Figure, path: Path, format: str) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_png(Figure(), out)
-    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
-    assert out.read_bytes() == b"old"

@@ -3,10 +3,9 @@
 import json
 import shlex
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -133,17 +132,6 @@ def test_each_set_is_trained_measured_and_drawn(
         np.testing.assert_allclose(levels, wanted.clamp(0, 1).movedim(0, -1), atol=1 / 255)
 
 
-def test_void_pixels_of_camvid_count_nowhere(
-    thin: None, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = [encoded(pixels_of(row, (8, 10, 3))) for row in range(3)]
-    masks = [encoded(np.where(np.arange(80).reshape(8, 10) < 30, 11, row)) for row in range(3)]
-    for split in ("train", "validation", "test"):
-        write_split(tmp_path / "camvid/data", split, {"image": images, "mask": masks})
-    assert run("camvid", tmp_path, tmp_path / "out", *QUICK, "--limit", "3") == 0
-    assert "N = 3 images, 150 pixels" in capsys.readouterr().out
-
-
 def test_several_methods_make_one_table(
     thin: None, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,15 +159,6 @@ def test_the_command_repeats_the_run(thin: None, root: Path, tmp_path: Path, mon
 
 
 # -- resuming ------------------------------------------------------------------------------------------
-
-
-def test_a_second_run_does_not_train_again(thin: None, root: Path, tmp_path: Path, steps: list[int]) -> None:
-    assert run("camvid", root, tmp_path, *QUICK) == 0
-    once, before = len(steps), figures(tmp_path)
-    assert once > 0
-    assert run("camvid", root, tmp_path, *QUICK) == 0
-    assert len(steps) == once
-    assert figures(tmp_path) == before
 
 
 def test_training_goes_on_where_it_was_cut_short(
@@ -212,16 +191,6 @@ def test_training_goes_on_where_it_was_cut_short(
     assert run("camvid", root, tmp_path / "cut", *options) == 0
     assert len(steps) == 4
     assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
-
-
-def test_the_seed_governs_all(thin: None, root: Path, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    assert run("camvid", root, tmp_path / "a", *QUICK) == 0
-    torch.manual_seed(2)
-    assert run("camvid", root, tmp_path / "b", *QUICK) == 0
-    assert run("camvid", root, tmp_path / "c", *QUICK, "--seed", "5") == 0
-    assert figures(tmp_path / "a") == figures(tmp_path / "b")
-    assert figures(tmp_path / "a") != figures(tmp_path / "c")
 
 
 @pytest.mark.parametrize("option", ["--epochs", "--seed"])
@@ -269,23 +238,6 @@ def test_a_bad_value_gets_one_sentence(
     refused(capsys, tmp_path / "out", code, 2, f"{option} is {' '.join(values) or 'empty'}; give")
 
 
-@pytest.mark.parametrize("args", [("segment",), ("segment", "voc2012"), ("segment", "camvid", "--colour")])
-def test_what_cannot_be_parsed_is_refused(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err
-
-
-def test_out_is_a_folder_that_can_be_written_to(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("mine")
-    for out in (taken, taken / "below" / "further"):
-        assert run("camvid", root, out, *QUICK) == 2
-        assert capsys.readouterr().err.startswith(f"neuboots: --out is {out}, but ")
-    assert taken.read_text() == "mine"
-
-
 @pytest.mark.parametrize("data", SETTINGS)
 def test_a_missing_set_says_where_it_was_looked_for(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -295,43 +247,6 @@ def test_a_missing_set_says_where_it_was_looked_for(
     refused(capsys, out, run(data, tmp_path / "empty", out), 2, repr(data), str(tmp_path / "empty"))
     refused(capsys, out, run(data, tmp_path / "nowhere", out), 2, str(tmp_path / "nowhere"))
     refused(capsys, out, run(data, None, out), 2, repr(data), "NEUBOOTS_DATA")
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_a_file_that_cannot_be_read_is_named(
-    split: str, thin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_masks(tmp_path, "camvid")
-    masks = [encoded(np.zeros((8, 8)))] * 2
-    write_split(tmp_path / "camvid/data", split, {"image": [b"half an ima"] * 2, "mask": masks})
-    assert run("camvid", tmp_path, tmp_path / "out", *QUICK) == 2
-    assert f"neuboots: Cannot read camvid, split {split}, row 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("data", "module", "extra"),
-    [
-        ("camvid", "datasets", "data"),
-        ("hippocampus3d", "nibabel", "data"),
-        ("hippocampus3d", "monai.networks.nets.unet", "volumes"),
-        ("camvid", "rich", "demo"),
-        ("camvid", "lightning_fabric", "demo"),
-    ],
-)
-def test_a_missing_extra_is_named(
-    data: str,
-    module: str,
-    extra: str,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    assert run(data, root, tmp_path, *QUICK) == 1
-    err = capsys.readouterr().err
-    assert f"pip install 'neuboots[{extra}]'" in err
-    assert err.count("\n") == 1
 
 
 # -- in words ------------------------------------------------------------------------------------------
@@ -366,7 +281,3 @@ def test_pictures_are_of_different_images_from_the_first_to_the_last() -> None:
             assert found == sorted(found)
             assert found[-1] == (total - 1 if min(count, total) > 1 else 0)
     assert spaced(0, 5) == []
-
-
-def test_every_set_of_the_command_is_in_the_settings() -> None:
-    assert get_args(get_type_hints(Segment)["data"]) == tuple(SETTINGS)

@@ -9,7 +9,7 @@ from torch import nn
 from neuboots.data import load_dataset
 from neuboots.evaluation.active_learning import select_for_labeling
 from neuboots_paper._common import image_net
-from neuboots_paper.studies.active import OTHERS, PAPER, Active, summaries
+from neuboots_paper.studies.active import Active, summaries
 from neuboots_paper.study import Rows, RunContext
 
 STUDY = Active.from_preset("smoke")
@@ -52,27 +52,6 @@ def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
     rows = curves({"neuboots": [0.1, 0.2, 0.6]})["curve"][::-1]
     found = next(r for r in summaries(rows) if (r["data"], r["method"], r["seed"]) == ("digits", "neuboots", 1))
     assert (found["accuracy"], found["mean accuracy"]) == pytest.approx((0.601, 0.301))
-
-
-def test_tables_have_the_methods_side_by_side_and_the_papers_figure() -> None:
-    ends, lines = STUDY.tables(curves({"neuboots": [0.1, 0.2, 0.6]}))
-    assert len(ends.rows) == 10
-    assert "paper" not in ends.columns
-    assert lines.columns == ("data", "labels", *STUDY.methods)
-    assert [line[1].text for line in lines.rows] == ["20", "40", "60"] * 2
-    assert lines.rows[2][lines.columns.index("neuboots")].value == pytest.approx(60.05)
-    hundred = Active.from_settings({**STUDY.settings, "data": ("cifar100", "toy/rotated_digits")})
-    rows = [row | {"data": "cifar100"} if row["data"] == "digits" else row for row in curves({})["curve"]]
-    table = hundred.tables({"curve": rows})[0]
-    ours = next(line for line in table.rows if [cell.text for cell in line[:2]] == ["cifar100", "neuboots"])
-    assert ours[table.columns.index("paper")].value == PAPER["cifar100", "neuboots"]["accuracy"]
-
-
-def test_the_papers_scale_is_the_papers() -> None:
-    paper = Active.from_preset("paper")
-    assert (paper.start, paper.query, paper.rounds, len(paper.seeds), paper.net) == (2_000, 2_000, 10, 5, "resnet-18")
-    assert paper.data == ("cifar10", "cifar100")
-    assert {*OTHERS, "neuboots"} <= {*paper.methods}
 
 
 def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monkeypatch: Any) -> None:

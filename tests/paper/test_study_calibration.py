@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuboots_paper.studies.calibration import PUBLISHED, CalibrationStudy, overconfidence, times_faster
+from neuboots_paper.studies.calibration import CalibrationStudy, overconfidence, times_faster
 from neuboots_paper.study import SCALES, Rows
 
 STUDY = CalibrationStudy.from_preset("cpu")
@@ -27,31 +27,6 @@ def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
             scores.append({**job, **figures, "error": 0.3 + noise, "ece": ece.get(job["method"], 0.3) + noise})
             bins.append({**job, "bin": 14, "confidence": 0.99, "accuracy": 0.9, "count": 10})
     return {"scores": scores, "bins": bins, "times": times}
-
-
-def test_every_set_and_net_has_the_paper_s_lines_at_every_scale_that_reads_them() -> None:
-    families = {"resnet", "densenet"}
-    assert {(data, net) for data, net, _ in PUBLISHED} == {
-        (d, n) for d in ("cifar10", "cifar100", "svhn") for n in families
-    }
-    for study in (CalibrationStudy.from_preset("cpu"), CalibrationStudy.from_preset("paper")):
-        beside = study._paper()
-        assert len(beside) == len(PUBLISHED)
-        assert {(data, net) for data, net, _ in beside} == {(d, n) for d in study.data for n in study.nets}
-        assert {method for *_, method in beside} == set(study.methods) - {"neuboots-paper"}
-
-
-def test_tables_have_one_line_for_scores_and_times_with_the_paper_s_beside() -> None:
-    rows = made_up()
-    tables, figures = STUDY.tables(rows), STUDY.plots(rows)
-    for data, table in zip(STUDY.data, tables, strict=True):
-        assert len(table.rows) == len(STUDY.nets) * len(STUDY.methods)
-        assert table.columns.count("paper") == 6  # all but the true NLL and the overconfidence
-        assert not any(cell.text == "–" for line in table.rows for cell in line[3:4])
-        first = table.rows[0]
-        assert first[table.columns.index("error, %") + 1].text == PUBLISHED[data, "resnet", "deterministic"]["error"]
-        assert all(link in figures for link in table.links)
-    assert [ax.get_title() for ax in figures["figure-4a"].axes] == [f"{net} on cifar100" for net in STUDY.nets]
 
 
 def test_costly_methods_have_the_first_seed_alone() -> None:

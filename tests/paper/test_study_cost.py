@@ -6,15 +6,10 @@ import pytest
 
 from neuboots_paper._common import make_method
 from neuboots_paper.studies.cost import (
-    ABSOLUTE,
-    MEGABYTES,
-    MLP_SECONDS,
-    ORDERS,
     CostStudy,
     growth_rows,
     many_rows,
     mlp_rows,
-    relative,
 )
 from neuboots_paper.study import Rows
 
@@ -36,14 +31,6 @@ def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
         case: [row(method, K, seed) for seed in STUDY.seeds for method in methods for K in counts]
         for case, (_, _, methods, counts, *_) in cases.items()
     }
-
-
-def test_the_paper_s_seconds_become_ratios_to_its_baseline() -> None:
-    found = relative()
-    assert set(found) == set(ABSOLUTE)
-    assert {*found["deterministic"].values()} == {"1.00"}
-    assert float(found["deep-ensemble"]["fit_ratio"]) == pytest.approx(5.0)  # five nets, five times
-    assert float(found["mc-dropout"]["predict_ratio"]) == pytest.approx(5.0)
 
 
 def test_growth_is_in_units_of_the_least_k_of_the_same_run() -> None:
@@ -74,20 +61,6 @@ def test_make_method_sets_the_number_of_members(name: str) -> None:
 @pytest.mark.parametrize("name", ["deterministic", "mc-dropout", "neuboots", "neuboots-paper"])
 def test_make_method_ignores_members_of_a_single_net(name: str) -> None:
     assert not hasattr(make_method(name, members=3), "num_members")
-
-
-def test_every_method_stands_in_the_table_once_with_the_paper_s_beside() -> None:
-    orders, methods, memory, mlp, many = STUDY.tables(made_up())
-    names = [line[0].text for line in methods.rows]
-    assert sorted(names) == sorted({"deterministic", *ORDERS, *STUDY.others})
-    assert set(ABSOLUTE) <= set(names)
-    assert methods.columns.count("paper") == 3
-    assert orders.columns.count("paper") == 3
-    assert [line[0].text for line in memory.rows] == [name for name in MEGABYTES for _ in STUDY.counts]
-    assert [line[-1].value for line in mlp.rows] == pytest.approx(
-        [MLP_SECONDS[K]["mimo"] / MLP_SECONDS[K]["neuboots"] for K in STUDY.mlp_counts], abs=0.01
-    )
-    assert "58.9" in many.text
 
 
 def test_verdicts_follow_the_rows() -> None:

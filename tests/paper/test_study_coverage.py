@@ -1,16 +1,9 @@
 """Coverage at each x: the shares, the chance they are judged by, and verdicts that follow the rows."""
 
 import copy
-from dataclasses import replace
-from typing import Any
 
-import pytest
-import torch
-
-from neuboots import NeuBoots
-from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverage
-from neuboots_paper.studies.coverage import PAPER_LAW, PAPER_LAW_EXP, CoverageStudy, curve_net, rates, regressor
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.studies.coverage import PAPER_LAW, PAPER_LAW_EXP, CoverageStudy
+from neuboots_paper.study import Rows
 
 STUDY = CoverageStudy(
     functions=("sine",),
@@ -84,58 +77,3 @@ def test_what_chance_leaves_is_bonferronis_limit() -> None:
         for row, count in zip(at_zero, (10, 10, low - 20), strict=True):
             row["held"] = count
         assert STUDY.checks(changed)[0].holds is expected
-
-
-def test_rates_are_those_of_one_long_check() -> None:
-    """Two seeds of two data sets are four data sets; the places kept are every third of the grid."""
-    study = replace(CoverageStudy.from_preset("smoke"), functions=("sine",), every=3)
-    places: list[dict[str, Any]] = []
-    counts = torch.zeros(41)
-    for seed in (0, 1):
-        job = {"function": "sine", "method": PAPER_LAW, "width": 8, "seed": seed}
-        rows = study.measure(job, RunContext())
-        places += [{**job, **row} for row in rows["places"]]
-        config = RunContext().config(
-            epochs=study.steps,
-            batch_size=study.n,
-            optimizer=lambda learned: torch.optim.Adam(learned, lr=study.learning_rate),
-        )
-        found = simulate_coverage(
-            regressor(PAPER_LAW, 3),
-            curve_net(PAPER_LAW, 8),
-            SYNTHETIC_REGRESSIONS["sine"],
-            config,
-            num_datasets=2,
-            n=study.n,
-            num_samples=study.num_samples,
-            seed=seed,
-            progress=False,
-        )
-        counts += found.covered.sum(0)
-        assert rows["scores"][0]["coverage"] == pytest.approx(found.mean, abs=1e-5)
-        squares = (found.bias.square() + found.estimator_std.square() / 2).mean()  # of two data sets
-        assert rows["scores"][0]["rmse"] == pytest.approx(float(squares.sqrt()), abs=1e-5)
-    shares = rates(places, "sine", PAPER_LAW, 8, num_sets=2)
-    assert [*shares.values()] == pytest.approx((counts[::3] / 4).tolist())
-
-
-def test_the_table_sets_the_band_beside_the_curve() -> None:
-    table = STUDY.tables(made(9))[0]
-    sizes = {line[2].text: line[table.columns.index("band / curve")].text for line in table.rows}
-    assert {*sizes.values()} == {"0.50"}
-    assert "3 × 16" in sizes
-    assert "none" in sizes  # a Gaussian process has no net
-
-
-def test_methods_are_the_papers() -> None:
-    exp, identity = regressor(PAPER_LAW_EXP, 5), regressor(PAPER_LAW, 5)
-    assert isinstance(exp, NeuBoots)
-    assert isinstance(identity, NeuBoots)
-    assert (exp.link, identity.link) == ("exp", "identity")
-    assert replace(exp, link="identity") == identity == NeuBoots.paper(identity.loss)
-    net = curve_net(PAPER_LAW, 500)
-    assert net is not None
-    assert net().options["widths"] == [500, 500, 500]  # type: ignore[index]
-    assert (PAPER_LAW, 500) in CoverageStudy.from_preset("cpu").arms
-    assert (PAPER_LAW_EXP, 500) in CoverageStudy.from_preset("cpu").arms
-    assert curve_net("gp", 0) is None

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from neuboots_paper.studies.imbalance import NAMED, ImbalanceStudy, summaries
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.studies.imbalance import ImbalanceStudy, summaries
+from neuboots_paper.study import Rows
 
 STUDY = ImbalanceStudy.from_settings({**ImbalanceStudy.from_preset("smoke").settings, "seeds": (0, 1, 2, 3, 4)})
 CELLS = ImbalanceStudy.from_settings({**STUDY.settings, "cases": (("wbc_cells", "mlp-8", 1, 8),)})
@@ -65,30 +65,7 @@ def test_one_seed_has_no_spread() -> None:
     assert single.plots(rows_of(single, {})).keys() == {"minor-and-major", "classes-wbc_cells"}
 
 
-def test_the_class_the_paper_names_is_judged_once() -> None:
-    rows = rows_of(CELLS, {})
-    for row in rows["classes"]:
-        row["role"] = {NAMED: "minor", "monocyte": ""}.get(row["class"], row["role"])
-    assert sum(NAMED in verdict.claim for verdict in CELLS.checks(rows)) == 2  # of each form of NeuBoots
-
-
-def test_a_unit_trains_on_the_counts_it_says() -> None:
-    (rows,) = STUDY.measure({"data": "digits", "method": "neuboots", "seed": 3}, RunContext()).values()
-    assert [row["train rows"] for row in rows] == list(STUDY.counts)
-    assert [row["role"] for row in rows] == ["minor", *[""] * 8, "major"]
-    assert sum(row["test rows"] for row in rows) == 359
-    (free,) = STUDY.measure({"data": "toy/rotated_digits", "method": "deterministic", "seed": 3}, RunContext()).values()
-    assert sum(row["train rows"] for row in free) == 1_438  # no row is kept apart
-
-
 def test_a_training_is_summed_up() -> None:
     rows = rows_of(CELLS, {"monocyte": 0.2, "eosinophil": 0.6, "neutrophil": 1.0})["classes"]
     found = next(row for row in summaries(rows) if row["method"] == "neuboots" and row["seed"] == 2)
     assert (found["minor"], found["major"], found["mean"]) == pytest.approx((0.2, 1.0, 0.6))
-
-
-def test_the_papers_scale_is_the_papers() -> None:
-    paper = ImbalanceStudy.from_preset("paper")
-    assert paper.counts == tuple(range(50, 501, 50))
-    assert paper.dataset_names == ["cifar10", "wbc_cells"]
-    assert {net for _, net, _, _ in paper.cases} == {"resnet-18"}

@@ -1,7 +1,6 @@
 """The segmentation studies: the paper's numbers, smaller rows, pictures in rows, and verdicts that follow the rows."""
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from neuboots_paper.studies.segmentation_3d import Segmentation3d
 from neuboots_paper.studies.segmentation_common import (
     VOID,
     SegmentationStudy,
-    draw_maps,
     fullest,
     plane_of,
     png,
     shrunk,
 )
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.study import Rows
 
 STUDIES = (Segmentation2d, Segmentation3d)
 TEX = Path(os.environ.get("NEUBOOTS_PAPER", ""))  # the paper's LaTeX, which is not shipped
@@ -65,46 +63,6 @@ def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
             assert next(verdict for name, verdict in found.items() if "the plain net" in name).holds is None
 
 
-def test_algorithm_1_is_judged_by_its_own_rows() -> None:
-    study = Segmentation2d.from_preset("cpu")
-    rows = scored(study, lambda key, name: figure_of(key, name, favoured="neuboots-paper"))
-    found = {verdict.claim: verdict.holds for verdict in study.checks(rows)}
-    assert [holds for claim, holds in found.items() if "by Algorithm 1" in claim] == [True] * 4
-    assert True not in [holds for claim, holds in found.items() if "by Algorithm 1" not in claim]
-
-
-def test_the_lowest_ece_is_claimed_where_the_paper_finds_it() -> None:
-    for kind in STUDIES:
-        eces = {key: float(str(row["ece"]).split("±")[0]) for key, row in kind.paper.items()}
-        nets = dict.fromkeys(net for net, _ in kind.paper)
-        best = [net for net in nets if eces[net, "neuboots"] == min(eces[key] for key in eces if key[0] == net)]
-        assert tuple(best) == kind.calibrated
-
-
-@pytest.mark.skipif(not TEX.is_file(), reason="NEUBOOTS_PAPER does not name the LaTeX of the paper")
-def test_the_papers_figures_are_those_of_its_table() -> None:
-    text = TEX.read_text()
-    text = text[text.index("Relative Prediction Time") : text.index("table_segmentation_2d-3d}", 10)]
-    methods = {
-        "Baseline": "deterministic",
-        "MCDrop": "mc-dropout",
-        "DeepEnsemble": "adversarial-deep-ensemble",
-        "DeepEnsemble_CE": "deep-ensemble",
-        "NeuBoots": "neuboots",
-    }
-    net, printed = "", {}
-    for line in text.split(r"\\"):  # net & method & mIoU & ECE & time, the net in the first line of its five
-        plain = re.sub(r"\\(cite\{.*?\}|multirow\{\d+\}|text(bf)?)|[{}$*\\\s]", "", line.replace(r"\pm", "±"))
-        cells = [cell.replace("±", " ± ") for cell in plain.split("&")]
-        name = next((cell for cell in cells if cell in methods), None)
-        if name is None:
-            continue
-        net = cells[cells.index(name) - 1] or net
-        iou, ece, time = cells[-3:]
-        printed[net, methods[name]] = {"mean_iou": iou, "ece": ece, "relative_time": float(time)}
-    assert printed == {**Segmentation2d.paper, **Segmentation3d.paper}
-
-
 def test_smaller_rows_are_means_and_middle_labels() -> None:
     x = torch.arange(2 * 5 * 7, dtype=torch.float32).view(1, 2, 5, 7)
     y = torch.arange(5 * 7).view(1, 5, 7)
@@ -143,36 +101,6 @@ def test_the_plane_with_most_labels_is_shown() -> None:
     labels = torch.zeros(3, 3, 4, dtype=torch.long)
     labels[..., 0], labels[0, 0, 1], labels[:2, 0, 2] = VOID, 1, 1
     assert fullest(labels)[2] == 2
-
-
-def test_maps_have_a_line_for_each_seed() -> None:
-    plane = png(torch.zeros(4, 6))
-    row = {"image": 3, "classes": ["a", "b"], **dict.fromkeys(("truth", "prediction", "entropy"), plane)}
-    figure = draw_maps([row | {"input": png(torch.zeros(4, 6, 3))}] * 2)
-    assert len(figure.axes) == 2 * 4 + 1  # and the colour bar
-
-
-@pytest.mark.parametrize("kind", STUDIES)
-def test_a_unit_gives_what_tables_and_figures_need(kind: type[SegmentationStudy]) -> None:
-    study = kind.from_preset("smoke")
-    net = study.nets[0]
-    rows = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
-    again = study.measure({"net": net, "method": "neuboots", "seed": 0}, RunContext())
-    assert rows == again
-    (scores,), (picture,) = rows["scores"], rows["pictures"]
-    assert 0 <= scores["mean_iou"] <= 1
-    assert 0 < scores["constant_iou"] < 1
-    truth = plane_of(picture["truth"])
-    assert truth.ndim == 2
-    assert plane_of(picture["input"]).shape == (*truth.shape, 3)
-    assert plane_of(picture["prediction"]).max() < len(picture["classes"])
-    jobs = [{"net": each, "method": method, "seed": 0} for each in study.nets for method in study.methods]
-    tables = {**rows, "times": [{"relative_time": 2.0}]}
-    filled = {name: [job | row for job in jobs for row in table] for name, table in tables.items()}
-    (table,) = study.tables(filled)
-    assert f"{100 * scores['constant_iou']:.2f} %" in table.note
-    assert len(table.rows) == len(study.nets) * len(study.methods)
-    assert {*table.links} <= {*study.plots(filled)}
 
 
 def test_void_counts_neither_in_training_nor_in_scores() -> None:

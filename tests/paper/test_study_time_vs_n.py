@@ -2,7 +2,7 @@
 
 import pytest
 
-from neuboots_paper.studies.coverage import PAPER_LAW, CoverageStudy
+from neuboots_paper.studies.coverage import PAPER_LAW
 from neuboots_paper.studies.time_vs_n import BOOTSTRAP, SPARSE, TimeVsN
 from neuboots_paper.study import Rows
 
@@ -21,10 +21,6 @@ def made(**slower: float) -> Rows:
             times = {"fit_seconds": 0.9 * took, "predict_seconds": 0.1 * took, "seconds": took}
             rows.append({**job, "method": method, "width": width, **counts, **times})
     return {"times": rows}
-
-
-def test_all_units_are_timed() -> None:
-    assert all(STUDY.is_timing_job(job) for job in STUDY.jobs())
 
 
 def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
@@ -61,14 +57,3 @@ def test_verdicts_follow_the_rows() -> None:
         if row["method"] == SPARSE and row["n"] == 100 and row["seed"] == 0:
             row["seconds"] = 2.0  # between the two nets
     assert held(mixed) == [True, True, None]
-
-
-def test_the_nets_and_their_training_are_those_of_figure_2() -> None:
-    times, bands = TimeVsN.from_preset("cpu"), CoverageStudy.from_preset("cpu")
-    assert (times.steps, times.learning_rate, times.num_samples) == (
-        bands.steps,
-        bands.learning_rate,
-        bands.num_samples,
-    )
-    assert {arm for arm in times.arms if arm[0] != SPARSE} <= {*bands.arms}
-    assert times.function in bands.functions

@@ -1,16 +1,14 @@
 """The UCI comparison: densities by their definition, verdicts that follow the rows, tables from the rows alone."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from neuboots.data.tabular import read_uci
 from neuboots.estimators import NeuBootsRegressor
 from neuboots_paper.studies.uci import CONSTANT, MARGINAL, MLP, OURS, STANDARDISED, Uci, figures, not_trained_on
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.study import Rows
 
 STUDY = Uci(data=("uci/a", "uci/b", "uci/c"), seeds=(0, 1, 2, 3))
 
@@ -67,15 +65,6 @@ def test_differences_are_of_the_same_split() -> None:
     assert held(rows)[2:4] == [True, True]
 
 
-def test_the_rules_are_in_the_words() -> None:
-    claims = [verdict.claim for verdict in STUDY.checks(made())]
-    assert "on at least 2 of 3 sets" in claims[0]
-    assert "at least 5 of 6" in Uci(seeds=STUDY.seeds).checks(_of_six())[0].claim
-    assert "92% to 98%" in claims[1]
-    assert "standardised" in claims[4]
-    assert "uci/b +0.199 ± 0.001" in STUDY.checks(made())[2].evidence
-
-
 def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None:
     """Better on the splits in view and worse on the others: the second set of verdicts says so."""
     study = Uci(data=STUDY.data, seeds=(0, 1, 6, 7, 8))
@@ -91,31 +80,7 @@ def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None
     assert len(STUDY.tables(made())) == 4  # all in view
 
 
-def _of_six() -> Rows:
-    rows = made()["scores"]
-    names = dict(zip(STUDY.data, Uci().data, strict=False))
-    more = [{**row, "data": name} for row in rows if row["data"] == "uci/a" for name in Uci().data[3:]]
-    return {"scores": [{**row, "data": names[row["data"]]} for row in rows] + more}
-
-
 # -- tables and figures --------------------------------------------------------------------------------
-
-
-def test_tables_have_a_line_for_each_set_with_standard_errors() -> None:
-    tables = STUDY.tables(made())
-    assert [[line[0].text for line in table.rows] for table in tables] == [[*STUDY.data]] * 4
-    errors = tables[0].rows[0]
-    spread = np.std([1, 2, 3, 4], ddof=1) / 2
-    assert errors[1].text == "100"  # alike in all splits
-    assert errors[2].text == f"2.500 ± {spread:.3f}"
-    assert errors[3].text == f"5.000 ± {2 * spread:.3f}"
-    assert errors[tables[0].columns.index("difference to MLPRegressor")].value == pytest.approx(-2.5)
-    assert tables[1].rows[1][1].text == "93.0"
-    assert tables[2].rows[0][tables[2].columns.index("gain over one σ")].value == pytest.approx(0.2985)
-
-
-def test_figures_are_made_from_the_rows() -> None:
-    assert {*STUDY.plots(made())} == {"splits"}
 
 
 # -- rows ----------------------------------------------------------------------------------------------
@@ -159,32 +124,3 @@ def test_one_sigma_comes_from_all_rows_that_were_not_trained_on(
     assert len(unseen) == 40  # a fifth
     assert {*np.flatnonzero(regressor.held_out_)} < {*unseen}
     assert regressor.x_mean_ == pytest.approx(np.delete(data["x"], unseen, axis=0).mean(0))  # of the training rows
-
-
-def test_a_unit_has_what_the_tables_need() -> None:
-    study = Uci.from_preset("smoke")
-    rows: Rows = {"scores": []}
-    for job in study.jobs():
-        rows["scores"] += [{**job, **row} for row in study.measure(job, RunContext())["scores"]]
-    assert [row["method"] for row in rows["scores"][:5]] == [OURS, CONSTANT, MARGINAL, MLP, STANDARDISED]
-    splits = [row["rmse"] for row in rows["scores"] if row["method"] == OURS]
-    assert len({*splits}) == 2
-    assert all(cell.value is not None for table in study.tables(rows) for line in table.rows for cell in line[1:])
-    assert len(study.checks(rows)) == 5
-    again = study.measure(study.jobs()[0], RunContext())["scores"]
-    assert [{**row, "seconds": 0} for row in again] == [
-        {**{key: value for key, value in row.items() if key not in ("data", "seed")}, "seconds": 0}
-        for row in rows["scores"][:5]
-    ]
-
-
-def test_rows_of_a_set_are_those_of_its_file(tmp_path: Path) -> None:
-    """Raw, in the units of the file, each row once; the split says which are for the test."""
-    (tmp_path / "uci").mkdir()
-    lines = [f"{i},{i * 0.5},{1000 + i}" for i in range(40)]
-    (tmp_path / "uci" / "yacht.csv").write_text("\n".join(["a,b,y", *lines]))
-    (tmp_path / "uci" / "yacht.test_splits.json").write_text('{"0": [1, 3], "1": [0, 39]}')
-    x, y, test = read_uci("yacht", tmp_path, split=1)
-    assert x[:, 1].tolist() == [i * 0.5 for i in range(40)]
-    assert y[:, 0].tolist() == [1000 + i for i in range(40)]
-    assert test.tolist() == [0, 39]

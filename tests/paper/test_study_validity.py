@@ -1,7 +1,6 @@
 """The study of validity: its curves, what it says of bands, and the smoke scale from end to end."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor
 
 from neuboots.methods import METHODS
-from neuboots_paper.runner import run_study
 from neuboots_paper.studies import validity_curves as curves
-from neuboots_paper.studies.validity import Validity
 from neuboots_paper.studies.validity_report import band_checks, band_tables
 from neuboots_paper.studies.validity_summary import (
     IDEAL,
@@ -21,7 +18,7 @@ from neuboots_paper.studies.validity_summary import (
     student_quantile,
     summarize,
 )
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.study import Rows
 
 
 def rng(seed: int) -> torch.Generator:
@@ -297,49 +294,3 @@ def test_costs_are_in_trainings_and_judged() -> None:
 
 
 # -- from end to end -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("validity") / "out"
-    return run_study(
-        Validity.from_preset("smoke"),
-        "smoke",
-        folder,
-        RunContext(),
-        command="neuboots reproduce validity --scale smoke",
-    )
-
-
-def test_smoke(run: Any) -> None:
-    assert {"bands", "true", "cost", "classes", "regressor"} <= set(run.rows)
-    methods = {row["method"] for row in run.rows["bands"]}
-    assert methods == {curves.SCALED, *curves.POST_HOC, *curves.TRAINED, *curves.OTHERS}
-    chapter = run.section()
-    assert len(chapter.checks) >= 5
-    assert {"coverage", "methods"} <= set(chapter.plots)
-    for table in chapter.tables:
-        assert table.rows, table.title
-    assert chapter.tables[0].title.startswith("Overview")
-    assert "sized by a second training" in chapter.tables[1].title
-    assert any("confidence band of NeuBootsRegressor" in str(verdict) for verdict in chapter.checks)
-
-
-def test_a_unit_again_gives_the_same_rows(run: Any) -> None:
-    study = Validity.from_preset("smoke")
-    job = next(job for job in study.jobs() if job["part"] == "bands")
-    again = study.measure(job, RunContext())["bands"]
-    rows = [row for row in run.rows["bands"] if all(row.get(key) == value for key, value in job.items())]
-    assert [row["method"] for row in rows] == [curves.WHOLE, curves.SCALED]
-    assert [{key: row[key] for key in found} for row, found in zip(rows, again, strict=True)] == again
-
-
-def test_scales_differ_in_size_alone() -> None:
-    cpu, paper = Validity.from_preset("cpu"), Validity.from_preset("paper")
-    for function in ("smooth", "wiggly", "gap"):
-        for n in (100, 300, 1000):
-            for noise in ("constant", "varying"):
-                assert {(function, noise, width, n) for width in (64, 256, 500)} <= {*cpu.cells}
-    assert len({*paper.cells}) == 3 * 2 * 3 * 3
-    assert cpu.sets_each * len(cpu.seeds) >= 200
-    assert {*cpu.cells} - {("edge", "constant", 64, 1000)} <= {*paper.cells}

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ from neuboots_paper.studies.validity_classes import (
     TRUTHS,
     ClassSettings,
 )
-from neuboots_paper.study import SCALES, RunContext
+from neuboots_paper.study import RunContext
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -153,27 +152,6 @@ def test_the_net_without_spread_is_flat_and_methods_around_it_have_its_centre() 
             assert shifts.get(ORACLE, row["shift"]) == pytest.approx(row["shift"], abs=1e-5)
 
 
-def test_a_unit_is_named_by_its_seed() -> None:
-    settings = replace(ClassSettings.from_preset("smoke"), methods=("influence, head",))
-    again = study.measure("digits", 0, settings, RunContext())
-    before = [row for row in smoke() if row["data"] == "digits"]
-
-    def timeless(row: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in row.items() if key not in ("time", "data", "seed")}
-
-    for row in again:  # whatever other methods are measured beside it
-        assert timeless(row) in [timeless(other) for other in before]
-
-
-def test_settings_have_as_much_for_every_set() -> None:
-    for scale in SCALES:
-        settings = ClassSettings.from_preset(scale)
-        lengths = {len(part) for part in (settings.data, settings.nets, settings.n, settings.epochs, settings.members)}
-        assert len(lengths) == 1
-        assert settings.dataset_names[0] == "digits"
-        assert settings.case(settings.data[-1]).members >= 4  # the least that an audit takes
-
-
 # -- tables, verdicts, figures -------------------------------------------------------------------------
 
 
@@ -235,18 +213,3 @@ def test_sizes_and_the_share_of_first_weights_go_by_the_ratio() -> None:
 def test_methods_that_were_not_measured_are_not_claimed() -> None:
     rows = [row for row in made_up() if "influence" not in row["method"]]
     assert all("influence" not in verdict.claim for verdict in study.checks(rows))
-
-
-@pytest.mark.parametrize("make", [smoke, made_up])
-def test_tables_verdicts_and_figures_are_made_of_the_rows(make: Any) -> None:
-    rows = make()
-    tables = study.tables(rows)
-    assert [len(table.rows) for table in tables[:1]] == [len({(row["data"], row["method"]) for row in rows})]
-    assert all(ORACLE not in line[1].text for table in tables[1:] for line in table.rows)
-    assert all(verdict.evidence for verdict in study.checks(rows))
-    (figure,) = study.plots(rows).values()
-    assert len(figure.axes) == 3 * len({row["data"] for row in rows})
-
-
-def test_of_no_rows_nothing_is_said() -> None:
-    assert study.tables([]) == study.checks([]) == []

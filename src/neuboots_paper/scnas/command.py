@@ -1,22 +1,21 @@
-"""The SCNAS search against random cells, by its own objective and from scratch.
+"""The command `neuboots scnas`: search cells, and compare them with random cells.
 
     min_a E_{z ~ p(a)} L_val(w, z)   against   E_{z ~ uniform} L_val(w, z)
 
-The shipped task are noisy volumes of hollow balls, inside as dark as outside: only the neighbourhood of a voxel tells
-the two apart, so that it matters which operations the cells have.
+The default task are noisy volumes of hollow balls, as dark inside as outside: only the neighbourhood of a voxel tells
+the two apart, so that the operations of the cells matter.
 
-The objective in the strict sense is the expected validation loss under the architecture distribution that was found,
-with the shared weights; random cells are judged with those same weights. These have followed the distribution, and so
-favour it. The second comparison does not: the found cells and random ones are trained from scratch with one budget.
+The objective of the search is the expected validation loss under the architecture distribution with the shared weights.
+Random cells are evaluated with the same weights, which were trained for that distribution and so favour it. In the
+second comparison, found and random cells are trained from scratch with the same budget.
 
-Volumes, widths and schedules were chosen among some ten settings with the figures of seed 0 in view.
+Volumes, widths and schedules were chosen among some ten settings with the results of seed 0 in view.
 """
 
 import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from neuboots.evaluation._parallel import run_jobs
 from neuboots.loading import Batch
 from neuboots.metrics import dice
 from neuboots.training import TrainingConfig, initialize_model, train
+from neuboots_paper._common import one_thread
 from neuboots_paper.scnas import SCNAS, Genotype, SearchResult, expected_loss, random_genotype, search
 
 if TYPE_CHECKING:
@@ -42,36 +42,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scnas:
-    """Search the cells of a 3D U-net on small volumes, and compare what was found with random cells.
+    """Search the cells of a 3D U-net on small volumes, and compare them with random cells.
 
-    Prints the search's own objective and the losses of nets trained from scratch, each with standard errors, and says
-    whether the search did better. Writes the found cells as JSON and a picture. Cut short, it goes on where it stopped.
+    Prints the objective of the search and the losses of nets trained from scratch, each with standard errors. Writes
+    the cells as JSON and a plot. An interrupted run resumes with the same command.
     """
 
     seeds: tuple[int, ...] = (0, 1)
-    """Independent runs: each has its own volumes, search and random cells."""
+    """Independent runs; each has its own volumes, search and random cells."""
     data: Literal["balls", "hippocampus3d"] = "balls"
-    """Noisy balls, made on the spot, or MRI volumes of the hippocampus (halved), read from the data root."""
+    """Noisy balls, generated on the fly, or MRI volumes of the hippocampus (halved), from the data root."""
     root: Path | None = None
-    """The data root for hippocampus3d; without it, the environment variable NEUBOOTS_DATA, or the hub."""
+    """Data root of hippocampus3d (default: the environment variable NEUBOOTS_DATA, then the hub)."""
     epochs: int = 100
-    """Passes of the search over the training volumes."""
+    """Epochs of the search."""
     warmup: int = 40
-    """The first of these, in which the shared weights learn and the architecture stays."""
+    """First epochs, in which only the shared weights are learned."""
     train_epochs: int = 30
-    """Passes for each net that is trained from scratch."""
+    """Epochs of each net trained from scratch."""
     random_cells: int = 8
     """Random genotypes that are trained from scratch."""
     repeats: int = 4
-    """Trainings of the found genotype, from different first weights."""
+    """Trainings of the found genotype, with different initial weights."""
     samples: int = 40
     """Architectures drawn to estimate an expected loss."""
     smoke: bool = False
-    """A few steps on tiny volumes, to see that everything runs."""
+    """A few steps on tiny volumes, to test the installation."""
     num_workers: int = 2
     """Processes that share the trainings from scratch."""
     out: Path = Path("neuboots-scnas")
-    """A folder for the found cells, the picture and what is needed to resume."""
+    """Folder for the cells, the plot and the checkpoints."""
 
     @property
     def command(self) -> str:
@@ -84,31 +84,31 @@ class Scnas:
         return f"neuboots scnas {' '.join(words)} --out {shlex.quote(str(self.out))}"
 
     def run(self) -> None:
-        """Search, train, compare; print it all, and write cells and picture."""
+        """Search, train, compare, print and write."""
         self._check()
-        import lightning_fabric  # noqa: F401 -- here, lest its import count as training time
+        import lightning_fabric  # noqa: F401 -- so that its import does not count as training time
         from rich import get_console
 
         from neuboots.report.plots import save_png
 
-        say = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
-        say(self.command, style="bold")
-        began = time.perf_counter()
+        echo = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
+        echo(self.command, style="bold")
+        start = time.perf_counter()
         trials = []
         for seed in self.seeds:
             try:
                 with one_thread():
                     trials.append(self.trial(seed))
-            except ValueError as fault:  # such as a missing set, or a folder that holds the work of other options
-                raise UsageError(str(fault)) from None
-            say(f"\n{trials[-1]}")
+            except ValueError as error:  # a missing dataset, or a folder of other options
+                raise UsageError(str(error)) from None
+            echo(f"\n{trials[-1]}")
             write_json(self.out / f"genotype-{seed}.json", trials[-1].search.genotype)
-        say(f"\n{verdict(trials)}")
-        save_png(draw(trials), self.out / "scnas.png")
-        say(f"Cells and picture: {self.out}. Finished in {time.perf_counter() - began:.0f} s.")
+        echo(f"\n{summarize_trials(trials)}")
+        save_png(plot_trials(trials), self.out / "scnas.png")
+        echo(f"Cells and plot: {self.out}. Finished in {time.perf_counter() - start:.0f} s.")
 
     def trial(self, seed: int) -> "Trial":
-        """One search, judged twice."""
+        """One search and both comparisons."""
         parts = self._volumes(seed)
         found = search(
             parts["train"],
@@ -134,7 +134,7 @@ class Scnas:
             len(genotypes),
             num_workers=self.num_workers,
             folder=self.out / f"trained-{seed}",
-            # not the other seeds, nor the number of random cells: what is kept is of use to a longer run
+            # without the seeds and the number of random cells, so that a longer run reuses the results
             key=f"{self.data} {self.root} {self.smoke} {self.train_epochs} {repeats} {found.genotype}",
             description="training found and random cells",
         )
@@ -156,10 +156,10 @@ class Scnas:
         if self.data == "hippocampus3d":
             return hippocampus(self.root, seed, smoke=self.smoke)
         count, size = (8, 6) if self.smoke else (64, 12)
-        return {part: balls(count, size=size, seed=3 * seed + k) for k, part in enumerate(PARTS)}
+        return {part: balls(count, size=size, seed=3 * seed + k) for k, part in enumerate(SPLITS)}
 
     def _from_scratch(self, genotype: Genotype, parts: Mapping[str, Dataset[Any]], seed: int) -> dict[str, Any]:
-        """The losses and the Dice of a net with these cells, trained with the budget that all have."""
+        """Losses and Dice of a net with these cells, trained from scratch."""
         x, _ = parts["train"][0]
         net = initialize_model(lambda: SCNAS(x.shape[0], 3, genotype=genotype, **self._scale), seed)
         optimizer = partial(torch.optim.AdamW, lr=self._budget["lr"])
@@ -173,52 +173,34 @@ class Scnas:
             return functional.cross_entropy(net(batch.x), batch.y)
 
         train(net, parts["train"], lambda epoch: objective, config)
-        judged = {part: judge(net, parts[part]) for part in ("validation", "test")}
+        scores = {part: evaluate_net(net, parts[part]) for part in ("validation", "test")}
         size = sum(parameter.numel() for parameter in net.parameters())
         return {
-            "validation": judged["validation"][0],
-            "test": judged["test"][0],
-            "dice": judged["test"][1],
+            "validation": scores["validation"][0],
+            "test": scores["test"][0],
+            "dice": scores["test"][1],
             "parameters": size,
         }
 
     def _check(self) -> None:
-        different = len(set(self.seeds)) == len(self.seeds)
-        if not self.seeds or not different or any(not 0 <= seed < 2**31 for seed in self.seeds):
-            said = " ".join(map(str, self.seeds)) or "empty"
-            raise UsageError(f"--seeds is {said}; give different numbers from 0 on")
+        distinct = len(set(self.seeds)) == len(self.seeds)
+        if not self.seeds or not distinct or any(not 0 <= seed < 2**31 for seed in self.seeds):
+            got = " ".join(map(str, self.seeds)) or "empty"
+            raise UsageError(f"--seeds is {got}; expected distinct integers of at least 0 and below 2**31")
         if not 0 <= self.warmup < self.epochs:
-            raise UsageError(
-                f"--warmup is {self.warmup}; give a number from 0 to --epochs − 1, which is {self.epochs - 1}"
-            )
-        for name, least in (
-            ("train_epochs", 1),
-            ("random_cells", 2),
-            ("repeats", 2),
-            ("samples", 2),
-            ("num_workers", 1),
-        ):
+            raise UsageError(f"--warmup is {self.warmup}; expected an integer from 0 to {self.epochs - 1}")
+        minimum = {"train_epochs": 1, "random_cells": 2, "repeats": 2, "samples": 2, "num_workers": 1}
+        for name, least in minimum.items():
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
-                raise UsageError(f"--{option} is {getattr(self, name)}; give at least {least}")
+                raise UsageError(f"--{option} is {getattr(self, name)}; expected an integer of at least {least}")
         if self.out.is_file():
-            raise UsageError(f"--out is {self.out}, a file; give the name of a folder")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums are then the same on any number of cores: the least rounding, and a search draws other cells."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+            raise UsageError(f"--out is {self.out}, a file; expected a folder")
 
 
 # -- volumes -------------------------------------------------------------------------------------------
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 def balls(count: int, *, size: int, seed: int) -> TensorDataset:
@@ -254,13 +236,13 @@ def hippocampus(root: Path | None, seed: int, *, smoke: bool) -> dict[str, Datas
 
 def _on_grid(part: Any, *, smoke: bool) -> TensorDataset:
     rows = [part[i] for i in range(4 if smoke else len(part))]
-    x = torch.stack([_fit(x, (36, 52, 36))[:, ::2, ::2, ::2] for x, _ in rows])
-    y = torch.stack([_fit(y[None], (36, 52, 36))[0, ::2, ::2, ::2] for _, y in rows])
+    x = torch.stack([_crop_or_pad(x, (36, 52, 36))[:, ::2, ::2, ::2] for x, _ in rows])
+    y = torch.stack([_crop_or_pad(y[None], (36, 52, 36))[0, ::2, ::2, ::2] for _, y in rows])
     return TensorDataset(x, y)
 
 
-def _fit(volume: Tensor, size: Sequence[int]) -> Tensor:
-    """The middle of (C, D, H, W), cut or filled with zeros to this size."""
+def _crop_or_pad(volume: Tensor, size: Sequence[int]) -> Tensor:
+    """Center crop or zero-pad (C, D, H, W) to this size."""
     for axis, wanted in enumerate(size, 1):
         extra = volume.shape[axis] - wanted
         if extra > 0:
@@ -274,22 +256,22 @@ def _fit(volume: Tensor, size: Sequence[int]) -> Tensor:
 
 
 @torch.no_grad()
-def judge(net: torch.nn.Module, data: Dataset[Any]) -> tuple[float, float]:
-    """The mean cross-entropy over the voxels, and the mean Dice of the classes but the background."""
+def evaluate_net(net: torch.nn.Module, data: Dataset[Any]) -> tuple[float, float]:
+    """Mean cross-entropy over voxels, and mean Dice without the background."""
     net.eval()
     logits, labels = zip(
-        *((net(x), y) for x, y in iter_batches(data, 16, title="judging", progress=False)), strict=True
+        *((net(x), y) for x, y in iter_batches(data, 16, title="evaluating", progress=False)), strict=True
     )
     z, y = torch.cat(logits), torch.cat(labels)
     return float(functional.cross_entropy(z, y)), float(dice(z.softmax(1), y)[1:].mean())
 
 
-# -- figures -------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One search: losses (S,) of drawn architectures by (cells, part), and figures of nets trained from scratch."""
+    """One search: losses (S,) of random architectures by (cells, split), and metrics of nets trained from scratch."""
 
     seed: int
     search: SearchResult
@@ -301,7 +283,7 @@ class Trial:
             {
                 "shared weights": f"{name} cells",
                 "drawn": len(self.expected[name, "validation"]),
-                **{f"{part} loss": _pm(self.expected[name, part]) for part in ("validation", "test")},
+                **{f"{part} loss": _format_mean(self.expected[name, part]) for part in ("validation", "test")},
             }
             for name in ("found", "random")
         ]
@@ -309,70 +291,71 @@ class Trial:
             {
                 "from scratch": f"{name} cells",
                 "nets": len(rows),
-                "validation loss": _pm(self.losses(name)),
+                "validation loss": _format_mean(self.losses(name)),
                 "best": float(self.losses(name).min()),
-                "test loss": _pm(self.losses(name, "test")),
-                "Dice": _pm(self.losses(name, "dice")),
+                "test loss": _format_mean(self.losses(name, "test")),
+                "Dice": _format_mean(self.losses(name, "dice")),
                 "parameters": round(float(self.losses(name, "parameters").mean())),
             }
             for name, rows in self.trained.items()
         ]
         each = ", ".join(f"{loss:.4f}" for loss in self.losses("random").tolist())
-        tables = [format_table(inside), format_table(outside), f"each random net: {each}", sentence(self)]
+        tables = [format_table(inside), format_table(outside), f"each random net: {each}", self.summary]
         return f"Seed {self.seed}: {self.search}\n\n" + "\n\n".join(tables)
 
-    def losses(self, name: str, figure: str = "validation") -> Tensor:
-        return torch.tensor([float(row[figure]) for row in self.trained[name]])
+    def losses(self, name: str, metric: str = "validation") -> Tensor:
+        """A metric of the nets trained from scratch."""
+        return torch.tensor([float(row[metric]) for row in self.trained[name]])
 
     @property
     def gains(self) -> dict[str, tuple[float, float]]:
-        """How much less the validation loss is than that of random cells, and the standard error of that."""
+        """Validation loss of random cells minus that of the found ones, and its standard error."""
         pairs = {
             "with shared weights": [self.expected[name, "validation"] for name in ("found", "random")],
             "from scratch": [self.losses(name) for name in ("found", "random")],
         }
         return {
-            where: (float(other.mean() - own.mean()), math.hypot(standard_error(own), standard_error(other)))
+            where: (float(other.mean() - own.mean()), math.hypot(_standard_error(own), _standard_error(other)))
             for where, (own, other) in pairs.items()
         }
 
+    @property
+    def summary(self) -> str:
+        """Whether the found cells are better than random ones; ± are standard errors."""
+        lines = []
+        for where, (gain, error) in self.gains.items():
+            ratio = gain / error if error > 0 else math.copysign(math.inf, gain) if gain else 0.0
+            direction = "lower" if gain >= 0 else "HIGHER"
+            lines.append(
+                f"{where} the loss of found cells is {direction} by {abs(gain):.4f} ± {error:.4f} "
+                f"({ratio:.1f} standard errors)"
+            )
+        return ";\n".join(lines) + "."
 
-def standard_error(values: Tensor) -> float:
+
+def _standard_error(values: Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values))
 
 
-def _pm(values: Tensor) -> str:
-    return f"{float(values.mean()):.4f} ± {standard_error(values):.4f}"
+def _format_mean(values: Tensor) -> str:
+    return f"{float(values.mean()):.4f} ± {_standard_error(values):.4f}"
 
 
-def sentence(trial: Trial) -> str:
-    """Whether the found cells did better, in words; ± are standard errors."""
-    said = []
-    for where, (gain, error) in trial.gains.items():
-        ratio = gain / error if error > 0 else math.copysign(math.inf, gain) if gain else 0.0
-        better = "lower" if gain >= 0 else "HIGHER"
-        held = "the search did better" if ratio > 2 else "the search did NOT do better by two standard errors"
-        said.append(
-            f"{where} the loss is {better} by {abs(gain):.4f} ± {error:.4f} ({ratio:.1f} standard errors): {held}"
-        )
-    return "Found against random cells: " + ";\n".join(said) + "."
-
-
-def verdict(trials: Sequence[Trial]) -> str:
-    """In how many runs it held."""
+def summarize_trials(trials: Sequence[Trial]) -> str:
+    """Number of runs in which the found cells were better than random ones."""
     lines = []
     for where in trials[0].gains:
-        held = sum(trial.gains[where][0] > 2 * trial.gains[where][1] for trial in trials)
-        below = sum(trial.gains[where][0] > 0 for trial in trials)
+        clearly = sum(trial.gains[where][0] > 2 * trial.gains[where][1] for trial in trials)
+        at_all = sum(trial.gains[where][0] > 0 for trial in trials)
         lines.append(
-            f"{where}: better than random cells by more than two standard errors in {held} of {len(trials)} runs, "
-            f"by any amount in {below}"
+            f"{where}: better than random cells by more than two standard errors in {clearly} of {len(trials)} runs, "
+            f"by any amount in {at_all}"
         )
     return "\n".join(lines)
 
 
-def draw(trials: Sequence[Trial]) -> "Figure":
-    """The objective over the steps, and the losses of nets trained from scratch."""
+def plot_trials(trials: Sequence[Trial]) -> "Figure":
+    """Plot the objective over the steps, and the losses of nets trained from scratch."""
     from matplotlib.figure import Figure
 
     from neuboots.report.plots import BLUE, GREEN, GREY, ORANGE, PURPLE

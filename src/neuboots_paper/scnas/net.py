@@ -1,48 +1,28 @@
-"""What a search finds, as plain data: for each kind of cell, the operation on each edge of its graph.
-
-    genotype[kind][j] = (operation on the edge from state 0 to node j, from state 1, …)
-
-States are the cell's inputs, then its nodes 0, 1, … in their order. A genotype is made of dicts, lists and names, so it
-goes through JSON unchanged.
-
-What an edge of a cell may do: the candidate operations, each from `width` to `width` channels.
-
-    same: h ↦ o(h) of the same size,   down: of half the size,   up: of twice the size
-
-A convolution is ReLU, convolution and GroupNorm (in DARTS: ReLU, convolution and BatchNorm, which needs larger batches
-than volumes allow). "none" is the edge that is not there: by it the search decides on connections, too.
-
-Cells: small directed graphs whose edges are operations, fixed or still to be chosen.
-
-    h_j = Σ_{i<j} o_ij(h_i),   cell(x) = [h_1, …, h_M],   o_ij(h) = Σ_k z_ijk o_k(h),   z_ij ~ Gumbel-softmax(a_ij, τ)
-
-In a searchable cell z is one-hot: one operation runs on each edge. Its gradient is that of the softmax at temperature τ
-(straight-through), taken over the operations that are compared. Those not chosen run without a graph and leave their
-output alone behind, so that a pass takes the memory of one architecture and that of the outputs compared.
-
-E. Jang, S. Gu, B. Poole, Categorical reparameterization with Gumbel-softmax, ICLR 2017. C. Maddison, A. Mnih, Y. W.
-Teh, The concrete distribution, ICLR 2017.
-
-SCNAS: a 3D U-net made of searched cells (Kim et al. 2019).
+"""SCNAS: a 3D U-net of searched cells, its supernet, and the genotype that describes the cells (Kim et al. 2019).
 
     x → stem → [normal → reduction]ᴸ⁻¹ → normal → [expansion → normal]ᴸ⁻¹ → head,   with skips between equal sizes
+    h_j = Σ_{i<j} o_ij(h_i),   cell(x) = [h_1, …, h_M],   o_ij(h) = Σ_k z_ijk o_k(h),   z_ij ~ Gumbel-softmax(a_ij, τ)
 
 Encoder and decoder alternate normal cells with reduction or expansion cells; all cells of one kind have the same graph
-and the same operations, with weights of their own. A reduction cell halves the volume and doubles the width, an
-expansion cell undoes both; a normal cell of the decoder reads the expansion cell before it and, as its second input,
-the normal cell of the encoder of the same size.
+and operations, with weights of their own. A reduction cell halves the volume and doubles the width, an expansion cell
+does the opposite; a normal cell of the decoder also reads the encoder's normal cell of the same size. A convolution is
+ReLU, convolution and GroupNorm (DARTS has BatchNorm, which needs larger batches than volumes allow).
 
-What is known of the paper here is this: the four kinds of cells, that they make up a 3D U-Net, and that connections and
-operations are searched by stochastic sampling with a Gumbel-softmax relaxation. Its candidate operations, numbers of
-cells and nodes, schedules and found cells were not at hand; in their place stand those of DARTS and SNAS, for volumes:
-two nodes a cell, whose outputs are concatenated, candidates as in `operations`, and one normal cell a size.
+A genotype holds genotype[kind][j] = (operation on the edge from state 0 to node j, from state 1, …), where states are
+the inputs of the cell, then its nodes. In the supernet z is one-hot, so that one operation runs on each edge. Its
+gradient is that of the softmax at temperature τ (straight-through) over the operations that are compared; the others
+run without a graph, so that a pass needs the memory of one architecture and of the outputs compared.
+
+The paper's candidate operations, numbers of cells and nodes, schedules and cells were not available. They are replaced
+by those of DARTS and SNAS for volumes: two nodes per cell, whose outputs are concatenated, the candidates in
+`OPERATIONS`, and one normal cell per size.
 
 S. Kim, I. Kim, S. Lim, W. Baek, C. Kim, H. Cho, B. Yoon, T. Kim, Scalable neural architecture search for 3D medical
 image segmentation, MICCAI 2019 (arXiv 1906.05956). H. Liu, K. Simonyan, Y. Yang, DARTS: differentiable architecture
-search, ICLR 2019. S. Xie, H. Zheng, C. Liu, L. Lin, SNAS: stochastic neural architecture search, ICLR 2019.
+search, ICLR 2019. S. Xie, H. Zheng, C. Liu, L. Lin, SNAS: stochastic neural architecture search, ICLR 2019. E. Jang, S.
+Gu, B. Poole, Categorical reparameterization with Gumbel-softmax, ICLR 2017.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +31,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots._validation import check_int
+from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.nets.unet import check_grid, crop_to_size, num_groups, pad_to_multiple
 from neuboots.serialization import configurable
 
 Genotype = dict[str, list[list[str]]]
 
-# The four kinds of cells (Kim et al. 2019): how many inputs each has, and what its first operations do to the size.
+# The four kinds of cells (Kim et al. 2019): number of inputs, and change of size by the first operations.
 KINDS: dict[str, tuple[int, str]] = {
     "encoder_normal": (1, "same"),
     "reduction": (1, "down"),
@@ -67,7 +47,7 @@ KINDS: dict[str, tuple[int, str]] = {
 
 
 def edges(kind: str, nodes: int) -> list[list[str]]:
-    """What each edge does to the size, by node and then by the state it comes from.
+    """Change of size by each edge, by node and then by the state it comes from.
 
     >>> edges("reduction", 2)
     [['down'], ['down', 'same']]
@@ -77,7 +57,7 @@ def edges(kind: str, nodes: int) -> list[list[str]]:
 
 
 def random_genotype(nodes: int = 2, *, seed: int) -> Genotype:
-    """Cells whose operations are drawn at random, all candidates alike; a node without any input is drawn again.
+    """Genotype with uniformly random operations; a node without any input is drawn again.
 
     >>> random_genotype(1, seed=0)["decoder_normal"]
     [['none', 'conv']]
@@ -95,37 +75,28 @@ def random_genotype(nodes: int = 2, *, seed: int) -> Genotype:
     return {kind: [draw(sizes) for sizes in edges(kind, nodes)] for kind in KINDS}
 
 
-def checked(genotype: Any) -> Genotype:
-    """A copy of the genotype in dicts and lists, or a sentence that says what is wrong with it."""
+def check_genotype(genotype: Any) -> Genotype:
+    """Return a copy of the genotype in dicts and lists; raise ArgumentError if it is invalid."""
     if not isinstance(genotype, Mapping) or set(genotype) != set(KINDS):
         got = sorted(map(str, genotype)) if isinstance(genotype, Mapping) else type(genotype).__name__
-        raise ValueError(
-            f"the genotype has {got}; expected a dict with {', '.join(KINDS)}: pass what search(…) found, or FOUND"
+        raise ArgumentError(
+            "genotype", got, f"a dict with {', '.join(KINDS)}", hint="pass the result of search, or FOUND"
         )
-    return {kind: _checked_cell(kind, genotype[kind]) for kind in KINDS}
+    return {kind: _check_cell(kind, genotype[kind]) for kind in KINDS}
 
 
-def _checked_cell(kind: str, rows: Any) -> list[list[str]]:
+def _check_cell(kind: str, rows: Any) -> list[list[str]]:
+    name = f"genotype[{kind!r}]"
     if not _is_list(rows) or not rows or not all(_is_list(row) for row in rows):
-        raise ValueError(
-            f"the genotype's {kind} cell is {_shown(rows)}; expected a list of nodes, each a list with the name of an "
-            "operation for every edge into it"
-        )
+        raise ArgumentError(name, rows, "a list of nodes, each a list with an operation for every edge into it")
     for j, (row, sizes) in enumerate(zip(rows, edges(kind, len(rows)), strict=True)):
-        where = f"node {j} of the genotype's {kind} cell"
+        node = f"{name}[{j}]"
         if len(row) != len(sizes):
-            raise ValueError(
-                f"{where} has {len(row)} edges; expected {len(sizes)}, one from each input and each earlier node: "
-                'write "none" for an edge that is not there'
-            )
-        for i, (name, size) in enumerate(zip(row, sizes, strict=True)):
-            if not isinstance(name, str) or name not in OPERATIONS[size]:
-                raise ValueError(
-                    f"edge {i} of {where} is {_shown(name)}; expected one of {', '.join(OPERATIONS[size])}: "
-                    "name one of these"
-                )
+            raise ArgumentError(node, row, f"{len(sizes)} edges, one from each input and each earlier node")
+        for i, (operation, size) in enumerate(zip(row, sizes, strict=True)):
+            check_choice(f"{node}[{i}]", operation, OPERATIONS[size])
         if set(row) == {"none"}:
-            raise ValueError(f'{where} has no input; expected an operation other than "none" on at least one edge')
+            raise ArgumentError(node, row, 'an operation other than "none" on at least one edge')
     return [list(row) for row in rows]
 
 
@@ -133,18 +104,11 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _shown(value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except (TypeError, ValueError):
-        return f"of type {type(value).__name__}"
-
-
 Make = Callable[[int], nn.Module]
 
 
-class Nothing(nn.Module):
-    """h ↦ 0, of the size that any other operation of the edge would give."""
+class ZeroOperation(nn.Module):
+    """h ↦ 0, with the size of any other operation of the edge."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -158,7 +122,7 @@ class Nothing(nn.Module):
         return f"scale={self.scale}"
 
 
-class Enlarge(nn.Module):
+class Upsample(nn.Module):
     """Twice the size, by trilinear interpolation."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +130,7 @@ class Enlarge(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """The mean over the 3×3×3 voxels around that lie inside; torch's own refuses volumes smaller than these."""
+    """Mean over the 3×3×3 neighbours inside the volume; torch's own rejects smaller volumes."""
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -183,37 +147,37 @@ class AveragePool(nn.Module):
         return f"stride={self.stride}"
 
 
-class Norm(nn.GroupNorm):
-    """GroupNorm that takes a single value, as a net of width 1 has it at its deepest; torch's refuses that."""
+class VolumeNorm(nn.GroupNorm):
+    """GroupNorm that accepts a single value per group, which torch's rejects."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:].numel() == self.num_groups:
-            x = x - x  # each value is its own mean; what rounding leaves of the difference would be divided by √ε
+            x = x - x  # each value is its own mean; a rounding error would be divided by √ε
         return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
-def norm(width: int) -> Norm:
-    return Norm(num_groups(width), width)
+def make_norm(width: int) -> VolumeNorm:
+    return VolumeNorm(num_groups(width), width)
 
 
 def _conv(width: int, *, stride: int = 1, dilation: int = 1) -> nn.Sequential:
     layer = nn.Conv3d(width, width, 3, stride, padding=dilation, dilation=dilation, bias=False)
-    return nn.Sequential(nn.ReLU(), layer, norm(width))
+    return nn.Sequential(nn.ReLU(), layer, make_norm(width))
 
 
 def _separable(width: int, *, stride: int = 1) -> nn.Sequential:
     """One filter a channel, then a 1×1×1 convolution over the channels."""
     depthwise = nn.Conv3d(width, width, 3, stride, padding=1, groups=width, bias=False)
-    return nn.Sequential(nn.ReLU(), depthwise, nn.Conv3d(width, width, 1, bias=False), norm(width))
+    return nn.Sequential(nn.ReLU(), depthwise, nn.Conv3d(width, width, 1, bias=False), make_norm(width))
 
 
 def _transposed(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.ReLU(), nn.ConvTranspose3d(width, width, 2, 2, bias=False), norm(width))
+    return nn.Sequential(nn.ReLU(), nn.ConvTranspose3d(width, width, 2, 2, bias=False), make_norm(width))
 
 
 OPERATIONS: dict[str, dict[str, Make]] = {
     "same": {
-        "none": lambda width: Nothing(1.0),
+        "none": lambda width: ZeroOperation(1.0),
         "identity": lambda width: nn.Identity(),
         "conv": _conv,
         "dilated_conv": lambda width: _conv(width, dilation=2),
@@ -222,7 +186,7 @@ OPERATIONS: dict[str, dict[str, Make]] = {
         "max_pool": lambda width: nn.MaxPool3d(3, 1, 1),
     },
     "down": {
-        "none": lambda width: Nothing(0.5),
+        "none": lambda width: ZeroOperation(0.5),
         "conv": lambda width: _conv(width, stride=2),
         "dilated_conv": lambda width: _conv(width, stride=2, dilation=2),
         "separable_conv": lambda width: _separable(width, stride=2),
@@ -230,19 +194,19 @@ OPERATIONS: dict[str, dict[str, Make]] = {
         "max_pool": lambda width: nn.MaxPool3d(3, 2, 1),
     },
     "up": {
-        "none": lambda width: Nothing(2.0),
-        "interpolation": lambda width: Enlarge(),
-        "interpolation_conv": lambda width: nn.Sequential(Enlarge(), _conv(width)),
-        "interpolation_separable_conv": lambda width: nn.Sequential(Enlarge(), _separable(width)),
+        "none": lambda width: ZeroOperation(2.0),
+        "interpolation": lambda width: Upsample(),
+        "interpolation_conv": lambda width: nn.Sequential(Upsample(), _conv(width)),
+        "interpolation_separable_conv": lambda width: nn.Sequential(Upsample(), _separable(width)),
         "transposed_conv": _transposed,
     },
 }
 
 
-def operation(name: str, size: str, width: int) -> nn.Module:
+def make_operation(name: str, size: str, width: int) -> nn.Module:
     """The operation of this name on an edge that keeps ("same"), halves ("down") or doubles ("up") the size.
 
-    >>> operation("max_pool", "down", 8)(torch.zeros(1, 8, 6, 6, 6)).shape
+    >>> make_operation("max_pool", "down", 8)(torch.zeros(1, 8, 6, 6, 6)).shape
     torch.Size([1, 8, 3, 3, 3])
     """
     return OPERATIONS[size][name](width)
@@ -250,17 +214,17 @@ def operation(name: str, size: str, width: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Choice:
-    """An operation for an edge: its number, and where a gradient is wanted the gate z and the numbers compared."""
+    """Operation of an edge: its index and, for a gradient, the gate z and the indices compared."""
 
     index: int
     gate: Tensor | None = None  # (K,)
     compared: tuple[int, ...] = ()
 
 
-def gumbels(size: Sequence[int], rng: torch.Generator) -> Tensor:
+def draw_gumbel(size: Sequence[int], rng: torch.Generator) -> Tensor:
     """g = −log(−log u) for uniforms u, in double precision, in which neither logarithm ever meets 0.
 
-    >>> gumbels((2, 3), torch.Generator().manual_seed(0)).shape
+    >>> draw_gumbel((2, 3), torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3])
     """
     u = torch.rand(*size, generator=rng, dtype=torch.float64, device=rng.device).clamp_min(1e-300)
@@ -278,10 +242,10 @@ def gumbel_softmax(logits: Tensor, gumbel: Tensor, *, temperature: float) -> Ten
     return ((logits.log_softmax(-1) + gumbel.to(logits)) / temperature).softmax(-1)
 
 
-def choose(logits: Tensor, gumbel: Tensor, *, temperature: float, compared: int | None = None) -> Choice:
+def choose(logits: Tensor, gumbel: Tensor, *, temperature: float, num_compared: int | None = None) -> Choice:
     """One operation by Gumbel-softmax with a straight-through gradient: z = onehot(argmax s) + s − detach(s).
 
-    The gradient runs over the `compared` likeliest operations of this draw (None: all), among which s is renormalised.
+    The gradient runs over the `num_compared` most probable operations of this draw.
 
     >>> a = torch.zeros(3, requires_grad=True)
     >>> choice = choose(a, torch.tensor([0.2, 0.9, 0.1]), temperature=1.0)
@@ -289,12 +253,12 @@ def choose(logits: Tensor, gumbel: Tensor, *, temperature: float, compared: int 
     (1, tensor([0., 1., 0.]))
     """
     soft = gumbel_softmax(logits, gumbel, temperature=temperature)
-    kept = soft.topk(min(compared or len(soft), len(soft))).indices
+    kept = soft.topk(min(num_compared or len(soft), len(soft))).indices
     index = int(kept[0])
-    share = torch.zeros_like(soft).index_copy(0, kept, soft[kept] / soft[kept].sum())
+    fraction = torch.zeros_like(soft).index_copy(0, kept, soft[kept] / soft[kept].sum())
     hard = torch.zeros_like(soft)
     hard[index] = 1.0
-    return Choice(index, hard + (share - share.detach()), tuple(kept.tolist()))
+    return Choice(index, hard + (fraction - fraction.detach()), tuple(kept.tolist()))
 
 
 class MixedOperation(nn.Module):
@@ -307,7 +271,7 @@ class MixedOperation(nn.Module):
 
     def __init__(self, size: str, width: int) -> None:
         super().__init__()
-        self.operations = nn.ModuleDict({name: operation(name, size, width) for name in OPERATIONS[size]})
+        self.operations = nn.ModuleDict({name: make_operation(name, size, width) for name in OPERATIONS[size]})
 
     def forward(self, x: Tensor, choice: Choice) -> Tensor:
         candidates = list(self.operations.values())
@@ -323,7 +287,7 @@ class MixedOperation(nn.Module):
         return out
 
 
-class Cell(nn.Module):
+class SearchCell(nn.Module):
     """cell(x) = [h_1, …, h_M], M·width channels: inputs are brought to `width` channels, nodes add up their edges.
 
     `rows[j]` holds the modules on the edges into node j: operations, or `MixedOperation`s, for which a forward takes
@@ -333,7 +297,7 @@ class Cell(nn.Module):
     def __init__(self, before: Sequence[int], width: int, rows: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()
         self.inputs = nn.ModuleList(
-            nn.Sequential(nn.ReLU(), nn.Conv3d(channels, width, 1, bias=False), norm(width)) for channels in before
+            nn.Sequential(nn.ReLU(), nn.Conv3d(channels, width, 1, bias=False), make_norm(width)) for channels in before
         )
         self.nodes = nn.ModuleList(nn.ModuleList(row) for row in rows)
 
@@ -344,13 +308,13 @@ class Cell(nn.Module):
             terms = [
                 edge(state) if left is None else edge(state, next(left))
                 for edge, state in zip(row.children(), states, strict=True)
-                if not isinstance(edge, Nothing)
+                if not isinstance(edge, ZeroOperation)
             ]
             states.append(sum(terms[1:], terms[0]))
         return torch.cat(states[len(self.inputs) :], 1)
 
 
-def fixed_cell(kind: str, before: Sequence[int], width: int, rows: Sequence[Sequence[str]]) -> Cell:
+def fixed_cell(kind: str, before: Sequence[int], width: int, rows: Sequence[Sequence[str]]) -> SearchCell:
     """The cell that a genotype describes.
 
     >>> cell = fixed_cell("reduction", [2], 4, [["conv"], ["none", "identity"]])
@@ -359,20 +323,20 @@ def fixed_cell(kind: str, before: Sequence[int], width: int, rows: Sequence[Sequ
     """
     sizes = edges(kind, len(rows))
     named = [zip(*pair, strict=True) for pair in zip(rows, sizes, strict=True)]
-    return Cell(before, width, [[operation(name, size, width) for name, size in row] for row in named])
+    return SearchCell(before, width, [[make_operation(name, size, width) for name, size in row] for row in named])
 
 
-def searchable_cell(kind: str, before: Sequence[int], width: int, nodes: int) -> Cell:
+def searchable_cell(kind: str, before: Sequence[int], width: int, nodes: int) -> SearchCell:
     """A cell with every candidate on every edge.
 
     >>> cell = searchable_cell("expansion", [2], 4, nodes=2)
     >>> cell([torch.zeros(1, 2, 3, 3, 3)], [Choice(1), Choice(1), Choice(2)]).shape
     torch.Size([1, 8, 6, 6, 6])
     """
-    return Cell(before, width, [[MixedOperation(size, width) for size in row] for row in edges(kind, nodes)])
+    return SearchCell(before, width, [[MixedOperation(size, width) for size in row] for row in edges(kind, nodes)])
 
 
-# Not the published cells, which were not at hand: what `neuboots scnas --seeds 0` found on its noisy hollow balls.
+# Not the published cells, which were not available: the result of `neuboots scnas --seeds 0` on noisy hollow balls.
 FOUND: Genotype = {
     "encoder_normal": [["separable_conv"], ["conv", "separable_conv"]],
     "reduction": [["max_pool"], ["max_pool", "separable_conv"]],
@@ -384,7 +348,7 @@ Choices = Mapping[str, Sequence[Choice]]  # for each kind of cell, one for each 
 
 
 class CellNet(nn.Module):
-    """The U of cells: `make_cell(kind, channels of the inputs, width)` says what a cell is."""
+    """A U-net of cells, which `make_cell(kind, channels of the inputs, width)` creates."""
 
     def __init__(
         self,
@@ -393,7 +357,7 @@ class CellNet(nn.Module):
         width: int,
         levels: int,
         nodes: Mapping[str, int],
-        make_cell: Callable[[str, Sequence[int], int], Cell],
+        make_cell: Callable[[str, Sequence[int], int], SearchCell],
     ) -> None:
         super().__init__()
         check_int("in_channels", in_channels, minimum=1)
@@ -401,7 +365,7 @@ class CellNet(nn.Module):
         check_int("width", width, minimum=1)
         check_int("levels", levels, minimum=1)
         self.in_channels, self.levels = in_channels, levels
-        self.stem = nn.Sequential(nn.Conv3d(in_channels, width, 3, padding=1, bias=False), norm(width))
+        self.stem = nn.Sequential(nn.Conv3d(in_channels, width, 3, padding=1, bias=False), make_norm(width))
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         skips: list[int] = []
         channels = width
@@ -418,7 +382,7 @@ class CellNet(nn.Module):
         for level in reversed(range(levels - 1)):
             channels = add(self.decoder, "expansion", [channels], level)
             channels = add(self.decoder, "decoder_normal", [channels, skips[level]], level)
-        self.finish = nn.Sequential(norm(channels), nn.ReLU())
+        self.finish = nn.Sequential(make_norm(channels), nn.ReLU())
         self.head = nn.Conv3d(channels, num_classes, 1)
 
     def run(self, x: Tensor, choices: Choices | None = None) -> Tensor:
@@ -434,7 +398,7 @@ class CellNet(nn.Module):
             h = cell([h], chosen("reduction" if k % 2 else "encoder_normal"))
             if k % 2 == 0:
                 skips.append(h)
-        skips.pop()  # the deepest cell goes on, not across
+        skips.pop()  # the deepest cell has no skip connection
         for k, cell in enumerate(self.decoder):
             h = cell([h, skips.pop()], chosen("decoder_normal")) if k % 2 else cell([h], chosen("expansion"))
         phi = crop_to_size(self.finish(h), x.shape[2:])  # (N, D, *)
@@ -464,20 +428,13 @@ class SCNAS(CellNet):
         width: int = 16,
         levels: int = 4,
     ) -> None:
-        cells = checked(genotype)
+        cells = check_genotype(genotype)
 
-        def make_cell(kind: str, before: Sequence[int], width: int) -> Cell:
+        def make_cell(kind: str, before: Sequence[int], width: int) -> SearchCell:
             return fixed_cell(kind, before, width, cells[kind])
 
         nodes = {kind: len(rows) for kind, rows in cells.items()}
         super().__init__(in_channels, num_classes, width, levels, nodes, make_cell)
-        self.options: dict[str, Any] = {
-            "in_channels": in_channels,
-            "num_classes": num_classes,
-            "genotype": cells,
-            "width": width,
-            "levels": levels,
-        }
 
     def forward(self, x: Tensor) -> Tensor:
         """Map volumes (N, in_channels, D, H, W) to logits (N, num_classes, D, H, W)."""
@@ -500,7 +457,7 @@ class SuperNet(CellNet):
     def __init__(self, in_channels: int, num_classes: int, *, width: int = 8, levels: int = 3, nodes: int = 2) -> None:
         check_int("nodes", nodes, minimum=1)
 
-        def make_cell(kind: str, before: Sequence[int], width: int) -> Cell:
+        def make_cell(kind: str, before: Sequence[int], width: int) -> SearchCell:
             return searchable_cell(kind, before, width, nodes)
 
         super().__init__(in_channels, num_classes, width, levels, dict.fromkeys(KINDS, nodes), make_cell)
@@ -518,34 +475,31 @@ class SuperNet(CellNet):
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """What the operations learn."""
+        """Weights of the operations."""
         return [parameter for name, parameter in self.named_parameters() if not name.startswith("logits.")]
 
     @property
     def architecture(self) -> list[nn.Parameter]:
-        """What the search learns: a vector for each edge of each kind of cell."""
+        """Architecture parameters: a vector for each edge of each kind of cell."""
         return list(self.logits.parameters())
 
     def sample(
-        self, rng: torch.Generator, *, temperature: float = 1.0, compared: int | None = None, uniform: bool = False
+        self, rng: torch.Generator, *, temperature: float = 1.0, num_compared: int | None = None, uniform: bool = False
     ) -> dict[str, list[Choice]]:
-        """One architecture from p, or of random cells (`uniform_design`), its gates ready for a gradient."""
+        """Draw an architecture from p, or uniformly; its gates have the straight-through gradient."""
 
-        def drawn(a: Tensor) -> Choice:
+        def draw(a: Tensor) -> Choice:
             logits = torch.zeros_like(a) if uniform else a
-            return choose(logits, gumbels((len(a),), rng), temperature=temperature, compared=compared)
+            return choose(logits, draw_gumbel((len(a),), rng), temperature=temperature, num_compared=num_compared)
 
-        return {kind: [drawn(a) for a in self.logits[kind]] for kind in KINDS}
+        return {kind: [draw(a) for a in self.logits[kind]] for kind in KINDS}
 
     def pick(self, genotype: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[Choice]]:
-        """The choices that make the supernet the net of a genotype."""
-        rows = checked(genotype)
+        """Choices with which the supernet equals the net of a genotype."""
+        rows = check_genotype(genotype)
         for kind, sizes in self.sizes.items():
             if len(rows[kind]) != len(sizes):
-                raise ValueError(
-                    f"the genotype's {kind} cell has {len(rows[kind])} nodes; expected {len(sizes)}, as the supernet "
-                    "has: build it with so many nodes, or give another genotype"
-                )
+                raise ArgumentError(f"genotype[{kind!r}]", rows[kind], f"{len(sizes)} nodes, as the supernet has")
         return {
             kind: [
                 Choice(list(OPERATIONS[size]).index(name))
@@ -556,7 +510,7 @@ class SuperNet(CellNet):
         }
 
     def probabilities(self) -> dict[str, list[dict[str, float]]]:
-        """How likely each candidate is, for each edge of each kind of cell."""
+        """Probability of each candidate, for each edge of each kind of cell."""
         return {
             kind: [
                 dict(zip(OPERATIONS[size], a.detach().softmax(0).tolist(), strict=True))
@@ -566,7 +520,7 @@ class SuperNet(CellNet):
         }
 
     def genotype(self) -> Genotype:
-        """The likeliest operation on each edge; a node that none would reach keeps its likeliest real one."""
+        """Most probable operation of each edge; a node without input gets its most probable real operation."""
         found: Genotype = {}
         for kind, tables in self.probabilities().items():
             left = iter(tables)
