@@ -1,4 +1,4 @@
-"""Tests of the runner: jobs are cached and never repeated, interrupted runs resume, and unusable folders are rejected."""
+"""Tests of the runner: cached jobs, interrupted runs, and unusable folders."""
 
 import json
 import os

@@ -218,7 +218,7 @@ def test_gains_have_standard_errors() -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"seeds": ()}, "--seeds"), ({"seeds": (1, 1)}, "--seeds"), ({"warmup": 100}, "--warmup"), ({"repeats": 1}, "--rep")],
+    [
         ({"seeds": ()}, "--seeds"),
         ({"seeds": (1, 1)}, "--seeds"),
         ({"warmup": 100}, "--warmup"),

@@ -28,7 +28,7 @@ def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
 
     cases = STUDY._cases()
     return {
-        case: [row(method, K, seed) for seed in STUDY.seeds for method in methods for K in counts]
+        case: [row(method, K, seed) for seed in STUDY.seeds for method in ("deterministic", *methods) for K in counts]
         for case, (_, _, methods, counts, *_) in cases.items()
     }
 

@@ -109,7 +109,7 @@ class CostStudy(Study):
         memory = case in ("growth", "others") and seed == self.seeds[0]  # other runs would find the same
         batch_size = self.batch_size_mlp if case == "mlp" else self.batch_size
         found = benchmark_methods(
-            {method: lambda K, method=method: make_method(method, members=K) for method in methods},  # type: ignore[misc]
+            {method: lambda K, method=method: make_method(method, members=K) for method in ("deterministic", *methods)},  # type: ignore[misc]
             image_net(net, data),
             load_images(data, "train", n, seed, shrink=shrink),
             load_images(data, "test", inputs, shrink=shrink).tensors[0],
@@ -130,11 +130,11 @@ class CostStudy(Study):
     def _cases(self) -> dict[str, tuple[str, str, Sequence[str], Sequence[int], int, int, int]]:
         """Data set, net, methods, counts K, rows to train on, inputs to predict at, shrinkage."""
         return {
-            "growth": (self.data, self.net, ("deterministic", *ORDERS), self.counts, self.n, self.inputs, 1),
-            "others": (self.data, self.net, ("deterministic", *self.others), self.counts[-1:], self.n, self.inputs, 1),
-            "mlp": (self.data, self.mlp, ("deterministic", *MLP_SECONDS[3]), self.mlp_counts, self.n_mlp, self.inputs, 1),
+            "growth": (self.data, self.net, tuple(ORDERS), self.counts, self.n, self.inputs, 1),
+            "others": (self.data, self.net, self.others, self.counts[-1:], self.n, self.inputs, 1),
+            "mlp": (self.data, self.mlp, tuple(MLP_SECONDS[3]), self.mlp_counts, self.n_mlp, self.inputs, 1),
             "many": (
-                self.many_data, self.many, ("deterministic", *MANY_SECONDS), (self.replicates,),
+                self.many_data, self.many, tuple(MANY_SECONDS), (self.replicates,),
                 self.n_many, self.inputs_many, self.shrink_many,
             ),
         }  # fmt: skip

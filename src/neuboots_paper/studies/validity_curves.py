@@ -184,7 +184,7 @@ def make_influence_predictors(
 
 
 def band_row(method: str, mean: Tensor, std: Tensor, problem: SyntheticRegression, kept: int) -> Row:
-    """Coverage counts, mean error, mean square error and mean width at each x of R bands (R, N); `kept` single widths."""
+    """Row of R bands (R, N): coverage counts, errors and mean width at each x, and the widths of the first `kept`."""
     error = mean - problem.values.double()
     return {
         "method": method,
