@@ -1,14 +1,17 @@
-"""Rows read many at once, targets read alone, and rows of several sizes."""
+"""Data sets, loaders and targets: seeded reads, batches, and what fit accepts as data."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from neuboots.loading import EpochLoader, check_length, load_class_labels, load_targets
+from neuboots import ArgumentError, TrainingConfig
+from neuboots.loading import EpochLoader, as_dataset, check_length, load_class_labels, load_targets
+from neuboots.training import resolve_fit
 
 
 class AtOnce(Dataset[Any]):
@@ -30,14 +33,14 @@ class AtOnce(Dataset[Any]):
         return [(i + each, i) for i, each in zip(rows, noise, strict=True)]
 
 
-def passes(data: Dataset[Any], epoch: int = 0, **options: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+def read_epoch(data: Dataset[Any], epoch: int = 0, **options: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
     loader = EpochLoader(data, batch_size=4, seed=5, **options)
     return [(batch.x, batch.y, batch.index) for _, batch, _ in loader.epoch(epoch)]
 
 
-def test_a_batch_is_read_at_once_and_its_draws_are_named() -> None:
+def test_batched_reads_are_seeded() -> None:
     data = AtOnce()
-    first, again, next_epoch = passes(data), passes(data), passes(data, 1)
+    first, again, next_epoch = read_epoch(data), read_epoch(data), read_epoch(data, 1)
     assert [len(rows) for rows in data.asked] == [4, 4, 2] * 3
     for (x, y, index), (x2, _, index2) in zip(first, again, strict=True):
         assert torch.equal(x, x2)
@@ -48,26 +51,26 @@ def test_a_batch_is_read_at_once_and_its_draws_are_named() -> None:
     assert not torch.equal(torch.cat([x.frac() for x, _, _ in first]), torch.cat([x.frac() for x, _, _ in next_epoch]))
 
 
-def test_workers_change_nothing_of_what_a_batch_draws() -> None:
-    for ours, theirs in zip(passes(AtOnce()), passes(AtOnce(), num_workers=2), strict=True):
+def test_batched_reads_independent_of_workers() -> None:
+    for ours, theirs in zip(read_epoch(AtOnce()), read_epoch(AtOnce(), num_workers=2), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_pass_taken_up_in_the_middle_draws_the_same() -> None:
+def test_batched_reads_from_the_middle() -> None:
     loader = EpochLoader(AtOnce(), batch_size=4, seed=5)
     whole = [batch.x for _, batch, _ in loader.epoch(2)]
     rest = [batch.x for _, batch, _ in loader.epoch(2, start=1)]
     assert all(torch.equal(a, b) for a, b in zip(whole[1:], rest, strict=True))
 
 
-def test_a_subset_reads_at_once_only_if_its_data_does() -> None:
+def test_subset_reads_batches() -> None:
     data = AtOnce()
-    passes(Subset(data, [1, 3, 5, 7, 9]))
+    read_epoch(Subset(data, [1, 3, 5, 7, 9]))
     assert [len(rows) for rows in data.asked] == [5]  # a last batch of one row joins the one before
     assert {i for rows in data.asked for i in rows} == {1, 3, 5, 7, 9}
 
 
-def test_rows_of_a_subset_keep_their_own_names() -> None:
+def test_subset_seeds_each_example() -> None:
     """torch's Subset offers to read many rows at once for any data: rows that cannot are still seeded one by one."""
 
     class Plain(Dataset[Any]):
@@ -92,12 +95,6 @@ def _batches(data: Dataset[Any], size: int) -> list[tuple[Tensor, Tensor, Tensor
     return [(b.x, b.y, b.index) for _, b, _ in EpochLoader(data, batch_size=size, seed=1).epoch(0)]
 
 
-def test_torchs_own_loader_reads_the_same_rows_at_once() -> None:
-    data = AtOnce()
-    assert [y.tolist() for _, y in DataLoader(data, batch_size=6)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
-    assert [len(rows) for rows in data.asked] == [6, 4]
-
-
 class WithMasks(Dataset[Any]):
     """Images that must not be read for their masks."""
 
@@ -111,7 +108,7 @@ class WithMasks(Dataset[Any]):
         return torch.full((3, 2), i)
 
 
-def test_targets_are_read_alone_where_they_can_be() -> None:
+def test_load_targets_reads_targets_only() -> None:
     reduced = load_targets(WithMasks(), reduce=lambda mask: mask.flatten()[0])
     assert reduced.tolist() == [0, 1, 2, 3]
     assert load_targets(Subset(WithMasks(), [3, 1]), reduce=lambda mask: mask.flatten()[0]).tolist() == [3, 1]
@@ -125,19 +122,70 @@ class Sizes(Dataset[Any]):
         return torch.zeros(3, 10 + i), 0
 
 
-def test_rows_of_several_sizes_get_a_sentence() -> None:
-    with pytest.raises(
-        ValueError, match=r"got inputs of several sizes in one batch, such as \(3, 1\d\) and \(3, 1\d\)"
-    ):
-        passes(Sizes())
+def test_inputs_of_several_sizes_raise() -> None:
+    with pytest.raises(ArgumentError, match=r"\(3, 1\d\) and \(3, 1\d\)"):
+        read_epoch(Sizes())
     assert len(_batches(Sizes(), 1)) == 4
     texts = [({"input_ids": torch.zeros(length, dtype=torch.int64)}, 0) for length in (3, 5, 4)]
-    with pytest.raises(
-        ValueError, match=r"several sizes in one batch, such as \(3,\) and \(5,\).*pad texts to one length"
-    ):
-        passes(texts)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"\(3,\) and \(5,\)"):
+        read_epoch(texts)  # type: ignore[arg-type]
 
 
-def test_classes_are_whole_numbers() -> None:
+def test_class_labels_and_length() -> None:
     assert load_class_labels(AtOnce(3)).tolist() == [0, 1, 2]
     assert check_length(AtOnce(3)) == 3
+    with pytest.raises(ArgumentError, match="data"):
+        load_class_labels(TensorDataset(torch.zeros(3, 2), torch.tensor([0.5, 1.0, 2.0])))
+
+
+# -- data of a fit -------------------------------------------------------------------------------------
+
+X, Y = np.arange(12.0).reshape(6, 2)[:, ::-1], np.arange(6)
+
+
+def pad_collate(examples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    xs, ys = zip(*examples, strict=True)
+    return nn.utils.rnn.pad_sequence([x.T for x in xs], batch_first=True), torch.tensor(ys)
+
+
+@pytest.mark.parametrize("data", [(X, Y), [torch.from_numpy(X.copy()), torch.from_numpy(Y)]], ids=["arrays", "tensors"])
+def test_as_dataset_of_pairs(data: Any) -> None:
+    dataset = as_dataset(data)
+    x, y = dataset[5]
+    assert (x.tolist(), int(y), len(dataset)) == ([11.0, 10.0], 5, 6)
+
+
+def test_as_dataset_of_loader() -> None:
+    data = AtOnce()
+    assert as_dataset(DataLoader(data, batch_size=3)) is data
+    assert as_dataset(DataLoader(data, batch_size=3, shuffle=True)) is data
+    padded = as_dataset(DataLoader(Sizes(), batch_size=4, collate_fn=pad_collate))
+    ((x, y, index),) = read_epoch(padded)
+    assert (x.shape, y.tolist()) == ((4, 13, 3), [0] * 4)
+    assert x.abs().sum() == 0
+    assert sorted(index.tolist()) == [0, 1, 2, 3]
+
+
+def test_config_takes_the_options_of_a_loader() -> None:
+    loader = DataLoader(AtOnce(), batch_size=3, num_workers=2)
+    inputs = resolve_fit(nn.Linear(3, 1), loader, TrainingConfig(epochs=2))
+    assert (inputs.config.batch_size, inputs.config.num_workers, inputs.config.epochs) == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.zeros(5, 3),
+        3,
+        (X, Y[:4]),
+        DataLoader(AtOnce(), batch_size=3, drop_last=True),
+        DataLoader(AtOnce(), batch_size=None),
+        DataLoader(AtOnce(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)),
+        DataLoader(AtOnce(), sampler=torch.utils.data.RandomSampler(AtOnce(), replacement=True)),
+        DataLoader(AtOnce(), batch_sampler=[[0, 1], [2]]),
+    ],
+    ids=str,
+)
+def test_as_dataset_rejects_other_data(data: Any) -> None:
+    with pytest.raises(ArgumentError, match="val_data"):
+        as_dataset(data, name="val_data")

@@ -12,7 +12,7 @@ from _reference import least_squares, p_value, sandwich, standard_errors
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys
-from neuboots.losses import weighted_mean
+from neuboots.losses import as_loss, weighted_mean
 from neuboots.weights import (
     BlockTable,
     Dirichlet,
@@ -23,8 +23,8 @@ from neuboots.weights import (
     assign_blocks,
 )
 
-LAWS = [Dirichlet(), Dirichlet(5.0), Multinomial(), Exponential()]
-every_law = pytest.mark.parametrize("weight_distribution", LAWS, ids=str)
+DISTRIBUTIONS = [Dirichlet(), Dirichlet(5.0), Multinomial(), Exponential()]
+every_distribution = pytest.mark.parametrize("weight_distribution", DISTRIBUTIONS, ids=str)
 GRID = np.linspace(-2, 2, 9)
 
 
@@ -68,7 +68,7 @@ def test_the_helpers_are_the_oracles() -> None:
 # -- S = n ---------------------------------------------------------------------------------------------
 
 
-@every_law
+@every_distribution
 def test_with_a_block_for_each_point_the_weights_are_alpha_itself(weight_distribution: WeightDistribution) -> None:
     """S = n and u = id is plain random-weight bootstrap: w ~ the law over the n points."""
     n, seed = 50, 3
@@ -98,11 +98,11 @@ def linear(theta: np.ndarray) -> nn.Linear:
     return net
 
 
-def loss_of(net: nn.Linear, X: np.ndarray, y: np.ndarray, w: Tensor) -> Tensor:
-    return weighted_mean(nn.MSELoss()(net(torch.from_numpy(X)), torch.from_numpy(y)), w)
+def compute_loss(net: nn.Linear, X: np.ndarray, y: np.ndarray, w: Tensor) -> Tensor:
+    return weighted_mean(as_loss(nn.MSELoss())(net(torch.from_numpy(X)), torch.from_numpy(y)), w)
 
 
-@every_law
+@every_distribution
 def test_the_gradient_vanishes_at_weighted_least_squares(weight_distribution: WeightDistribution) -> None:
     """200 draws; zero means rounding: 10⁻¹² of the gradient at θ = 0."""
     X, y = regression(60)
@@ -110,12 +110,12 @@ def test_the_gradient_vanishes_at_weighted_least_squares(weight_distribution: We
         norms = []
         for theta in (least_squares(X, y, w.numpy()), np.zeros(3)):
             net = linear(theta)
-            loss_of(net, X, y, w).backward()
+            compute_loss(net, X, y, w).backward()
             norms.append(net.weight.grad.norm().item())
         assert norms[0] < 1e-12 * norms[1]
 
 
-@every_law
+@every_distribution
 def test_minimising_the_weighted_loss_gives_weighted_least_squares(weight_distribution: WeightDistribution) -> None:
     """From θ = 0 by torch's own L-BFGS. Its line search compares losses, so it finds θ to about √eps."""
     X, y = regression(60)
@@ -127,7 +127,7 @@ def test_minimising_the_weighted_loss_gives_weighted_least_squares(weight_distri
 
         def closure(net: nn.Linear = net, optimizer: torch.optim.LBFGS = optimizer, w: Tensor = w) -> Tensor:
             optimizer.zero_grad()
-            loss = loss_of(net, X, y, w)
+            loss = compute_loss(net, X, y, w)
             loss.backward()
             return loss
 
@@ -139,7 +139,7 @@ def test_minimising_the_weighted_loss_gives_weighted_least_squares(weight_distri
 # -- the exact band ------------------------------------------------------------------------------------
 
 B = 10_000
-CASES = [(weight_distribution, n) for weight_distribution in LAWS for n in (100, 400)]
+CASES = [(weight_distribution, n) for weight_distribution in DISTRIBUTIONS for n in (100, 400)]
 
 
 def variance_ratio(f: np.ndarray, exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,14 +169,14 @@ def test_the_spread_of_weighted_fits_is_the_sandwich(weight_distribution: Weight
     assert (np.abs(ratio - 1) < k * error + 2 * leverage).all()
 
 
-@every_law
+@every_distribution
 def test_the_mean_of_weighted_fits_is_the_fit(weight_distribution: WeightDistribution) -> None:
     """Its bias is O(1/n) where the spread is O(1/√n): below 2/√n standard deviations, and k standard errors."""
     n = 100
     X, y = regression(n)
     f = fits(X, y, weights(weight_distribution, B, n, 1, "mean")) @ design(GRID).T
     bias = (f.mean(0) - design(GRID) @ least_squares(X, y, np.ones(n))) / f.std(0)
-    allowed = standard_errors(len(LAWS) * len(GRID)) / math.sqrt(B)
+    allowed = standard_errors(len(DISTRIBUTIONS) * len(GRID)) / math.sqrt(B)
     assert (np.abs(bias) < 2 / math.sqrt(n) + allowed).all()
 
 
