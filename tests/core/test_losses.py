@@ -1,5 +1,6 @@
 """The losses against torch's own, their weighted mean against the resampled data set, and shapes that would mislead."""
 
+import json
 import math
 from collections.abc import Callable
 
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from neuboots import ArgumentError
 from neuboots._prng import derive_keys
-from neuboots.losses import BrierLoss, GaussianNLL, valid_mask, weighted_mean
+from neuboots.losses import BrierLoss, GaussianNLL, as_loss, build_loss, describe_loss, valid_mask, weighted_mean
 from neuboots.weights import Multinomial
 
-VOID = 255
+IGNORED = 255
 many = settings(deadline=None, max_examples=40, derandomize=True)
 
 
@@ -22,11 +24,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def labels(*shape: int, classes: int, seed: int = 0, ignore_index: float = 0.0) -> Tensor:
-    """Random labels, a share of them void."""
+def labels(*shape: int, classes: int, seed: int = 0, fraction: float = 0.0) -> Tensor:
+    """Random labels, a fraction of them ignored."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(classes, shape, generator=rng)
-    return y.masked_fill(torch.rand(shape, generator=rng) < ignore_index, VOID)
+    return y.masked_fill(torch.rand(shape, generator=rng) < fraction, IGNORED)
 
 
 def mean_loss(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor, w: Tensor) -> Tensor:
@@ -38,18 +40,18 @@ def mean_loss(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets
 
 @many
 @given(st.integers(1, 6), st.integers(2, 5), st.sampled_from([(), (3,), (4, 3)]), st.integers(0, 10**6))
-def test_weights_of_one_give_torchs_mean(N: int, C: int, pixels: tuple[int, ...], seed: int) -> None:
-    """With void pixels too: torch divides by the number of those that count."""
+def test_weighted_mean_with_unit_weights_matches_torch(N: int, C: int, pixels: tuple[int, ...], seed: int) -> None:
+    """With ignored pixels too: torch divides by the number of those that count."""
     outputs = random(N, C, *pixels, seed=seed).requires_grad_()
-    targets = labels(N, *pixels, classes=C, seed=seed, ignore_index=0.3)
+    targets = labels(N, *pixels, classes=C, seed=seed, fraction=0.3)
     targets.view(-1)[0] = 0  # at least one counts
-    ours = mean_loss(nn.CrossEntropyLoss(ignore_index=VOID), outputs, targets, torch.ones(N))
-    theirs = F.cross_entropy(outputs, targets, ignore_index=VOID)
+    ours = mean_loss(as_loss(nn.CrossEntropyLoss(ignore_index=IGNORED)), outputs, targets, torch.ones(N))
+    theirs = F.cross_entropy(outputs, targets, ignore_index=IGNORED)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(value, outputs)[0] for value in (ours, theirs)))
 
 
-def test_the_weighted_mean_is_its_definition() -> None:
+def test_weighted_mean_definition() -> None:
     """1/n Σ wᵢ ℓᵢ: divided by the number of points, not by the sum of the weights."""
     losses, w = random(5, 3, 2), torch.tensor([0.0, 2.0, 0.5, 3.0, 7.0], dtype=torch.float64)
     mask = random(5, 3, 2, seed=1) > 0
@@ -61,7 +63,7 @@ def test_the_weighted_mean_is_its_definition() -> None:
     assert weighted_mean(losses, w, mask).item() == pytest.approx(total.item() / len(kept))
 
 
-def test_the_loss_keeps_its_precision_whatever_that_of_the_weights() -> None:
+def test_weighted_mean_keeps_precision() -> None:
     """α is drawn in double precision; float32 losses stay float32."""
     assert weighted_mean(torch.ones(3), torch.ones(3, dtype=torch.float64)).dtype == torch.float32
     assert weighted_mean(torch.ones(3).bfloat16(), torch.ones(3, dtype=torch.float64)).dtype == torch.bfloat16
@@ -69,7 +71,7 @@ def test_the_loss_keeps_its_precision_whatever_that_of_the_weights() -> None:
 
 @pytest.mark.parametrize("pixels", [(), (4, 3)], ids=["vectors", "pixels"])
 @pytest.mark.parametrize("draw", range(5))
-def test_multinomial_weights_are_the_resampled_data_set(draw: int, pixels: tuple[int, ...]) -> None:
+def test_multinomial_weights_match_resampling(draw: int, pixels: tuple[int, ...]) -> None:
     """In loss and in gradient, for a small net; equal but for the order of the sums."""
     n, C = 12, 3
     torch.manual_seed(draw)
@@ -82,7 +84,7 @@ def test_multinomial_weights_are_the_resampled_data_set(draw: int, pixels: tuple
     assert len(rows) == n
     assert counts.max() > 1  # some points are drawn twice and others never
 
-    weighted = weighted_mean(nn.CrossEntropyLoss()(net(x), y), counts)
+    weighted = weighted_mean(as_loss(nn.CrossEntropyLoss())(net(x), y), counts)
     resampled = F.cross_entropy(net(x[rows]), y[rows])
     torch.testing.assert_close(weighted, resampled, rtol=1e-12, atol=0)
     parameters = list(net.parameters())
@@ -90,43 +92,42 @@ def test_multinomial_weights_are_the_resampled_data_set(draw: int, pixels: tuple
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
-def test_multinomial_weights_are_the_resampled_data_set_with_void_pixels() -> None:
+def test_multinomial_weights_match_resampling_with_ignored_pixels() -> None:
     """Σ wᵢ ℓᵢ is the sum over the resampled images; the divisor stays that of the data."""
-    loss, n = nn.CrossEntropyLoss(ignore_index=VOID), 10
-    outputs, targets = random(n, 3, 4, 4), labels(n, 4, 4, classes=3, ignore_index=0.4)
+    loss, n = as_loss(nn.CrossEntropyLoss(ignore_index=IGNORED)), 10
+    outputs, targets = random(n, 3, 4, 4), labels(n, 4, 4, classes=3, fraction=0.4)
     counts = Multinomial().sample(derive_keys(torch.tensor([0]), 0), n)[0]
     rows = torch.repeat_interleave(torch.arange(n), counts.long())
-    resampled = F.cross_entropy(outputs[rows], targets[rows], ignore_index=VOID, reduction="sum")
-    ours = mean_loss(loss, outputs, targets, counts) * (targets != VOID).sum()
+    resampled = F.cross_entropy(outputs[rows], targets[rows], ignore_index=IGNORED, reduction="sum")
+    ours = mean_loss(loss, outputs, targets, counts) * (targets != IGNORED).sum()
     torch.testing.assert_close(ours, resampled)
 
 
 @pytest.mark.parametrize(
-    ("losses", "weights", "sentence"),
-    [
-        (torch.tensor(1.0), torch.ones(3), "got a single number for 3 weights; expected one loss for each point"),
-        (torch.ones(2), torch.ones(3), "got 2 losses for 3 weights; expected one loss for each point"),
-        (torch.ones(1, 3), torch.ones(3), "got 1 losses for 3 weights; expected one loss for each point"),
-    ],
+    "losses", [torch.tensor(1.0), torch.ones(2), torch.ones(1, 3)], ids=["scalar", "(2,)", "(1, 3)"]
 )
-def test_a_loss_that_reduces_is_refused(losses: Tensor, weights: Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f'^{sentence}: use a loss with reduction="none"$'):
-        weighted_mean(losses, weights)
+def test_weighted_mean_needs_one_loss_per_example(losses: Tensor) -> None:
+    with pytest.raises(ArgumentError, match="loss"):
+        weighted_mean(losses, torch.ones(3))
 
 
-# -- void pixels ---------------------------------------------------------------------------------------
+# -- ignored pixels ---------------------------------------------------------------------------------------
 
-CROSS_ENTROPIES = [nn.CrossEntropyLoss(ignore_index=VOID), nn.CrossEntropyLoss(reduction="none", ignore_index=VOID)]
-both = pytest.mark.parametrize("loss", CROSS_ENTROPIES, ids=["ours", "torch's"])
+CROSS_ENTROPIES = [
+    as_loss(nn.CrossEntropyLoss(ignore_index=IGNORED)),
+    lambda outputs, targets: F.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none"),
+]
+CROSS_ENTROPIES[1].ignore_index = IGNORED  # type: ignore[attr-defined]
+both = pytest.mark.parametrize("loss", CROSS_ENTROPIES, ids=["torch", "callable"])
 
 
 @both
-def test_void_pixels_have_no_loss_and_no_gradient(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    targets = labels(3, 4, 4, classes=5, ignore_index=0.5)
+def test_ignored_pixels_have_no_loss_and_gradient(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    targets = labels(3, 4, 4, classes=5, fraction=0.5)
     outputs, w = random(3, 5, 4, 4).requires_grad_(), torch.tensor([0.5, 2.0, 3.0])
     value = mean_loss(loss, outputs, targets, w)
     (gradient,) = torch.autograd.grad(value, outputs)
-    ignore_index = (targets == VOID)[:, None].expand_as(gradient)
+    ignore_index = (targets == IGNORED)[:, None].expand_as(gradient)
     assert 0 < ignore_index.sum() < ignore_index.numel()
     assert (gradient[ignore_index] == 0).all()
     assert (gradient[~ignore_index] != 0).all()
@@ -134,26 +135,26 @@ def test_void_pixels_have_no_loss_and_no_gradient(loss: Callable[[Tensor, Tensor
     changed = outputs.detach().masked_fill(ignore_index, 100.0)
     assert torch.equal(mean_loss(loss, changed, targets, w), value)
     # and the others count as if they were alone
-    kept, image = targets != VOID, torch.arange(3).view(3, 1, 1).expand_as(targets)
+    kept, image = targets != IGNORED, torch.arange(3).view(3, 1, 1).expand_as(targets)
     alone = F.cross_entropy(outputs.movedim(1, -1)[kept], targets[kept], reduction="none")
     torch.testing.assert_close(value, (alone * w[image[kept]]).mean())
 
 
 @both
-def test_a_batch_of_void_pixels_costs_nothing(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_batch_of_ignored_pixels_has_zero_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """0 and not 0/0: one empty batch would turn the net into NaNs."""
     outputs = random(2, 3, 4).requires_grad_()
-    value = mean_loss(loss, outputs, torch.full((2, 4), VOID), torch.ones(2))
+    value = mean_loss(loss, outputs, torch.full((2, 4), IGNORED), torch.ones(2))
     assert value.item() == 0
     assert (torch.autograd.grad(value, outputs)[0] == 0).all()
 
 
-def test_where_targets_count() -> None:
-    y = torch.tensor([0, VOID, 2])
-    assert valid_mask(nn.CrossEntropyLoss(ignore_index=VOID), y).tolist() == [True, False, True]
-    assert valid_mask(nn.CrossEntropyLoss(ignore_index=VOID), torch.tensor([0, 1])) is None
-    assert valid_mask(nn.CrossEntropyLoss(), torch.tensor([0, -100])).tolist() == [True, False]
-    assert valid_mask(nn.MSELoss(), y) is None
+def test_valid_mask() -> None:
+    y = torch.tensor([0, IGNORED, 2])
+    assert valid_mask(as_loss(nn.CrossEntropyLoss(ignore_index=IGNORED)), y).tolist() == [True, False, True]
+    assert valid_mask(as_loss(nn.CrossEntropyLoss(ignore_index=IGNORED)), torch.tensor([0, 1])) is None
+    assert valid_mask(as_loss(nn.CrossEntropyLoss()), torch.tensor([0, -100])).tolist() == [True, False]
+    assert valid_mask(as_loss(nn.MSELoss()), y) is None
     probabilities = torch.tensor([[0.0, 1.0], [0.5, 0.5]])  # in which 0 is no label
     assert valid_mask(nn.CrossEntropyLoss(reduction="none", ignore_index=0), probabilities) is None
 
@@ -164,28 +165,25 @@ def test_where_targets_count() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("pixels", [(), (5,), (4, 3), (2, 3, 2)])
 def test_cross_entropy(pixels: tuple[int, ...], smoothing: float) -> None:
-    outputs, targets = random(6, 4, *pixels), labels(6, *pixels, classes=4, ignore_index=0.2)
-    ours = nn.CrossEntropyLoss(VOID, smoothing)(outputs, targets)
-    assert ours.shape == targets.shape
-    theirs = nn.CrossEntropyLoss(reduction="none", ignore_index=VOID, label_smoothing=smoothing)(outputs, targets)
-    torch.testing.assert_close(ours, theirs)
-    mean = nn.CrossEntropyLoss(ignore_index=VOID, label_smoothing=smoothing)(outputs, targets)
-    loss = nn.CrossEntropyLoss(VOID, smoothing)
-    torch.testing.assert_close(mean_loss(loss, outputs, targets, torch.ones(6)), mean)
+    outputs, targets = random(6, 4, *pixels), labels(6, *pixels, classes=4, fraction=0.2)
+    torchs = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing)
+    loss = as_loss(torchs)
+    assert loss(outputs, targets).shape == targets.shape
+    torch.testing.assert_close(mean_loss(loss, outputs, targets, torch.ones(6)), torchs(outputs, targets))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-def test_labels_of_every_whole_type(dtype: torch.dtype) -> None:
+def test_labels_of_every_integer_type(dtype: torch.dtype) -> None:
     """156 is a class, not −100, also where both are the same byte."""
     outputs = random(3, 200)
     targets = torch.tensor([0, 156, 199])
-    ours = mean_loss(nn.CrossEntropyLoss(), outputs, targets.to(dtype), torch.ones(3))
+    ours = mean_loss(as_loss(nn.CrossEntropyLoss()), outputs, targets.to(dtype), torch.ones(3))
     torch.testing.assert_close(ours, F.cross_entropy(outputs, targets))
 
 
 def test_squared_error() -> None:
     outputs, targets = random(6, 2), random(6, 2, seed=1)
-    assert torch.equal(nn.MSELoss()(outputs, targets), F.mse_loss(outputs, targets, reduction="none"))
+    assert torch.equal(as_loss(nn.MSELoss())(outputs, targets), F.mse_loss(outputs, targets, reduction="none"))
 
 
 def test_gaussian_nll() -> None:
@@ -208,22 +206,22 @@ def test_gaussian_nll_has_a_floor() -> None:
 def test_binary_cross_entropy() -> None:
     outputs, soft = random(6, 3), random(6, 3, seed=1).sigmoid()
     theirs = F.binary_cross_entropy_with_logits(outputs, soft, reduction="none")
-    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs, soft), theirs)
+    torch.testing.assert_close(as_loss(nn.BCEWithLogitsLoss())(outputs, soft), theirs)
     hard = labels(6, classes=2)
     theirs = F.binary_cross_entropy(outputs[:, :1].sigmoid(), hard[:, None].double(), reduction="none")
-    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs[:, :1], hard), theirs)
-    torch.testing.assert_close(nn.BCEWithLogitsLoss()(outputs[:, :1], hard.bool()), theirs)
+    torch.testing.assert_close(as_loss(nn.BCEWithLogitsLoss())(outputs[:, :1], hard), theirs)
+    torch.testing.assert_close(as_loss(nn.BCEWithLogitsLoss())(outputs[:, :1], hard.bool()), theirs)
 
 
 # -- shapes that would mislead -------------------------------------------------------------------------
 
-SAME_SHAPE = [(nn.MSELoss(), 1), (GaussianNLL(), 2), (nn.BCEWithLogitsLoss(), 1)]
+SAME_SHAPE = [(as_loss(nn.MSELoss()), 1), (GaussianNLL(), 2), (as_loss(nn.BCEWithLogitsLoss()), 1)]
 one_shape = pytest.mark.parametrize(("loss", "heads"), SAME_SHAPE, ids=["squared", "gaussian", "binary"])
 
 
 @one_shape
 @pytest.mark.parametrize("pixels", [(), (4, 3)])
-def test_n_targets_against_n_1_outputs_do_not_broadcast(loss, heads: int, pixels: tuple[int, ...]) -> None:
+def test_targets_n_for_outputs_n_1_do_not_broadcast(loss, heads: int, pixels: tuple[int, ...]) -> None:
     outputs, targets = random(6, heads, *pixels), labels(6, *pixels, classes=2).double()
     losses = loss(outputs, targets)
     assert losses.shape == (6, 1, *pixels)
@@ -232,9 +230,9 @@ def test_n_targets_against_n_1_outputs_do_not_broadcast(loss, heads: int, pixels
     torch.testing.assert_close(losses, each)
 
 
-def test_n_1_targets_against_n_outputs_do_not_broadcast() -> None:
+def test_targets_n_1_for_outputs_n_do_not_broadcast() -> None:
     outputs, targets = random(6), random(6, seed=1)
-    assert torch.equal(nn.MSELoss()(outputs, targets[:, None]), (outputs - targets).square())
+    assert torch.equal(as_loss(nn.MSELoss())(outputs, targets[:, None]), (outputs - targets).square())
 
 
 @one_shape
@@ -251,46 +249,93 @@ def test_n_1_targets_against_n_outputs_do_not_broadcast() -> None:
         ((6, 1), ()),
     ],
 )
-def test_other_shapes_are_refused(loss, heads: int, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+def test_other_shapes_raise(loss, heads: int, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
     shape = (outputs[0], heads * outputs[1], *outputs[2:])
-    with pytest.raises(ValueError, match=r"^got targets .* for outputs .*; expected the same shape: broadcasting "):
+    with pytest.raises(ArgumentError, match="targets"):
         loss(torch.zeros(shape), torch.zeros(targets))
 
 
-@pytest.mark.parametrize("shape", [(6, 3), (6,), (6, 5, 2)])
-def test_a_gaussian_head_has_two_outputs_for_each_mean(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"^got outputs .*; expected \(N, 2k, \*\): k means, then k values of log σ²$"):
-        GaussianNLL()(torch.zeros(shape), torch.zeros(6))
+@pytest.mark.parametrize(
+    ("name", "loss", "outputs", "targets"),
+    [
+        ("outputs", GaussianNLL(), torch.zeros(6, 3), torch.zeros(6)),
+        ("outputs", GaussianNLL(), torch.zeros(6), torch.zeros(6)),
+        ("targets", as_loss(nn.BCEWithLogitsLoss()), torch.zeros(2), torch.tensor([0.0, 1.5])),
+        ("targets", as_loss(nn.BCEWithLogitsLoss()), torch.zeros(2), torch.tensor([-0.1, 1.0])),
+        *(
+            ("targets", loss, torch.zeros(outputs), torch.zeros(targets, dtype=torch.long))
+            for loss in (as_loss(nn.CrossEntropyLoss()), BrierLoss())
+            for outputs, targets in [
+                ((6, 3), (6, 1)),
+                ((6, 3), (6, 3)),
+                ((6,), (6,)),
+                ((6, 3, 4, 4), (6, 4)),
+                ((6, 3), (5,)),
+            ]
+        ),
+        *(
+            ("targets", loss, torch.zeros(2, 3), targets)
+            for loss in (as_loss(nn.CrossEntropyLoss()), BrierLoss())
+            for targets in (torch.tensor([0, 3]), torch.tensor([0, -1]), torch.tensor([0.0, 1.0]))
+        ),
+    ],
+)
+def test_outputs_and_targets_that_do_not_fit_raise(
+    name: str, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        loss(outputs, targets)
+    assert caught.value.name == name
 
 
-@pytest.mark.parametrize("targets", [[0.0, 1.5], [-0.1, 1.0], [2.0, 0.0]])
-def test_probabilities_lie_between_0_and_1(targets: list[float]) -> None:
-    sentence = r"^got targets outside \[0, 1\]; expected probabilities or 0/1 labels$"
-    with pytest.raises(ValueError, match=sentence):
-        nn.BCEWithLogitsLoss()(torch.zeros(2), torch.tensor(targets))
+# -- torch's losses as they are ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_as_loss_ignores_the_reduction_and_keeps_options(reduction: str) -> None:
+    outputs, targets = random(6, 4), labels(6, classes=4)
+    weight = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    given = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1, reduction=reduction)
+    expected = F.cross_entropy(outputs, targets, weight=weight, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(as_loss(given)(outputs, targets), expected)
+    assert given.reduction == reduction
+    huber = nn.HuberLoss(delta=0.3, reduction=reduction)
+    expected = F.huber_loss(outputs[:, :1], outputs[:, 1:2], delta=0.3, reduction="none")
+    torch.testing.assert_close(as_loss(huber)(outputs[:, :1], outputs[:, 1]), expected)
+
+
+def test_as_loss_of_class_probabilities() -> None:
+    outputs, soft = random(6, 4), random(6, 4, seed=1).softmax(1)
+    torch.testing.assert_close(
+        as_loss(nn.CrossEntropyLoss())(outputs, soft), F.cross_entropy(outputs, soft, reduction="none")
+    )
+
+
+def test_as_loss_is_idempotent_and_compares_by_options() -> None:
+    loss = as_loss(nn.CrossEntropyLoss(ignore_index=3))
+    assert as_loss(loss) is loss
+    assert loss == as_loss(nn.CrossEntropyLoss(ignore_index=3)) != as_loss(nn.CrossEntropyLoss())
+    assert isinstance(loss, nn.CrossEntropyLoss)
+    own = lambda outputs, targets: (outputs - targets).abs()  # noqa: E731
+    assert as_loss(own) is own
+    for wrong in ("ce", nn.CrossEntropyLoss, None):
+        with pytest.raises(ArgumentError, match="loss"):
+            as_loss(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets"), [((6, 3), (6, 1)), ((6, 3), (6, 3)), ((6,), (6,)), ((6, 3, 4, 4), (6, 4)), ((6, 3), (5,))]
+    "loss",
+    [nn.CrossEntropyLoss(ignore_index=7), nn.MSELoss(), nn.BCEWithLogitsLoss(), GaussianNLL(0.5), BrierLoss(9)],
+    ids=str,
 )
-def test_one_label_for_each_output(outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
-    sentence = r"^got outputs \(.*\) and labels \(.*\); expected \(N, C, \*\) and \(N, \*\), one class label for each "
-    with pytest.raises(ValueError, match=sentence):
-        nn.CrossEntropyLoss()(torch.zeros(outputs), torch.zeros(targets, dtype=torch.long))
+def test_describe_and_build_loss_round_trip(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    assert build_loss(json.loads(json.dumps(describe_loss(loss)))) == as_loss(loss)
 
 
-@pytest.mark.parametrize("label", [3, -1, 255])
-def test_labels_out_of_range(label: int) -> None:
-    """On a GPU torch would stop the process with no word of which label it was."""
-    sentence = rf"^got label {label} for a net with 3 outputs; expected 0 … 2 \(or -100, which is ignored\)$"
-    with pytest.raises(ValueError, match=sentence):
-        nn.CrossEntropyLoss()(torch.zeros(2, 3), torch.tensor([0, label]))
-
-
-def test_labels_are_whole_numbers() -> None:
-    sentence = r"^got floating-point labels; expected integers 0 … C − 1: use labels.long\(\)$"
-    with pytest.raises(ValueError, match=sentence):
-        nn.CrossEntropyLoss()(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
+def test_describe_loss_of_other_losses_raises() -> None:
+    for loss in (nn.L1Loss(), nn.CrossEntropyLoss(weight=torch.ones(3)), torch.add):
+        with pytest.raises(ArgumentError, match="loss"):
+            describe_loss(loss)
 
 
 # -- Brier -----------------------------------------------------------------------------------------------
@@ -298,11 +343,11 @@ def test_labels_are_whole_numbers() -> None:
 
 @many
 @given(st.integers(1, 6), st.integers(2, 5), st.sampled_from([(), (3,), (4, 3)]), st.integers(0, 10**6))
-def test_brier_is_the_squared_distance_to_the_one_hot_label(N: int, C: int, pixels: tuple[int, ...], seed: int) -> None:
-    outputs, targets = random(N, C, *pixels, seed=seed), labels(N, *pixels, classes=C, seed=seed, ignore_index=0.3)
-    found = BrierLoss(ignore_index=VOID)(outputs, targets)
+def test_brier_definition(N: int, C: int, pixels: tuple[int, ...], seed: int) -> None:
+    outputs, targets = random(N, C, *pixels, seed=seed), labels(N, *pixels, classes=C, seed=seed, fraction=0.3)
+    found = BrierLoss(ignore_index=IGNORED)(outputs, targets)
     hot = F.one_hot(targets.clamp_max(C - 1), C).movedim(-1, 1).double()
-    expected = (outputs.softmax(1) - hot).square().sum(1).masked_fill(targets == VOID, 0.0)
+    expected = (outputs.softmax(1) - hot).square().sum(1).masked_fill(targets == IGNORED, 0.0)
     torch.testing.assert_close(found, expected)
 
 
@@ -313,10 +358,3 @@ def test_brier_is_proper() -> None:
     scores = BrierLoss()(z.expand(3, 3), torch.arange(3))
     (gradient,) = torch.autograd.grad((p * scores).sum(), z)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
-
-
-def test_brier_refuses_what_cross_entropy_refuses() -> None:
-    with pytest.raises(ValueError, match="got label 3 for a net with 3 outputs; expected 0 … 2"):
-        BrierLoss()(torch.zeros(1, 3), torch.tensor([3]))
-    with pytest.raises(ValueError, match="got floating-point labels"):
-        BrierLoss()(torch.zeros(1, 3), torch.tensor([1.0]))
