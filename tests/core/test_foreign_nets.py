@@ -262,7 +262,7 @@ def as_rows(x: Any) -> list[Any]:
 
 @every_net
 @torch.no_grad()
-def test_replicates_of_a_foreign_net(name: str) -> None:
+def test_foreign_net_replicates(name: str) -> None:
     """g(x, 1) is the net bit for bit; replicates from one pass are those of a pass each, within rounding."""
     make, x, head, width, shape = NETS[name]
     net = make().eval()
@@ -299,7 +299,7 @@ class Rows(Dataset[Any]):
 
 
 @every_net
-def test_it_trains_a_step_predicts_and_is_saved(name: str, tmp_path: Path) -> None:
+def test_foreign_net_trains_predicts_and_saves(name: str, tmp_path: Path) -> None:
     make, x, head, _, shape = NETS[name]
     predictor = NeuBoots().fit(make, Rows(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
     assert predictor.generator.split.name == head
@@ -346,7 +346,7 @@ class MetaRows(Rows):
         return kind(self.x[i]), kind(self.y[i])
 
 
-def test_monais_tensors_are_taken() -> None:
+def test_monai_tensors_are_accepted() -> None:
     meta = library("monai.data").MetaTensor(IMAGE)
     shape = (2, 3, 32, 32)
     config = TrainingConfig(epochs=1, batch_size=4, progress=False)

@@ -1,11 +1,13 @@
-"""The loop: governed by the seed, resumed exactly, interrupted safely, the same on one process and on two."""
+"""The training loop: determined by the seed, resumable, interruptible, the same on one process and on two."""
 
+import io
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +17,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from neuboots import Deterministic, NeuBoots, TrainingConfig
+from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig
 from neuboots.generator import BootstrapGenerator
 from neuboots.loading import Batch, EpochLoader, IndexedDataset, load_targets
 from neuboots.losses import weighted_mean
 from neuboots.methods.neuboots import make_blocks
 from neuboots.nets import MLP
-from neuboots.training import EpochReport, constant_schedule, describe_callable, train
+from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar, resolve_fit, train
 from neuboots.weights import WeightSchedule
 
-RECIPE = TrainingConfig(epochs=4, batch_size=8, progress=False)
+CONFIG = TrainingConfig(epochs=4, batch_size=8, progress=False)
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
@@ -58,7 +61,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for a machine that stops."""
 
 
@@ -75,25 +78,25 @@ class CrashAt(Dataset[Any]):
     def __getitem__(self, i: int) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise Crash
+            raise CrashError
         return self.data[i]
 
 
 @pytest.mark.parametrize("method", [Deterministic(), NeuBoots(), NeuBoots(resample="step"), NeuBoots.paper()])
 @pytest.mark.parametrize("reads", [25, 41, 73, 110])
-def test_a_run_that_crashed_resumes_to_the_same_weights(method: Any, reads: int, tmp_path: Path) -> None:
-    whole = method.fit(dropout_net, Augmented(), RECIPE).state_dict()
-    config = replace(RECIPE, folder=tmp_path, checkpoint_steps=1)
-    with pytest.raises(Crash):
+def test_crashed_run_resumes_to_the_same_weights(method: Any, reads: int, tmp_path: Path) -> None:
+    whole = method.fit(dropout_net, Augmented(), CONFIG).state_dict()
+    config = replace(CONFIG, folder=tmp_path, checkpoint_steps=1)
+    with pytest.raises(CrashError):
         method.fit(dropout_net, CrashAt(Augmented(), reads + 1), config)
     resumed = method.fit(dropout_net, Augmented(), config)
     assert same(resumed.state_dict(), whole)
 
 
-def test_checkpoints_at_epochs_only_resume_exactly_too(tmp_path: Path) -> None:
-    whole = NeuBoots().fit(dropout_net, Augmented(), RECIPE).state_dict()
-    config = replace(RECIPE, folder=tmp_path)
-    with pytest.raises(Crash):
+def test_epoch_checkpoints_resume_to_the_same_weights(tmp_path: Path) -> None:
+    whole = NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict()
+    config = replace(CONFIG, folder=tmp_path)
+    with pytest.raises(CrashError):
         NeuBoots().fit(dropout_net, CrashAt(Augmented(), 80), config)
     assert same(NeuBoots().fit(dropout_net, Augmented(), config).state_dict(), whole)
     # a finished run is not repeated: nothing is read but the two rows that show the net an input
@@ -103,7 +106,8 @@ def test_checkpoints_at_epochs_only_resume_exactly_too(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time, torch
 sys.path.insert(0, {tests!r})
-from test_training import Augmented, dropout_net, RECIPE
+from test_training import Augmented, dropout_net, CONFIG
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from neuboots import NeuBoots
@@ -111,7 +115,7 @@ class Slow(Augmented):
     def __getitem__(self, i):
         time.sleep({delay})
         return super().__getitem__(i)
-recipe = replace(RECIPE, folder=Path({folder!r}), checkpoint_steps=1)
+recipe = replace(CONFIG, folder=Path({folder!r}), checkpoint_steps=1)
 torch.save(NeuBoots().fit(dropout_net, Slow(), recipe).state(), {out!r})
 """
 
@@ -131,7 +135,7 @@ def wait_for_checkpoint(path: Path, process: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_path: Path) -> None:
+def test_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_path: Path) -> None:
     with run_script(tmp_path, delay=0.05) as process:
         wait_for_checkpoint(tmp_path / "run" / "checkpoint.ckpt", process)
         process.send_signal(kill)
@@ -139,57 +143,60 @@ def test_a_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_
     assert process.returncode != 0
     assert not (tmp_path / "out.pt").exists()
     if kill is signal.SIGINT:
-        assert b"training was interrupted; the checkpoint is in" in words
-    config = replace(RECIPE, folder=tmp_path / "run", checkpoint_steps=1)
+        assert str(tmp_path / "run").encode() in words
+    config = replace(CONFIG, folder=tmp_path / "run", checkpoint_steps=1)
     resumed = NeuBoots().fit(dropout_net, Augmented(), config).state_dict()
-    assert same(resumed, NeuBoots().fit(dropout_net, Augmented(), RECIPE).state_dict())
+    assert same(resumed, NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict())
 
 
-def test_workers_and_ranks_do_not_change_what_is_drawn() -> None:
-    alone = NeuBoots().fit(dropout_net, Augmented(), RECIPE).state_dict()
-    helped = NeuBoots().fit(dropout_net, Augmented(), replace(RECIPE, num_workers=2)).state_dict()
+def test_weights_independent_of_workers() -> None:
+    alone = NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict()
+    helped = NeuBoots().fit(dropout_net, Augmented(), replace(CONFIG, num_workers=2)).state_dict()
     assert same(alone, helped)
 
 
 @pytest.mark.parametrize("method", [Deterministic(), NeuBoots()])
-def test_the_callers_random_state_is_left_alone(method: Any) -> None:
+def test_fit_keeps_global_random_states(method: Any) -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    method.fit(dropout_net, Hidden(Augmented()), RECIPE)
+    method.fit(dropout_net, Hidden(Augmented()), CONFIG)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    config = replace(RECIPE, folder=tmp_path)
+def test_checkpoint_of_another_run_raises(tmp_path: Path) -> None:
+    config = replace(CONFIG, folder=tmp_path)
     NeuBoots().fit(dropout_net, Augmented(), config)
-    for method, other, said in [
-        (NeuBoots(), replace(config, seed=1), r"\(seed was 0, is 1\)"),
+    for method, other, difference in [
+        (NeuBoots(), replace(config, seed=1), "seed was 0, is 1"),
         (NeuBoots(), replace(config, optimizer=SGD), "optimizer was AdamW"),
-        (Deterministic(), config, "what was NeuBoots .*is Plain"),
-        (NeuBoots(warmup=1), config, "what was NeuBoots"),
+        (Deterministic(), config, "method was NeuBoots"),
+        (NeuBoots(warmup=1), config, "method was NeuBoots"),
+        (NeuBoots(nn.CrossEntropyLoss(ignore_index=1)), config, "method was NeuBoots"),
     ]:
-        with pytest.raises(ValueError, match=f"was made by another run.*{said}.*choose another folder"):
+        with pytest.raises(ArgumentError, match=f"folder=.*{difference}"):
             method.fit(dropout_net, Augmented(), other)
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.ckpt").write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match=r"cannot read the checkpoint .*checkpoint.ckpt.*delete it"):
-        Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, folder=tmp_path))
+@pytest.mark.parametrize("content", ["text", "other"])
+def test_unreadable_checkpoint_raises(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.ckpt"
+    if content == "text":
+        path.write_bytes(b"not a checkpoint")
+    else:
+        torch.save({"a": 1}, path)
+    with pytest.raises(ArgumentError, match="folder"):
+        Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, folder=tmp_path))
 
 
-def test_a_foreign_checkpoint_or_folder_is_named_before_training(tmp_path: Path) -> None:
-    torch.save({"a": 1}, tmp_path / "checkpoint.ckpt")
-    with pytest.raises(ValueError, match=r"is not a checkpoint of neuboots; delete it"):
-        Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, folder=tmp_path))
+def test_checkpoint_folder_that_is_a_file_raises_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot write checkpoints to .*file"):
-        Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, folder=tmp_path / "file"))
+    with pytest.raises(ArgumentError, match="folder"):
+        Deterministic().fit(dropout_net, CrashAt(Augmented(), 2), replace(CONFIG, folder=tmp_path / "file"))
 
 
-def test_a_failing_save_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(RECIPE, folder=tmp_path)
+def test_failed_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, folder=tmp_path)
     Deterministic().fit(dropout_net, Augmented(), config)
     (tmp_path / "checkpoint.ckpt").unlink()
     calls = 0
@@ -206,13 +213,13 @@ def test_a_failing_save_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="disk full"):
         Deterministic().fit(dropout_net, Augmented(), config)
     monkeypatch.undo()
-    assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["at"]["epoch"] == 2
+    assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["state"]["epoch"] == 2
     Deterministic().fit(dropout_net, Augmented(), config)
     after = torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)
-    assert after["at"]["epoch"] == 4
+    assert after["state"]["epoch"] == 4
 
 
-def test_validation_figures_are_reported_and_early_stopping_restores_the_best() -> None:
+def test_early_stopping_restores_the_best_weights() -> None:
     reports: list[EpochReport] = []
     data = TensorDataset(rows(24, 4), torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(1)))
     held_out = TensorDataset(rows(40, 4, seed=2), torch.arange(40) % 3)
@@ -231,17 +238,17 @@ def test_validation_figures_are_reported_and_early_stopping_restores_the_best() 
     assert float(F.cross_entropy(predictor.predict(x, 1).mean, y)) == pytest.approx(best, rel=1e-5)
 
 
-def test_early_stopping_resumes_exactly(tmp_path: Path) -> None:
+def test_early_stopping_resumes_to_the_same_weights(tmp_path: Path) -> None:
     held_out = TensorDataset(rows(40, 4, seed=2), torch.arange(40) % 3)
-    config = replace(RECIPE, epochs=12, optimizer=partial(torch.optim.Adam, lr=0.05), patience=2)
+    config = replace(CONFIG, epochs=12, optimizer=partial(torch.optim.Adam, lr=0.05), patience=2)
     whole = NeuBoots().fit(dropout_net, Augmented(), config, val_data=held_out).state_dict()
     cut = replace(config, folder=tmp_path)
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         NeuBoots().fit(dropout_net, CrashAt(Augmented(), 70), cut, val_data=held_out)
     assert same(NeuBoots().fit(dropout_net, Augmented(), cut, val_data=held_out).state_dict(), whole)
 
 
-def test_the_loop_equals_a_loop_written_out() -> None:
+def test_training_matches_a_plain_loop() -> None:
     """The oracle: an ordinary torch loop over the same order of rows."""
     x, y = rows(20, 4), rows(20, 1, seed=1)
     torch.manual_seed(0)
@@ -268,14 +275,14 @@ def test_the_loop_equals_a_loop_written_out() -> None:
     assert same(ours.state_dict(), oracle.state_dict())
 
 
-def test_every_row_is_seen_once_in_each_epoch_by_all_ranks_together() -> None:
+def test_ranks_see_every_example_once() -> None:
     """22 rows in batches of 4: the last has 2 rows, so that the third of three ranks gets none of it."""
     data = TensorDataset(rows(22, 2), torch.arange(22))
     for world in (1, 2, 3):
         seen: list[int] = []
         weights: dict[int, float] = {}
         for rank in range(world):
-            for k, batch, share in EpochLoader(data, batch_size=4, seed=1, rank=rank, world=world).epoch(2):
+            for k, batch, share in EpochLoader(data, batch_size=4, seed=1, rank=rank, world_size=world).epoch(2):
                 if share > 0:
                     seen += batch.index.tolist()
                 weights[k] = weights.get(k, 0.0) + share / world
@@ -284,14 +291,14 @@ def test_every_row_is_seen_once_in_each_epoch_by_all_ranks_together() -> None:
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(8, [4, 4]), (9, [4, 5]), (10, [4, 4, 2]), (1, [1]), (5, [5])])
-def test_a_last_single_row_joins_the_batch_before(n: int, sizes: list[int]) -> None:
+def test_last_single_example_joins_the_previous_batch(n: int, sizes: list[int]) -> None:
     data = TensorDataset(rows(n, 4), torch.arange(n) % 3)
     assert [len(batch.index) for _, batch, _ in EpochLoader(data, batch_size=4, seed=0).epoch(0)] == sizes
     if n > 1:
-        Deterministic().fit(dropout_net, data, replace(RECIPE, batch_size=4))  # BatchNorm refuses a single row
+        Deterministic().fit(dropout_net, data, replace(CONFIG, batch_size=4))  # BatchNorm refuses a single row
 
 
-def test_a_pass_may_start_in_the_middle() -> None:
+def test_epoch_may_start_in_the_middle() -> None:
     loader = EpochLoader(Augmented(), batch_size=7, seed=0)
     whole = [(k, batch.index.tolist(), batch.x) for k, batch, _ in loader.epoch(3)]
     late = [(k, batch.index.tolist(), batch.x) for k, batch, _ in loader.epoch(3, start=2)]
@@ -299,7 +306,7 @@ def test_a_pass_may_start_in_the_middle() -> None:
     assert all(torch.equal(a[2], b[2]) for a, b in zip(late, whole[2:], strict=True))
 
 
-def test_a_stream_gives_the_same_numbers_at_each_pass() -> None:
+def test_stream_indices_repeat() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return ((torch.full((2,), float(i)), i) for i in range(10))
@@ -321,8 +328,8 @@ class Noisy(IterableDataset[Any]):
             yield rows(4, seed=i) + 0.1 * torch.randn(4), i % 3
 
 
-def test_a_stream_is_governed_by_the_seed_and_resumes_exactly(tmp_path: Path) -> None:
-    config = replace(RECIPE, steps_per_epoch=3)
+def test_stream_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    config = replace(CONFIG, steps_per_epoch=3)
     torch.manual_seed(1)
     whole = NeuBoots().fit(dropout_net, Noisy(), config).state_dict()
 
@@ -333,25 +340,26 @@ def test_a_stream_is_governed_by_the_seed_and_resumes_exactly(tmp_path: Path) ->
             Cut.passes += 1
             for i, row in enumerate(super().__iter__()):
                 if Cut.passes == 4 and i == 20:
-                    raise Crash
+                    raise CrashError
                 yield row
 
     cut = replace(config, folder=tmp_path, checkpoint_steps=1)
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         NeuBoots().fit(dropout_net, Cut(), cut)
     torch.manual_seed(2)
     assert same(NeuBoots().fit(dropout_net, Noisy(), cut).state_dict(), whole)
 
 
-def test_a_stream_that_ends_too_soon_is_said() -> None:
-    config = replace(RECIPE, steps_per_epoch=5)
-    with pytest.raises(ValueError, match=r"the stream ended after 3 of 5 batches in epoch 1; expected"):
-        NeuBoots().fit(dropout_net, Noisy(), config)
-    with pytest.raises(ValueError, match="got a stream that gives no row"):
-        NeuBoots().fit(dropout_net, Noisy(0), config)
+def test_stream_that_is_too_short_raises() -> None:
+    with pytest.raises(ArgumentError, match="steps_per_epoch=5"):
+        NeuBoots().fit(dropout_net, Noisy(), replace(CONFIG, steps_per_epoch=5))
+    with pytest.raises(ArgumentError, match="data"):
+        NeuBoots().fit(dropout_net, Noisy(0), replace(CONFIG, steps_per_epoch=5))
+    with pytest.raises(ArgumentError, match="steps_per_epoch"):
+        NeuBoots().fit(dropout_net, Noisy(), CONFIG)
 
 
-def test_augmented_targets_do_not_disturb_the_blocks() -> None:
+def test_blocks_independent_of_global_random_state() -> None:
     """Targets that are drawn when read: the same blocks, whatever state the caller's generators are in."""
 
     class Cropped(Dataset[Any]):
@@ -368,7 +376,7 @@ def test_augmented_targets_do_not_disturb_the_blocks() -> None:
     assert torch.equal(*tables)
 
 
-def test_a_subset_of_tensors_is_the_same_as_its_rows() -> None:
+def test_subset_of_tensors_matches_its_examples() -> None:
     data = TensorDataset(rows(30, 4), torch.arange(30) % 3)
     places = [3, 29, 4, 8, 15, 16, 23, 0, 1, 2]
     direct = EpochLoader(Subset(data, places), batch_size=4, seed=0)
@@ -379,7 +387,7 @@ def test_a_subset_of_tensors_is_the_same_as_its_rows() -> None:
         assert torch.equal(a.index, b.index)
 
 
-def test_lbfgs_evaluates_its_loss_as_often_as_it_likes() -> None:
+def test_lbfgs() -> None:
     x = rows(40, 3)
     data = TensorDataset(x, x.sum(1, keepdim=True))
     config = TrainingConfig(
@@ -389,7 +397,7 @@ def test_lbfgs_evaluates_its_loss_as_often_as_it_likes() -> None:
     torch.testing.assert_close(predictor.net.weight, torch.ones(1, 3), rtol=1e-3, atol=1e-3)
 
 
-def test_validation_errors_of_one_logit() -> None:
+def test_validation_error_of_binary_logit() -> None:
     x = rows(60, 4)
     data = TensorDataset(x, (x[:, 0] > 0).long())
     reports: list[EpochReport] = []
@@ -401,15 +409,15 @@ def test_validation_errors_of_one_logit() -> None:
     assert reports[-1].val_metrics["error"] < 0.2
 
 
-def test_soft_labels_have_a_loss_and_no_error() -> None:
+def test_soft_labels_have_no_validation_error() -> None:
     soft = TensorDataset(rows(12, 4), rows(12, 3, seed=1).softmax(1))
     reports: list[EpochReport] = []
-    config = replace(RECIPE, epochs=1, on_epoch=reports.append)
+    config = replace(CONFIG, epochs=1, on_epoch=reports.append)
     Deterministic(loss=nn.CrossEntropyLoss(reduction="none")).fit(dropout_net, soft, config, val_data=soft)
-    assert set(reports[0].validation) == {"loss"}
+    assert set(reports[0].val_metrics) == {"loss"}
 
 
-def test_targets_are_found_without_reading_the_data() -> None:
+def test_load_targets_without_reading_inputs() -> None:
     data = CrashAt(Augmented(), 0)
     assert torch.equal(load_targets(data), data.targets)
     assert load_targets(Subset(data, [4, 1])).tolist() == [1, 1]
@@ -429,7 +437,7 @@ class Hidden(Dataset[Any]):
         return self.inner[i]
 
 
-def test_a_loop_of_ones_own_in_three_lines() -> None:
+def test_custom_loop_learns() -> None:
     """A plain PyTorch loop that we did not write: wrap the data, resample, weight the loss. It learns."""
     x = rows(200, 4)
     data = TensorDataset(x, (x[:, 0] > 0).long())
@@ -451,7 +459,7 @@ def test_a_loop_of_ones_own_in_three_lines() -> None:
         assert float((g(x).argmax(1) == data.tensors[1]).float().mean()) > 0.95
 
 
-def test_fit_minimises_eq_2_6_as_the_own_loop_does() -> None:
+def test_fit_matches_custom_loop() -> None:
     """The method's objective, step by step, against the three lines in a loop over the same rows."""
     data = TensorDataset(rows(30, 4), rows(30, 1, seed=1))
     config = TrainingConfig(epochs=3, batch_size=8, optimizer=SGD, lr_scheduler=constant_schedule, progress=False)
@@ -482,6 +490,7 @@ from functools import partial
 from pathlib import Path
 from torch.utils.data import TensorDataset
 from neuboots import *
+from neuboots.weights import *
 from neuboots.nets import MLP
 g = torch.Generator().manual_seed(0)
 data = TensorDataset(torch.randn(51, 4, generator=g), torch.arange(51) % 3)
@@ -497,7 +506,7 @@ if os.environ.get("LOCAL_RANK", "0") == "0":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resample", ["paper", "step", "sample"])
-def test_two_processes_follow_one(resample: str, tmp_path: Path) -> None:
+def test_two_processes_match_one(resample: str, tmp_path: Path) -> None:
     """gloo on two CPU processes, started by the script itself or forked, with the same global batch of 10."""
     script = tmp_path / "ddp.py"
     script.write_text(DDP.format())
@@ -515,57 +524,149 @@ def test_two_processes_follow_one(resample: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("name", "value"),
     [
-        ({"epochs": 0}, "got epochs=0; expected at least 1"),
-        ({"batch_size": 0}, "got batch_size=0"),
-        ({"clip_norm": 0.0}, "got clip_norm=0.0"),
-        ({"clip_norm": float("nan")}, "got clip_norm=nan"),
-        ({"epochs": 1.5}, "got epochs=1.5; expected at least 1, and a whole number"),
-        ({"patience": 0}, "got patience=0"),
-        ({"checkpoint_steps": -1}, "got checkpoint_steps=-1"),
-        ({"steps_per_epoch": 0}, "got steps_per_epoch=0"),
-        ({"optimizer": "adam"}, "got optimizer='adam'; expected a function of the parameters"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)])}, "expected a function of the parameters"),
-        ({"schedule": None}, "got schedule=None; expected a function such as cosine"),
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("batch_size", 0),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+        ("patience", 0),
+        ("checkpoint_steps", -1),
+        ("steps_per_epoch", 0),
+        ("seed", 0.5),
+        ("optimizer", "adam"),
+        ("optimizer", torch.optim.SGD([torch.zeros(1, requires_grad=True)])),
+        ("lr_scheduler", None),
     ],
 )
-def test_bad_recipes_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        TrainingConfig(**options)
+def test_wrong_option_raises(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        TrainingConfig(**{name: value})
+    assert caught.value.name == name
 
 
-def test_more_bad_calls() -> None:
-    with pytest.raises(ValueError, match="got patience=2 without validation data"):
-        Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, patience=2))
-    with pytest.raises(FloatingPointError, match=r"the loss became (nan|inf).*lower the learning rate"):
-        Deterministic(loss=nn.MSELoss()).fit(
-            lambda: nn.Linear(4, 1),
-            TensorDataset(1e6 * rows(8, 4), rows(8, 1)),
-            replace(RECIPE, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3)),
-        )
-    frozen = nn.Linear(4, 3).requires_grad_(False)
-    with pytest.raises(ValueError, match="the net has no parameters to train"):
-        Deterministic().fit(lambda: frozen, Augmented(), RECIPE)
-    plateau = replace(RECIPE, schedule=lambda o, n: torch.optim.lr_scheduler.ReduceLROnPlateau(o))
-    with pytest.raises(ValueError, match="got ReduceLROnPlateau, which waits for a figure"):
-        Deterministic().fit(dropout_net, Augmented(), plateau)
-    with pytest.raises(ValueError, match="got a net; expected a function that makes one"):
-        Deterministic().fit(nn.Linear(4, 3), Augmented(), RECIPE)
-    with pytest.raises(ValueError, match=r"make_net\(\) gave a NoneType; expected an nn.Module"):
-        NeuBoots().fit(lambda: None, Augmented(), RECIPE)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ValueError, match=r"got a DataLoader; expected the data set itself: give loader.dataset"):
-        NeuBoots().fit(dropout_net, DataLoader(Augmented()), RECIPE)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got strategy='ddp_spawn'.*expected 'ddp'"):
-        Deterministic().fit(dropout_net, Augmented(), replace(RECIPE, strategy="ddp_spawn"))
-    with pytest.raises(ValueError, match=r"got a row of type Tensor; expected \(x, y\)"):
-        NeuBoots().fit(dropout_net, rows(5, 4), RECIPE)  # type: ignore[arg-type]
+def make_plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
-def test_what_a_partial_fixes_is_in_its_name() -> None:
+PLATEAU = replace(CONFIG, lr_scheduler=make_plateau)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("patience", lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, patience=2))),
+        ("model", lambda: Deterministic().fit(nn.Linear(4, 3).requires_grad_(False), Augmented(), CONFIG)),
+        (
+            "lr_scheduler",
+            lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, lr_scheduler=make_plateau)),
+        ),
+        ("model", lambda: NeuBoots().fit(lambda: None, Augmented(), CONFIG)),
+        ("model", lambda: NeuBoots().fit(3, Augmented(), CONFIG)),
+        ("config", lambda: NeuBoots().fit(dropout_net, Augmented(), {"epochs": 3})),
+        ("strategy", lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, strategy="ddp_spawn"))),
+        ("data", lambda: NeuBoots().fit(dropout_net, rows(5, 4), CONFIG)),
+        ("data", lambda: NeuBoots().fit(dropout_net, [torch.zeros(4)] * 5, CONFIG)),
+    ],
+)
+def test_wrong_argument_of_fit_raises(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert caught.value.name == name
+
+
+def test_diverging_loss_raises() -> None:
+    data = TensorDataset(1e6 * rows(8, 4), rows(8, 1))
+    config = replace(CONFIG, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3))
+    with pytest.raises(FloatingPointError, match="nan|inf"):
+        Deterministic(loss=nn.MSELoss()).fit(lambda: nn.Linear(4, 1), data, config)
+
+
+# -- the arguments of fit ------------------------------------------------------------------------------
+
+
+def test_fit_of_module_trains_it_in_place_from_its_weights() -> None:
+    net, twin = dropout_net(), dropout_net()
+    twin.load_state_dict(net.state_dict())
+    predictor = Deterministic().fit(net, Augmented(), CONFIG)
+    assert predictor.net is net
+    assert same(predictor.state_dict(), Deterministic().fit(lambda: twin, Augmented(), CONFIG).state_dict())
+
+
+def test_fit_of_arrays_and_loaders_matches_dataset() -> None:
+    x, y = rows(20, 4), torch.arange(20) % 3
+    config = replace(CONFIG, batch_size=8)
+    states = [
+        Deterministic().fit(partial(seeded_net, 0), data, config, val_data=data).state_dict()
+        for data in (TensorDataset(x, y), (x, y), (x.numpy(), y.numpy()), DataLoader(TensorDataset(x, y), batch_size=8))
+    ]
+    assert all(same(states[0], state) for state in states[1:])
+
+
+def seeded_net(seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return dropout_net()
+
+
+def test_fit_uses_the_collate_function_of_a_loader() -> None:
+    lengths = [3, 5, 4, 2]
+    data = [(torch.ones(length, 2), i % 2) for i, length in enumerate(lengths)]
+
+    def collate(examples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        xs, ys = zip(*examples, strict=True)
+        return nn.utils.rnn.pad_sequence(list(xs), batch_first=True).mean(1), torch.tensor(ys)
+
+    predictor = NeuBoots().fit(nn.Linear(2, 2), DataLoader(data, batch_size=2, collate_fn=collate), CONFIG)  # type: ignore[arg-type]
+    assert predictor.predict(torch.ones(3, 2), 2).samples.shape == (2, 3, 2)
+
+
+def test_members_of_a_module_are_reinitialized_copies() -> None:
+    net = dropout_net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    predictor = DeepEnsemble(num_members=2).fit(net, Augmented(), CONFIG)
+    assert same(net.state_dict(), before)
+    first, second = (member.state_dict() for member in predictor.nets)
+    assert not torch.equal(first["0.weight"], second["0.weight"])
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale
+
+    with pytest.raises(ArgumentError, match="scale"):
+        DeepEnsemble(num_members=2).fit(Scaled(), Augmented(), CONFIG)
+
+
+def test_default_config() -> None:
+    inputs = resolve_fit(dropout_net, (rows(5, 4), torch.arange(5) % 3))
+    assert inputs.config == TrainingConfig()
+    assert inputs.val_data is None
+
+
+def test_describe_callable() -> None:
     """By keyword or by place; no addresses, which change between runs."""
     by_keyword, by_place = partial(torch.optim.SGD, lr=0.1), partial(pow, 2)
     assert describe_callable(by_keyword) == "SGD [('lr', 0.1)]"
     assert describe_callable(by_place) == "pow 2 []"
     assert describe_callable(partial(map, len)) == "map len []"
     assert describe_callable(by_place) != describe_callable(partial(pow, 3))
+
+
+@pytest.mark.parametrize("done", [0, 5])
+def test_progress_bar_estimates_after_the_first_step(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, out = [0.0], io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, get_time=lambda: now[0])
+    for place in ("rich.get_console", "rich.progress.get_console"):
+        monkeypatch.setattr(place, lambda: console)
+    with progress_bar("slow", done + 4, done=done) as step:
+        now[0] = 120.0
+        step("slow")
+        now[0] = 240.0
+        step("slow")
+    assert f"{done + 2}/{done + 4}" in out.getvalue()
+    assert "0:04:00" in out.getvalue()  # two more of two minutes each; what was done before took no time
