@@ -1,217 +1,140 @@
-"""The rooms of the house and the one direction of imports between them.
+"""Conventions of the source tree: layers of imports, light imports, unique public names, docstrings.
 
-A room is a top-level module or package of `neuboots`. An edge counts wherever the import stands,
-also inside a function or under `if TYPE_CHECKING:`; loading counts only what runs on import.
+A layer is a top-level module or package of `neuboots`. What a module imports when it is loaded comes from lower layers;
+imports inside functions and under `if TYPE_CHECKING:` do not count.
 """
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-SRC = Path(__file__).resolve().parent.parent / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 FILES = sorted((SRC / "neuboots").rglob("*.py"))
 
-ALLOWED: dict[str, set[str]] = {
-    "keys": set(),
-    "weights": {"keys"},
-    "tape": set(),
-    "surgery": {"tape"},
-    "prediction": {"keys"},
-    "regression": {"prediction"},
-    "generator": {"keys", "weights", "surgery", "prediction"},
-    "losses": set(),
-    "batches": {"keys"},
-    "checkpoints": set(),
-    "progress": set(),
-    "training": {"batches", "checkpoints", "progress"},
-    "metrics": set(),
-    "methods": {
-        "keys",
-        "checkpoints",
-        "weights",
-        "tape",
-        "surgery",
-        "prediction",
-        "regression",
-        "generator",
-        "losses",
-        "batches",
-        "training",
-    },
-    "tasks": {
-        "keys",
-        "surgery",
-        "prediction",
-        "regression",
-        "metrics",
-        "losses",
-        "batches",
-        "progress",
-        "training",
-    },
-    "nets": {"batches", "checkpoints", "progress"},
-    "data": {"keys", "batches"},
-    "report": {"prediction", "metrics", "tasks"},
-    "saving": {"prediction", "surgery", "methods", "nets"},
-    "contract": {"losses", "methods", "prediction", "saving", "training"},
-    "estimators": {"methods", "training", "losses", "prediction", "saving", "nets", "weights", "data", "tasks", "keys"},
-}
-ALLOWED["experiments"] = set(ALLOWED)  # all of the above
-ALLOWED |= {
-    "models": {
-        "estimators", "data", "methods", "nets", "tasks", "metrics", "prediction", "saving", "training", "losses",
-        "progress", "surgery", "batches", "keys", "regression",
-    },
-    "commands": {
-        "models", "report", "tasks", "data", "methods", "metrics", "progress", "experiments", "nets", "estimators",
-        "training", "prediction", "saving",
-    },
-    "cli": {"experiments", "commands", "report", "methods"},
-    "__init__": {
-        "weights", "surgery", "prediction", "generator", "losses", "batches", "training", "methods", "saving",
-        "regression",
-    },
-}  # fmt: skip
-
-CORE = ALLOWED["__init__"] | {"__init__", "keys", "tape", "checkpoints", "progress"}
-LIGHT = sys.stdlib_module_names | {"torch", "numpy", "neuboots"}
-HEAVY = [
-    "lightning_fabric", "rich", "safetensors", "sklearn", "matplotlib", "tyro", "torchmetrics", "gpytorch",
-    "datasets", "kornia", "monai", "nibabel", "pandas", "transformers",
-]  # fmt: skip
+LAYERS = (
+    "_validation", "_io", "_prng", "_pytree", "weights", "losses", "loading", "head", "prediction", "generator",
+    "training", "methods", "serialization", "nets", "testing", "metrics", "data",
+    "evaluation", "estimators", "report", "app", "cli",
+)  # fmt: skip
+ALIASES = {"posthoc": "methods"}  # one of the methods is scaled
+CORE = set(LAYERS[: LAYERS.index("metrics")])  # needs torch and NumPy only
+LIGHT = {"torch", "numpy", "neuboots", *sys.stdlib_module_names}
+EXTRAS = (
+    "lightning_fabric", "rich", "safetensors", "sklearn", "scipy", "joblib", "matplotlib", "tyro", "torchmetrics",
+    "gpytorch", "datasets", "kornia", "monai", "nibabel", "pandas", "pyarrow", "transformers", "neuboots_paper",
+)  # fmt: skip
 
 
-class Import(NamedTuple):
-    module: str  # the dotted, absolute name
-    on_load: bool  # runs when the file is imported
-
-
-def imports(source: str, path: str) -> Iterator[Import]:
-    """Every import in `source`, the text of the file at `path` (relative to src)."""
+def imported_modules(source: str, path: str) -> Iterator[str]:
+    """Absolute names of the modules that a file (path relative to src) imports when it is loaded."""
     package = path.split("/")[:-1]
 
-    def targets(node: ast.AST) -> list[str]:
+    def walk(node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
-            return [alias.name for alias in node.names]
-        if not isinstance(node, ast.ImportFrom):
-            return []
-        base = package[: len(package) - node.level + 1] if node.level else []
-        module = ".".join([*base, *filter(None, [node.module])])
-        # `from neuboots import x` names the room x, any other `from` names its module.
-        return [f"neuboots.{a.name}" for a in node.names] if module == "neuboots" else [module]
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            # `from neuboots import x` names the layer x, any other `from` its module
+            yield from [f"neuboots.{alias.name}" for alias in node.names] if module == "neuboots" else [module]
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from (module for child in node.orelse for module in walk(child))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (module for child in ast.iter_child_nodes(node) for module in walk(child))
 
-    def walk(node: ast.AST, on_load: bool) -> Iterator[Import]:
-        yield from (Import(module, on_load) for module in targets(node))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            on_load = False
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for child in node.body:
-                yield from walk(child, False)
-            for child in node.orelse:
-                yield from walk(child, on_load)
-        else:
-            for child in ast.iter_child_nodes(node):
-                yield from walk(child, on_load)
-
-    return walk(ast.parse(source), True)
+    return walk(ast.parse(source))
 
 
-def room_of(path: str) -> str:
-    return path.split("/")[1].removesuffix(".py")
-
-
-def room_named(module: str) -> str:
-    """The room behind a dotted name; a name that is no room is taken from `__init__`."""
-    name = [*module.split("."), ""][1]
-    return name if name in ALLOWED else "__init__"
-
-
-def faults(source: str, path: str) -> list[str]:
-    """What is wrong with the imports of one file, a sentence each."""
-    room = room_of(path)
-    if room not in ALLOWED:
-        return [f"{path}: the room '{room}' is not in the table; give it a line in ALLOWED"]
+def find_violations(source: str, path: str) -> list[str]:
+    layer = path.split("/")[1].removesuffix(".py")
+    layer = ALIASES.get(layer, layer)
+    if layer in ("__init__", "__main__"):
+        return []
+    if layer not in LAYERS:
+        return [f"{path}: {layer} is not in LAYERS"]
     found = []
-    for module, on_load in imports(source, path):
-        top = module.split(".")[0]
-        if top == "neuboots" and room_named(module) not in ALLOWED[room] | {room}:
-            found.append(f"{path}: '{room}' imports '{module}', but may import {ALLOWED[room]}")
-        if on_load and room in CORE and top not in LIGHT:
-            found.append(f"{path}: the core loads '{module}'; import it inside the function")
-        if on_load and top == "torchvision":
-            found.append(f"{path}: loads torchvision; import it inside the function")
+    for module in imported_modules(source, path):
+        top, _, rest = module.partition(".")
+        target = rest.split(".")[0]
+        target = ALIASES.get(target, target)
+        if top == "neuboots" and (target not in LAYERS or LAYERS.index(target) > LAYERS.index(layer)):
+            found.append(f"{path} imports {module}, which is not in a lower layer")
+        if layer in CORE and top not in LIGHT:
+            found.append(f"{path} imports {module} when it is loaded")
+        if top in ("neuboots_paper", "torchvision"):
+            found.append(f"{path} imports {module} when it is loaded")
     return found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
-def test_every_file_stays_in_its_room(file: Path) -> None:
-    assert faults(file.read_text(encoding="utf-8"), file.relative_to(SRC).as_posix()) == []
-
-
-def test_the_table_itself_has_no_cycle() -> None:
-    order = list(TopologicalSorter(ALLOWED).static_order())  # raises CycleError
-    assert all(order.index(below) < order.index(room) for room, stands_on in ALLOWED.items() for below in stands_on)
+def test_imports_come_from_lower_layers(file: Path) -> None:
+    assert find_violations(file.read_text(encoding="utf-8"), file.relative_to(SRC).as_posix()) == []
 
 
 @pytest.mark.parametrize(
-    ("path", "source"),
+    ("path", "source", "count"),
     [
-        ("neuboots/attic.py", ""),
-        ("neuboots/weights.py", "from .surgery import split_head"),
-        ("neuboots/weights.py", "from . import surgery"),
-        ("neuboots/weights.py", "from neuboots import surgery"),
-        ("neuboots/weights.py", "import neuboots.head as s"),
-        ("neuboots/weights.py", "from neuboots import Prediction"),
-        ("neuboots/weights.py", "import neuboots"),
-        ("neuboots/methods/plain.py", "from ..metrics import ece"),
-        ("neuboots/methods/__init__.py", "from ..tasks.ood import auroc"),
-        ("neuboots/tasks/ood.py", "def f():\n    from neuboots.methods import NeuBoots"),
-        ("neuboots/training.py", "if TYPE_CHECKING:\n    from .prediction import Method"),
-        ("neuboots/training.py", "import lightning_fabric"),
-        ("neuboots/training.py", "try:\n    import rich.progress\nexcept ImportError:\n    pass"),
-        ("neuboots/saving.py", "class A:\n    from safetensors.torch import save_file"),
-        ("neuboots/saving.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import safetensors"),
-        ("neuboots/nets/resnet.py", "import torchvision.models"),
+        ("neuboots/attic.py", "", 1),
+        ("neuboots/weights.py", "from .head import split_head", 1),
+        ("neuboots/weights.py", "from neuboots import head", 1),
+        ("neuboots/weights.py", "import neuboots.head as s", 1),
+        ("neuboots/weights.py", "from neuboots import Prediction", 1),
+        ("neuboots/methods/neuboots.py", "from ..metrics import ece", 1),
+        ("neuboots/training.py", "try:\n    import rich.progress\nexcept ImportError:\n    pass", 1),
+        ("neuboots/serialization.py", "class A:\n    from safetensors.torch import save_file", 1),
+        ("neuboots/cli/fit.py", "import neuboots_paper", 1),
+        ("neuboots/weights.py", "import math, torch\nfrom torch import Tensor", 0),
+        ("neuboots/generator.py", "from .weights import Link\nfrom neuboots import head", 0),
+        ("neuboots/methods/neuboots.py", "from ..training import train\nfrom ._base import register", 0),
+        ("neuboots/training.py", "def f():\n    import lightning_fabric", 0),
+        ("neuboots/training.py", "if typing.TYPE_CHECKING:\n    import lightning_fabric", 0),
+        ("neuboots/report/plots.py", "import matplotlib.pyplot as plt", 0),
     ],
 )
-def test_the_checker_fails_on(path: str, source: str) -> None:
-    assert len(faults(source, path)) == 1
+def test_find_violations(path: str, source: str, count: int) -> None:
+    assert len(find_violations(source, path)) == count
 
 
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("neuboots/weights.py", "import math, torch\nfrom torch import Tensor"),
-        ("neuboots/generator.py", "from .weights import WeightLaw\nfrom neuboots import surgery"),
-        ("neuboots/methods/plain.py", "from ..training import train\nfrom .common import f"),
-        ("neuboots/methods/__init__.py", "from .plain import Plain\nfrom . import plain"),
-        ("neuboots/__init__.py", "from .methods import NeuBoots\nfrom . import weights"),
-        ("neuboots/training.py", "def f():\n    import lightning_fabric"),
-        ("neuboots/training.py", "if typing.TYPE_CHECKING:\n    import lightning_fabric"),
-        ("neuboots/report/page.py", "import matplotlib.pyplot as plt"),
-        ("neuboots/data/cifar.py", "def f():\n    import torchvision"),
-    ],
-)
-def test_the_checker_passes(path: str, source: str) -> None:
-    assert faults(source, path) == []
-
-
-def test_importing_neuboots_loads_nothing_heavy_and_sets_nothing() -> None:
+def test_import_neuboots_is_light_and_has_no_side_effects() -> None:
     program = f"""
 import sys, torch
 before = torch.get_rng_state(), torch.get_default_dtype(), torch.get_num_threads()
 import neuboots
 after = torch.get_rng_state(), torch.get_default_dtype(), torch.get_num_threads()
-assert torch.equal(before[0], after[0]), "the import moved torch's random state"
-assert before[1:] == after[1:], f"the import turned {{before[1:]}} into {{after[1:]}}"
-loaded = sys.modules.keys() & set({HEAVY})
-assert not loaded, f"the import loads {{loaded}}"
+assert torch.equal(before[0], after[0]) and before[1:] == after[1:], "the import changed a state of torch"
+assert not sys.modules.keys() & set({EXTRAS}), sys.modules.keys() & set({EXTRAS})
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Public classes and functions at the top level of modules without a leading underscore."""
+    for file in FILES:
+        path = file.relative_to(SRC).with_suffix("")
+        if not any(part.startswith("_") and part != "__init__" for part in path.parts):
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                    yield ".".join(path.parts), node
+
+
+def test_public_class_names_are_unique_and_differ_by_more_than_case() -> None:
+    places = defaultdict(set)
+    for module, node in public_definitions():
+        if isinstance(node, ast.ClassDef):
+            places[node.name.lower()].add((module, node.name))
+    assert [found for found in places.values() if len(found) > 1] == []
+
+
+def test_public_objects_have_docstrings() -> None:
+    missing = [f"{module}.{node.name}" for module, node in public_definitions() if not ast.get_docstring(node)]
+    assert missing == []
+    modules = [
+        str(file.relative_to(SRC)) for file in FILES if not ast.get_docstring(ast.parse(file.read_text("utf-8")))
+    ]
+    assert modules == []
