@@ -1,4 +1,4 @@
-"""A model that answers from arrays, for tests of the commands that ask one: no training, any answer."""
+"""Models with known predictions for tests of the command line, and a small trained model of a table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from neuboots.app import Model, ModelCard, PredictionTable, RowBatch
+from neuboots.app.tabular import fit_table
 from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import Predictor
 
 
 @dataclass(eq=False)
 class ArrayModel(Model):
-    """Rows `x` (N, D) whose answers are given by number: class probabilities `probs`, or `mean` and `std` of a number.
+    """Model whose predictions are given: class probabilities `probs`, or `mean` and `std` of a regression.
 
-    The first column of x is the number of the row, so that chunks of any size are answered alike. `y` has −1, or NaN,
+    The first column of the inputs is the row number, so that batches of any size are predicted alike. `y` is −1 or NaN
     where there is no label.
     """
 
     kind = "arrays"
-    files = ()
 
     y: Tensor
     probs: Tensor | None = None
@@ -32,18 +32,18 @@ class ArrayModel(Model):
     x: Tensor | None = None
     ood_score: Tensor | None = None
     names: tuple[str, ...] = ()
-    figures: dict[str, Any] = field(default_factory=dict)
-    test_rows: int = 500
-    chunk: int = 64
+    metrics: dict[str, Any] = field(default_factory=dict)
+    num_test: int = 500
+    batch_size: int = 64
     notes: tuple[str, ...] = ()
-    least: float = 0.6  # the confidence that is answered
-    fault: Exception | None = None  # raised in the middle of the stream
+    min_confidence: float = 0.6
+    error: Exception | None = None  # raised after the first batch
 
     @property
     def card(self) -> ModelCard:  # type: ignore[override]
         task = "classification" if self.probs is not None else "regression"
-        rows = {"train": 1000, "held out": 200, "test": self.test_rows}
-        return ModelCard(task, "what", "neuboots", rows, 0, "neuboots fit …", "0", self.figures)
+        rows = {"train": 1000, "held out": 200, "test": self.num_test}
+        return ModelCard(task, "what", "neuboots", rows, 0, "neuboots fit …", "0", self.metrics)  # type: ignore[arg-type]
 
     @property
     def predictor(self) -> Predictor:
@@ -55,31 +55,30 @@ class ArrayModel(Model):
             return ()
         return self.names or tuple(f"class {k}" for k in range(self.probs.shape[1]))
 
-    def read(self, source: str | Path, *, labelled: bool = False) -> Iterator[RowBatch]:
-        numbers = torch.arange(len(self.y))
+    def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
         x = torch.randn(len(self.y), 3, generator=torch.Generator().manual_seed(9)) if self.x is None else self.x
-        for part in numbers.split(self.chunk):
-            rows = torch.cat([part[:, None].float(), x[part]], 1)
-            yield RowBatch({"row": part.numpy() + 1}, rows, self.y[part] if labelled else None, self.notes)
-            if self.fault is not None:
-                raise self.fault
+        for rows in torch.arange(len(self.y)).split(self.batch_size):
+            inputs = torch.cat([rows[:, None].float(), x[rows]], 1)
+            yield RowBatch({"row": rows.numpy() + 1}, inputs, self.y[rows] if with_labels else None, self.notes)
+            if self.error is not None:
+                raise self.error
 
-    def answer(self, chunk: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
-        rows = chunk.x[:, 0].long()
+    def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
+        rows = batch.x[:, 0].long()
         score = torch.full((len(rows),), 0.5) if self.ood_score is None else self.ood_score[rows]
-        unusual = np.asarray(score) > 1
+        ood = np.asarray(score) > 1
         if self.probs is not None:
             probs = self.probs[rows]
-            confidence, guess = probs.max(1)
+            confidence, labels = probs.max(1)
             entropy = -torch.xlogy(probs, probs).sum(1)
             columns = {
-                "prediction": np.array(self.classes, dtype=object)[guess.numpy()],
+                "prediction": np.array(self.classes, dtype=object)[labels.numpy()],
                 "probability": confidence.numpy(),
                 "std": (0.1 * (1 - confidence)).numpy(),
                 "entropy": entropy.numpy(),
                 "mutual_information": (0.1 * entropy).numpy(),
                 "ood_score": score.double().numpy(),
-                "abstain": (confidence.numpy() < self.least) | unusual,
+                "abstain": (confidence.numpy() < self.min_confidence) | ood,
             }
             return PredictionTable(columns, probs)
         assert self.mean is not None
@@ -94,37 +93,35 @@ class ArrayModel(Model):
             "confidence_low": (mean - half / 3).numpy(),
             "confidence_high": (mean + half / 3).numpy(),
             "ood_score": score.double().numpy(),
-            "abstain": (2 * half > 6).numpy() | unusual,
+            "abstain": (2 * half > 6).numpy() | ood,
         }
         return PredictionTable(columns)
 
-    def _write(self, folder: Path) -> dict[str, Any]:
+    def _to_artifact(self) -> Any:
         raise NotImplementedError
 
     @classmethod
-    def _read(cls, folder: Path, held: dict[str, Any], card: ModelCard) -> Model:
+    def _from_artifact(cls, artifact: Any, card: ModelCard) -> Model:
         raise NotImplementedError
 
 
-def classifier(count: int = 400, *, classes: int = 3, seed: int = 0, sharp: float = 2.0, **options: Any) -> ArrayModel:
-    """Probabilities that are right: labels are drawn from them."""
+def make_classifier(count: int = 400, *, classes: int = 3, seed: int = 0, **options: Any) -> ArrayModel:
+    """A calibrated classifier: labels are drawn from its probabilities."""
     rng = torch.Generator().manual_seed(seed)
-    probs = (sharp * torch.randn(count, classes, generator=rng)).softmax(1)
+    probs = (2.0 * torch.randn(count, classes, generator=rng)).softmax(1)
     return ArrayModel(torch.multinomial(probs, 1, generator=rng)[:, 0], probs=probs, **options)
 
 
-def regressor(count: int = 400, *, seed: int = 0, wrong: float = 1.0, **options: Any) -> ArrayModel:
-    """y ~ N(mean, (wrong · std)²), where the model says std."""
+def make_regressor(count: int = 400, *, seed: int = 0, scale: float = 1.0, **options: Any) -> ArrayModel:
+    """y ~ N(mean, (scale · std)²), where the model predicts std."""
     rng = torch.Generator().manual_seed(seed)
     mean, std = 10 + 3 * torch.randn(count, generator=rng), 0.2 + torch.rand(count, generator=rng) * 2
-    y = mean + wrong * std * torch.randn(count, generator=rng)
+    y = mean + scale * std * torch.randn(count, generator=rng)
     return ArrayModel(y[:, None], mean=mean, std=std, **options)
 
 
-def fitted(folder: Path, task: Literal["classification", "regression"]) -> tuple[Path, Path]:
-    """A small real model of a table with the columns a, b, town and y, and a file of 160 rows like those it learned."""
-    from neuboots.app.tabular import fit_table
-
+def fitted_table_model(folder: Path, task: Literal["classification", "regression"]) -> tuple[Path, Path]:
+    """A trained model of a table with the columns a, b, town and y, and a file of 160 rows like the training rows."""
     rng = np.random.default_rng(0)
     a, b, town = rng.standard_normal(560), rng.standard_normal(560), rng.choice(["Bonn", "Rome"], 560)
     y = a + 0.5 * b + (town == "Rome") + 0.2 * rng.standard_normal(560)
