@@ -113,7 +113,7 @@ def main(out: Path) -> None:
     lines = {}
     for name in ("gaussian_noise", "gaussian_blur", "contrast", "pixelate"):
         by = evaluate_corruptions(
-            nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, prepare=lambda part: part.flatten(1)
+            nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, preprocess=lambda part: part.flatten(1)
         )
         lines[name.replace("_", " ")] = {int(row["severity"]): float(row["accuracy"]) for row in by.by_severity}
     figures.plot_corruption(axes[1, 3], lines, label="accuracy of NeuBoots")

@@ -1,8 +1,7 @@
-"""Selective prediction: the curve against loops, the golden area, and a promise that holds as often as it says."""
+"""Selective prediction: the curve against loops, a golden area, and the frequency with which the guarantee holds."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,52 +10,26 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from _nets import Stored, numbered
 from _reference import standard_errors
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots import NeuBoots, TrainingConfig
+from neuboots._validation import ArgumentError
 from neuboots.evaluation.selective import (
     SelectivePredictionReport,
     SelectivePredictor,
-    _binomial_cdf,
-    _clopper_pearson,
     evaluate_selective_prediction,
     fit_risk_controlled_threshold,
 )
 from neuboots.methods import DeterministicPredictor
-from neuboots.prediction import Predictor, SampleStream, Summary, num_bytes
+from neuboots.prediction import Predictor, Summary
 
 LOGITS = DeterministicPredictor(nn.Identity())  # the input is the output
 quiet: dict[str, Any] = {"progress": False}
 one: dict[str, Any] = {"progress": False, "num_samples": 1}
-
-
-@dataclass(frozen=True, eq=False)
-class Table(Predictor):
-    """Samples that stand in a table, (B, rows, C, *); an input is the number of its row: (N, 1)."""
-
-    samples: Tensor
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
-        here = self.samples[:num_samples, x[:, 0].long()]
-
-        def chunks(size: int) -> Iterator[Tensor]:
-            return iter(here.split(size))
-
-        return SampleStream(num_samples, num_bytes(here[0]), chunks)
-
-
-def numbered(labels: Tensor) -> TensorDataset:
-    return TensorDataset(torch.arange(len(labels))[:, None].float(), labels)
 
 
 def drawn(seed: int) -> torch.Generator:
@@ -76,7 +49,7 @@ def golden() -> tuple[Predictor, TensorDataset]:
     samples = logits[None] + rng.normal(size=(8, 500, 4)) * 0.7
     weights = np.exp(logits)
     labels = np.array([rng.choice(4, p=p) for p in weights / weights.sum(1, keepdims=True)])
-    return Table(torch.tensor(samples)), numbered(torch.tensor(labels))
+    return Stored(torch.tensor(samples)), numbered(torch.tensor(labels))
 
 
 def test_golden_aurc(golden: tuple[Predictor, TensorDataset]) -> None:
@@ -89,35 +62,35 @@ def test_golden_aurc(golden: tuple[Predictor, TensorDataset]) -> None:
 # -- the curve -----------------------------------------------------------------------------------------
 
 SCORES: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
-    "confidence": lambda figures: figures["confidence"],
-    "entropy": lambda figures: -figures["entropy"],
-    "mutual_information": lambda figures: -figures["mutual_information"],
-    "std": lambda figures: -figures["std"].mean(1),
+    "confidence": lambda values: values["confidence"],
+    "entropy": lambda values: -values["entropy"],
+    "mutual_information": lambda values: -values["mutual_information"],
+    "std": lambda values: -values["std"].mean(1),
 }
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_every_score_ranks_as_its_definition_says(score: Any, golden: tuple[Predictor, TensorDataset]) -> None:
+def test_score_ranks_by_definition(score: Any, golden: tuple[Predictor, TensorDataset]) -> None:
     predictor, data = golden
-    assert isinstance(predictor, Table)
-    figures = oracle.figures(predictor.samples[:, :60].numpy())
+    assert isinstance(predictor, Stored)
+    values = oracle.figures(predictor.samples[:, :60].numpy())
     labels = data.tensors[1][:60]
     rows = numbered(labels)
     found = evaluate_selective_prediction(predictor, rows, score=score, num_samples=8, **quiet)
-    values, wrong = SCORES[score](figures), figures["labels"] != labels.numpy()
-    order = sorted(range(60), key=lambda i: -values[i])
+    expected, wrong = SCORES[score](values), values["labels"] != labels.numpy()
+    order = sorted(range(60), key=lambda i: -expected[i])
     for k in range(1, 61):  # no ties
         assert found.curve.coverage[k - 1].item() == pytest.approx(k / 60)
         assert found.curve.risk[k - 1].item() == pytest.approx(np.mean(wrong[order[:k]]))
-        assert found.curve.threshold[k - 1].item() == pytest.approx(values[order[k - 1]])
+        assert found.curve.threshold[k - 1].item() == pytest.approx(expected[order[k - 1]])
         assert found.risk_at(k / 60) == pytest.approx(np.mean(wrong[order[:k]]))
-        kept = values >= found.threshold_for(coverage=k / 60)
+        kept = expected >= found.threshold_for(coverage=k / 60)
         assert kept.sum() == k
     trapezoid = scipy.integrate.trapezoid(found.curve.risk.numpy(), found.curve.coverage.numpy())
     assert found.aurc == pytest.approx(trapezoid / (1 - 1 / 60))
 
 
-def test_a_function_of_the_summary_is_a_score(golden: tuple[Predictor, TensorDataset]) -> None:
+def test_score_may_be_a_function_of_the_summary(golden: tuple[Predictor, TensorDataset]) -> None:
     def margin(summary: Summary) -> Tensor:
         first, second = summary.probs.topk(2, dim=1).values.unbind(1)
         return first - second
@@ -132,15 +105,15 @@ def test_a_function_of_the_summary_is_a_score(golden: tuple[Predictor, TensorDat
     assert arrays.aurc == evaluate_selective_prediction(*golden, score="entropy", num_samples=8, **quiet).aurc
 
 
-def test_a_score_that_knows_has_the_best_curve() -> None:
+def test_perfect_score_has_no_excess_aurc() -> None:
     """Sure where right, unsure where wrong: no risk up to the accuracy, and no excess."""
     right = torch.arange(50) % 5 > 0  # accuracy 0.8
     rows = TensorDataset(logits_of(torch.where(right, 0.99, 0.6), torch.zeros(50)), (~right).long())
     found = evaluate_selective_prediction(LOGITS, rows, **one)
     assert found.excess_aurc == 0
     assert found.risk == pytest.approx(0.2)
-    for share in (0.02, 0.5, 0.8):
-        assert found.risk_at(share) == 0
+    for fraction in (0.02, 0.5, 0.8):
+        assert found.risk_at(fraction) == 0
     best = np.cumsum([0] * 40 + [1] * 10) / np.arange(1, 51)
     assert found.aurc == pytest.approx((best.sum() - best[-1] / 2) / 49)
     assert found.threshold_for(risk=0.0) == pytest.approx((0.99 + 0.6) / 2)
@@ -148,20 +121,20 @@ def test_a_score_that_knows_has_the_best_curve() -> None:
     assert evaluate_selective_prediction(LOGITS, worst, **one).excess_aurc > 0.3
 
 
-def test_a_score_that_says_nothing_has_the_risk_of_all_at_every_coverage() -> None:
+def test_constant_score_has_constant_risk() -> None:
     """Rows of one score are kept together, whatever their order."""
     right = torch.arange(40) % 4 > 0
     logits = logits_of(torch.full((40,), 0.7), torch.zeros(40))
     for order in (torch.arange(40), right.long().argsort(), (~right).long().argsort()):
         found = evaluate_selective_prediction(LOGITS, TensorDataset(logits[order], (~right).long()[order]), **one)
         assert found.curve.coverage.tolist() == [1.0]
-        assert [found.risk_at(share) for share in (0.1, 0.5, 1.0)] == [0.25] * 3
+        assert [found.risk_at(fraction) for fraction in (0.1, 0.5, 1.0)] == [0.25] * 3
         assert found.aurc == pytest.approx(0.25)
         assert found.threshold_for(risk=0.24) == math.inf
         assert found.threshold_for(risk=0.25) == -math.inf
 
 
-def test_parts_give_the_same_as_the_whole(golden: tuple[Predictor, TensorDataset]) -> None:
+def test_result_is_independent_of_batch_size(golden: tuple[Predictor, TensorDataset]) -> None:
     predictor, data = golden
     whole = evaluate_selective_prediction(predictor, data, num_samples=8, batch_size=500, **quiet)
     loader = DataLoader(data, batch_size=33)
@@ -177,7 +150,7 @@ def test_parts_give_the_same_as_the_whole(golden: tuple[Predictor, TensorDataset
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("num", [1, 30])
-def test_all_right_and_all_wrong(right: bool, num: int) -> None:
+def test_all_correct_and_all_incorrect(right: bool, num: int) -> None:
     """One class is present, and the predictor always or never names it."""
     logits = logits_of(torch.linspace(0.6, 0.9, num), torch.zeros(num))
     found = evaluate_selective_prediction(LOGITS, TensorDataset(logits, torch.full((num,), int(not right))), **one)
@@ -188,35 +161,35 @@ def test_all_right_and_all_wrong(right: bool, num: int) -> None:
     assert f"N = {num}, B = 1, seed 0, score confidence" in str(found)
 
 
-def test_thresholds_keep_shares_as_typed() -> None:
+def test_threshold_for_coverage_is_exact_in_decimals() -> None:
     """0.1 + 0.2 of 100 rows is 30 of them, not 31."""
     confidence = torch.linspace(0.55, 0.95, 100)
     rows = TensorDataset(logits_of(confidence, torch.zeros(100)), torch.zeros(100).long())
     found = evaluate_selective_prediction(LOGITS, rows, **one)
-    for share in (0.07, 0.1 + 0.2, 0.57, 1.0):
-        assert (confidence.double() >= found.threshold_for(coverage=share)).sum() == round(100 * share)
+    for fraction in (0.07, 0.1 + 0.2, 0.57, 1.0):
+        assert (confidence.double() >= found.threshold_for(coverage=fraction)).sum() == round(100 * fraction)
 
 
-def test_regression_counts_misses_beyond_a_tolerance() -> None:
+def test_regression_counts_errors_beyond_tolerance() -> None:
     rng = drawn(0)
     samples = torch.randn(6, 200, 2, generator=rng) * torch.rand(200, 1, generator=rng)
     y = 0.5 * torch.randn(200, 2, generator=rng)
     found = evaluate_selective_prediction(
-        Table(samples), numbered(y), score="std", tolerance=0.7, num_samples=6, **quiet
+        Stored(samples), numbered(y), score="std", tolerance=0.7, num_samples=6, **quiet
     )
     wrong = ((samples.mean(0) - y).abs() > 0.7).any(1)
     std = samples.std(0).mean(1)
     assert found.risk == pytest.approx(wrong.double().mean().item())
     assert found.risk_at(0.25) == pytest.approx(wrong[std.argsort()[:50]].double().mean().item())
-    careful = SelectivePredictor(
-        Table(samples), found.threshold_for(coverage=0.25), "std", regression=True, num_samples=6
+    selective = SelectivePredictor(
+        Stored(samples), found.threshold_for(coverage=0.25), "std", regression=True, num_samples=6
     )
-    mean, abstain = careful.predict(torch.arange(200)[:, None], **quiet)
+    mean, abstain = selective.predict(torch.arange(200)[:, None], **quiet)
     torch.testing.assert_close(mean, samples.mean(0))
     assert torch.equal((~abstain).nonzero().flatten(), std.argsort()[:50].sort().values)
 
 
-def test_pixels_are_inputs_of_their_own() -> None:
+def test_pixels_count_as_inputs() -> None:
     rng = drawn(0)
     logits, labels = torch.randn(5, 3, 4, 2, generator=rng), torch.randint(3, (5, 4, 2), generator=rng)
     found = evaluate_selective_prediction(LOGITS, TensorDataset(logits, labels), **one)
@@ -232,7 +205,7 @@ def test_pixels_are_inputs_of_their_own() -> None:
     assert abstain.sum() == 20
 
 
-def test_void_pixels_are_passed_over() -> None:
+def test_ignored_pixels_do_not_count() -> None:
     rng = drawn(0)
     logits, labels = torch.randn(6, 3, 4, 2, generator=rng), torch.randint(3, (6, 4, 2), generator=rng)
     labels[:, 1], labels[2] = 255, 255
@@ -245,18 +218,10 @@ def test_void_pixels_are_passed_over() -> None:
     torch.testing.assert_close(found.curve.threshold, alone.curve.threshold)
 
 
-# -- the promise ---------------------------------------------------------------------------------------
+# -- the guarantee -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.05, 0.5])
-@pytest.mark.parametrize(("wrong", "count"), [(0, 1), (1, 1), (0, 40), (3, 100), (30, 100), (99, 100), (500, 20_000)])
-def test_binomial_tails_agree_with_scipy(wrong: int, count: int, rate: float) -> None:
-    assert _binomial_cdf(wrong, count, rate) == pytest.approx(scipy.stats.binom.cdf(wrong, count, rate), rel=1e-9)
-    bound = 1.0 if wrong == count else scipy.stats.beta.ppf(1 - rate, wrong + 1, count - wrong)
-    assert _clopper_pearson(wrong, count, rate) == pytest.approx(bound, abs=1e-10)
-
-
-def sure_rows(seed: int, num: int, *, digits: int | None, risk_of: Callable[[Tensor], Tensor]) -> TensorDataset:
+def confident_rows(seed: int, num: int, *, digits: int | None, risk_of: Callable[[Tensor], Tensor]) -> TensorDataset:
     """Confidence g uniform on (½, 1), wrong with probability risk_of(g)."""
     rng = drawn(seed)
     g = 0.5 + 0.4999 * torch.rand(num, generator=rng, dtype=torch.float64)
@@ -271,22 +236,22 @@ def falling(g: Tensor) -> Tensor:
 
 
 def rising_at_the_end(g: Tensor) -> Tensor:
-    """The surest hundredth is worse than the rest: the risk at t first falls, then rises."""
+    """The most confident hundredth is worse than the rest: the risk at t first falls, then rises."""
     return torch.where(g > 0.995, 0.2, 1 - g)
 
 
 @pytest.mark.parametrize(("risk_of", "digits"), [(falling, None), (falling, 2), (rising_at_the_end, None)])
-def test_the_promise_is_kept_with_probability_one_minus_delta(
+def test_risk_guarantee_holds_with_probability_one_minus_delta(
     risk_of: Callable[[Tensor], Tensor], digits: int | None
 ) -> None:
-    """Over 300 calibration sets; the true risk at a threshold is a mean over a fine grid."""
-    risk, delta, draws = 0.1, 0.1, 300
+    """Over 150 calibration sets; the true risk at a threshold is a mean over a fine grid."""
+    risk, delta, draws = 0.1, 0.1, 150
     grid = 0.5 + 0.4999 * (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     rounded = grid if digits is None else grid.round(decimals=digits).clamp(0.51, 0.99)
-    true = risk_of(rounded).flip(0).cumsum(0) / torch.arange(1, 20_001)  # of the k surest
+    true = risk_of(rounded).flip(0).cumsum(0) / torch.arange(1, 20_001)  # of the k most confident
     broken, naive, coverages = 0, 0, []
     for seed in range(draws):
-        rows = sure_rows(seed, 500, digits=digits, risk_of=risk_of)
+        rows = confident_rows(seed, 500, digits=digits, risk_of=risk_of)
         found = fit_risk_controlled_threshold(LOGITS, rows, risk=risk, delta=delta, **one)
         kept = int((rounded >= found.threshold).sum())
         broken += bool(kept and true[kept - 1] > risk)
@@ -297,21 +262,21 @@ def test_the_promise_is_kept_with_probability_one_minus_delta(
     error = math.sqrt(delta * (1 - delta) * draws)
     assert broken < delta * draws + standard_errors(3) * error
     assert np.mean(coverages) > 0.05  # of 0.4 that could be kept: it does not simply abstain
-    assert naive > 2 * delta * 60  # what the curve alone says breaks the promise often
+    assert naive > 2 * delta * 60  # what the curve alone says breaks the guarantee often
 
 
-def test_the_first_failure_ends_the_search() -> None:
+def test_first_accepted_hypothesis_ends_the_search() -> None:
     """Errors first, then a hundred right answers: an order that is fixed does not look behind the failure."""
     wrong = torch.arange(200) < 40
     rows = TensorDataset(logits_of(torch.linspace(0.95, 0.6, 200), torch.zeros(200)), wrong.long())
     found = fit_risk_controlled_threshold(LOGITS, rows, risk=0.3, **one)
-    assert _clopper_pearson(40, 200, 0.1) < 0.3  # all rows together would have passed
+    assert scipy.stats.beta.ppf(0.9, 41, 160) < 0.3  # all rows together would have passed
     assert (found.threshold, found.coverage, found.bound) == (math.inf, 0.0, 1.0)
     assert "not shown for any threshold, abstain always" in str(found)
     assert SelectivePredictor(LOGITS, found.threshold, num_samples=1).predict(rows.tensors[0], **quiet).abstain.all()
 
 
-def test_equal_inputs_fall_on_one_side() -> None:
+def test_equal_inputs_are_on_one_side_of_threshold() -> None:
     """Their scores differ in the last digits alone: a threshold among those would keep all of them later."""
     sure, unsure = torch.full((150,), 0.99), 0.6 + 6e-8 * torch.arange(100).remainder(2)
     wrong = torch.cat([torch.zeros(150), torch.arange(100) % 2 == 0]).long()  # the unsure that score higher are right
@@ -321,7 +286,7 @@ def test_equal_inputs_fall_on_one_side() -> None:
     assert found.coverage == 0.6
 
 
-def test_the_promise_without_an_error() -> None:
+def test_risk_bound_without_an_error() -> None:
     """45 rows without an error are the least that show a risk of at most 0.05 at δ = 0.1."""
     logits = logits_of(torch.linspace(0.6, 0.9, 45), torch.zeros(45))
     found = fit_risk_controlled_threshold(LOGITS, TensorDataset(logits, torch.zeros(45).long()), **one)
@@ -332,11 +297,11 @@ def test_the_promise_without_an_error() -> None:
         bound = fit_risk_controlled_threshold(LOGITS, rows, **one).bound
         assert bound == pytest.approx(1 - (0.1 / searches) ** (1 / num))
     assert "risk ≤ 0.05 with probability 0.9" in str(found)
-    with pytest.raises(ValueError, match="got 44 calibration rows; expected at least 45 to show a risk of"):
+    with pytest.raises(ArgumentError, match="at least 45"):
         fit_risk_controlled_threshold(LOGITS, TensorDataset(logits[1:], torch.zeros(44).long()), **one)
 
 
-# -- answers -------------------------------------------------------------------------------------------
+# -- the predictor --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -351,25 +316,23 @@ def digits() -> tuple[Predictor, TensorDataset]:
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_thresholds_keep_their_promise_on_the_digits_they_were_read_from(
-    digits: tuple[Predictor, TensorDataset], score: Any
-) -> None:
+def test_threshold_for_risk_holds_on_digits(digits: tuple[Predictor, TensorDataset], score: Any) -> None:
     predictor, rows = digits
     x, y = rows.tensors
     found = evaluate_selective_prediction(predictor, rows, score=score, num_samples=10, **quiet)
     assert found.risk > 0.04
     for risk in (0.01, 0.03):
-        careful = SelectivePredictor(predictor, found.threshold_for(risk=risk), score, num_samples=10)
-        labels, abstain = careful.predict(x, batch_size=100, **quiet)
+        selective = SelectivePredictor(predictor, found.threshold_for(risk=risk), score, num_samples=10)
+        labels, abstain = selective.predict(x, batch_size=100, **quiet)
         assert abstain.all() or (labels != y)[~abstain].double().mean() <= risk
         lower = found.curve.coverage > (~abstain).double().mean() + 1e-9
         assert (found.curve.risk[lower] > risk).all()  # and keeps as many as it can
-        parts = careful.predict(x[:50], batch_size=9, **quiet)
+        parts = selective.predict(x[:50], batch_size=9, **quiet)
         assert torch.equal(parts.labels, labels[:50])
         assert torch.equal(parts.abstain, abstain[:50])
 
 
-def test_a_controlled_threshold_on_digits(digits: tuple[Predictor, TensorDataset]) -> None:
+def test_risk_controlled_threshold_on_digits(digits: tuple[Predictor, TensorDataset]) -> None:
     predictor, rows = digits
     half = len(rows) // 2
     (x, y) = rows.tensors
@@ -383,19 +346,19 @@ def test_a_controlled_threshold_on_digits(digits: tuple[Predictor, TensorDataset
     assert wrong.mean() < 0.04 + standard_errors(1) * math.sqrt(0.04 * 0.96 / len(wrong))
 
 
-def test_a_score_at_the_threshold_is_kept() -> None:
-    careful = SelectivePredictor(LOGITS, 0.5, num_samples=1)
-    assert careful.predict(torch.tensor([[0.0, 0.0]]), **quiet).abstain.tolist() == [False]
+def test_score_at_threshold_is_accepted() -> None:
+    selective = SelectivePredictor(LOGITS, 0.5, num_samples=1)
+    assert selective.predict(torch.tensor([[0.0, 0.0]]), **quiet).abstain.tolist() == [False]
     more = SelectivePredictor(LOGITS, 0.50001, num_samples=1)
     assert more.predict(torch.tensor([[0.0, 0.0]]), **quiet).abstain.tolist() == [True]
 
 
-def test_no_input_gets_no_answer() -> None:
+def test_empty_input_has_empty_prediction() -> None:
     labels, abstain = SelectivePredictor(LOGITS, 0.5, num_samples=1).predict(torch.zeros(0, 3), **quiet)
     assert labels.shape == abstain.shape == (0,)
 
 
-def test_what_was_found_makes_the_predictor_that_abstains(golden: tuple[Predictor, TensorDataset]) -> None:
+def test_wrap_uses_options_of_the_report(golden: tuple[Predictor, TensorDataset]) -> None:
     """With the score, B and seed of the search: none is to be said again."""
     predictor, data = golden
 
@@ -405,160 +368,92 @@ def test_what_was_found_makes_the_predictor_that_abstains(golden: tuple[Predicto
 
     options: dict[str, Any] = {"score": margin, "num_samples": 8, "seed": 3}
     found = evaluate_selective_prediction(predictor, data, **options, **quiet)
-    careful = found.abstaining(predictor, coverage=0.4)
-    assert careful == SelectivePredictor(predictor, found.threshold_for(coverage=0.4), margin, False, 8, 3)
-    assert (~careful.predict(data.tensors[0], **quiet).abstain).sum() == 200
-    assert found.abstaining(predictor, risk=0.1).threshold == found.threshold_for(risk=0.1)
+    selective = found.wrap(predictor, coverage=0.4)
+    assert selective == SelectivePredictor(predictor, found.threshold_for(coverage=0.4), margin, False, 8, 3)
+    assert (~selective.predict(data.tensors[0], **quiet).abstain).sum() == 200
+    assert found.wrap(predictor, risk=0.1).threshold == found.threshold_for(risk=0.1)
     shown = fit_risk_controlled_threshold(predictor, data, risk=0.3, **options, **quiet)
-    kept = ~shown.abstaining(predictor).predict(data.tensors[0], **quiet).abstain
+    kept = ~shown.wrap(predictor).predict(data.tensors[0], **quiet).abstain
     assert kept.double().mean().item() == pytest.approx(shown.coverage)
-    assert shown.abstaining(predictor) == SelectivePredictor(predictor, shown.threshold, margin, False, 8, 3)
+    assert shown.wrap(predictor) == SelectivePredictor(predictor, shown.threshold, margin, False, 8, 3)
 
 
-def test_a_regression_abstains_with_its_means() -> None:
+def test_wrapped_regression_predicts_means() -> None:
     samples, y = torch.randn(6, 80, 1, generator=drawn(0)), torch.zeros(80)
     options: dict[str, Any] = {"score": "std", "tolerance": 0.3, "num_samples": 6}
-    found = evaluate_selective_prediction(Table(samples), numbered(y), **options, **quiet)
-    mean, abstain = found.abstaining(Table(samples), coverage=0.5).predict(torch.arange(80)[:, None], **quiet)
+    found = evaluate_selective_prediction(Stored(samples), numbered(y), **options, **quiet)
+    mean, abstain = found.wrap(Stored(samples), coverage=0.5).predict(torch.arange(80)[:, None], **quiet)
     torch.testing.assert_close(mean, samples.mean(0))
     assert abstain.sum() == 40
-    shown = fit_risk_controlled_threshold(Table(samples), numbered(y), risk=0.5, **options, **quiet)
-    assert shown.abstaining(Table(samples)).regression
+    shown = fit_risk_controlled_threshold(Stored(samples), numbered(y), risk=0.5, **options, **quiet)
+    assert shown.wrap(Stored(samples)).regression
 
 
-def test_inputs_come_from_anywhere() -> None:
+def test_inputs_may_be_tensor_data_set_or_loader() -> None:
     x = torch.randn(30, 3, generator=drawn(0))
-    careful = SelectivePredictor(LOGITS, 0.6, num_samples=1)
-    expected = careful.predict(x, **quiet)
+    selective = SelectivePredictor(LOGITS, 0.6, num_samples=1)
+    expected = selective.predict(x, **quiet)
     rows = TensorDataset(x, torch.zeros(30))
     for source in (rows, TensorDataset(x), DataLoader(rows, batch_size=7), DataLoader(TensorDataset(x), batch_size=7)):
-        found = careful.predict(source, **quiet)
+        found = selective.predict(source, **quiet)
         assert torch.equal(found.labels, expected.labels)
         assert torch.equal(found.abstain, expected.abstain)
 
 
-# -- what is refused -----------------------------------------------------------------------------------
+# -- invalid arguments ---------------------------------------------------------------------------------
 
 ROWS = TensorDataset(torch.rand(60, 3), torch.arange(60) % 3)
-FOUND = evaluate_selective_prediction(LOGITS, ROWS, **one)
+REPORT = evaluate_selective_prediction(LOGITS, ROWS, **one)
+evaluate = partial(evaluate_selective_prediction, LOGITS, **one)
+control = partial(fit_risk_controlled_threshold, LOGITS, **one)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "name"),
     [
-        (lambda: evaluate_selective_prediction(nn.Identity(), ROWS), "got a Identity; expected a predictor"),
+        (lambda: evaluate_selective_prediction(nn.Identity(), ROWS), "predictor"),
+        (lambda: evaluate(ROWS, score="luck"), "score"),
+        (lambda: evaluate(ROWS, tolerance=1.0), "score"),
+        (lambda: evaluate(ROWS, score="std", tolerance=-1.0), "tolerance"),
+        (lambda: evaluate(ROWS, score="std", tolerance="1"), "tolerance"),
+        (lambda: evaluate(ROWS, score="std", tolerance=1.0, ignore_index=0), "ignore_index"),
+        (lambda: evaluate(TensorDataset(torch.zeros(3, 2), torch.full((3,), 255)), ignore_index=255), "data"),
+        (lambda: evaluate(ROWS, score=lambda s: s.mean), "score"),
+        (lambda: evaluate(ROWS, score=lambda s: s.entropy / 0), "score"),
+        (lambda: evaluate(TensorDataset(torch.zeros(2, 3), torch.tensor([0, 3]))), "labels"),
+        (lambda: evaluate(TensorDataset(torch.zeros(2, 3), torch.rand(2))), "labels"),
         (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score="luck"),
-            "got score='luck'; expected one of confidence, entropy",
+            lambda: evaluate(TensorDataset(torch.zeros(2, 1), torch.full((2,), math.nan)), score="std", tolerance=1.0),
+            "data",
         ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, tolerance=1.0),
-            "got tolerance=1.0 with score='confidence'",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score="std", tolerance=-1.0),
-            "got tolerance=-1.0; expected a number ≥ 0",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score="std", tolerance="1"),
-            "got tolerance='1'; expected a number ≥ 0",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score="std", tolerance=1.0, ignore_index=0),
-            "got void=0 with a tolerance",
-        ),
-        (
-            lambda: evaluate_selective_prediction(
-                LOGITS, TensorDataset(torch.zeros(3, 2), torch.full((3,), 255)), ignore_index=255, **one
-            ),
-            r"got data whose labels are all void \(255\)",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score=lambda s: None, **one),
-            "got scores of type NoneType; expected a",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score=lambda s: "sure", **one),
-            "got scores of type str; expected a tensor",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score=lambda s: s.mean, **one),
-            r"got scores of shape \(60, 3\); expected",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, ROWS, score=lambda s: s.entropy / 0, **one),
-            "got scores that are NaN or infinite",
-        ),
-        (
-            lambda: evaluate_selective_prediction(
-                LOGITS, TensorDataset(torch.zeros(2, 3), torch.tensor([0, 3])), **one
-            ),
-            "labels run from 0 to 3; expected 0 to 2",
-        ),
-        (
-            lambda: evaluate_selective_prediction(LOGITS, TensorDataset(torch.zeros(2, 3), torch.rand(2)), **one),
-            "got labels that are not whole numbers",
-        ),
-        (
-            lambda: evaluate_selective_prediction(
-                LOGITS, TensorDataset(torch.zeros(2, 1), torch.full((2,), math.nan)), score="std", tolerance=1.0, **one
-            ),
-            "got NaN targets",
-        ),
-        (lambda: FOUND.threshold_for(), "got both or neither of risk and coverage"),
-        (lambda: FOUND.threshold_for(risk=0.1, coverage=0.5), "got both or neither of risk and coverage"),
-        (lambda: FOUND.threshold_for(risk=-0.1), "got risk -0.1; expected a number from 0 to 1"),
-        (lambda: FOUND.threshold_for(risk="a"), "got risk 'a'; expected a number from 0 to 1"),
-        (lambda: FOUND.threshold_for(coverage="a"), "got coverage 'a'; expected a number above 0 and at most 1"),
-        (
-            lambda: fit_risk_controlled_threshold(LOGITS, ROWS, risk=None),
-            "got risk None; expected a number between 0 and",
-        ),
-        (
-            lambda: fit_risk_controlled_threshold(LOGITS, ROWS, risk=1e-300, **one),
-            r"got 60 calibration rows; expected at least 2.3e\+300 to show a risk of at most 1e-300",
-        ),
-        (
-            lambda: fit_risk_controlled_threshold(LOGITS, ROWS, risk=5e-324, delta=5e-324, **one),
-            "got 60 calibration rows; expected at least inf to show",
-        ),
-        (lambda: FOUND.risk_at(0.0), "got coverage 0.0; expected a number above 0 and at most 1"),
-        (
-            lambda: fit_risk_controlled_threshold(LOGITS, ROWS, risk=0.0),
-            "got risk 0.0; expected a number between 0 and 1",
-        ),
-        (
-            lambda: fit_risk_controlled_threshold(LOGITS, ROWS, delta=1.0),
-            "got delta 1.0; expected a number between 0 and 1",
-        ),
-        (
-            lambda: fit_risk_controlled_threshold(
-                LOGITS, TensorDataset(torch.zeros(60, 3, 2), torch.zeros(60, 2).long()), **one
-            ),
-            "got pixels, which depend on each other",
-        ),
-        (lambda: SelectivePredictor(LOGITS, math.nan), "got threshold nan; expected a number"),
-        (lambda: SelectivePredictor(LOGITS, "0.5"), "got threshold '0.5'; expected a number"),
-        (
-            lambda: SelectivePredictor(LOGITS, 0.5, regression=True),
-            "got regression=True with score='confidence'; expected sc",
-        ),
-        (
-            lambda: SelectivePredictor(LOGITS, 0.5).predict(torch.zeros(3, 2), batch_size=0),
-            "got batch_size=0; expected",
-        ),
-        (lambda: SelectivePredictor(LOGITS, 0.5).predict(3), "got inputs of type int; expected a tensor of inputs"),
-        (lambda: SelectivePredictor(LOGITS, 0.5, "luck"), "got score='luck'"),
-        (lambda: evaluate_selective_prediction(LOGITS, [], **one), "got data that give no batch"),
+        (lambda: REPORT.threshold_for(), "risk"),
+        (lambda: REPORT.threshold_for(risk=0.1, coverage=0.5), "risk"),
+        (lambda: REPORT.threshold_for(risk=-0.1), "risk"),
+        (lambda: REPORT.threshold_for(coverage="a"), "coverage"),
+        (lambda: REPORT.risk_at(0.0), "coverage"),
+        (lambda: control(ROWS, risk=None), "risk"),
+        (lambda: control(ROWS, risk=0.0), "risk"),
+        (lambda: control(ROWS, delta=1.0), "delta"),
+        (lambda: control(ROWS, risk=1e-300), "calibration_data"),
+        (lambda: control(ROWS, risk=5e-324, delta=5e-324), "calibration_data"),
+        (lambda: control(TensorDataset(torch.zeros(60, 3, 2), torch.zeros(60, 2).long())), "calibration_data"),
+        (lambda: SelectivePredictor(LOGITS, math.nan), "threshold"),
+        (lambda: SelectivePredictor(LOGITS, "0.5"), "threshold"),
+        (lambda: SelectivePredictor(LOGITS, 0.5, regression=True), "score"),
+        (lambda: SelectivePredictor(LOGITS, 0.5, "luck"), "score"),
+        (lambda: SelectivePredictor(LOGITS, 0.5).predict(torch.zeros(3, 2), batch_size=0), "batch_size"),
+        (lambda: SelectivePredictor(LOGITS, 0.5).predict(3), "inputs"),
+        (lambda: evaluate([]), "data"),
     ],
 )
-def test_bad_calls_get_one_sentence(call: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_are_errors(call: Callable[[], object], name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
         call()
+    assert error.value.name == name
 
 
-def test_what_was_found_prints_a_table() -> None:
-    assert isinstance(FOUND, SelectivePredictionReport)
-    lines = str(FOUND).splitlines()
+def test_report_prints_a_table() -> None:
+    assert isinstance(REPORT, SelectivePredictionReport)
+    lines = str(REPORT).splitlines()
     assert lines[2].split() == ["coverage", "≥", "risk", "threshold"]
     assert len(lines) == 9

@@ -1,4 +1,4 @@
-"""The questions people put to a predictor, one file each; any method will do.
+"""Evaluation of predictors: one module per question, for any method.
 
-Nothing is imported here: `from neuboots.evaluation.ood import Odin`.
+Modules are imported by path, such as `from neuboots.evaluation.calibration import evaluate_calibration`.
 """

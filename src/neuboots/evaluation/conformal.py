@@ -1,68 +1,64 @@
-"""Split conformal prediction: sets of classes and intervals that hold the truth at least as often as they say.
+"""Split conformal prediction: sets of classes and intervals with a guaranteed coverage.
 
     C(x) = {y : s(x, y) ≤ q},   P(Y ∈ C(X)) ≥ level
-
-whatever the predictor and the law of the data, if the calibration rows and the new one are exchangeable and the
-predictor has not seen them.
-
-The one number that calibration finds: the quantile of the scores, and how many rows it takes.
-
     q the k-th smallest of s(X₁, Y₁), …, s(X_n, Y_n),   k = ⌈level · (n + 1)⌉,   P(Y ∈ C(X)) ≥ k / (n + 1) ≥ level
 
-Where scores have no ties, the coverage given the calibration rows is itself a draw from Beta(k, n + 1 − k). Pixels of
-an image are not exchangeable with each other, images are: q is then the least number at which the shares of covered
-pixels, added over the n images, reach level · (n + 1), and the expected share of a new image's pixels that are covered
-is at least `level` (conformal risk control). Every image counts the same, however many of its pixels have a label; with
-P pixels in each that is rank ⌈level · (n + 1) · P⌉ among all scores, and P = 1 is the case above.
-
-Rounding. In another batch a net rounds the same input otherwise, and where scores have ties, all those at q would drop
-out together. With e(x, y) the most that a score may move, s(x, y) + e(x, y) is as good a score: calibration takes its
-quantile, by raising every score that it sees by 2 e, and the guarantee then holds in batches of any size. 2 e is 64 eps
-of the outputs' type (at most 2⁻⁷), relative to their size. That is an allowance and no bound: a very deep net, or TF32,
-may move its outputs by more. Where scores have ties, ask such a net in batches as large as in calibration.
-
-Vovk, Gammerman and Shafer, Algorithmic learning in a random world, Springer 2005 (split conformal); Angelopoulos,
-Bates, Fisch, Lei and Schuster, Conformal risk control, ICLR 2024 (pixels).
-
-Sets of classes that hold the true one at least as often as they say.
+for every predictor and every distribution of the data, if the calibration examples and the new one are exchangeable and
+the predictor was not trained on them. Without ties the coverage given the calibration data is a draw from
+Beta(k, n + 1 − k). Scores of classification, with p in falling order and u uniform on (0, 1):
 
     threshold     s(x, y) = 1 − p_y
-    adaptive      s(x, y) = Σ_{c before y} p_c + u p_y,   classes in the order of falling p, u uniform on (0, 1)
+    adaptive      s(x, y) = Σ_{c before y} p_c + u p_y
     regularised   the same + λ max(0, rank of y − k_reg)
 
-Classes whose probabilities differ by rounding alone have the order of their numbers, in every batch.
-
-Sadinle, Lei and Wasserman, Least ambiguous set-valued classifiers with bounded error levels, JASA 2019 (threshold);
-Romano, Sesia and Candès, Classification with valid and adaptive coverage, NeurIPS 2020 (adaptive); Angelopoulos, Bates,
-Malik and Jordan, Uncertainty sets for image classifiers using conformal prediction, ICLR 2021 (regularised).
-
-Intervals that hold a new y at least as often as they say.
+and of regression, with m and s² the mean and variance over replicates (and the noise of a Gaussian head):
 
     absolute      s(x, y) = |y − m(x)|
-    normalised    s(x, y) = |y − m(x)| / s(x),   s² the variance over replicates (and the noise of a Gaussian head)
+    normalised    s(x, y) = |y − m(x)| / s(x)
     quantile      s(x, y) = max(l(x) − y, y − h(x)),   l and h the (1 ± level)/2 quantiles of the replicates
 
-Lei, G'Sell, Rinaldo, Tibshirani and Wasserman, Distribution-free predictive inference for regression, JASA 2018
-(absolute, normalised); Romano, Patterson and Candès, Conformalized quantile regression, NeurIPS 2019 (quantile).
+Pixels. Pixels of an image are not exchangeable with each other, images are: q is then the smallest number at which the
+fractions of covered pixels, summed over the n images, reach level · (n + 1), and the expected fraction of a new image's
+pixels that are covered is at least `level` (conformal risk control). Every image counts the same, however many of its
+pixels have a label; with P pixels in each that is rank ⌈level · (n + 1) · P⌉ among all scores.
+
+Rounding. In another batch a net rounds the same input differently, and where scores have ties, all those at q would
+drop out together. With e(x, y) the most that a score may move, s(x, y) + e(x, y) is as good a score: calibration takes
+its quantile, by raising every score by 2 e, and the guarantee then holds in batches of any size. 2 e is 64 eps of the
+outputs' dtype (at most 2⁻⁷), relative to their magnitude. That is an allowance and no bound: a very deep net, or TF32,
+may move its outputs by more. Where scores have ties, use such a net with the batch size of the calibration. Classes
+whose probabilities differ by rounding alone are ordered by their numbers, in every batch.
+
+Vovk, Gammerman and Shafer, Algorithmic learning in a random world, Springer 2005 (split conformal); Angelopoulos,
+Bates, Fisch, Lei and Schuster, Conformal risk control, ICLR 2024 (pixels); Sadinle, Lei and Wasserman, Least ambiguous
+set-valued classifiers with bounded error levels, JASA 2019 (threshold); Romano, Sesia and Candès, Classification with
+valid and adaptive coverage, NeurIPS 2020 (adaptive); Angelopoulos, Bates, Malik and Jordan, Uncertainty sets for image
+classifiers using conformal prediction, ICLR 2021 (regularised); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman,
+Distribution-free predictive inference for regression, JASA 2018 (absolute, normalised); Romano, Patterson and Candès,
+Conformalized quantile regression, NeurIPS 2019 (quantile).
 """
 
 import math
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
 from neuboots.evaluation._batching import (
     InputData,
     LabeledData,
     align_labels,
     align_targets,
+    check_any_counted,
     check_predictor,
+    format_metrics,
     format_table,
     hash_rows,
+    is_counted,
     iter_batches,
     map_batches,
 )
@@ -70,273 +66,315 @@ from neuboots.evaluation.regression import has_gaussian_head
 from neuboots.metrics import IntervalMetrics
 from neuboots.prediction import Predictor, split_gaussian
 
+ClassScore = Literal["threshold", "adaptive", "regularised"]
+RegressionScore = Literal["absolute", "normalised", "quantile"]
+
+# -- quantile of the scores ----------------------------------------------------------------------------
+
+
+def _rank(level: float, num_examples: int, num_pixels: int = 1) -> int:
+    """⌈level · (n + 1) · P⌉ with the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001."""
+    return math.ceil(Fraction(str(float(level))) * (num_examples + 1) * num_pixels)
+
+
+def has_enough_calibration_rows(level: float, num_examples: int) -> bool:
+    """Return whether there is a rank for this level: level · (n + 1) ≤ n.
+
+    Args:
+        level: Coverage of the sets.
+        num_examples: Number of calibration examples n.
+
+    Returns:
+        Whether the quantile is finite.
+
+    Example:
+        >>> has_enough_calibration_rows(0.9, 8), has_enough_calibration_rows(0.9, 9)
+        (False, True)
+    """
+    return _rank(level, num_examples) <= num_examples
+
+
+def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
+    """Return the score that a new example stays below with this probability.
+
+    Args:
+        scores: Scores of all examples, those of one after those of the other: (S,).
+        counts: Number of scores of each example, (n,); examples without any do not count.
+        level: Coverage of the sets.
+
+    Returns:
+        The quantile; ∞ where there are too few examples.
+
+    Example:
+        >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), 0.5)
+        2.0
+    """
+    counts = counts[counts > 0].long()
+    n = len(counts)
+    if not has_enough_calibration_rows(level, n):
+        return math.inf
+    unit, wanted = math.lcm(*set(counts.tolist())), 0.0
+    if unit * n < 1 << 62:  # fractions in integers
+        weights, wanted = unit // counts, _rank(level, n, unit)
+    else:
+        weights, wanted = 1 / counts.double(), level * (n + 1) * (1 + 1e-9)  # outwards, by more than sums are off
+    ordered, order = scores.sort()
+    reached = weights.repeat_interleave(counts)[order].cumsum(0)
+    return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])
+
+
+def _check_calibration_rows(level: float, num_examples: int) -> None:
+    if not has_enough_calibration_rows(level, num_examples):
+        exact = Fraction(str(float(level)))
+        expected = f"at least {math.ceil(exact / (1 - exact))} for level {level:g}"
+        raise ArgumentError("calibration_data", f"{num_examples} examples", expected)
+
 
 def _rounding_tolerance(dtype: torch.dtype) -> float:
-    """2 e for outputs of size 1: how far apart two batches may put the same input.
+    """2 e for outputs of magnitude 1.
 
     Half precision is capped: its nets add in float32, and only what they store is rounded.
     """
     return min(64 * torch.finfo(dtype).eps, 2.0**-7)
 
 
-def _rank(level: float, rows: int, pixels: int) -> int:
-    """⌈level · (n + 1) · P⌉, with the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001."""
-    return math.ceil(Fraction(str(float(level))) * (rows + 1) * pixels)
-
-
-def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
-    """The score that a new row stays below with this probability; ∞ where the rows are too few to tell.
-
-    `counts` (n,) says how many of the scores, one row after another, belong to each: rows without any do not count.
-
-    >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), 0.5)
-    2.0
-    """
-    counts = counts[counts > 0].long()
-    rows = len(counts)
-    if not has_enough_calibration_rows(level, rows):
-        return math.inf
-    unit, wanted = math.lcm(*set(counts.tolist())), 0.0
-    if unit * rows < 1 << 62:  # shares in whole numbers
-        shares, wanted = unit // counts, _rank(level, rows, unit)
-    else:
-        shares, wanted = 1 / counts.double(), level * (rows + 1) * (1 + 1e-9)  # outwards, by more than sums are off
-    ordered, order = scores.sort()
-    reached = shares.repeat_interleave(counts)[order].cumsum(0)
-    return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])
-
-
-def has_enough_calibration_rows(level: float, rows: int) -> bool:
-    """Is there a rank for this level? level · (n + 1) ≤ n."""
-    return _rank(level, rows, 1) <= rows
-
-
-def _check_calibration_rows(level: float, rows: int) -> None:
-    if not has_enough_calibration_rows(level, rows):
-        share = Fraction(str(float(level)))
-        raise ValueError(
-            f"got {rows} calibration rows; expected at least {math.ceil(share / (1 - share))} for level {level:g}, or "
-            "every set would have to hold everything: give more rows, or a lower level"
-        )
-
-
-def _check_options(predictor: Any, level: float, kind: str, kinds: tuple[str, ...]) -> None:
-    check_predictor(predictor)
-    if not (isinstance(level, float | int) and 0.0 < level < 1.0):
-        raise ValueError(f"got level {level!r}; expected a number between 0 and 1, such as 0.9")
-    if kind not in kinds:
-        raise ValueError(f"got kind={kind!r}; expected one of {', '.join(map(repr, kinds))}")
-
-
 def _count_per_row(counted: Tensor) -> Tensor:
-    """How many pixels of each row count: (N, *) → (N,)."""
+    """Number of pixels of each input that count: (N, *) → (N,)."""
     return counted.reshape(len(counted), -1).sum(1).cpu()
 
 
-def _plain(value: Any) -> Any:
-    """JSON has neither tuples nor ∞."""
-    return [None if math.isinf(q) else q for q in value] if isinstance(value, tuple) else value
+@dataclass(frozen=True)
+class _ConformalPredictor:
+    """What both predictors share: quantiles, level, and saving as JSON."""
+
+    predictor: Predictor
+    quantiles: tuple[float, ...]
+    level: float
+
+    def config(self) -> dict[str, Any]:
+        """Return everything but the predictor as JSON values; an infinite quantile is null."""
+        values = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "predictor"}
+        return {k: [None if math.isinf(q) else q for q in v] if isinstance(v, tuple) else v for k, v in values.items()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], predictor: Predictor) -> Self:
+        """Return the conformal predictor that `config()` describes.
+
+        Args:
+            config: What `config()` returned.
+            predictor: The predictor that was calibrated.
+        """
+        values: dict[str, Any] = {}
+        for name, value in config.items():
+            values[name] = tuple(math.inf if q is None else q for q in value) if isinstance(value, list) else value
+        return cls(predictor, **values)
 
 
-def _to_config(rule: Any) -> dict[str, Any]:
-    return {part.name: _plain(getattr(rule, part.name)) for part in fields(rule) if part.name != "predictor"}
-
-
-def _from_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Lists are tuples again, and nulls ∞."""
-    return {
-        name: tuple(math.inf if q is None else q for q in value) if isinstance(value, list) else value
-        for name, value in config.items()
-    }
-
-
-ClassScore = Literal["threshold", "adaptive", "regularised"]
-
-
-class _Scores(NamedTuple):
-    """s(x, c) for every class, (N, C, *), in float64; `slack` is how far another batch may move one below 1."""
-
-    values: Tensor
-    slack: float
-
-    def of(self, labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-        """The scores of the true classes, (rows,), raised by what rounding may move them; and which count, (N, *)."""
-        counted = _counted(labels, ignore_index)
-        mine = self.values.gather(1, labels.where(counted, 0)[:, None])[:, 0][counted]
-        return mine + self.slack * (1 + mine.abs()), counted
+# -- classification ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionSets:
-    """The classes that may be true, for each input: `mask` (N, C, *) is True for those in the set.
+    """Sets of classes.
 
-    >>> sets = PredictionSets(torch.tensor([[True, False, True], [False, False, False]]))
-    >>> sets.labels, sets.size.tolist()
-    ([[0, 2], []], [2, 0])
+    Args:
+        mask: True for the classes in the set of each input, (N, C, *).
+
+    Example:
+        >>> sets = PredictionSets(torch.tensor([[True, False, True], [False, False, False]]))
+        >>> sets.labels, sets.size.tolist()
+        ([[0, 2], []], [2, 0])
     """
 
     mask: Tensor
 
     @property
     def size(self) -> Tensor:
-        """How many classes each set holds: (N, *)."""
+        """Number of classes in each set: (N, *)."""
         return self.mask.sum(1)
 
     @property
     def labels(self) -> list[list[int]]:
-        """The numbers of the classes in each set."""
+        """The classes of each set; raises ArgumentError for pixels."""
         if self.mask.ndim > 2:
-            raise ValueError("got sets of pixels; expected one set for each input: use mask, (N, C, *)")
+            raise ArgumentError("mask", "sets of pixels", "one set per input", hint="use mask, (N, C, *)")
         return [row.nonzero().flatten().tolist() for row in self.mask]
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionSetReport:
-    """How sets did on labelled data. Sets with few rows have coverages that say little: see the counts.
+    """Coverage and size of prediction sets on labeled data. Coverages of few inputs are imprecise: see the counts.
 
-    `class_coverage` (C,) is over the inputs (or pixels) of each true class, `size_coverage` (C + 1,) over those whose
-    set has 0, 1, …, C classes: NaN where there are none.
+    Args:
+        level: Nominal coverage.
+        count: Number of inputs (or pixels).
+        coverage: Fraction of sets with the true class; for pixels the mean over images of the fraction of pixels.
+        mean_size: Mean number of classes.
+        empty: Fraction of sets without a class.
+        singleton: Fraction of sets with one class.
+        class_coverage: Coverage by true class, (C,); NaN for a class without inputs.
+        class_count: Number of inputs by true class, (C,).
+        size_coverage: Coverage by size 0, 1, …, C of the set, (C + 1,); NaN for a size without inputs.
+        size_count: Number of inputs by size, (C + 1,).
     """
 
     level: float
-    count: int  # inputs, or pixels
-    coverage: float  # of pixels: the mean over images of the share of their pixels that are covered
+    count: int
+    coverage: float
     mean_size: float
-    empty: float  # share of sets without a class
-    singleton: float  # share of sets with one class
+    empty: float
+    singleton: float
     class_coverage: Tensor
     class_count: Tensor
     size_coverage: Tensor
     size_count: Tensor
 
     def __str__(self) -> str:
-        names = ("level", "coverage", "mean_size", "empty", "singleton")
-        figures = [{"figure": name, "value": getattr(self, name)} for name in names]
-        sizes = [
-            {"size": k, "coverage": float(share), "N": int(rows)}
-            for k, (share, rows) in enumerate(zip(self.size_coverage, self.size_count, strict=True))
-            if rows
+        metrics = {name: getattr(self, name) for name in ("level", "coverage", "mean_size", "empty", "singleton")}
+        tables = [
+            format_table(
+                [
+                    {name: k, "coverage": float(coverage), "N": int(count)}
+                    for k, (coverage, count) in enumerate(zip(coverages, counts, strict=True))
+                    if count
+                ]
+            )
+            for name, coverages, counts in (
+                ("size", self.size_coverage, self.size_count),
+                ("class", self.class_coverage, self.class_count),
+            )
         ]
-        classes = [
-            {"class": k, "coverage": float(share), "N": int(rows)}
-            for k, (share, rows) in enumerate(zip(self.class_coverage, self.class_count, strict=True))
-            if rows
-        ]
-        return "\n\n".join([f"N = {self.count:,}\n{format_table(figures)}", format_table(sizes), format_table(classes)])
+        return "\n\n".join([f"N = {self.count:,}\n{format_metrics(metrics)}", *tables])
 
 
 @dataclass(frozen=True)
-class ConformalClassifier:
-    """A predictor that answers with sets; `fit_conformal_classifier` makes one. But for the predictor it is a few numbers.
+class ConformalClassifier(_ConformalPredictor):
+    """A classifier that predicts sets of classes; made by `fit_conformal_classifier`.
 
-    `config()` gives them for a JSON file, `restore(config, predictor)` takes them back.
+    Args:
+        predictor: The calibrated predictor.
+        quantiles: The quantile q, or one for each class.
+        level: Coverage of the sets.
+        score: Conformity score.
+        class_conditional: Whether each class has a quantile of its own.
+        allow_empty: Whether sets may be empty.
+        penalty: λ of the regularised score.
+        k_reg: Number of classes without a penalty.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates and of u.
+        count: Number of calibration examples.
     """
 
-    predictor: Predictor
-    quantiles: tuple[float, ...]  # q, or one for each class
-    level: float
-    kind: ClassScore
-    by_class: bool
+    score: ClassScore
+    class_conditional: bool
     allow_empty: bool
     penalty: float
     k_reg: int
     num_samples: int
     seed: int
-    count: int  # calibration rows
+    count: int
 
     def predict(self, x: InputData, *, batch_size: int = 256, progress: bool = True) -> PredictionSets:
-        """{c : s(x, c) ≤ q} for each of the inputs: a tensor (a tuple or dict of them), a data set, or a loader.
+        """Predict {c : s(x, c) ≤ q} for each input.
 
-        The set of an input does not depend on those around it, but for a class whose score is within rounding of q:
-        the net itself may round otherwise in another batch. The guarantee holds in batches of any size.
+        The set of an input does not depend on the batch, except for a class whose score is within rounding of q.
+
+        Args:
+            x: A tensor of inputs (or a tuple or dict of them), a data set, or a loader.
+            batch_size: Number of inputs at a time.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The sets.
         """
         return PredictionSets(torch.cat(map_batches(self._mask, x, batch_size, title="sets", progress=progress)))
 
     def evaluate(
         self, data: LabeledData, *, ignore_index: int | None = None, batch_size: int = 256, progress: bool = True
     ) -> PredictionSetReport:
-        """Coverage and size over labelled rows that were not used for calibration; `ignore_index` labels are passed over."""
-        by_class: Tensor | int = 0  # (2, C): rows, and rows whose set holds their class
+        """Measure coverage and size on labeled data that were not used for calibration.
+
+        Args:
+            data: Data set of examples (x, y), or a loader of batches.
+            ignore_index: Label of inputs that do not count.
+            batch_size: Number of inputs at a time, for a data set.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The report, which prints as tables.
+        """
+        by_class: Tensor | int = 0  # (2, C): inputs, and inputs whose set holds their class
         by_size: Tensor | int = 0  # (2, C + 1)
         images, covered = 0, 0.0
         for x, y in iter_batches(data, batch_size, title="evaluating sets", progress=progress):
             mask = self._mask(x)
             labels = align_labels(mask, y, ignore_index=ignore_index)
-            counted = _counted(labels, ignore_index)
+            counted = is_counted(labels, ignore_index)
             inside = mask.gather(1, labels.where(counted, 0)[:, None])[:, 0] & counted  # (N, *)
             pixels = _count_per_row(counted)
             covered += float((_count_per_row(inside)[pixels > 0].double() / pixels[pixels > 0]).sum())
             images += int((pixels > 0).sum())
-            held, classes = inside[counted], mask.shape[1]
-            by_class = by_class + _counts(labels[counted], held, classes)
-            by_size = by_size + _counts(mask.sum(1)[counted], held, classes + 1)
-        assert isinstance(by_class, Tensor), "batches_of gives at least one batch"
+            correct, num_classes = inside[counted], mask.shape[1]
+            by_class = by_class + _count_groups(labels[counted], correct, num_classes)
+            by_size = by_size + _count_groups(mask.sum(1)[counted], correct, num_classes + 1)
+        assert isinstance(by_class, Tensor), "iter_batches yields at least one batch"
         assert isinstance(by_size, Tensor)
-        if images == 0:
-            raise ValueError(f"got data whose labels are all void ({ignore_index}); expected some that count")
-        rows = int(by_size[0].sum())
+        check_any_counted(images, ignore_index)
+        count = int(by_size[0].sum())
         sizes = torch.arange(by_size.shape[1], dtype=torch.float64)
         return PredictionSetReport(
             level=self.level,
-            count=rows,
+            count=count,
             coverage=covered / images,
-            mean_size=float((by_size[0] * sizes).sum() / rows),
-            empty=float(by_size[0, 0] / rows),
-            singleton=float(by_size[0, 1] / rows),
+            mean_size=float((by_size[0] * sizes).sum() / count),
+            empty=float(by_size[0, 0] / count),
+            singleton=float(by_size[0, 1] / count),
             class_coverage=by_class[1] / by_class[0],
             class_count=by_class[0].long(),
             size_coverage=by_size[1] / by_size[0],
             size_count=by_size[0].long(),
         )
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the predictor, as JSON; an infinite quantile is null."""
-        return _to_config(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], predictor: Predictor) -> "ConformalClassifier":
-        """The sets that `config` describes, around their predictor."""
-        return cls(predictor, **_from_config(config))
-
     def _mask(self, x: Any) -> Tensor:
-        scores = self._scores(x).values  # (N, C, *)
+        scores, _ = self._scores(x)  # (N, C, *)
         limits = torch.tensor(self.quantiles, dtype=scores.dtype, device=scores.device)
-        if self.by_class and len(limits) != scores.shape[1]:
-            raise ValueError(f"got {scores.shape[1]} classes; expected {len(limits)}, as in calibration")
+        if self.class_conditional and len(limits) != scores.shape[1]:
+            raise ArgumentError("x", f"{scores.shape[1]} classes", f"{len(limits)}, as in calibration")
         mask = scores <= limits.view(1, -1, *[1] * (scores.ndim - 2))
         if self.allow_empty:
             return mask
         likeliest = scores.argmin(1, keepdim=True)  # (N, 1, *)
         return mask.scatter(1, likeliest, mask.gather(1, likeliest) | ~mask.any(1, keepdim=True))
 
-    def _scores(self, x: Any) -> _Scores:
+    def _scores(self, x: Any) -> tuple[Tensor, float]:
+        """s(x, c) for every class, (N, C, *) in float64, and how far another batch may move a score below 1."""
         summary = self.predictor.summarize(x, self.num_samples, seed=self.seed)
         probs, slack = summary.probs.double(), _rounding_tolerance(summary.probs.dtype)
         if bool(probs.isnan().any()):
-            raise ValueError("the predictor gives NaN probabilities; expected numbers: check the net's outputs")
-        if self.kind == "threshold":
-            return _Scores(1 - probs, slack)
-        order = _falling(probs, summary.mean.double(), slack)
+            raise ArgumentError("predictor", "NaN probabilities", "numbers", hint="check the outputs of the net")
+        if self.score == "threshold":
+            return 1 - probs, slack
+        order = _falling_order(probs, summary.mean.double(), slack)
         falling = probs.gather(1, order)
         before = falling.cumsum(1) - falling
-        chance = _row_uniforms(x, probs[:, 0], self.seed)[:, None]  # (N, 1, *)
-        scores = before + chance * falling
-        if self.kind == "regularised":
+        u = _row_uniforms(x, probs[:, 0], self.seed)[:, None]  # (N, 1, *)
+        scores = before + u * falling
+        if self.score == "regularised":
             ranks = torch.arange(1, probs.shape[1] + 1, device=probs.device)
             extra = self.penalty * (ranks - self.k_reg).clamp_min(0).to(scores)
             scores = scores + extra.view(-1, *[1] * (probs.ndim - 2))
-        return _Scores(torch.empty_like(scores).scatter_(1, order, scores), slack)
+        return torch.empty_like(scores).scatter_(1, order, scores), slack
 
     def __str__(self) -> str:
         header = (
-            f"{self.kind} sets at level {self.level:g} from {self.count:,} calibration rows, B = {self.num_samples}, "
-            f"seed {self.seed}"
+            f"{self.score} sets at level {self.level:g} from {self.count:,} calibration examples, "
+            f"B = {self.num_samples}, seed {self.seed}"
         )
-        names = range(len(self.quantiles)) if self.by_class else ["all"]
-        lines = [{"class": name, "quantile": q} for name, q in zip(names, self.quantiles, strict=True)]
-        always = [name for name, q in zip(names, self.quantiles, strict=True) if math.isinf(q)]
-        note = f"\nin every set, for want of calibration rows: {', '.join(map(str, always))}" if always else ""
-        return f"{header}\n{format_table(lines)}{note}"
+        names = range(len(self.quantiles)) if self.class_conditional else ["all"]
+        rows = [{"class": name, "quantile": q} for name, q in zip(names, self.quantiles, strict=True)]
+        always = [str(row["class"]) for row in rows if row["quantile"] == math.inf]
+        note = f"\nin every set, as there are too few calibration examples: {', '.join(always)}" if always else ""
+        return f"{header}\n{format_table(rows)}{note}"
 
 
 def fit_conformal_classifier(
@@ -355,218 +393,257 @@ def fit_conformal_classifier(
     batch_size: int = 256,
     progress: bool = True,
 ) -> ConformalClassifier:
-    """Sets of classes that hold the true one with probability ≥ `level`, from labelled rows that were not trained on.
+    """Calibrate sets of classes that contain the true one with probability ≥ `level`.
 
-    `threshold` gives the smallest sets on average; `adaptive` ones are larger where the predictor is unsure, and cover
-    easy and hard inputs more evenly; `regularised` ones are adaptive with a `penalty` on each class beyond the first
-    `k_reg`, which keeps a long tail of improbable classes out. The uniform u of an input is named by the seed and the
-    numbers in x: its set is the same in any batch. Where the predictor is right more often than `level`, some sets are
-    empty; with `allow_empty=False` they hold the likeliest class, and the coverage is above the level.
+    For pixels (labels (N, *)) the guarantee is about the fraction of an image's pixels that are covered; every image
+    counts the same, and images whose labels are all `ignore_index` do not count.
 
-    With `by_class` each class has a quantile of its own, and the guarantee holds among the inputs of each true class; a
-    class with too few calibration rows is then in every set. Pixels (labels (N, *)) are covered as a share of an image:
-    every image counts the same, whatever its size and however many of its labels are `ignore_index`, which are passed over;
-    images that are all void do not count.
+    Args:
+        predictor: Predictor of a classifier.
+        calibration_data: Held-out examples (x, y).
+        level: Coverage of the sets.
+        score: "threshold" gives the smallest sets on average; "adaptive" sets are larger where the predictor is
+            uncertain, and cover easy and hard inputs more evenly; "regularised" adds a `penalty` for each class beyond
+            the first `k_reg`, which excludes a long tail of improbable classes. u is a function of the seed and of the
+            values in x, so the set of an input is the same in any batch.
+        class_conditional: Guarantee the coverage among the inputs of each true class by a quantile of its own; a class
+            with too few calibration examples is then in every set.
+        allow_empty: If the predictor is correct more often than `level`, some sets are empty. False: they hold the most
+            probable class, and the coverage is above the level.
+        penalty: λ of the regularised score.
+        k_reg: Number of classes without a penalty.
+        ignore_index: Label of inputs that do not count.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates and of u.
+        batch_size: Number of inputs at a time, for a data set.
+        progress: Whether to show a progress bar.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots.methods import DeterministicPredictor
-    >>> rng = torch.Generator().manual_seed(0)
-    >>> logits = 2 * torch.randn(2000, 5, generator=rng)
-    >>> labels = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
-    >>> net = DeterministicPredictor(torch.nn.Identity())  # a net whose probabilities are right
-    >>> rows = TensorDataset(logits[:1000], labels[:1000])
-    >>> rule = fit_conformal_classifier(net, rows, level=0.9, num_samples=1, progress=False)
-    >>> sure, torn = [4.0, 0, 0, 0, 0], [3.0, 3.0, 0, 0, 0]
-    >>> rule.predict(torch.tensor([sure, torn]), progress=False).labels
-    [[0], [0, 1]]
-    >>> fresh = TensorDataset(logits[1000:], labels[1000:])
-    >>> abs(rule.evaluate(fresh, progress=False).coverage - 0.9) < 0.03
-    True
+    Returns:
+        The classifier.
+
+    Raises:
+        ArgumentError: If an option is invalid, or there are too few calibration examples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> logits = 2 * torch.randn(2000, 5, generator=rng)
+        >>> labels = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
+        >>> predictor = DeterministicPredictor(torch.nn.Identity())  # its probabilities are calibrated
+        >>> calibration_data = TensorDataset(logits[:1000], labels[:1000])
+        >>> classifier = fit_conformal_classifier(predictor, calibration_data, num_samples=1, progress=False)
+        >>> certain, uncertain = [4.0, 0, 0, 0, 0], [3.0, 3.0, 0, 0, 0]
+        >>> classifier.predict(torch.tensor([certain, uncertain]), progress=False).labels
+        [[0], [0, 1]]
+        >>> report = classifier.evaluate(TensorDataset(logits[1000:], labels[1000:]), progress=False)
+        >>> abs(report.coverage - 0.9) < 0.03
+        True
     """
-    _check_options(predictor, level, score, get_args(ClassScore))
-    if not (isinstance(penalty, float | int) and 0 <= penalty < math.inf and isinstance(k_reg, int) and k_reg >= 0):
-        raise ValueError(
-            f"got penalty={penalty!r} and k_reg={k_reg!r}; expected a finite number and a whole number, both ≥ 0"
-        )
-    rule = ConformalClassifier(
-        predictor, (), level, score, class_conditional, allow_empty, penalty, k_reg, num_samples, seed, 0
+    check_predictor(predictor)
+    check_choice("score", score, get_args(ClassScore))
+    if not (isinstance(penalty, float | int) and 0 <= penalty < math.inf):
+        raise ArgumentError("penalty", penalty, "a finite number ≥ 0")
+    classifier = ConformalClassifier(
+        predictor=predictor,
+        quantiles=(),
+        level=check_fraction("level", level),
+        score=score,
+        class_conditional=class_conditional,
+        allow_empty=allow_empty,
+        penalty=penalty,
+        k_reg=check_int("k_reg", k_reg, minimum=0),
+        num_samples=num_samples,
+        seed=seed,
+        count=0,
     )
-    kept: list[Tensor] = []  # scores of the true classes
-    truths: list[Tensor] = []  # and, where each has a quantile of its own, which they are
+    values: list[Tensor] = []  # scores of the true classes
+    classes: list[Tensor] = []  # the true classes
     counts: list[Tensor] = []
-    classes = 0
+    num_classes = 0
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating sets", progress=progress):
-        scores = rule._scores(x)
-        labels = align_labels(scores.values, y, ignore_index=ignore_index)
+        scores, slack = classifier._scores(x)
+        labels = align_labels(scores, y, ignore_index=ignore_index)
         if class_conditional and labels[:1].numel() > 1:
-            raise ValueError("got by_class=True for pixels; expected one label for each input: use by_class=False")
-        mine, counted = scores.of(labels, ignore_index)
-        kept.append(mine.cpu())
+            raise ArgumentError("class_conditional", True, "False for pixels")
+        counted = is_counted(labels, ignore_index)
+        true = scores.gather(1, labels.where(counted, 0)[:, None])[:, 0][counted]
+        values.append((true + slack * (1 + true.abs())).cpu())  # raised by what rounding may move them
+        classes.append(labels[counted].cpu())
         counts.append(_count_per_row(counted))
-        truths.extend([labels[counted].cpu()] if class_conditional else [])
-        classes = scores.values.shape[1]
-    values, pixels = torch.cat(kept), torch.cat(counts)
-    rule = replace(rule, count=int((pixels > 0).sum()))
+        num_classes = scores.shape[1]
+    all_values, pixels = torch.cat(values), torch.cat(counts)
+    classifier = replace(classifier, count=int((pixels > 0).sum()))
     if not class_conditional:
-        _check_calibration_rows(level, rule.count)
-        return replace(rule, quantiles=(conformal_quantile(values, pixels, level),))
-    each = [values[torch.cat(truths) == c] for c in range(classes)]
-    return replace(rule, quantiles=tuple(conformal_quantile(mine, torch.ones(len(mine)), level) for mine in each))
+        _check_calibration_rows(level, classifier.count)
+        return replace(classifier, quantiles=(conformal_quantile(all_values, pixels, level),))
+    groups = [all_values[torch.cat(classes) == c] for c in range(num_classes)]
+    return replace(
+        classifier, quantiles=tuple(conformal_quantile(part, torch.ones(len(part)), level) for part in groups)
+    )
 
 
-def _counted(labels: Tensor, ignore_index: int | None) -> Tensor:
-    """Which labels are not void: (N, *)."""
-    return torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-
-
-def _falling(probs: Tensor, logits: Tensor, slack: float) -> Tensor:
-    """The classes from the likeliest down, those of a run of equals by their numbers: (N, C, *).
+def _falling_order(probs: Tensor, logits: Tensor, slack: float) -> Tensor:
+    """Classes by falling probability, those of a run of equals by their numbers: (N, C, *).
 
     Equal is what rounding may make of equals: where z moves by slack · |z|, log p moves by as much.
     """
     values, order = probs.sort(dim=1, descending=True)
-    size = logits.abs().expand_as(probs).gather(1, order)
-    close = slack * (1 + torch.minimum(size[:, 1:], size[:, :-1]))
-    lower = values[:, 1:] < values[:, :-1] * (-close).exp()
+    magnitude = logits.abs().expand_as(probs).gather(1, order)
+    tolerance = slack * (1 + torch.minimum(magnitude[:, 1:], magnitude[:, :-1]))
+    lower = values[:, 1:] < values[:, :-1] * (-tolerance).exp()
     run = torch.cat([torch.zeros_like(order[:, :1]), lower.cumsum(1)], 1)
     return torch.empty_like(order).scatter_(1, order, run).argsort(dim=1, stable=True)
 
 
-def _counts(group: Tensor, held: Tensor, size: int) -> Tensor:
-    """Rows in each group, and those of them whose set holds the truth: (2, size)."""
-    counts = [torch.bincount(part, minlength=size).double().cpu() for part in (group, group[held])]
+def _count_groups(group: Tensor, correct: Tensor, size: int) -> Tensor:
+    """Number of inputs in each group, and of those whose set holds the true class: (2, size)."""
+    counts = [torch.bincount(part, minlength=size).double().cpu() for part in (group, group[correct])]
     return torch.stack(counts)
 
 
-def _row_uniforms(x: Any, like: Tensor, seed: int) -> Tensor:
-    """u for each input (and pixel), a function of the seed and of the input's own numbers: (N, *), like `like`.
+def _row_uniforms(x: Any, reference: Tensor, seed: int) -> Tensor:
+    """u for each input (and pixel), a function of the seed and of the input's values: (N, *), like `reference`.
 
-    The outputs would not do for a name: in another batch they may be rounded otherwise.
+    The outputs would not do as a key: in another batch they may be rounded differently.
     """
     names = [int.from_bytes(name, "little", signed=True) for name in hash_rows(x)]
     keys = derive_keys(torch.tensor(names, dtype=torch.int64), seed, "conformal")  # (N,)
-    pixels = torch.arange(like[:1].numel() if len(like) else 1)
-    return draw_uniform(keys[:, None], pixels).reshape(like.shape).to(like)
+    pixels = torch.arange(reference[:1].numel() if len(reference) else 1)
+    return draw_uniform(keys[:, None], pixels).reshape(reference.shape).to(reference)
 
 
-RegressionScore = Literal["absolute", "normalised", "quantile"]
+# -- regression ----------------------------------------------------------------------------------------
 
 
-class _Base(NamedTuple):
-    """A band before calibration: [low − q · scale, high + q · scale] is the one after it; (N, C, *) each, float64."""
+class _Band(NamedTuple):
+    """A band before calibration, [low, high]; after it, [low − q · scale, high + q · scale]: (N, C, *), float64."""
 
     low: Tensor
     high: Tensor
     scale: Tensor
-    spread: Tensor  # the predicted standard deviation, whatever the kind
+    std: Tensor  # the predicted standard deviation, for every score
     normalised: bool
-    slack: float  # how far another batch may move outputs of size 1
+    slack: float  # how far another batch may move outputs of magnitude 1
 
     def scores(self, y: Tensor) -> Tensor:
-        """The q at which the band begins to hold y."""
+        """The q at which the band begins to contain y."""
         return torch.maximum(self.low - y, y - self.high) / self.scale
 
     @property
-    def size(self) -> Tensor:
+    def magnitude(self) -> Tensor:
         """Of the outputs that the band is made of."""
-        return torch.maximum(self.low.abs(), self.high.abs()) + self.spread
+        return torch.maximum(self.low.abs(), self.high.abs()) + self.std
 
-    def moved(self, scores: Tensor) -> Tensor:
-        """How far scores move where outputs of size 1 do: ends move by the slack, and so does a scale of replicates."""
+    def score_slack(self, scores: Tensor) -> Tensor:
+        """How far scores move where outputs of magnitude 1 do: ends move by the slack, and so does a scale."""
         return self.slack * (1 + scores.abs() * self.normalised) / self.scale
 
-    def widened(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def widen(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """The band at q. Rounding goes outwards: a y whose score is q itself stays inside."""
         reach = q * self.scale
-        slack = 4 * torch.finfo(reach.dtype).eps
-        low = self.low - reach - slack * (self.low.abs() + reach.abs())
-        high = self.high + reach + slack * (self.high.abs() + reach.abs())
+        eps = 4 * torch.finfo(reach.dtype).eps
+        low = self.low - reach - eps * (self.low.abs() + reach.abs())
+        high = self.high + reach + eps * (self.high.abs() + reach.abs())
         middle = (low + high) / 2  # a negative q may empty the band: its middle remains
         return torch.minimum(low, middle), torch.maximum(high, middle)
 
 
-class _Truth(NamedTuple):
-    """Targets, and which of them count: (N, C, *) each."""
-
-    y: Tensor
-    counted: Tensor
-
-    @classmethod
-    def of(cls, like: Tensor, y: Tensor, ignore_index: float | None) -> "_Truth":
-        target = align_targets(like, y)
-        counted = torch.ones_like(target, dtype=torch.bool)
-        if ignore_index is not None and math.isnan(ignore_index):
-            counted = ~target.isnan()
-        elif ignore_index is not None:
-            counted = target != torch.tensor(ignore_index, dtype=y.dtype).to(target)  # as y's type rounds it
-        if not bool(torch.isfinite(target[counted]).all()):
-            raise ValueError(
-                "got NaN or infinite targets; expected finite numbers: drop those rows, or name them (void)"
-            )
-        return cls(target.where(counted, 0.0), counted)
-
-    def column(self, c: int, values: Tensor) -> Tensor:
-        """What counts of (N, C, *) for output c, one row after another: (rows,)."""
-        return values[:, c][self.counted[:, c]]
+def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> tuple[Tensor, Tensor]:
+    """Targets like the outputs, and which of them count: (N, C, *) each."""
+    targets = align_targets(reference, y)
+    counted = torch.ones_like(targets, dtype=torch.bool)
+    if ignore_index is not None and math.isnan(ignore_index):
+        counted = ~targets.isnan()
+    elif ignore_index is not None:
+        counted = targets != torch.tensor(ignore_index, dtype=y.dtype).to(targets)  # as y's dtype rounds it
+    if not bool(torch.isfinite(targets[counted]).all()):
+        hint = "drop those rows, or pass ignore_index"
+        raise ArgumentError("data", "NaN or infinite targets", "finite numbers", hint=hint)
+    return targets.where(counted, 0.0), counted
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionIntervalReport:
-    """How intervals did on labelled data, for each of the C outputs, in the units of y.
+    """Coverage and width of prediction intervals on labeled data, for each of the C outputs, in the units of y.
 
-    Bins hold about equally many rows, from the least to the largest predicted standard deviation; rows of the same one
-    share a bin, and a bin may be empty (NaN).
+    Bins hold about equally many inputs, from the smallest to the largest predicted standard deviation; inputs of the
+    same one are in one bin, and a bin may be empty (NaN).
+
+    Args:
+        level: Nominal coverage.
+        count: Number of inputs.
+        coverage: Fraction of covered targets, (C,); for pixels the mean over images of the fraction of pixels.
+        mean_width: Mean width, (C,).
+        interval_score: Interval score, (C,).
+        bin_std: Mean predicted standard deviation by bin, (C, num_bins).
+        bin_coverage: Coverage by bin, (C, num_bins).
+        bin_count: Number of targets by bin, (C, num_bins).
     """
 
     level: float
     count: int
-    coverage: Tensor  # (C,), of pixels the mean over images of the share of their pixels that are covered
-    mean_width: Tensor  # (C,)
-    interval_score: Tensor  # (C,)
-    bin_std: Tensor  # (C, num_bins), the mean predicted standard deviation
-    bin_coverage: Tensor  # (C, num_bins)
-    bin_count: Tensor  # (C, num_bins)
+    coverage: Tensor
+    mean_width: Tensor
+    interval_score: Tensor
+    bin_std: Tensor
+    bin_coverage: Tensor
+    bin_count: Tensor
 
     def __str__(self) -> str:
         names = ("coverage", "mean_width", "interval_score")
-        figures = [
-            {"output": c} | {name: float(getattr(self, name)[c]) for name in names} for c in range(len(self.coverage))
-        ]
+        outputs = range(len(self.coverage))
+        metrics = [{"output": c} | {name: float(getattr(self, name)[c]) for name in names} for c in outputs]
         bins = [
-            {"output": c, "predicted std": float(std), "coverage": float(share), "N": int(rows)}
-            for c, columns in enumerate(zip(self.bin_std, self.bin_coverage, self.bin_count, strict=True))
-            for std, share, rows in zip(*columns, strict=True)
-            if rows
+            {"output": c, "predicted std": float(std), "coverage": float(coverage), "N": int(count)}
+            for c in outputs
+            for std, coverage, count in zip(self.bin_std[c], self.bin_coverage[c], self.bin_count[c], strict=True)
+            if count
         ]
-        return f"N = {self.count:,}, level {self.level:g}\n{format_table(figures)}\n\n{format_table(bins)}"
+        return f"N = {self.count:,}, level {self.level:g}\n{format_table(metrics)}\n\n{format_table(bins)}"
 
 
 @dataclass(frozen=True)
-class ConformalRegressor:
-    """A predictor that answers with intervals; `fit_conformal_regressor` makes one. But for the predictor, a few numbers.
+class ConformalRegressor(_ConformalPredictor):
+    """A regressor that predicts intervals; made by `fit_conformal_regressor`.
 
-    `config()` gives them for a JSON file, `restore(config, predictor)` takes them back.
+    Args:
+        predictor: The calibrated predictor.
+        quantiles: The quantile q of each output.
+        level: Coverage of the intervals.
+        score: Conformity score.
+        noise_std: Standard deviation σ of the noise, one number or one per output.
+        gaussian: Whether the outputs are k means and k values of log σ².
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        count: Number of calibration examples.
     """
 
-    predictor: Predictor
-    quantiles: tuple[float, ...]  # one for each output
-    level: float
-    kind: RegressionScore
-    noise_std: tuple[float, ...]  # σ, or one for each output
-    gaussian: bool  # the net's outputs are k means, then k values of log σ²
+    score: RegressionScore
+    noise_std: tuple[float, ...]
+    gaussian: bool
     num_samples: int
     seed: int
-    count: int  # calibration rows
+    count: int
 
     def predict(self, x: InputData, *, batch_size: int = 256, progress: bool = True) -> tuple[Tensor, Tensor]:
-        """(low, high), (N, C, *) each, in float64 and in the units of y.
+        """Predict intervals.
 
-        Inputs are a tensor (a tuple or dict of them), a data set, or a loader. An interval depends on the inputs around
-        its own as far as the net rounds otherwise in another batch. The guarantee holds in batches of any size.
+        An interval depends on the batch only as far as the net rounds differently in another batch.
+
+        Args:
+            x: A tensor of inputs (or a tuple or dict of them), a data set, or a loader.
+            batch_size: Number of inputs at a time.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            Lower and upper ends, (N, C, *) each, in float64 and in the units of y.
         """
-        bands = map_batches(self._band_at, x, batch_size, title="intervals", progress=progress)
-        lows, highs = zip(*bands, strict=True)
-        return torch.cat(lows), torch.cat(highs)
+        intervals = map_batches(
+            lambda batch: self._widen(self._band(batch)), x, batch_size, title="intervals", progress=progress
+        )
+        low, high = zip(*intervals, strict=True)
+        return torch.cat(low), torch.cat(high)
 
     def evaluate(
         self,
@@ -577,87 +654,79 @@ class ConformalRegressor:
         batch_size: int = 256,
         progress: bool = True,
     ) -> PredictionIntervalReport:
-        """Coverage, width and interval score over labelled rows that were not used for calibration.
+        """Measure coverage, width and interval score on labeled data that were not used for calibration.
 
-        Targets that are `ignore_index` are passed over.
+        Args:
+            data: Data set of examples (x, y), or a loader of batches.
+            num_bins: Number of bins of the predicted standard deviation.
+            ignore_index: Value of targets that do not count, possibly NaN.
+            batch_size: Number of inputs at a time, for a data set.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The report, which prints as tables.
         """
-        if num_bins < 1:
-            raise ValueError(f"got num_bins={num_bins}; expected at least 1")
-        tested = [_Tested(self.level) for _ in self.quantiles]
-        rows = 0
+        num_bins = check_int("num_bins", num_bins, minimum=1)
+        outputs = [_OutputCoverage() for _ in self.quantiles]
+        count = 0
         for x, y in iter_batches(data, batch_size, title="evaluating intervals", progress=progress):
-            base = self._base(x)
-            truth = _Truth.of(base.low, y, ignore_index)
-            low, high = self._band(base)
-            for c, part in enumerate(tested):
-                columns = [truth.column(c, values) for values in (low, high, truth.y, base.spread)]
-                part.add(*columns, counts=_count_per_row(truth.counted[:, c]))
-            rows += int((_count_per_row(truth.counted) > 0).sum())
-        if not all(part.images for part in tested):
-            raise ValueError(f"got an output whose targets are all void ({ignore_index}); expected some that count")
-        bins = [part.bins(num_bins) for part in tested]
+            band = self._band(x)
+            targets, counted = _mask_targets(band.low, y, ignore_index)
+            low, high = self._widen(band)
+            for c, output in enumerate(outputs):
+                valid = counted[:, c]
+                columns = [values[:, c][valid] for values in (low, high, targets, band.std)]
+                output.add(*columns, counts=_count_per_row(valid), level=self.level)
+            count += int((_count_per_row(counted) > 0).sum())
+        check_any_counted(min(output.images for output in outputs), ignore_index)
+        bins = [output.bin(num_bins) for output in outputs]
         bin_std, bin_coverage, bin_count = (torch.stack(parts) for parts in zip(*bins, strict=True))
-        figures = [part.intervals for part in tested]
+        states = [sum(output.states[1:], output.states[0]) for output in outputs]
         return PredictionIntervalReport(
             level=self.level,
-            count=rows,
-            coverage=torch.tensor([part.covered / part.images for part in tested], dtype=torch.float64),
-            mean_width=torch.stack([tally.mean_width for tally in figures]).cpu(),
-            interval_score=torch.stack([tally.interval_score for tally in figures]).cpu(),
+            count=count,
+            coverage=torch.tensor([output.covered / output.images for output in outputs], dtype=torch.float64),
+            mean_width=torch.stack([state.mean_width for state in states]).cpu(),
+            interval_score=torch.stack([state.interval_score for state in states]).cpu(),
             bin_std=bin_std,
             bin_coverage=bin_coverage,
             bin_count=bin_count,
         )
 
-    def config(self) -> dict[str, Any]:
-        """Everything but the predictor, as JSON."""
-        return _to_config(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], predictor: Predictor) -> "ConformalRegressor":
-        """The intervals that `config` describes, around their predictor."""
-        return cls(predictor, **_from_config(config))
-
-    def _base(self, x: Any) -> _Base:
-        mean, spread, low, high = self._figures(x)
-        if not bool(torch.isfinite(mean).all() & torch.isfinite(spread).all()):
-            raise ValueError("the predictor gives NaN or infinite outputs; expected finite numbers: check the net")
-        normalised, slack = self.kind == "normalised", _rounding_tolerance(mean.dtype)
-        low, high, spread = low.double(), high.double(), spread.double()
-        if normalised and not bool((spread > 0).all()):
-            raise ValueError(
-                "the replicates are all the same at some inputs, and nothing can be divided by a spread of none; "
-                "expected a method whose replicates differ: give noise_std, or use kind='absolute'"
-            )
-        return _Base(low, high, spread if normalised else torch.ones_like(low), spread, normalised, slack)
-
-    def _figures(self, x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mean, predicted standard deviation, and both ends before calibration, as the net rounds them."""
+    def _band(self, x: Any) -> _Band:
+        """The band before calibration."""
         sigma = torch.tensor(self.noise_std)
-        if self.gaussian:  # the mean of exp(log σ²) over replicates is not among the figures of a Summary
-            band, noise = split_gaussian(self.predictor.predict(x, self.num_samples, seed=self.seed))
-            return band.mean, torch.hypot(band.predictive_std(sigma), noise), band.mean, band.mean
-        ends = ((1 - self.level) / 2, (1 + self.level) / 2) if self.kind == "quantile" else ()
-        summary = self.predictor.summarize(x, self.num_samples, seed=self.seed, quantiles=ends)
-        low, high = [summary.quantile(q) for q in ends] if ends else [summary.mean, summary.mean]
-        return summary.mean, summary.predictive_std(sigma), low, high
+        if self.gaussian:  # a Summary has no mean of exp(log σ²) over replicates
+            prediction, noise = split_gaussian(self.predictor.predict(x, self.num_samples, seed=self.seed))
+            mean, std = prediction.mean, torch.hypot(prediction.predictive_std(sigma), noise)
+            low = high = mean
+        else:
+            ends = ((1 - self.level) / 2, (1 + self.level) / 2) if self.score == "quantile" else ()
+            summary = self.predictor.summarize(x, self.num_samples, seed=self.seed, quantiles=ends)
+            mean, std = summary.mean, summary.predictive_std(sigma)
+            low, high = [summary.quantile(q) for q in ends] if ends else [mean, mean]
+        if not bool(torch.isfinite(mean).all() & torch.isfinite(std).all()):
+            raise ArgumentError("predictor", "NaN or infinite outputs", "finite numbers", hint="check the net")
+        normalised, slack = self.score == "normalised", _rounding_tolerance(mean.dtype)
+        low, high, std = low.double(), high.double(), std.double()
+        if normalised and not bool((std > 0).all()):
+            hint = "use a stochastic method, noise_std or score='absolute'"
+            raise ArgumentError("predictor", "a predictive variance of zero", "replicates that differ", hint=hint)
+        return _Band(low, high, std if normalised else torch.ones_like(low), std, normalised, slack)
 
-    def _band_at(self, x: Any) -> tuple[Tensor, Tensor]:
-        return self._band(self._base(x))
-
-    def _band(self, base: _Base) -> tuple[Tensor, Tensor]:
-        q = torch.tensor(self.quantiles, dtype=torch.float64, device=base.low.device)
-        if len(q) != base.low.shape[1]:
-            raise ValueError(f"got {base.low.shape[1]} outputs; expected {len(q)}, as in calibration")
-        return base.widened(q.view(-1, *[1] * (base.low.ndim - 2)))
+    def _widen(self, band: _Band) -> tuple[Tensor, Tensor]:
+        q = torch.tensor(self.quantiles, dtype=torch.float64, device=band.low.device)
+        if len(q) != band.low.shape[1]:
+            raise ArgumentError("x", f"{band.low.shape[1]} outputs", f"{len(q)}, as in calibration")
+        return band.widen(q.view(-1, *[1] * (band.low.ndim - 2)))
 
     def __str__(self) -> str:
-        lines = [{"output": c, "quantile": q} for c, q in enumerate(self.quantiles)]
+        rows = [{"output": c, "quantile": q} for c, q in enumerate(self.quantiles)]
         header = (
-            f"{self.kind} intervals at level {self.level:g} from {self.count:,} calibration rows, "
+            f"{self.score} intervals at level {self.level:g} from {self.count:,} calibration examples, "
             f"B = {self.num_samples}, seed {self.seed}"
         )
-        return f"{header}\n{format_table(lines)}"
+        return f"{header}\n{format_table(rows)}"
 
 
 def fit_conformal_regressor(
@@ -673,122 +742,133 @@ def fit_conformal_regressor(
     batch_size: int = 256,
     progress: bool = True,
 ) -> ConformalRegressor:
-    """Intervals that hold a new y with probability ≥ `level`, from labelled rows that were not trained on.
+    """Calibrate intervals that contain a new y with probability ≥ `level`.
 
-    `absolute` intervals have one width everywhere. `normalised` ones are as wide as the predicted standard deviation
-    says, times one factor: √(s² + σ²), with s that of the replicates and σ the noise, from a Gaussian head (twice as
-    many outputs as targets) or given as `noise_std`, one number or one for each output; estimate it on other rows than
-    these. Without any σ they are far too wide where the replicates differ most. `conformal_quantile` ones are the percentile band
-    of the replicates, moved out (or in) by one number.
+    Each of several outputs has a quantile, and a guarantee, of its own. For pixels (N, C, *) the guarantee is about the
+    fraction of an image's pixels that are covered; every image counts the same, and images whose targets are all
+    `ignore_index` do not count.
 
-    Targets are (N,) or (N, C); each of several outputs has a quantile, and a guarantee, of its own. Pixels (N, C, *)
-    are covered as a share of an image: every image counts the same, whatever its size and however many of its targets
-    are `ignore_index` (a number, or NaN), which are passed over; images that are all void do not count.
+    Args:
+        predictor: Predictor of a regression.
+        calibration_data: Held-out examples (x, y) with targets (N,) or (N, C, *).
+        level: Coverage of the intervals.
+        score: "absolute" intervals have one width everywhere; "normalised" ones are proportional to the predicted
+            standard deviation √(s² + σ²); "quantile" ones are the percentile band of the replicates, moved out (or in)
+            by one number.
+        noise_std: σ of the normalised score, one number or one per output, estimated on other data; a Gaussian head
+            (twice as many outputs as targets) predicts its own. Without any σ the intervals are far too wide where the
+            replicates differ most.
+        ignore_index: Value of targets that do not count, possibly NaN.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+        batch_size: Number of inputs at a time, for a data set.
+        progress: Whether to show a progress bar.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> from neuboots.methods import DeterministicPredictor
-    >>> rng = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(2000, 1, generator=rng)
-    >>> y = x + 0.5 * torch.randn(2000, 1, generator=rng)
-    >>> net = DeterministicPredictor(torch.nn.Identity())  # the regression function itself, without replicates
-    >>> rows = TensorDataset(x[:1000], y[:1000])
-    >>> rule = fit_conformal_regressor(net, rows, level=0.9, score="absolute", num_samples=1, progress=False)
-    >>> low, high = rule.predict(torch.zeros(1, 1), progress=False)
-    >>> round(low.item(), 1), round(high.item(), 1)  # 0.5 · 1.645 on either side
-    (-0.8, 0.8)
-    >>> abs(rule.evaluate(TensorDataset(x[1000:], y[1000:]), progress=False).coverage.item() - 0.9) < 0.03
-    True
+    Returns:
+        The regressor.
+
+    Raises:
+        ArgumentError: If an option is invalid, or there are too few calibration examples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots.methods.deterministic import DeterministicPredictor
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(2000, 1, generator=rng)
+        >>> y = x + 0.5 * torch.randn(2000, 1, generator=rng)
+        >>> predictor = DeterministicPredictor(torch.nn.Identity())  # the regression function itself
+        >>> calibration_data = TensorDataset(x[:1000], y[:1000])
+        >>> regressor = fit_conformal_regressor(predictor, calibration_data, num_samples=1, progress=False)
+        >>> low, high = regressor.predict(torch.zeros(1, 1), progress=False)
+        >>> round(low.item(), 1), round(high.item(), 1)  # 0.5 · 1.645 on either side
+        (-0.8, 0.8)
+        >>> report = regressor.evaluate(TensorDataset(x[1000:], y[1000:]), progress=False)
+        >>> abs(report.coverage.item() - 0.9) < 0.03
+        True
     """
-    _check_options(predictor, level, score, get_args(RegressionScore))
+    check_predictor(predictor)
+    check_choice("score", score, get_args(RegressionScore))
     sigma = torch.as_tensor(noise_std, dtype=torch.float64).flatten()
     if not bool(((sigma >= 0) & (sigma < math.inf)).all()):
-        raise ValueError(f"got noise_std={noise_std}; expected standard deviations ≥ 0, in the units of y")
-    rule = ConformalRegressor(predictor, (), level, score, tuple(sigma.tolist()), False, num_samples, seed, 0)
-    outputs: list[_Calibrated] = []
-    rows = 0
+        raise ArgumentError("noise_std", noise_std, "standard deviations ≥ 0, in the units of y")
+    regressor = ConformalRegressor(
+        predictor=predictor,
+        quantiles=(),
+        level=check_fraction("level", level),
+        score=score,
+        noise_std=tuple(sigma.tolist()),
+        gaussian=False,
+        num_samples=num_samples,
+        seed=seed,
+        count=0,
+    )
+    outputs: list[_OutputScores] = []
+    count = 0
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating intervals", progress=progress):
         if not outputs:
-            rule = replace(rule, gaussian=_is_gaussian(predictor, x, y, score, seed))
-        base = rule._base(x)
-        truth = _Truth.of(base.low, y, ignore_index)
-        scores = base.scores(truth.y)
-        outputs = outputs or [_Calibrated() for _ in range(scores.shape[1])]
+            regressor = replace(regressor, gaussian=has_gaussian_head(predictor, x, y, seed=seed))
+            if regressor.gaussian and score == "quantile":
+                raise ArgumentError("score", score, "'absolute' or 'normalised' for a net with a Gaussian head")
+        band = regressor._band(x)
+        targets, counted = _mask_targets(band.low, y, ignore_index)
+        scores = band.scores(targets)
+        outputs = outputs or [_OutputScores() for _ in range(scores.shape[1])]
         for c, output in enumerate(outputs):
-            columns = [truth.column(c, values) for values in (scores, base.moved(scores), base.size)]
-            output.add(*columns, counts=_count_per_row(truth.counted[:, c]))
-        rows += int((_count_per_row(truth.counted) > 0).sum())
-    return replace(rule, quantiles=tuple(output.quantile(level) for output in outputs), count=rows)
-
-
-def _is_gaussian(predictor: Predictor, x: Any, y: Tensor, kind: RegressionScore, seed: int) -> bool:
-    if not has_gaussian_head(predictor, x, y, seed=seed):
-        return False
-    if kind == "quantile":
-        raise ValueError(
-            "got kind='quantile' for a net with a Gaussian head; expected replicates of y's own units alone: use "
-            "kind='normalised', which takes the head's noise in"
-        )
-    return True
+            valid = counted[:, c]
+            columns = [values[:, c][valid] for values in (scores, band.score_slack(scores), band.magnitude)]
+            output.add(*columns, counts=_count_per_row(valid))
+        count += int((_count_per_row(counted) > 0).sum())
+    return replace(regressor, quantiles=tuple(output.quantile(level) for output in outputs), count=count)
 
 
 @dataclass
-class _Calibrated:
-    """The scores of one output, batch by batch."""
+class _OutputScores:
+    """Calibration scores of one output, batch by batch."""
 
-    scores: list[Tensor] = field(default_factory=list)  # raised by what rounding moves an output of its own size
-    moved: list[Tensor] = field(default_factory=list)  # and what it moves one of size 1
+    scores: list[Tensor] = field(default_factory=list)  # raised by what rounding moves an output of its own magnitude
+    slacks: list[Tensor] = field(default_factory=list)  # what rounding moves an output of magnitude 1
     counts: list[Tensor] = field(default_factory=list)
-    size: float = 0.0
-    number: int = 0
+    magnitude: float = 0.0
+    size: int = 0
 
-    def add(self, scores: Tensor, moved: Tensor, size: Tensor, *, counts: Tensor) -> None:
-        self.scores.append((scores + moved * size).cpu())
-        self.moved.append(moved.cpu())
+    def add(self, scores: Tensor, slack: Tensor, magnitude: Tensor, *, counts: Tensor) -> None:
+        self.scores.append((scores + slack * magnitude).cpu())
+        self.slacks.append(slack.cpu())
         self.counts.append(counts)
-        self.size, self.number = self.size + float(size.sum()), self.number + len(size)
+        self.magnitude, self.size = self.magnitude + float(magnitude.sum()), self.size + len(magnitude)
 
     def quantile(self, level: float) -> float:
-        """Of scores that are raised for the usual size too: a small output may be the difference of large numbers."""
+        """Of scores raised for the mean magnitude too: a small output may be the difference of large numbers."""
         counts = torch.cat(self.counts)
         _check_calibration_rows(level, int((counts > 0).sum()))
-        return conformal_quantile(
-            torch.cat(self.scores) + torch.cat(self.moved) * (self.size / self.number), counts, level
-        )
+        scores = torch.cat(self.scores) + torch.cat(self.slacks) * (self.magnitude / self.size)
+        return conformal_quantile(scores, counts, level)
 
 
 @dataclass
-class _Tested:
-    """How the intervals of one output do, batch by batch."""
+class _OutputCoverage:
+    """Coverage and width of the intervals of one output, batch by batch."""
 
-    level: float
-    tallies: list[IntervalMetrics] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)  # (2, rows) each: the predicted spread, and is y inside?
+    states: list[IntervalMetrics] = field(default_factory=list)
+    stds: list[Tensor] = field(default_factory=list)
+    inside: list[Tensor] = field(default_factory=list)
     images: int = 0
-    covered: float = 0.0  # Σ of the share of each image that is covered
+    covered: float = 0.0  # sum over images of the fraction that is covered
 
-    def add(self, low: Tensor, high: Tensor, y: Tensor, spread: Tensor, *, counts: Tensor) -> None:
-        if len(y) == 0:
-            return
-        inside = ((low <= y) & (y <= high)).double()
-        self.tallies.append(IntervalMetrics.from_batch(low, high, y, level=self.level))
-        self.kept.append(torch.stack([spread, inside]).cpu())
+    def add(self, low: Tensor, high: Tensor, y: Tensor, std: Tensor, *, counts: Tensor, level: float) -> None:
+        inside = ((low <= y) & (y <= high)).double().cpu()
+        self.states.append(IntervalMetrics.from_batch(low, high, y, level=level))
+        self.stds.append(std.cpu())
+        self.inside.append(inside)
         self.images += int((counts > 0).sum())
-        self.covered += float((inside.cpu() / counts.repeat_interleave(counts)).sum())
+        self.covered += float((inside / counts.repeat_interleave(counts)).sum())
 
-    @property
-    def intervals(self) -> IntervalMetrics:
-        return sum(self.tallies[1:], self.tallies[0])
-
-    def bins(self, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-        spread, inside = torch.cat(self.kept, 1)
-        return _binned(spread, inside, num_bins)
-
-
-def _binned(spread: Tensor, inside: Tensor, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean spread, coverage and rows in bins of about equally many rows: (num_bins,) each."""
-    ranks = [math.ceil(len(spread) * k / num_bins) - 1 for k in range(1, num_bins)]
-    edges = spread.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
-    bins = torch.bucketize(spread, edges)  # ties share the first bin that takes them
-    count = torch.bincount(bins, minlength=num_bins)
-    sums = [torch.bincount(bins, weights=part, minlength=num_bins) for part in (spread, inside)]
-    return sums[0] / count, sums[1] / count, count
+    def bin(self, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean predicted std, coverage and count in bins of about equally many targets: (num_bins,) each."""
+        std, inside = torch.cat(self.stds), torch.cat(self.inside)
+        ranks = [math.ceil(len(std) * k / num_bins) - 1 for k in range(1, num_bins)]
+        edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
+        bins = torch.bucketize(std, edges)  # ties are in the first bin that takes them
+        count = torch.bincount(bins, minlength=num_bins)
+        sums = [torch.bincount(bins, weights=part, minlength=num_bins) for part in (std, inside)]
+        return sums[0] / count, sums[1] / count, count

@@ -64,7 +64,7 @@ class CorruptionStudy(Study):
             as_pixels(data, self.n_test),
             {name: CORRUPTIONS[name] for name in self.corruptions},
             severities=self.severities,
-            prepare=data.standardizer,
+            preprocess=data.standardizer,
             num_samples=self.num_samples,
             progress=False,
         )
