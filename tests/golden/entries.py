@@ -439,9 +439,7 @@ def selective_entry(score: Any) -> Arrays:
         fitted("classification"), rows, score=score, num_samples=20, seed=SEED, progress=False
     )
     threshold = found.threshold_for(coverage=0.5)
-    labels, abstain = found.wrap(fitted("classification"), coverage=0.5).predict(
-        draws(8, 4, seed=50), progress=False
-    )
+    labels, abstain = found.wrap(fitted("classification"), coverage=0.5).predict(draws(8, 4, seed=50), progress=False)
     return {
         "figures": np.array([found.risk, found.aurc, found.excess_aurc, found.risk_at(0.5), threshold]),
         "labels": labels.numpy(),
