@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
 from neuboots.loading import Batch, FitData, as_dataset, check_length
-from neuboots.methods._base import find_predictor_class, iterate_batches
+from neuboots.methods._base import WRAPPERS, find_predictor_class, iterate_batches
 from neuboots.prediction import Moments, Predictor, SampleStream, class_probabilities, split_gaussian, summarize_stream
 from neuboots.training import TrainingConfig
 
@@ -249,3 +249,6 @@ class StdScaling:
         assert isinstance(squares, Tensor), "the held-out data have at least one row"
         scale = (squares / rows).sqrt().clamp_min(1e-6)
         return ScaledPredictor(predictor, std_scale=tuple(scale.tolist()), gaussian=gaussian)
+
+
+WRAPPERS["scaled"] = ScaledPredictor

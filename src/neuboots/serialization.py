@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
 from neuboots.head import has_lazy_layers, unwrap_model
-from neuboots.methods._base import METHODS, WRAPPERS
+from neuboots.methods._base import find_predictor_class, find_saved_method
 from neuboots.prediction import Predictor
 
 FORMAT = "neuboots"
@@ -119,15 +119,10 @@ def build_predictor(
         ArtifactError: If config, tensors and model do not fit together.
         ArgumentError: If `model` is missing or not needed.
     """
-    method = config
     try:
-        while method["method"] in WRAPPERS:
-            method = method["inner"]
-        info = METHODS[method["method"]]
-        predictor_class = WRAPPERS.get(config["method"], info.predictor)
-    except (KeyError, TypeError):
-        name = method.get("method") if isinstance(method, dict) else None
-        raise ArtifactError(path, f"method {name!r} is not registered ({', '.join(METHODS)})") from None
+        info, predictor_class = find_saved_method(config), find_predictor_class(config)
+    except (KeyError, TypeError, ArgumentError) as error:
+        raise ArtifactError(path, f"its method is not registered ({error})") from None
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "an nn.Module")
     if not info.needs_net:

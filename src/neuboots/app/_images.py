@@ -22,7 +22,8 @@ from neuboots.data.image_folder import IMAGE_SUFFIXES, FileListing, list_files
 from neuboots.data.images import decode_image, read_image_size
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore, extract_features, find_feature_net
 from neuboots.head import HeadSplit
-from neuboots.methods import METHODS, ScaledPredictor, create_method, list_methods
+from neuboots.methods import create_method, find_method, list_methods
+from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Predictor
 from neuboots.serialization import Artifact, ArtifactError, build_predictor, describe_predictor
 from neuboots.training import TrainingConfig, progress_bar
@@ -339,7 +340,7 @@ def train_predictor(
 ) -> Predictor:
     """Train a method by its name, with early stopping on the held-out images if the method supports it."""
     check_choice("method", method, list_methods(task))
-    if not METHODS[method].early_stopping:
+    if not find_method(method).early_stopping:
         config = replace(config, patience=None)
     created: Any = create_method(method, loss=loss)
     predictor: Predictor = created.fit(model, train, config, val_data=held_out)

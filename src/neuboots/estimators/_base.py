@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots.data._common import train_val_test_split
 from neuboots.losses import Loss, as_loss
-from neuboots.methods import SWAG, NeuBoots, find_method
+from neuboots.methods import NeuBoots, find_method
 from neuboots.methods._base import find_saved_method
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
@@ -240,8 +240,8 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         train, stop = part == TRAIN, part == VALIDATION
         targets = y if weights is None else append_weights(y, weights)
         targets = targets.float() if targets.is_floating_point() else targets
-        late = isinstance(method, SWAG)  # averages the last iterates: a training that is cut short has none
-        stopping = bool(self.early_stopping and stop.any()) and not late
+        info = getattr(method, "info", None)
+        stopping = bool(self.early_stopping and stop.any()) and (info is None or info.early_stopping)
         n = int(train.sum())
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -161,8 +162,26 @@ class MethodInfo:
             raise ArgumentError("tasks", self.tasks, f"one or more of {list(TASKS)}")
 
 
-METHODS: dict[str, MethodInfo] = {}
+METHODS: dict[str, MethodInfo] = {}  # registered so far; `load_methods` completes it
 WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config is under "inner"
+
+_MODULES = {  # that register the methods of the library when they are imported
+    "batch-ensemble": "neuboots.methods.batch_ensemble",
+    "bayesian-bootstrap": "neuboots.methods.ensembles",
+    "calibrated-neuboots": "neuboots.methods.calibrated_neuboots",
+    "deep-ensemble": "neuboots.methods.ensembles",
+    "deterministic": "neuboots.methods.deterministic",
+    "gp": "neuboots.methods.gaussian_process",
+    "influence": "neuboots.methods.influence",
+    "laplace": "neuboots.methods.laplace",
+    "mc-dropout": "neuboots.methods.mc_dropout",
+    "mimo": "neuboots.methods.mimo",
+    "neuboots": "neuboots.methods.neuboots",
+    "scaled": "neuboots.posthoc",
+    "sparse-gp": "neuboots.methods.gaussian_process",
+    "standard-bootstrap": "neuboots.methods.ensembles",
+    "swag": "neuboots.methods.swag",
+}
 
 
 def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callable[[type[T]], type[T]]:
@@ -194,7 +213,7 @@ def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callab
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        if name in METHODS or name in WRAPPERS:
+        if name in METHODS or _MODULES.get(name, cls.__module__) != cls.__module__:
             raise ArgumentError("name", name, "a name that no other method has")
         info = MethodInfo(name, cast(Callable[..., Method], cls), predictor, summary, **facts)
         METHODS[name] = info
@@ -218,7 +237,10 @@ def find_method(name: str) -> MethodInfo:
         >>> find_method("deep-ensemble").train_cost
         'O(LK)'
     """
-    check_choice("method", name, METHODS)
+    if name in _MODULES:
+        import_module(_MODULES[name])
+    if name not in METHODS:
+        check_choice("method", name, list_methods())
     return METHODS[name]
 
 
@@ -256,16 +278,26 @@ def list_methods(task: Task | None = None) -> list[str]:
     """
     if task is not None:
         check_choice("task", task, TASKS)
-    return sorted(name for name, info in METHODS.items() if task is None or task in info.tasks)
+    return sorted(name for name, info in load_methods().items() if task is None or task in info.tasks)
+
+
+def load_methods() -> dict[str, MethodInfo]:
+    """Import the modules of all methods and return the registry."""
+    for module in _MODULES.values():
+        import_module(module)
+    return METHODS
 
 
 def find_saved_method(config: dict[str, Any]) -> MethodInfo:
     """Return the facts about the method that made the predictor with this config, inside any wrappers."""
-    while config["method"] in WRAPPERS:
+    while "inner" in config:
         config = config["inner"]
     return find_method(config["method"])
 
 
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
     """Return the class whose `from_config` reads this config."""
-    return WRAPPERS[config["method"]] if config["method"] in WRAPPERS else find_method(config["method"]).predictor
+    name = config["method"]
+    if name in _MODULES:
+        import_module(_MODULES[name])
+    return WRAPPERS[name] if name in WRAPPERS else find_method(name).predictor
