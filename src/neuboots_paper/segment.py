@@ -1,9 +1,9 @@
-"""Segmentation of real images and volumes: labels, where they are unsure, and whether that is where they are wrong.
+"""The command `neuboots segment`: segmentation of real images and volumes with uncertainty.
 
-    mean entropy on wrong pixels / mean entropy on right ones
+    entropy ratio = mean entropy on wrong pixels / mean entropy on right ones
 
-Paper, section 4.4, on sets that fit a CPU: street scenes (CamVid), white blood cells, and MRI of the hippocampus.
-Whatever is printed, written and drawn is measured in the run. Training goes on where it was cut short.
+Section 4.4 of the paper on datasets that fit a CPU: street scenes (CamVid), white blood cells, and MRI of the
+hippocampus. An interrupted training resumes.
 """
 
 import os
@@ -20,20 +20,33 @@ from torch.utils.data import Subset
 
 from neuboots._io import write_json
 from neuboots.cli._console import UsageError
-from neuboots.data import CorruptFileError, DatasetBundle, Standardizer, find_volume_file, load_dataset, read_affine
+from neuboots.data import (
+    CorruptFileError,
+    DatasetBundle,
+    Standardizer,
+    find_volume_file,
+    load_dataset,
+    read_affine,
+)
 from neuboots.evaluation._batching import format_table
-from neuboots.evaluation.segmentation import SegmentationReport, evaluate_segmentation, predict_segmentation, write_maps
-from neuboots.methods import METHODS
+from neuboots.evaluation.segmentation import (
+    SegmentationReport,
+    evaluate_segmentation,
+    predict_segmentation,
+    write_maps,
+)
+from neuboots.methods import list_methods
 from neuboots.nets import UResNet, small_deeplab
 from neuboots.prediction import Predictor
 from neuboots.training import TrainingConfig
+from neuboots_paper._common import make_method
 
-VOID = 255
+IGNORE_INDEX = 255
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a net is trained on one of the sets."""
+class TrainingSetting:
+    """Net and training of one dataset."""
 
     model: Callable[[int, int], nn.Module]  # of channels and classes
     epochs: int
@@ -42,43 +55,45 @@ class Setting:
 
 
 SETTINGS = {
-    "camvid": Setting(lambda channels, classes: small_deeplab(classes, channels), 40, 8, 3e-3),
-    "wbc_segmentation": Setting(lambda channels, classes: small_deeplab(classes, channels), 20, 8, 3e-3),
-    "hippocampus3d": Setting(lambda channels, classes: UResNet(channels, classes, widths=(16, 32, 64)), 30, 4, 2e-3),
+    "camvid": TrainingSetting(lambda channels, classes: small_deeplab(classes, channels), 40, 8, 3e-3),
+    "wbc_segmentation": TrainingSetting(lambda channels, classes: small_deeplab(classes, channels), 20, 8, 3e-3),
+    "hippocampus3d": TrainingSetting(
+        lambda channels, classes: UResNet(channels, classes, widths=(16, 32, 64)), 30, 4, 2e-3
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Train a network to segment real images or volumes, and show where it is unsure.
+    """Train a network to segment real images or volumes, and show where it is uncertain.
 
-    Prints mIoU, Dice, calibration and the uncertainty on right and on wrong pixels of the test part, beside what a
-    constant guess gets, and writes the figures and pictures of some test images (for volumes: NIfTI files and slices).
-    A few minutes for each set on two CPU cores. The data root is given with --root or the variable NEUBOOTS_DATA.
+    Prints mIoU, Dice, calibration and the uncertainty on right and wrong pixels of the test split, beside those of a
+    constant prediction, and writes metrics and label and uncertainty maps of some test images (for volumes: NIfTI files
+    and slices). Takes a few minutes per dataset on two CPU cores.
     """
 
     data: Literal["camvid", "wbc_segmentation", "hippocampus3d"]
     """Street scenes, white blood cells, or volumes of the hippocampus."""
     root: Path | None = None
-    """The folder of data sets."""
+    """Folder of datasets (default: the environment variable NEUBOOTS_DATA)."""
     out: Path = Path("neuboots-segmentation")
-    """A folder for figures and pictures; each set has a folder of its own in it."""
+    """Folder for metrics and pictures; each dataset has a folder in it."""
     methods: tuple[str, ...] = ("neuboots",)
-    """Methods by name, such as neuboots plain mc-dropout deep-ensemble; `neuboots methods` lists them."""
+    """Names of methods, such as neuboots deterministic mc-dropout deep-ensemble; `neuboots methods` lists them."""
     epochs: int | None = None
-    """Passes over the training images; a default for each set."""
+    """Epochs (default: depends on the dataset)."""
     num_samples: int = 30
-    """Bootstrap replicates B behind each pixel."""
+    """Number B of bootstrap replicates."""
     seed: int = 0
-    """Governs the split, the training and the replicates."""
+    """Seed of the split, the training and the replicates."""
     pictures: int = 4
-    """How many test images are drawn, at even distances."""
+    """Number of test images to write, evenly spaced."""
     limit: int | None = None
-    """Only so many training and test images, for a quick look."""
+    """Maximum number of training and test images, for a quick look."""
 
     @property
     def command(self) -> str:
-        """The command line that repeats this run."""
+        """Command line that repeats this run."""
         words = ["neuboots", "segment", self.data]
         for name, value in asdict(self).items():
             if name != "data" and value is not None:
@@ -86,41 +101,39 @@ class Segment:
         return shlex.join(words)
 
     def run(self) -> None:
-        """Train, measure, print, and write figures and pictures."""
+        """Train, evaluate, print and write."""
         self._check()
         from rich import get_console
 
         try:
             self._run(partial(get_console().print, highlight=False, markup=False, soft_wrap=True))
-        except CorruptFileError as fault:  # files are read when they are needed
-            raise UsageError(str(fault)) from None
+        except (CorruptFileError, ValueError) as error:  # a missing dataset, or a folder of other options
+            raise UsageError(str(error)) from None
 
-    def _run(self, say: Callable[..., None]) -> None:
-        try:
-            data = load_dataset(self.data, root=self.root, seed=self.seed)
-        except ValueError as fault:  # a missing set says where it was looked for
-            raise UsageError(str(fault)) from None
-        say(self.command, style="bold")
+    def _run(self, echo: Callable[..., None]) -> None:
+        data = load_dataset(self.data, root=self.root, seed=self.seed)
+        echo(self.command, style="bold")
         test = _first(data.test, self.limit)
-        say(f"{data}; B = {self.num_samples}, seed {self.seed}, {torch.get_num_threads()} threads")
+        echo(f"{data}; B = {self.num_samples}, seed {self.seed}, {torch.get_num_threads()} threads")
         folder = self.out / self.data
-        found: dict[str, SegmentationReport] = {}
+        reports: dict[str, SegmentationReport] = {}
         for name in self.methods:
             predictor = self._fit(name, data, folder / name / "training")
-            found[name] = evaluate_segmentation(
-                predictor, test, num_samples=self.num_samples, seed=self.seed, ignore_index=VOID, batch_size=4
+            reports[name] = report = evaluate_segmentation(
+                predictor, test, num_samples=self.num_samples, seed=self.seed, ignore_index=IGNORE_INDEX, batch_size=4
             )
-            say(f"\n{name}: {found[name]}")
-            self._draw(predictor, data, test, folder / name)
-            write_json(folder / name / "figures.json", self._row(name, data, found[name]))
-        say(f"\n{format_table([_line(name, figures) for name, figures in found.items()])}\n")
-        for name, figures in found.items():
-            say(f"{name}: {verdict(figures)}")
-        say(f"Figures and pictures: {folder}")
+            echo(f"\n{name}: {report}")
+            self._write_pictures(predictor, data, test, folder / name)
+            write_json(folder / name / "metrics.json", self._result(name, data, report))
+        rows = [{"method": name} | {key: report.metrics[key] for key in _COLUMNS} for name, report in reports.items()]
+        echo(f"\n{format_table(rows)}\n")
+        for name, report in reports.items():
+            echo(f"{name}: {summarize_report(report)}")
+        echo(f"Metrics and pictures: {folder}")
 
     def _fit(self, name: str, data: DatasetBundle, folder: Path) -> Predictor:
         setting = SETTINGS[self.data]
-        method = METHODS[name].make(loss=nn.CrossEntropyLoss(ignore_index=VOID))
+        method = make_method(name, loss=nn.CrossEntropyLoss(ignore_index=IGNORE_INDEX))
         config = TrainingConfig(
             epochs=self.epochs or setting.epochs,
             batch_size=setting.batch_size,
@@ -129,32 +142,25 @@ class Segment:
             folder=folder,
         )
         model = partial(setting.model, data.channels, data.num_classes)
-        try:
-            return method.fit(model, _first(data.augmented_train, self.limit), config)
-        except ValueError as fault:  # such as a folder that holds the training of other options
-            raise UsageError(str(fault)) from None
+        return method.fit(model, _first(data.augmented_train, self.limit), config)
 
-    def _draw(self, predictor: Predictor, data: DatasetBundle, test: Any, folder: Path) -> None:
-        """Maps of some test images, each of its own size."""
+    def _write_pictures(self, predictor: Predictor, data: DatasetBundle, test: Any, folder: Path) -> None:
         for i in spaced(self.pictures, len(test)):
             x, y = test[i]
-            maps = predict_segmentation(predictor, x[None], self.num_samples, seed=self.seed)
-            volume = x.ndim == 4
-            normalisation = data.standardizer if isinstance(data.standardizer, Standardizer) else None
-            name = find_volume_file(data.test, i).name.split(".")[0] if volume else f"{self.data}-{i:04d}"
+            is_volume = x.ndim == 4
             write_maps(
-                maps,
+                predict_segmentation(predictor, x[None], self.num_samples, seed=self.seed),
                 x[None],
                 folder / "pictures",
-                names=[name],
+                names=[find_volume_file(data.test, i).name.split(".")[0] if is_volume else f"{self.data}-{i:04d}"],
                 labels=y[None],
-                ignore_index=VOID,
+                ignore_index=IGNORE_INDEX,
                 class_names=data.classes,
-                normalization=normalisation,
-                affine=read_affine(data.test, i) if volume else None,
+                normalization=data.standardizer if isinstance(data.standardizer, Standardizer) else None,
+                affine=read_affine(data.test, i) if is_volume else None,
             )
 
-    def _row(self, name: str, data: DatasetBundle, found: SegmentationReport) -> dict[str, Any]:
+    def _result(self, name: str, data: DatasetBundle, report: SegmentationReport) -> dict[str, Any]:
         return {
             "command": self.command,
             "data": self.data,
@@ -164,58 +170,54 @@ class Segment:
             "epochs": self.epochs or SETTINGS[self.data].epochs,
             "threads": torch.get_num_threads(),
             "classes": list(data.classes),
-            "figures": found.metrics,
-            "majority": found.majority,
+            "metrics": report.metrics,
+            "majority": report.majority,
         }
 
     def _check(self) -> None:
-        for name, least in (("epochs", 1), ("num_samples", 1), ("pictures", 0), ("limit", 1), ("seed", 0)):
+        for name, minimum in (("epochs", 1), ("num_samples", 1), ("pictures", 0), ("limit", 1), ("seed", 0)):
             value = getattr(self, name)
-            if value is not None and not least <= value < 2**63:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}; give a whole number of at least {least}")
-        able = [name for name, entry in METHODS.items() if "segmentation" in entry.tasks]
-        unknown = [name for name in self.methods if name not in able]
-        if unknown or not self.methods:
-            raise UsageError(f"--methods is {' '.join(self.methods) or 'empty'}; give some of {', '.join(able)}")
-        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise UsageError(f"--out is {self.out}, but {there} is no folder that can be written to; give another one")
+            if value is not None and not minimum <= value < 2**63:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}; expected an integer of at least {minimum}")
+        supported = list_methods("segmentation")
+        if not self.methods or not set(self.methods) <= set(supported):
+            got = " ".join(self.methods) or "empty"
+            raise UsageError(f"--methods is {got}; expected some of {', '.join(supported)}")
+        existing = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise UsageError(f"--out is {self.out}, but {existing} is not a writable folder; choose another one")
 
 
-def verdict(found: SegmentationReport) -> str:
-    """Whether the labels beat a constant guess and the uncertainty tells right pixels from wrong ones, in words."""
-    constant, ratio = found.majority, found.entropy_ratio
-    better = found.error < constant["error"] / 2 and found.mean_iou > 1.5 * constant["mean_iou"]
+_COLUMNS = (
+    *("mean_iou", "mean_dice", "error", "ece", "nll", "entropy_right", "entropy_wrong", "entropy_ratio"),
+    *("entropy_auroc", "entropy_border_ratio", "mutual_information_ratio", "relative_time"),
+)
+
+
+def summarize_report(report: SegmentationReport) -> str:
+    """Compare the labels with a constant prediction, and the entropy on wrong pixels with that on right ones."""
+    constant, ratio = report.majority, report.entropy_ratio
+    better = report.error < constant["error"] / 2 and report.mean_iou > 1.5 * constant["mean_iou"]
     labels = (
-        f"mIoU {found.mean_iou:.1%} against {constant['mean_iou']:.1%} of the commonest class, pixel error "
-        f"{found.error:.1%} against {constant['error']:.1%}: {'clearly better' if better else 'NOT clearly better'}"
+        f"mIoU {report.mean_iou:.1%} against {constant['mean_iou']:.1%} of the majority class, pixel error "
+        f"{report.error:.1%} against {constant['error']:.1%}: {'clearly better' if better else 'NOT clearly better'}"
     )
     if ratio is None:
-        return f"{labels}; there are no wrong pixels, or no right ones, to compare the entropy on."
-    holds = "at least twice that" if ratio >= 2 else "LESS than twice that"
-    return f"{labels}; mean entropy on wrong pixels is {ratio:.1f} × that on right ones, {holds}."
-
-
-_SHOWN = (
-    "mean_iou", "mean_dice", "error", "ece", "nll", "entropy_right", "entropy_wrong", "entropy_ratio", "entropy_auroc",
-    "entropy_border_ratio", "mutual_information_ratio", "relative_time",
-)  # fmt: skip
-
-
-def _line(name: str, found: SegmentationReport) -> dict[str, Any]:
-    figures = found.metrics
-    return {"method": name} | {key: figures[key] for key in _SHOWN}
+        return f"{labels}; all pixels are right, or all are wrong, so that there is no entropy ratio."
+    comparison = "at least twice that" if ratio >= 2 else "LESS than twice that"
+    return f"{labels}; mean entropy on wrong pixels is {ratio:.1f} × that on right ones, {comparison}."
 
 
 def spaced(count: int, total: int) -> list[int]:
-    """So many of the numbers 0 … total − 1, or all, from the first to the last at even distances.
+    """Evenly spaced indices from 0 to total − 1; all of them if there are fewer than `count`.
 
-    >>> spaced(4, 11), spaced(9, 3), spaced(1, 5)
-    ([0, 3, 6, 10], [0, 1, 2], [0])
+    Example:
+        >>> spaced(4, 11), spaced(9, 3), spaced(1, 5)
+        ([0, 3, 6, 10], [0, 1, 2], [0])
     """
     count = min(count, total)
     return [i * (total - 1) // max(1, count - 1) for i in range(count)]
 
 
-def _first(part: Any, limit: int | None) -> Any:
-    return part if limit is None else Subset(part, range(min(limit, len(part))))
+def _first(split: Any, limit: int | None) -> Any:
+    return split if limit is None else Subset(split, range(min(limit, len(split))))
