@@ -22,10 +22,10 @@ from neuboots.evaluation.active_learning import (
     ACQUISITION_FUNCTIONS,
     ActiveLearningResult,
     RowSelector,
+    _greedy_logdet_selection,
+    _replicate_vectors,
     distance_features,
     greedy_diverse_selection,
-    greedy_logdet_selection,
-    replicate_vectors,
     run_active_learning,
     select_for_labeling,
 )
@@ -337,9 +337,9 @@ def test_copies_do_not_fill_the_candidates(batch_size: int, monkeypatch: pytest.
 
     def recorded(vectors: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
         sizes.append(len(vectors))
-        return greedy_logdet_selection(vectors, *arguments, **options)
+        return _greedy_logdet_selection(vectors, *arguments, **options)
 
-    monkeypatch.setattr(active_learning, "greedy_logdet_selection", recorded)
+    monkeypatch.setattr(active_learning, "_greedy_logdet_selection", recorded)
     rows = select(with_copies(300), numbers(310), 11, strategy="batch", max_candidates=50, batch_size=batch_size)
     assert sum(row < 300 for row in rows) == 1
     assert {row for row in rows if row >= 300} == set(range(300, 310))
@@ -355,7 +355,7 @@ def test_batch_selection_does_not_depend_on_batches() -> None:
 def test_greedy_selection_maximizes_the_determinant() -> None:
     """Against log det(I + K_A / ε) itself; scores are the variance given the rows selected before."""
     vectors = noise(14, 6).double()
-    places, scores = greedy_logdet_selection(vectors, 9, torch.rand(14))  # more rows than dimensions
+    places, scores = _greedy_logdet_selection(vectors, 9, torch.rand(14))  # more rows than dimensions
     covariance = vectors @ vectors.T
     ridge = 1e-6 * float(covariance.diagonal().max())
 
@@ -380,7 +380,7 @@ def test_replicate_vectors_have_the_products_of_the_covariance(length: int, monk
     """Exactly, or hashed from 3,000 values to 1,024: then within the standard error of the cosine, 2/√1024."""
     monkeypatch.setattr(active_learning, "_MAX_VECTOR_LENGTH", length)
     samples = noise(1000, 12, 3).double() + noise(1000, 1, 3, seed=1)
-    vectors = replicate_vectors(Prediction(samples), seed=0)
+    vectors = _replicate_vectors(Prediction(samples), seed=0)
     centered = samples - samples.mean(0)
     covariance = torch.einsum("bic,bjc->ij", centered, centered) / 999
     size = covariance.diagonal().sqrt()

@@ -88,7 +88,7 @@ _PRINTED_ROWS = 10
 # -- acquisition functions -----------------------------------------------------------------------------
 
 
-def random_scores(summary: Summary) -> Tensor:
+def _random_scores(summary: Summary) -> Tensor:
     """Score 0 for every input, so that the seed decides, as in every tie: (N,)."""
     return summary.mean.new_zeros(len(summary.mean))
 
@@ -122,7 +122,7 @@ def _total_variance(summary: Summary | Prediction) -> Tensor:
 
 
 ACQUISITION_FUNCTIONS: dict[str, AcquisitionFunction] = {
-    "random": random_scores,
+    "random": _random_scores,
     "entropy": _entropy,
     "margin": _margin,
     "bald": _bald,
@@ -289,7 +289,15 @@ def distance_features(x: Any) -> Tensor:
 
 
 def row_uniforms(rows: Tensor, *name: int | str) -> Tensor:
-    """Uniform number in (0, 1) for each row, a function of its number and the name: (N,)."""
+    """Draw a uniform number in (0, 1) for each row, a function of its number and the name.
+
+    Args:
+        rows: Row numbers: (N,).
+        *name: Seed and name of the draw.
+
+    Returns:
+        The numbers: (N,).
+    """
     keys = derive_keys(rows, *name)
     return draw_uniform(keys, torch.zeros_like(keys))
 
@@ -420,7 +428,7 @@ def _check_order(pool: InputData) -> None:
 
 
 def _score_batch(view: Predictor, x: Any, score: AcquisitionFunction, num_samples: int, seed: int) -> Tensor:
-    if score is random_scores:  # needs no prediction
+    if score is _random_scores:  # needs no prediction
         return torch.zeros(count_rows(x), dtype=torch.float64)
     summary = view.summarize(x, num_samples, seed=seed)
     _check_finite(summary.mean)
@@ -455,20 +463,20 @@ def _select_jointly(
     for x in inputs:
         prediction = view.predict(x, num_samples, seed=seed)
         _check_finite(prediction.mean)
-        new = replicate_vectors(prediction, seed).cpu()
+        new = _replicate_vectors(prediction, seed).cpu()
         rows = torch.cat([rows, torch.arange(total, total + len(new))])
         vectors = torch.cat([vectors, new]) if total else new
         total += len(new)
         while len(rows) > size:
-            kept, _ = greedy_logdet_selection(vectors[:size], k, row_uniforms(rows[:size], seed, "tie"))
+            kept, _ = _greedy_logdet_selection(vectors[:size], k, row_uniforms(rows[:size], seed, "tie"))
             kept = torch.cat([kept, torch.arange(size, len(rows))])
             rows, vectors = rows[kept], vectors[kept]
     _check_pool_size(k, total)
-    order, scores = greedy_logdet_selection(vectors, k, row_uniforms(rows, seed, "tie"), progress=progress)
+    order, scores = _greedy_logdet_selection(vectors, k, row_uniforms(rows, seed, "tie"), progress=progress)
     return rows[order], scores, total
 
 
-def replicate_vectors(prediction: Prediction, seed: int) -> Tensor:
+def _replicate_vectors(prediction: Prediction, seed: int) -> Tensor:
     """Vectors v(x) with v(x)·v(x') ≈ Σ_c cov_b(z_bc(x), z_bc(x')), and = for x = x': (N, at most 1024).
 
     Longer vectors are hashed: each value is added to one of 1024 sums, which keeps inner products on average, without
@@ -486,7 +494,7 @@ def replicate_vectors(prediction: Prediction, seed: int) -> Tensor:
     return vectors * scale[:, None]
 
 
-def greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor, *, progress: bool = False) -> tuple[Tensor, Tensor]:
+def _greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor, *, progress: bool = False) -> tuple[Tensor, Tensor]:
     """Greedily maximize log det(I + V_A V_Aᵀ / ε): places (k,), and the variance left as each was selected (k,).
 
     The variance left in row i is ε vᵢᵀ (ε I + Σ_{a ∈ A} v_a v_aᵀ)⁻¹ vᵢ; a copy of a selected row has less than ε left.

@@ -30,7 +30,7 @@ from neuboots.evaluation.ood import (
     ReplicateDetector,
     holdout_split,
 )
-from neuboots.evaluation.ood.detector import select_logistic_rule
+from neuboots.evaluation.ood._common import select_logistic_rule
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import SampleStream, stream_forward_passes

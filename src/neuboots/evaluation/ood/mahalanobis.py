@@ -31,14 +31,17 @@ from torch import Tensor, nn
 from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import LabeledData, iter_batches
-from neuboots.evaluation.ood.detector import (
-    Detector,
+from neuboots.evaluation.ood._common import (
     LogisticRule,
     hash_batch,
+    input_gradients,
+    make_leaves,
+    perturb,
+    replace_float_tensors,
     select_logistic_rule,
     to_double,
 )
-from neuboots.evaluation.ood.odin import input_gradients, make_leaves, perturb, replace_float_tensors
+from neuboots.evaluation.ood.detector import Detector
 from neuboots.head import (
     HeadSplit,
     call_net,
@@ -367,6 +370,16 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
     Blocks are the children of the net, of each nn.Sequential and of each module that holds the head. Blocks that are
     used more than once, and those whose features are the head's, do not count. If none is left, a few blocks at even
     distances are used, and if these are few, the blocks inside them.
+
+    Args:
+        split: Net, split at its head.
+        x: A batch of inputs.
+
+    Returns:
+        The names.
+
+    Raises:
+        ArgumentError: If the net has no such layer.
     """
     x = cast_inputs(split.net, take_rows(x, slice(0, _NUM_PROBES)))
     blocks = list(_find_blocks(split.net, "", split.head))

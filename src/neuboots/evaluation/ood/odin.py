@@ -20,7 +20,7 @@ the grid, and its selection by TNR at 95 % TPR on validation data, as in Lee, Le
 Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -28,14 +28,18 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import ArgumentError
-from neuboots.evaluation._batching import input_tensors, mean_per_input
-from neuboots.evaluation.ood.detector import (
-    Detector,
+from neuboots.evaluation._batching import mean_per_input
+from neuboots.evaluation.ood._common import (
     LogisticRule,
+    input_gradients,
+    make_leaves,
+    perturb,
+    replace_float_tensors,
     select_best_candidate,
     select_logistic_rule,
     to_double,
 )
+from neuboots.evaluation.ood.detector import Detector
 from neuboots.head import check_inputs
 from neuboots.prediction import Predictor, SampleStream, Summary, class_probabilities, summarize_stream
 
@@ -45,49 +49,6 @@ STATISTICS = ("max probability", "std of logits", "expected entropy", "predictiv
 
 _MIN_CHUNK = 5  # replicates whose passes are stored for one backward pass: memory does not grow with B
 _MAX_CHUNK_BYTES = 1 << 26  # of replicates, if all of them come from one pass
-
-
-# -- gradients in the inputs ---------------------------------------------------------------------------
-
-
-def make_leaves(x: Any) -> list[Tensor]:
-    """Copy the floating-point inputs as leaves that require gradients."""
-    leaves = [part.detach().clone().requires_grad_() for part in input_tensors(x) if part.is_floating_point()]
-    if not leaves:
-        raise ArgumentError("x", "integer inputs", "floating-point inputs", hint="use ε = 0 or another detector")
-    return leaves
-
-
-def replace_float_tensors(x: Any, others: list[Tensor]) -> Any:
-    """Return the inputs with other tensors in place of the floating-point ones."""
-    rest = iter(others)
-    swapped = [next(rest) if part.is_floating_point() else part for part in input_tensors(x)]
-    if isinstance(x, Tensor):
-        return swapped[0]
-    return dict(zip(x, swapped, strict=True)) if isinstance(x, Mapping) else tuple(swapped)
-
-
-def input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[list[Tensor]]:
-    """Gradient of each objective in each leaf, zero if it does not depend on it; the graph is retained."""
-    found: list[tuple[Tensor | None, ...]] = []
-    for objective in objectives:
-        gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if objective.requires_grad:
-            gradients = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
-        found.append(gradients)
-    if all(gradient is None for gradients in found for gradient in gradients):
-        raise ArgumentError("predictor", "no gradient in the inputs", "a differentiable predictor", hint="use ε = 0")
-    return [
-        [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(gradients, leaves, strict=True)]
-        for gradients in found
-    ]
-
-
-def perturb(x: Any, directions: list[Tensor], epsilon: float) -> Any:
-    """Return x + ε · direction, for the floating-point inputs."""
-    parts = [part for part in input_tensors(x) if part.is_floating_point()]
-    moved = [part + epsilon * direction.to(part) for part, direction in zip(parts, directions, strict=True)]
-    return replace_float_tensors(x, moved)
 
 
 def confidence_direction(
@@ -147,7 +108,7 @@ def _chunk_size(stream: SampleStream) -> int:
     return min(size, stream.num_samples)
 
 
-def summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num_samples: int, seed: int) -> Summary:
+def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num_samples: int, seed: int) -> Summary:
     """Summary of f_b(x) / T, in memory that does not grow with B.
 
     In double precision: at T = 1000 all probabilities are close to 1/C, and differ in digits that others lack.
@@ -214,7 +175,7 @@ class Odin(Detector):
             if epsilon and temperature not in directions:
                 directions[temperature] = confidence_direction(self.predictor, x, **options)
             at = perturb(x, directions[temperature], epsilon) if epsilon else x
-            scores.append(mean_per_input(-summarize_tempered(self.predictor, at, **options).confidence))
+            scores.append(mean_per_input(-_summarize_tempered(self.predictor, at, **options).confidence))
         return torch.stack(scores)[..., None]
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
