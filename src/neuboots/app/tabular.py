@@ -9,7 +9,6 @@ of the training table in any order; the target is needed only for evaluation.
 import difflib
 import json
 import math
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -158,14 +157,19 @@ class TabularModel(Model):
         return PredictionTable(columns, probs)
 
     def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        estimator, tensors = _pack_estimator(self.estimator)
+        estimator, tensors = self.estimator.to_artifact()
         config = {"schema": json.loads(self.schema.to_json()), "rule": self.rule.config(), "estimator": estimator}
-        return config, {f"ood.{name}": value for name, value in self.ood.state_dict().items()} | tensors
+        tensors = {f"estimator.{name}": value for name, value in tensors.items()}
+        return config, tensors | {f"ood.{name}": value for name, value in self.ood.state_dict().items()}
 
     @classmethod
     def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "TabularModel":
+        from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+
         schema = TableSchema.from_json(json.dumps(artifact.config["schema"]))
-        estimator = _unpack_estimator(artifact, bool(schema.target.classes))
+        estimator_class: Any = NeuBootsClassifier if schema.target.classes else NeuBootsRegressor
+        tensors = artifact.select("estimator.")
+        estimator = estimator_class.from_artifact(artifact.config["estimator"], tensors, path=artifact.folder)
         ood = MahalanobisScore.from_state_dict(artifact.select("ood."))
         model = cls(card, schema, estimator, ood, RejectRule(**artifact.config["rule"]))
         consistent = estimator.n_features_in_ == len(schema.features) == ood.num_features
@@ -177,44 +181,6 @@ class TabularModel(Model):
             warnings.simplefilter("ignore")
             model.predict(RowBatch({"row": np.ones(1)}, torch.zeros(1, len(schema.features))), num_samples=2)
         return model
-
-
-def _pack_estimator(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return an estimator as JSON values and tensors, by the files that it saves."""
-    from safetensors.torch import load_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "estimator")
-        estimator.save(path)
-        files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
-        config = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.suffix == ".json"}
-        tensors = {
-            f"estimator/{name}/{key}": tensor
-            for name, file in files.items()
-            if file.suffix == ".safetensors"
-            for key, tensor in load_file(file).items()
-        }
-    return config, tensors
-
-
-def _unpack_estimator(artifact: Artifact, is_classifier: bool) -> Any:
-    """Return the estimator that `_pack_estimator` packed."""
-    from safetensors.torch import save_file
-
-    from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
-
-    files: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in artifact.select("estimator/").items():
-        file, _, key = name.partition(".safetensors/")
-        files.setdefault(f"{file}.safetensors", {})[key] = tensor
-    with tempfile.TemporaryDirectory() as folder:
-        for file, tensors in files.items():
-            Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, Path(folder, file))
-        for file, value in artifact.config["estimator"].items():
-            Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
-            Path(folder, file).write_text(json.dumps(value), encoding="utf-8")
-        return (NeuBootsClassifier if is_classifier else NeuBootsRegressor).load(folder)
 
 
 def class_values(target: TargetColumn) -> Array:

@@ -1,4 +1,4 @@
-"""scikit-learn estimators around any method: X and y in, predictions with honest intervals out.
+"""Estimators with the interface of scikit-learn around any method, with calibrated probabilities and intervals.
 
 regressor = NeuBootsRegressor().fit(X, y)
 low, high = regressor.predict_interval(X_new, level=0.95)

@@ -1,19 +1,16 @@
-"""Rows with weights as rows: what is learned depends on the rows alone, not on their order.
+"""What both estimators share: sample weights, held-out rows, training, standardization and saving.
 
-A whole weight is a frequency: a row of weight 3 is three rows, one of weight 0 is none. Other weights multiply the loss
-(eq. 2.3 with weights that are given instead of drawn). Rows are put in an order of their own before a seed deals them
-to parts and batches; the copies of a row go to one part, or it would be held out from a net that knows it.
-
-What both estimators share: rows to parts, a net and a method to a predictor, and a folder without a pickle.
+An integer sample weight is a frequency: a row of weight 3 is three rows, one of weight 0 is none. Other weights
+multiply the loss (eq. 2.3 with given instead of random weights). Rows are put in an order that depends on their values
+alone, before a seed assigns them to splits and batches; duplicates of a row go to one split, or it would be held out
+from a net that was trained on it.
 """
 
-import inspect
-import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -27,90 +24,83 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.data._common import train_val_test_split
 from neuboots.losses import Loss, as_loss
-from neuboots.methods import NeuBoots, find_method
+from neuboots.methods import create_method, find_method
 from neuboots.methods._base import find_saved_method
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
-from neuboots.serialization import atomic_folder, load, save
+from neuboots.serialization import ArtifactError, build_predictor, describe_predictor, read_artifact, write_artifact
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule
 
 Array = np.ndarray[Any, Any]
-MAX_COPIES = 20  # of all rows together, as a multiple of n: beyond, whole weights multiply the loss as well
+NetFactory = Callable[[int, int], nn.Module]
+
+TRAIN, VALIDATION, CALIBRATION = 0, 1, 2  # splits of rows
+
+MAX_COPIES = 20  # rows after repetition by integer weights, as a multiple of n; with more, weights multiply the loss
+MIN_SPLIT_ROWS = 20  # with fewer rows, none is held out
+MIN_DISTINCT_HELD_OUT = 10  # duplicates of one row are at most a tenth of the rows held out
 
 
-def to_frequencies(weights: Array) -> Array | None:
-    """The weights as numbers of copies (n,), if they are whole and not too many.
-
-    >>> to_frequencies(np.array([1.0, 0.0, 3.0])), to_frequencies(np.array([0.5, 1.0]))
-    (array([1, 0, 3]), None)
-    """
-    whole = bool((weights == np.floor(weights)).all()) and weights.sum() <= MAX_COPIES * len(weights)
-    return weights.astype(np.int64) if whole else None
+# -- rows ----------------------------------------------------------------------------------------------
 
 
-def canonical_order(X: Array, *more: Array) -> Array:
-    """The places of the rows in an order that depends on what they hold alone; rows that are the same stand together.
-
-    It is by X; what else they hold decides among rows of the same X only: targets have no say in who is held out.
+def canonical_order(X: Array, *others: Array) -> Array:
+    """Order of rows that depends on their values alone: by a hash of X, and of the other columns where X is equal.
 
     >>> x = np.array([[1.0], [2.0], [1.0]])
     >>> bool((x[canonical_order(x)] == x[::-1][canonical_order(x[::-1])]).all())
     True
     """
-    by_x = _word(np.zeros(len(X), dtype=np.uint64), X)
-    word = by_x
-    for columns in more:
-        word = _word(word, columns)
-    return np.lexsort((word, by_x))
+    by_x = _hash_rows(np.zeros(len(X), dtype=np.uint64), X)
+    by_all = by_x
+    for columns in others:
+        by_all = _hash_rows(by_all, columns)
+    return np.lexsort((by_all, by_x))
+
+
+def _hash_rows(words: Array, columns: Array) -> Array:
+    """splitmix64 hash of the words (n,) and the columns (n,) or (n, k)."""
+    with np.errstate(over="ignore"):
+        for values in np.atleast_2d(columns.T):
+            words = words ^ (values + 0.0).astype(np.float64).view(np.uint64)  # −0 is 0
+            words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+            words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            words = words ^ (words >> np.uint64(31))
+    return np.asarray(words)
 
 
 def duplicate_groups(X: Array, y: Array, max_copies: float) -> Array:
-    """The number of the unit that each row belongs to (n,), for rows in their own order.
+    """Group of each row (n,), for rows in canonical order: duplicates have the same X and y.
 
-    Rows are one unit if they have one X and one y: copies. Where an X has several y a net cannot know them by heart,
-    and of more than `most` rows a part would hold little else: then each row is a unit.
+    Rows are their own groups where one X has several y, which a net cannot memorize, and where there are more than
+    `max_copies` duplicates, of which a split would otherwise consist.
 
-    >>> duplicate_groups(
-    ...     np.array([[3.0], [3.0], [1.0], [1.0], [2.0]]), np.array([[7.0], [7.0], [7.0], [8.0], [7.0]]), 2
-    ... )
+    >>> X, y = np.array([[3.0], [3.0], [1.0], [1.0], [2.0]]), np.array([[7.0], [7.0], [7.0], [8.0], [7.0]])
+    >>> duplicate_groups(X, y, 2)
     array([0, 0, 1, 2, 3])
     """
     first = np.append(True, (X[1:] != X[:-1]).any(1))
     group = np.cumsum(first) - 1
     several = np.append(False, (y[1:] != y[:-1]).any(1)) & ~first
-    alone = (np.bincount(group, several) > 0) | (np.bincount(group) > max_copies)
-    return np.cumsum(first | alone[group]) - 1
-
-
-def _word(word: Array, columns: Array) -> Array:
-    """A hash of the word and what the columns (n,) or (n, k) hold: (n,)."""
-    with np.errstate(over="ignore"):
-        for values in np.atleast_2d(columns.T):
-            word = _mixed(word ^ (values + 0.0).astype(np.float64).view(np.uint64))  # −0 is 0
-    return word
-
-
-def _mixed(word: Array) -> Array:
-    """splitmix64's finaliser: one bit of the input moves half of the output's."""
-    word = (word + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(word ^ (word >> np.uint64(31)))
+    single = (np.bincount(group, several) > 0) | (np.bincount(group) > max_copies)
+    return np.cumsum(first | single[group]) - 1
 
 
 def mean_and_std(values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column: (k,) each; the latter 0 where rounding is all that it shows.
+    """Mean and standard deviation of each column: (k,) each; 0 where the deviation is rounding error.
 
     >>> mean_and_std(np.array([[1e200, 0.1], [3e200, 0.1]]))
     (array([2.e+200, 1.e-001]), array([1.e+200, 0.e+000]))
     """
-    exponent = np.clip(np.frexp(np.abs(values).max(0))[1], -1000, 1000)  # squares of 1e200 are no numbers
-    small = np.ldexp(values, -exponent)
-    mean, spread = small.mean(0), small.std(0)
-    spread = np.where(spread > 1e-12 * np.abs(mean), spread, 0.0)
-    return np.ldexp(mean, exponent), np.ldexp(spread, exponent)
+    exponent = np.clip(np.frexp(np.abs(values).max(0))[1], -1000, 1000)  # the square of 1e200 would overflow
+    scaled = np.ldexp(values, -exponent)
+    mean, std = scaled.mean(0), scaled.std(0)
+    std = np.where(std > 1e-12 * np.abs(mean), std, 0.0)
+    return np.ldexp(mean, exponent), np.ldexp(std, exponent)
 
 
 @dataclass(frozen=True)
@@ -119,341 +109,335 @@ class WeightedLoss:
 
     loss: Loss
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "loss", as_loss(self.loss))
-
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y, w = targets[:, :-1], targets[:, -1]
-        losses = self.loss(outputs, y[:, 0].long() if isinstance(self.loss, nn.CrossEntropyLoss) else y)
+        losses = as_loss(self.loss)(outputs, y[:, 0].long() if isinstance(self.loss, nn.CrossEntropyLoss) else y)
         return losses * w.to(losses).view(-1, *[1] * (losses.ndim - 1))
 
 
-def append_weights(y: Tensor, weights: Array) -> Tensor:
-    """Targets for `WeightedLoss`: (n, k + 1), weights of mean 1."""
+def append_weights(y: Tensor, weights: Array | None) -> Tensor:
+    """Targets for `WeightedLoss`: (n, k + 1), with weights of mean 1; y itself without weights."""
+    if weights is None:
+        return y
     w = torch.from_numpy(weights / weights.mean())
     return torch.cat([y.reshape(len(y), -1).double(), w[:, None]], 1)
 
 
-FORMAT = "neuboots estimator"
-FILES = ("estimator.json", "arrays.safetensors", "predictor", "band.safetensors")  # the last of regressors
-VERSION = 1
-TRAIN, VALIDATION, CALIBRATION = 0, 1, 2
-MIN_SPLIT_ROWS = 20  # rows; of fewer, none is held out
-MIN_DISTINCT_HELD_OUT = 10  # copies of one row are at most a tenth of what is held out
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """Rows after repetition by integer weights, in canonical order: (m, …) each."""
 
-NetFactory = Callable[[int, int], nn.Module]
+    index: Array  # of each row among the n rows that were passed to fit
+    weights: Array | None  # that multiply the loss
+    split: Tensor  # TRAIN, VALIDATION or CALIBRATION
+    group: Array  # of duplicates
+    x: Tensor  # standardized inputs
+
+    def held_out(self, n: int) -> Array:
+        """Which of the n rows are in the calibration split, with all their copies."""
+        held_out = np.zeros(n, dtype=bool)
+        held_out[self.index[(self.split == CALIBRATION).numpy()]] = True
+        held_out[self.index[(self.split != CALIBRATION).numpy()]] = False
+        return held_out
 
 
+# -- the base class ------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
 class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """Options of both estimators; stored as they are given, and looked at by `fit`."""
+    """Options of both estimators, which `fit` validates."""
 
-    fitted: ClassVar[tuple[str, ...]]  # attributes that `save` writes, arrays among them
-    tunes: ClassVar[bool] = False  # rows are held out to fit one number more, also without early stopping
+    task: ClassVar[Literal["classification", "regression"]]
+    fitted_attributes: ClassVar[tuple[str, ...]]  # that are saved
+    method_options: ClassVar[Mapping[str, Mapping[str, Any]]]  # of methods that are given by name
+    always_validates: ClassVar[bool]  # whether a validation split is needed without early stopping, too
 
-    def __init__(
-        self,
-        method: str | Method = "neuboots",
-        *,
-        net: NetFactory | None = None,
-        widths: tuple[int, ...] = (100, 100),
-        epochs: int = 200,
-        batch_size: int | Literal["auto"] = "auto",
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
-        early_stopping: bool = True,
-        patience: int = 40,
-        validation_fraction: float = 0.2,
-        num_samples: int = 100,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.net = net
-        self.widths = widths
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.num_samples = num_samples
-        self.random_state = random_state
-        self.verbose = verbose
-
-    # -- fitting ----------------------------------------------------------------------------------------
+    method: str | Method = "neuboots"
+    _: KW_ONLY
+    net: NetFactory | None = None
+    widths: tuple[int, ...] = (100, 100)
+    epochs: int = 200
+    batch_size: int | Literal["auto"] = "auto"
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    early_stopping: bool = True
+    patience: int = 40
+    validation_fraction: float = 0.2
+    num_samples: int = 100
+    random_state: Any = None
+    verbose: bool = False
 
     def _check_options(self) -> None:
-        for name, least in (("epochs", 1), ("patience", 1), ("num_samples", 1)):
-            value: Any = getattr(self, name)
-            if not (_number(value) >= least and isinstance(value, Integral)):
-                raise ValueError(f"got {name}={value!r}; expected a whole number of at least {least}")
+        for name in ("epochs", "patience", "num_samples"):
+            check_int(name, getattr(self, name), minimum=1)
         for name in ("learning_rate", "weight_decay"):
-            if not 0 <= _number(getattr(self, name)) < math.inf:
-                raise ValueError(f"got {name}={getattr(self, name)!r}; expected a number that is not negative")
-        if not 0 <= _number(self.validation_fraction) < 1:
-            raise ValueError(
-                f"got validation_fraction={self.validation_fraction!r}; expected a share of the rows from 0 to below 1"
-            )
-        size: Any = self.batch_size
-        if size != "auto" and not (_number(size) >= 1 and _number(size).is_integer()):
-            raise ValueError(f"got batch_size={size!r}; expected 'auto' or a whole number of at least 1")
-        widths: Any = self.widths
-        if not (isinstance(widths, Iterable) and all(_number(w) >= 1 and isinstance(w, Integral) for w in widths)):
-            raise ValueError(f"got widths={widths!r}; expected whole numbers of at least 1, such as (100, 100)")
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+                raise ArgumentError(name, value, "a number of at least 0")
+        check_fraction("validation_fraction", self.validation_fraction, zero=True)
+        if self.batch_size != "auto":
+            check_int("batch_size", self.batch_size, minimum=1)
+        for width in self.widths:
+            check_int("widths", width, minimum=1)
         if self.net is not None and (isinstance(self.net, nn.Module) or not callable(self.net)):
-            raise ValueError(
-                f"got net={self.net!r}; expected a function of the numbers of inputs and outputs that makes a net: "
-                "lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs))"
-            )
+            hint = "lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs))"
+            raise ArgumentError("net", self.net, "a function of the numbers of inputs and outputs", hint=hint)
+        if isinstance(self.method, str):
+            if self.task not in find_method(self.method).tasks:
+                raise ArgumentError("method", self.method, f"a method for {self.task}")
+        elif isinstance(self.method, type) or not hasattr(self.method, "fit"):
+            raise ArgumentError("method", self.method, "a name, or a method such as MCDropout(rate=0.1)")
+        state = self.random_state
+        is_seed = isinstance(state, Integral) and not isinstance(state, bool)
+        self.seed_ = int(state) if is_seed else int(check_random_state(state).randint(2**31 - 1))
 
-    def _rows(self, X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array | None]:
-        """Places of the rows to learn from, each as often as it counts, and the weights of their losses, if any."""
-        if sample_weight is None:
-            return canonical_order(X, y), None
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        copies = to_frequencies(weights)
-        if copies is None:
-            order = canonical_order(X, y, weights)
-            order = order[weights[order] > 0]
-            return order, weights[order]
-        order = canonical_order(X, y)
-        return np.repeat(order, copies[order]), None
+    def _prepare_rows(self, X: Array, y: Array, sample_weight: Any, strata: Array | None = None) -> TrainingRows:
+        """Order, repeat, split and standardize the rows; y is (n, k)."""
+        weights = None
+        index = canonical_order(X, y)
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if (weights == np.floor(weights)).all() and weights.sum() <= MAX_COPIES * len(weights):
+                index, weights = np.repeat(index, weights[index].astype(np.int64)), None
+            else:
+                index = canonical_order(X, y, weights)
+                index = index[weights[index] > 0]
+                weights = weights[index]
+        group = duplicate_groups(X[index], y[index], self.validation_fraction * len(index) / MIN_DISTINCT_HELD_OUT)
+        split = self._split_groups(group, None if strata is None else torch.from_numpy(strata[index]))
+        train = X[index[(split == TRAIN).numpy()]]
+        self.x_mean_, std = mean_and_std(train)
+        low, high = train.min(0), train.max(0)
+        two_values = ((low == train) | (high == train)).all(
+            0
+        )  # scaled by their distance: a rare flag is not an outlier
+        self.x_scale_ = np.where(std > 0, np.where(two_values, high - low, std), 1.0)
+        return TrainingRows(index, weights, split, group, self._standardize(X[index]))
 
-    def _parts(self, X: Array, y: Array, strata: Tensor | None) -> tuple[Tensor, Array]:
-        """The part of each row (training, early stopping, calibration) and the unit that was dealt: (n,) each."""
-        unit = duplicate_groups(X, y.reshape(len(y), -1), self.validation_fraction * len(y) / MIN_DISTINCT_HELD_OUT)
-        n, kinds = int(unit[-1]) + 1, 0 if strata is None else len(torch.unique(strata))
-        share = min(self.validation_fraction, (n - kinds) / (2 * n))  # where classes are many, most rows must stay
-        if n < MIN_SPLIT_ROWS or share * n < 2:
-            return torch.zeros(len(y), dtype=torch.uint8), unit
-        stop = share / 2 if self.early_stopping or self.tunes else 0.0
-        firsts = None if strata is None else strata[np.unique(unit, return_index=True)[1]]
-        part = train_val_test_split(n, stop / (1 - (share - stop)), share - stop, seed=self.seed_, strata=firsts)
-        return part[torch.from_numpy(unit)], unit
+    def _split_groups(self, group: Array, strata: Tensor | None) -> Tensor:
+        """Split of each row, the same for all rows of a group."""
+        n, classes = int(group[-1]) + 1, 0 if strata is None else len(torch.unique(strata))
+        fraction = min(
+            self.validation_fraction, (n - classes) / (2 * n)
+        )  # with many classes, most rows are for training
+        if n < MIN_SPLIT_ROWS or fraction * n < 2:
+            return torch.zeros(len(group), dtype=torch.uint8)
+        validation = fraction / 2 if self.early_stopping or self.always_validates else 0.0
+        calibration = fraction - validation
+        firsts = None if strata is None else strata[np.unique(group, return_index=True)[1]]
+        split = train_val_test_split(n, validation / (1 - calibration), calibration, seed=self.seed_, strata=firsts)
+        return split[torch.from_numpy(group)]
 
-    def _fit_predictor(
-        self, x: Tensor, y: Tensor, part: Tensor, loss: Loss, outputs: int, weights: Array | None
-    ) -> Predictor:
-        """Train the net with the method; x, y and weights are of all rows, in the order of `part`."""
-        method = self._make_method(loss if weights is None else WeightedLoss(loss))
-        train, stop = part == TRAIN, part == VALIDATION
-        targets = y if weights is None else append_weights(y, weights)
+    def _fit_predictor(self, rows: TrainingRows, y: Tensor, loss: Loss, outputs: int) -> Predictor:
+        """Train a net with the method."""
+        method = self._create_method(loss if rows.weights is None else WeightedLoss(loss))
+        train, validation = rows.split == TRAIN, rows.split == VALIDATION
+        targets = append_weights(y, rows.weights)
         targets = targets.float() if targets.is_floating_point() else targets
-        info = getattr(method, "info", None)
-        stopping = bool(self.early_stopping and stop.any()) and (info is None or info.early_stopping)
-        n = int(train.sum())
+        info = find_method(self.method) if isinstance(self.method, str) else getattr(self.method, "info", None)
+        stops = bool(self.early_stopping and validation.any()) and (info is None or info.early_stopping)
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
 
-        def note(report: EpochReport) -> None:
+        def record(report: EpochReport) -> None:
             self.loss_curve_.append(report.loss)
-            self.validation_curve_ += [report.val_metrics["loss"]] if "loss" in report.val_metrics else []
+            if "loss" in report.val_metrics:
+                self.validation_curve_.append(report.val_metrics["loss"])
 
         config = TrainingConfig(
             epochs=int(self.epochs),
-            batch_size=_batch_size(n) if self.batch_size == "auto" else int(self.batch_size),
+            batch_size=_choose_batch_size(int(train.sum())) if self.batch_size == "auto" else int(self.batch_size),
             optimizer=partial(torch.optim.AdamW, lr=float(self.learning_rate), weight_decay=float(self.weight_decay)),
             lr_scheduler=cosine_schedule if self.learning_rate else constant_schedule,
             seed=self.seed_,
-            patience=int(self.patience) if stopping else None,
+            patience=int(self.patience) if stops else None,
             accelerator="cpu",
-            on_epoch=note,
+            on_epoch=record,
             progress=bool(self.verbose),
         )
-        model = partial(self._make_net, x.shape[1], outputs)
-        data = TensorDataset(x[train].float(), targets[train])
-        more = {"val_data": TensorDataset(x[stop].float(), targets[stop])} if stopping else {}
-        predictor = method.fit(model, data, config, **more)
-        return _in_double(predictor, x[:2])
+        data = TensorDataset(rows.x[train].float(), targets[train])
+        val_data = TensorDataset(rows.x[validation].float(), targets[validation]) if stops else None
+        predictor = method.fit(partial(self._make_net, outputs), data, config, val_data=val_data)
+        predictor.module.double()  # so that the prediction of a row does not depend on its batch
+        try:
+            predictor.summarize(rows.x[:2].double(), 2)
+        except RuntimeError:  # of a net that cannot compute in double precision
+            predictor.module.float()
+        return predictor
 
-    def _make_net(self, inputs: int, outputs: int) -> nn.Module:
+    def _make_net(self, outputs: int) -> nn.Module:
         if self.net is None:
-            return MLP(inputs, outputs, widths=tuple(map(int, self.widths)))
-        net = self.net(inputs, outputs)
+            return MLP(self.n_features_in_, outputs, widths=tuple(map(int, self.widths)))
+        net = self.net(self.n_features_in_, outputs)
         if not isinstance(net, nn.Module):
-            raise ValueError(f"net({inputs}, {outputs}) gave a {type(net).__name__}; expected an nn.Module")
+            raise ArgumentError("net", self.net, f"a function that returns an nn.Module, not a {type(net).__name__}")
         return net
 
-    def _outputs_of_net(self, outputs: int) -> int:
-        """How many the user's net gives when asked for so many."""
+    def _count_outputs(self, outputs: int) -> int:
+        """Number of outputs of a net that is made for so many."""
         if self.net is None:
             return outputs
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            net = self._make_net(self.n_features_in_, outputs).eval()
-            found = net(torch.zeros(2, self.n_features_in_))
+            found = self._make_net(outputs).eval()(torch.zeros(2, self.n_features_in_))
         return int(found.shape[1]) if isinstance(found, Tensor) and found.ndim > 1 else 1
 
-    def _make_method(self, loss: Loss) -> Method:
+    def _check_outputs(self, outputs: int) -> None:
+        if (found := self._count_outputs(outputs)) != outputs:
+            raise ArgumentError("net", self.net, f"a function whose net has {outputs} outputs, not {found}")
+
+    def _create_method(self, loss: Loss) -> Method:
+        hint = "use integer weights, which are frequencies, or another method by its name"
         if not isinstance(self.method, str):
-            if isinstance(self.method, type) or not hasattr(self.method, "fit"):
-                raise ValueError(
-                    f"got method={self.method!r}; expected a name, or a method such as MCDropout(rate=0.1)"
-                )
             if isinstance(loss, WeightedLoss):
-                raise ValueError(
-                    f"got weights that are not whole numbers for {type(self.method).__name__}, a method with a loss of "
-                    "its own; expected whole weights, which count as frequencies, or a method by its name"
-                )
+                raise ArgumentError("sample_weight", "floats", "integers for a method with its own loss", hint=hint)
             return self.method
-        entry = find_method(self.method)
-        if entry.make is NeuBoots:
-            return self._neuboots(loss)
         try:
-            return entry.make(loss=loss)
+            return create_method(self.method, loss=loss, **self.method_options.get(self.method, {}))
         except ValueError:
             if not isinstance(loss, WeightedLoss):
                 raise
-            raise ValueError(
-                f"got weights that are not whole numbers for the method {self.method!r}, which takes no weighted loss; "
-                "expected whole weights, which count as frequencies, or another method"
-            ) from None
-
-    @abstractmethod
-    def _neuboots(self, loss: Loss) -> Method:
-        """NeuBoots with the law that suits the task."""
-
-    def _set_seed(self) -> None:
-        state = self.random_state
-        drawn = not isinstance(state, Integral) or isinstance(state, bool)
-        self.seed_ = int(check_random_state(state).randint(2**31 - 1)) if drawn else int(state)
-
-    def _scale_inputs(self, X: Array) -> None:
-        """x̂ = (x − mean) / std; of a column of two values, by their distance; one that does not vary is only shifted.
-
-        A flag that is rarely set has a small standard deviation, and a row that has it would lie far from all others.
-        """
-        self.x_mean_, spread = mean_and_std(X)
-        low, high = X.min(0), X.max(0)
-        two_values = ((low == X) | (high == X)).all(0)
-        self.x_scale_ = np.where(spread > 0, np.where(two_values, high - low, spread), 1.0)
-
-    # -- prediction -------------------------------------------------------------------------------------
+            raise ArgumentError("sample_weight", "floats", f"integers for method {self.method!r}", hint=hint) from None
 
     def inputs(self, X: Any) -> Tensor:
-        """X as the net takes it, standardised by the training rows: (N, n_features_in_)."""
-        check_is_fitted(self)
-        return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+        """Standardize rows as the net takes them.
 
-    def _standardised(self, X: Array) -> Tensor:
+        Args:
+            X: Rows (N, n_features_in_).
+
+        Returns:
+            Inputs (N, n_features_in_), float64.
+
+        Raises:
+            ValueError: If a value is too far from the training rows for single precision.
+        """
+        check_is_fitted(self)
+        return self._standardize(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _standardize(self, X: Array) -> Tensor:
         with np.errstate(over="ignore"):
             scaled = (X - self.x_mean_) / self.x_scale_
         if len(far := np.argwhere(~(np.abs(scaled) < np.finfo(np.float32).max))):
             row, column = far[0].tolist()
-            raise ValueError(
-                f"got {X[row, column]:g} in row {row}, column {column}, too far from the training rows for single "
-                "precision; expected a smaller number"
-            )
+            raise ArgumentError("X", f"{X[row, column]:g} in row {row}, column {column}", "smaller numbers")
         return torch.from_numpy(scaled)
 
-    # -- a folder ---------------------------------------------------------------------------------------
+    # -- saving -----------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to a folder of JSON and safetensors, which any machine can load."""
-        from safetensors.numpy import save_file
+        """Save the fitted estimator in a folder of JSON and safetensors.
 
-        check_is_fitted(self)
-        arrays, plain = {}, {}
-        for name in self.fitted:
-            value = getattr(self, name, None)
-            if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-                arrays[name] = np.ascontiguousarray(value)
-            else:
-                plain[name] = value.tolist() if isinstance(value, np.ndarray) else value
-        options = {name: value for name, value in self.get_params(deep=False).items() if name not in ("net", "method")}
-        options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-        options |= {"random_state": self.seed_, "widths": [int(width) for width in self.widths]}
-        method = self.method if isinstance(self.method, str) else None
-        config = {"format": FORMAT, "version": VERSION, "estimator": type(self).__name__, "method": method}
-        with atomic_folder(folder, FILES, "a saved estimator") as aside:
-            save(self.predictor_, aside / "predictor")
-            save_file(arrays, aside / "arrays.safetensors")
-            plain |= self._write_more(aside)
-            text = json.dumps({**config, "options": options, "fitted": plain}, indent=2, ensure_ascii=False)
-            (aside / "estimator.json").write_text(text + "\n", encoding="utf-8")
+        Args:
+            folder: Folder to write; an earlier artifact is replaced.
+        """
+        config, tensors = self.to_artifact()
+        write_artifact(folder, config, tensors, kind="estimator")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, net: NetFactory | nn.Module | None = None) -> Self:
-        """The estimator that `save` wrote. One with a net of your own needs the function that made it, or a fresh net.
+        """Load an estimator.
 
-        A method that was given with options comes back by its name: to fit anew, give it again.
+        A method that was given with options is loaded by its name: pass it again to fit anew.
+
+        Args:
+            folder: Folder that `save` wrote.
+            net: Function that makes the net, or a net, if it is not one of `neuboots.nets`.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            FileNotFoundError: If there is no artifact.
+            ArtifactError: If it is damaged or of another class.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        artifact = read_artifact(folder, kind="estimator")
+        return cls.from_artifact(artifact.config, artifact.tensors, net=net, path=folder)
 
-        source = Path(folder)
+    def to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Describe the fitted estimator by JSON values and tensors.
+
+        Returns:
+            Config and tensors for `from_artifact`.
+        """
+        check_is_fitted(self)
+        values, tensors = {}, {f"predictor.{name}": value for name, value in self.predictor_.state_dict().items()}
+        for name in self.fitted_attributes:
+            value = getattr(self, name, None)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+                tensors[f"fitted.{name}"] = torch.from_numpy(np.array(value))
+            else:
+                values[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        options = {name: value for name, value in self.get_params(deep=False).items() if name not in ("net", "method")}
+        options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        options |= {"random_state": self.seed_, "widths": [int(width) for width in self.widths]}
+        config = {
+            "estimator": type(self).__name__,
+            "method": self.method if isinstance(self.method, str) else None,
+            "options": options,
+            "fitted": values,
+            "predictor": describe_predictor(self.predictor_),
+        }
+        return config, tensors
+
+    @classmethod
+    def from_artifact(
+        cls,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        net: NetFactory | nn.Module | None = None,
+        path: str | os.PathLike[str] = "the estimator",
+    ) -> Self:
+        """Rebuild an estimator.
+
+        Args:
+            config: Config of `to_artifact`.
+            tensors: Tensors of `to_artifact`.
+            net: Function that makes the net, or a net, if it is not one of `neuboots.nets`.
+            path: Where the config comes from, for error messages.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ArtifactError: If config and tensors are not those of such an estimator.
+        """
+        if config.get("estimator") != cls.__name__:
+            raise ArtifactError(Path(path), f"it is a {config.get('estimator')}, expected a {cls.__name__}")
         try:
-            config = json.loads((source / "estimator.json").read_text(encoding="utf-8"))
-            written = config["format"], config["version"], config["estimator"]
-            if written != (FORMAT, VERSION, cls.__name__):
-                raise ValueError(f"it is a {' '.join(map(str, written))}")
-            options, fitted, method = config["options"], config["fitted"], config["method"]
-            arrays = load_file(source / "arrays.safetensors")
-            known = inspect.signature(cls).parameters
-            chosen = {name: value for name, value in options.items() if name in known}
-            estimator = cls(**{**chosen, "widths": tuple(options["widths"])})
+            options = {**config["options"], "widths": tuple(config["options"]["widths"])}
+            estimator = cls(**options)
             estimator.seed_ = options["random_state"]
-            for name in cls.fitted:
-                value = arrays.get(name, fitted.get(name))
-                if value is not None:
-                    setattr(estimator, name, estimator._restored(name, value))
-            estimator.net = net  # a net that is made already cannot be made anew: fit says so
+            for name in cls.fitted_attributes:
+                tensor, value = tensors.get(f"fitted.{name}"), config["fitted"].get(name)
+                if isinstance(value, list) and not name.endswith("curve_"):
+                    value = np.array(value, dtype=object if name == "feature_names_in_" else None)
+                if tensor is not None or value is not None:
+                    setattr(estimator, name, value if tensor is None else tensor.numpy())
+            estimator.net = net
             outputs = estimator._num_outputs()
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(f"{source} is no saved estimator; expected a folder written by save") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as fault:
-            raise ValueError(
-                f"{source} cannot be read as a saved {cls.__name__} ({type(fault).__name__}: {fault}); expected what "
-                "its save wrote"
-            ) from None
-        made = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
-        estimator.predictor_ = load(source / "predictor", model=made)
-        estimator.method = find_saved_method(estimator.predictor_.config()).name if method is None else method
-        try:
-            estimator._read_more(source, fitted)
-        except (ValueError, KeyError, IndexError, TypeError, OSError, RuntimeError, SafetensorError) as fault:
-            raise ValueError(
-                f"{source} is damaged ({type(fault).__name__}: {fault}); expected what save wrote"
-            ) from None
+            model = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
+            prefix = "predictor."
+            weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            estimator.predictor_ = build_predictor(config["predictor"], weights, model, path=path)
+            estimator.method = config["method"] or find_saved_method(estimator.predictor_.config()).name
+            estimator._restore(tensors)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            raise ArtifactError(Path(path), f"it is damaged ({type(error).__name__}: {error})") from error
         return estimator
 
-    def _write_more(self, folder: Path) -> dict[str, Any]:
-        """Write what one of the estimators has besides; gives what is to stand in estimator.json."""
-        return {}
-
-    def _read_more(self, folder: Path, held: dict[str, Any]) -> None:
-        """Read what `_write_more` wrote."""
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what an estimator has besides its fitted attributes, and check that all fits together."""
 
     @abstractmethod
     def _num_outputs(self) -> int:
-        """How many the net has, once fitted."""
-
-    def _restored(self, name: str, value: Any) -> Any:
-        return np.array(value, dtype=object) if name == "feature_names_in_" else value
+        """Number of outputs of the net."""
 
 
-def _number(value: Any) -> float:
-    """The value of an option as a number; nan, which no comparison holds for, if it is none."""
-    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-
-
-def _in_double(predictor: Predictor, x: Tensor) -> Predictor:
-    """The predictor in double precision: what it says of a row then does not depend on the rows around it.
-
-    A net of the user's own that cannot compute so stays as it is.
-    """
-    predictor.module.double()
-    try:
-        predictor.summarize(x.double(), 2)
-    except RuntimeError:
-        predictor.module.float()
-    return predictor
-
-
-def _batch_size(n: int) -> int:
+def _choose_batch_size(n: int) -> int:
     """About a twentieth of the rows, a power of two from 32 to 1,024.
 
-    >>> [_batch_size(n) for n in (10, 1000, 10_000, 1_000_000)]
+    >>> [_choose_batch_size(n) for n in (10, 1000, 10_000, 1_000_000)]
     [32, 64, 512, 1024]
     """
     return int(min(1024, max(32, 2 ** round(math.log2(max(1, n) / 20)))))

@@ -1,16 +1,16 @@
-"""The confidence band of a trained net, small enough to keep: the covariance of its weights, in a few directions.
+"""Confidence band of a trained net from a low-rank approximation of the covariance of its weights.
 
     s²(x) = J(x) (Σ + vvᵀ) J(x)ᵀ,   Σ + vvᵀ ≈ Σ_k u_k u_kᵀ + diag(β)
 
-Σ is that of the influence bootstrap of the whole net (`neuboots.methods.influence`): how far other draws of the
-training rows would have moved its weights. v is what the training has left undone, the step of Newton from the net's
-weights to the minimum of its loss: mini-batches and early stopping leave a net somewhere around it, and another seed
-elsewhere. Where J(x)v is large, the net's own mean lies off by about as much.
+Σ is the covariance of the influence bootstrap of all weights (`neuboots.methods.influence`): how far another sample of
+training rows would have moved them. v is the Newton step from the net's weights to the minimum of its loss, which
+mini-batches and early stopping do not reach: another seed ends elsewhere, and where J(x)v is large, the mean is off by
+about as much.
 
-The exact form keeps the training rows and a matrix of rows × rows. Here are the directions u_k that explain most of s²
-at training rows, and for the rest one variance β for the weights of each unit that enters a layer, fitted to the exact
-s² at other rows: a saved estimator holds no row that it was trained on, and an answer costs a few passes through the
-net, however many rows there were.
+The exact form stores the training rows and a matrix of rows × rows. The approximation stores the directions u_k that
+explain most of s² at training rows, and one variance β for the weights of each input unit of a layer, fitted to the
+exact s² at other rows. A saved estimator thus contains no training row, and a prediction costs a few passes through the
+net, whatever the number of training rows.
 """
 
 from collections.abc import Sequence
@@ -30,34 +30,34 @@ from neuboots.methods.influence._jacobian import Jacobian
 from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor
 from neuboots.training import TrainingConfig
 
-MAX_EXACT_ROWS = 1500  # × targets, of the exact form: beyond, some are drawn
-RANKS = (4, 8, 16, 32, 64, 128)  # numbers of directions
-ERROR_TOLERANCE = 0.05  # an error of s(x) that asks for no further directions
-_NUMBERS = 1 << 22  # in all directions together: of nets with many weights fewer are kept
-_ROWS = 256  # that show the directions, the rest, and the error, each
-_CHUNK = 1024  # rows that are answered at once, where layers are not very wide
-_HELD = 1 << 25  # numbers, rows × directions × a layer's outputs, that are held at once
-_REPLICATES = 64  # that are drawn at once
+MAX_EXACT_ROWS = 1500  # rows × targets of the exact form; of more, a random subset is taken
+RANKS = (4, 8, 16, 32, 64, 128)  # numbers of directions that are tried
+ERROR_TOLERANCE = 0.05  # relative error of s(x) at which no more directions are tried
+_MAX_DIRECTION_VALUES = 1 << 22  # values of all directions together
+_SAMPLE_ROWS = 256  # rows that directions, β and the error are computed from
+_MAX_BATCH = 1024
+_MAX_PRODUCT_VALUES = 1 << 25  # rows × directions × outputs of a layer in memory
+_REPLICATE_BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceBand:
-    """s(x) of the first k outputs of a net, by the covariance of its weights."""
+    """Standard deviation s(x) of the first k outputs of a net by the covariance of its weights."""
 
-    net: nn.Module  # that of the predictor
+    net: nn.Module  # net of the predictor
     outputs: int  # k
-    directions: tuple[Tensor, ...]  # u, a part for each layer, as `Jacobian.pull` gives them: (K, *)
-    rest: Tensor  # β, layer after layer: (Q,)
-    error: float  # of s(x), relative: its root mean square over rows that it was not made from
+    directions: tuple[Tensor, ...]  # u of each layer, as `Jacobian.pull` returns them: (K, *)
+    variances: Tensor  # β, layer after layer: (Q,)
+    error: float  # relative RMS error of s(x) at rows that it was not fitted to
 
     def std(self, x: Tensor) -> Tensor:
         """s(x): (N, k)."""
         jacobian, x = self._jacobian(x)
-        directions, rest = [part.to(x) for part in self.directions], self.rest.to(x)
+        directions, variances = [part.to(x) for part in self.directions], self.variances.to(x)
         parts = []
-        for some in torch.split(x, min(_CHUNK, _at_once(directions, len(directions[0])))):
-            rows = jacobian.rows(some, batch_rows=_CHUNK)
-            parts.append(jacobian.push(rows, directions).square().sum(-1) + jacobian.squares(rows) @ rest)
+        for some in torch.split(x, min(_MAX_BATCH, _max_rows(directions, len(directions[0])))):
+            rows = jacobian.rows(some, batch_rows=_MAX_BATCH)
+            parts.append(jacobian.push(rows, directions).square().sum(-1) + jacobian.squares(rows) @ variances)
         return torch.cat(parts).sqrt()
 
     def _jacobian(self, x: Tensor) -> tuple[Jacobian, Tensor]:
@@ -70,21 +70,21 @@ class ConfidenceBand:
         jacobian, x = self._jacobian(x)
         generator = torch.Generator().manual_seed(seed)
         found = x.new_empty(num, len(x), self.outputs)
-        for start in range(0, num, _REPLICATES):
-            moves = [self._move(generator) for _ in range(min(_REPLICATES, num - start))]
+        for start in range(0, num, _REPLICATE_BATCH):
+            moves = [self._draw_move(generator) for _ in range(min(_REPLICATE_BATCH, num - start))]
             moved = [torch.stack(part) for part in zip(*moves, strict=True)]
-            step = min(_CHUNK, _at_once(moved, len(moves)))
+            step = min(_MAX_BATCH, _max_rows(moved, len(moves)))
             for first in range(0, len(x), step):
                 rows = jacobian.rows(x[first : first + step], batch_rows=step)
                 pushed = jacobian.push(rows, moved).movedim(-1, 0)
                 found[start : start + len(moves), first : first + step] = pushed
         return found
 
-    def _move(self, generator: torch.Generator) -> list[Tensor]:
-        """θ_b − θ̂, in parts."""
+    def _draw_move(self, generator: torch.Generator) -> list[Tensor]:
+        """θ_b − θ̂ for each layer."""
         z = torch.randn(len(self.directions[0]), generator=generator, dtype=torch.float32)
         moves = [torch.tensordot(z, part, 1) for part in self.directions]
-        left = self.rest.sqrt()
+        left = self.variances.sqrt()
         for move in moves:  # those of Linear layers come first
             if not len(left):
                 break
@@ -93,28 +93,29 @@ class ConfidenceBand:
         return moves
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is saved beside the net."""
+        """Tensors to save beside the net."""
         parts = {f"direction.{k}": part.contiguous() for k, part in enumerate(self.directions)}
-        return {**parts, "rest": self.rest}
+        return {**parts, "variances": self.variances}
 
     @classmethod
-    def from_config(cls, net: nn.Module, outputs: int, state: dict[str, Tensor], error: float) -> "ConfidenceBand":
+    def from_state_dict(cls, net: nn.Module, outputs: int, state: dict[str, Tensor], error: float) -> "ConfidenceBand":
+        """Band from the tensors of `state_dict`."""
         parts = tuple(state[f"direction.{k}"] for k in range(len(state) - 1))
-        return cls(net, outputs, parts, state["rest"], float(error))
+        return cls(net, outputs, parts, state["variances"], float(error))
 
 
 def fit_confidence_band(
     net: nn.Module, loss: Loss, x: Tensor, y: Tensor, others: Tensor, *, weighted: bool = False, seed: int = 0
 ) -> ConfidenceBand:
-    """The band of a net that was trained on rows x (n, D) and y; `others` are rows that it has not seen.
+    """Fit the band of a net that was trained on rows x (n, D) and y; `others` are rows that it was not trained on.
 
-    With `weighted` the last column of y is what the loss of the row was multiplied by.
+    With `weighted`, the last column of y is the weight of the row's loss.
 
     >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
     >>> net, y = nn.Linear(1, 1).double(), 2 * x + 0.1 * torch.cos(99 * x)
     >>> _ = nn.init.constant_(net.weight, 2.0), nn.init.zeros_(net.bias)
     >>> low, middle = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(torch.tensor([[-1.0], [0.0]]))[:, 0].tolist()
-    >>> 0.005 < middle < low < 0.05  # a line is least sure at its ends
+    >>> 0.005 < middle < low < 0.05  # a line is least certain at its ends
     True
     """
     x, others = (rows.to(next(net.parameters()).dtype) for rows in (x, others))
@@ -122,12 +123,12 @@ def fit_confidence_band(
     method = InfluenceBootstrap(loss=loss, layers="all", max_kernel_rows=MAX_EXACT_ROWS)
     exact = build_tangent_predictor(method, net, TensorDataset(x, y), config, weighted=weighted)
     jacobian, train = exact.tangent.jacobian()
-    undone = _undone(exact, _gradient(jacobian, loss, x, y, weighted), len(x))
+    newton = _newton_step(exact, _gradient(jacobian, loss, x, y, weighted), len(x))
     generator = torch.Generator().manual_seed(seed)
-    learn, fit, check = (_relative(exact, undone, rows) for rows in _shown(x, others, generator))
+    basis, fit, check = (_relative(exact, newton, rows) for rows in _sample_rows(x, others, generator))
 
-    directions = torch.linalg.svd(learn.moved, full_matrices=False).Vh  # (≤ rows, S + 1)
-    most = max(RANKS[0], _NUMBERS // sum(p.numel() for p in net.parameters()))
+    directions = torch.linalg.svd(basis.moved, full_matrices=False).Vh  # (≤ rows, S + 1)
+    most = max(RANKS[0], _MAX_DIRECTION_VALUES // sum(p.numel() for p in net.parameters()))
     directions = directions[: min(RANKS[-1], most)].T
     if not directions.shape[1]:  # nothing moves the net, which reproduces every row: one direction, of no length
         directions = directions.new_zeros(len(directions), 1)
@@ -144,26 +145,27 @@ def fit_confidence_band(
     best = min(error for error, _, _ in tried)
     error, rank, rest = next(each for each in tried if each[0] <= max(ERROR_TOLERANCE, 1.25 * best))
     by_rows, by_step = directions[:-1, :rank], directions[-1, :rank]
-    coefficients = exact.tangent.basis @ (exact.tangent.influence @ _spread(exact, by_rows.T).T)
+    coefficients = exact.tangent.basis @ (exact.tangent.influence @ _scale_by_covariance(exact, by_rows.T).T)
     coefficients = coefficients.view(len(train.z), train.outputs, rank)
-    some = [jacobian.pull(train, part) for part in torch.split(coefficients, _at_once(undone, len(train.z)), -1)]
+    some = [jacobian.pull(train, part) for part in torch.split(coefficients, _max_rows(newton, len(train.z)), -1)]
     pulled = [torch.cat(parts) for parts in zip(*some, strict=True)]
-    pulled = [part + torch.tensordot(by_step[:, None].to(v), v, 1) for part, v in zip(pulled, undone, strict=True)]
+    pulled = [part + torch.tensordot(by_step[:, None].to(v), v, 1) for part, v in zip(pulled, newton, strict=True)]
     state = {f"direction.{k}": part.float() for k, part in enumerate(pulled)}
-    return ConfidenceBand.from_config(net, train.outputs, {**state, "rest": rest.float()}, error)
+    return ConfidenceBand.from_state_dict(net, train.outputs, {**state, "variances": rest.float()}, error)
 
 
-def _at_once(parts: Sequence[Tensor], others: int) -> int:
-    """How many rows, if there are so many directions, or directions, if so many rows: products have a layer's width."""
+def _max_rows(parts: Sequence[Tensor], others: int) -> int:
+    """Number of rows for so many directions, or of directions for so many rows: products have the width of a layer."""
     widest = max(part.shape[1] if part.ndim == 3 else 1 for part in parts)
-    return max(1, _HELD // (others * widest))
+    return max(1, _MAX_PRODUCT_VALUES // (others * widest))
 
 
 def _gradient(jacobian: Jacobian, loss: Loss, x: Tensor, y: Tensor, weighted: bool) -> list[Tensor]:
-    """−∂/∂θ of the sum of all losses, as far as it goes through the outputs that are bootstrapped: (1, *) each."""
+    """−∂/∂θ of the sum of all losses through the outputs that are bootstrapped: (1, *) each."""
     total: list[Tensor] = []
-    for start in range(0, len(x), _CHUNK):
-        rows, target = jacobian.rows(x[start : start + _CHUNK], batch_rows=_CHUNK), y[start : start + _CHUNK]
+    for start in range(0, len(x), _MAX_BATCH):
+        batch = slice(start, start + _MAX_BATCH)
+        rows, target = jacobian.rows(x[batch], batch_rows=_MAX_BATCH), y[batch]
         weight = target[:, -1:] if weighted else torch.ones_like(target[:, :1])
         root, residual = working_residuals(loss, rows.z, target[:, :-1] if weighted else target)
         slopes = (weight[:, :, None] * root @ residual[:, :, None])[:, : rows.outputs]
@@ -172,10 +174,10 @@ def _gradient(jacobian: Jacobian, loss: Loss, x: Tensor, y: Tensor, weighted: bo
     return total
 
 
-def _undone(exact: TangentPredictor, gradient: list[Tensor], n: int) -> list[Tensor]:
-    """v = H⁻¹ g, the step of Newton: (1, *) each.
+def _newton_step(exact: TangentPredictor, gradient: list[Tensor], n: int) -> list[Tensor]:
+    """Newton step v = H⁻¹ g: (1, *) each.
 
-    H is the exact form's, of m rows, and n/m times as large for n; g is taken along the slopes of these rows.
+    H is that of the m rows of the exact form, n/m times as large for n rows; g is projected on their Jacobian.
     """
     jacobian, train = exact.tangent.jacobian()
     basis, m = exact.tangent.basis, len(train.z)  # L V
@@ -187,28 +189,28 @@ def _undone(exact: TangentPredictor, gradient: list[Tensor], n: int) -> list[Ten
 
 @dataclass(frozen=True)
 class _Relative:
-    """Of M outputs, as shares of the exact s² there: what independent units of the law add, and what units of β do."""
+    """Contributions to the exact s² of M outputs, relative to it: of independent weights, and of units of β."""
 
-    moved: Tensor  # (M, S + 1), rows of length 1; the last is J(x)v
+    moved: Tensor  # (M, S + 1), rows of norm 1; the last column is J(x)v
     squares: Tensor  # (M, Q)
 
 
-def _relative(exact: TangentPredictor, undone: list[Tensor], x: Tensor) -> _Relative:
-    """At rows x; outputs that nothing moves are left out."""
+def _relative(exact: TangentPredictor, newton: list[Tensor], x: Tensor) -> _Relative:
+    """Contributions at rows x, without outputs of zero variance."""
     jacobian, _ = exact.tangent.jacobian()
     rows = jacobian.rows(x)
-    drawn = _spread(exact, exact.deviations(x)[1].double().flatten(0, 1))
-    moved = torch.cat([drawn, jacobian.push(rows, undone).double().flatten(0, 1)], 1)
+    drawn = _scale_by_covariance(exact, exact.deviations(x)[1].double().flatten(0, 1))
+    moved = torch.cat([drawn, jacobian.push(rows, newton).double().flatten(0, 1)], 1)
     squares = jacobian.squares(rows).double().flatten(0, 1)
     variance = moved.square().sum(1, keepdim=True)
     if not bool(torch.isfinite(variance).all()):
-        raise ValueError("got slopes or weights of rows that are too large or too small for its numbers")
+        raise ValueError("its variance is not finite")
     seen = variance[:, 0] > 0
     return _Relative((moved / variance.sqrt())[seen], (squares / variance)[seen])
 
 
-def _spread(exact: TangentPredictor, moved: Tensor) -> Tensor:
-    """M Cov(w)^½ for M (·, S): the law's weights have the variance v and the covariance c."""
+def _scale_by_covariance(exact: TangentPredictor, moved: Tensor) -> Tensor:
+    """M Cov(w)^½ for M (·, S), where the weights have the variance v and the covariance c."""
     blocks = moved.shape[1]
     v, c = exact.weight_distribution.covariance(blocks)
     together = (max(0.0, v - c + c * blocks) / (v - c)) ** 0.5 if v > c else 1.0
@@ -216,33 +218,30 @@ def _spread(exact: TangentPredictor, moved: Tensor) -> Tensor:
     return found
 
 
-def _shown(x: Tensor, others: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows that show the directions, others for the rest, and for the error some that the net was not trained on.
+def _sample_rows(x: Tensor, others: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows for the directions, for β, and for the error; the last ones are not training rows, if there are enough.
 
-    New rows may combine what no training row did, and lie further out: some of these are made up, column by column.
+    New rows may be further out and combine values that no training row does: some rows are resampled by column.
     """
 
-    def drawn(pool: Tensor) -> Tensor:
-        return pool[torch.randperm(len(pool), generator=generator)[:_ROWS]]
+    def draw(pool: Tensor) -> Tensor:
+        return pool[torch.randperm(len(pool), generator=generator)[:_SAMPLE_ROWS]]
 
-    def near() -> Tensor:
-        rows = drawn(x)
+    def perturb() -> Tensor:
+        rows = draw(x)
         return rows + 0.2 * torch.randn(rows.shape, generator=generator, dtype=x.dtype)
 
-    def mixed() -> Tensor:
-        picks = torch.randint(len(x), (_ROWS // 2, x.shape[1]), generator=generator)
+    def resample_columns() -> Tensor:
+        picks = torch.randint(len(x), (_SAMPLE_ROWS // 2, x.shape[1]), generator=generator)
         return x.gather(0, picks) * (1.0 + torch.rand(len(picks), 1, generator=generator, dtype=x.dtype))
 
-    learn = torch.cat([drawn(x), mixed()])
-    fit = torch.cat([near(), mixed(), mixed()])
-    return learn, fit, drawn(others) if len(others) >= 20 else near()
+    learn = torch.cat([draw(x), resample_columns()])
+    fit = torch.cat([perturb(), resample_columns(), resample_columns()])
+    return learn, fit, draw(others) if len(others) >= 20 else perturb()
 
 
 def find_mean_net(predictor: Any, x: Tensor, mean: np.ndarray[Any, Any], noise: float) -> nn.Module | None:
-    """The one net whose outputs at x are the given means (N, k), within 5 % of the noise; None if there is none.
-
-    An ensemble's mean is that of no net among its own, and other methods keep only the shape of one.
-    """
+    """Net whose outputs at x are the means (N, k) within 5 % of the noise; None if there is none, as for ensembles."""
     net: nn.Module | None = predictor.net
     if net is None or any(p.is_meta for p in net.parameters()) or (predictor.num_distinct or 1) > 1:
         return None

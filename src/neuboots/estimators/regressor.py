@@ -1,23 +1,19 @@
-"""The standard deviation of a new y, and the interval that holds it.
+"""Regressor with the interface of scikit-learn: mean, prediction interval of a new y, and confidence band of the mean.
 
-    s(x) = e^a √(τ²(x) + σ²(x))^b,   b = ½;   [m(x) − q s(x), m(x) + q s(x)]
+    s(x) = e^a √(τ²(x) + σ²(x))^b,   b = ½;   prediction interval [m(x) − q s(x), m(x) + q s(x)]
 
-τ is the spread of the replicates, σ the noise that a Gaussian head has learned (none: one for all x). A net fits its
-training rows more closely than new ones, and the more closely it fits, the less its σ(x) can be believed: log s lies
-half way between what the net says and a constant (b), and its level (a) is set by the likelihood of held-out rows. q is
-the conformal quantile of |y − m(x)| / s(x) over rows that the net was not fitted to, so that the interval keeps its
-level whatever the predictor (Lei et al. 2018; see `neuboots.evaluation.conformal`).
-
-A regressor: the mean of a new y, where it falls, and how sure the regression function itself is.
+τ is the standard deviation over replicates, σ the noise of a Gaussian head (absent: a constant). A net fits its
+training rows more closely than new ones, and the more closely it fits, the less reliable its σ(x): log s is half way
+between what the net predicts and a constant (b), and its level (a) maximizes the likelihood of held-out rows. q is the
+conformal quantile of |y − m(x)| / s(x) over rows that the net was not fitted to, so that the interval keeps its level
+for any predictor (Lei et al. 2018; see `neuboots.evaluation.conformal`).
 """
 
 import math
 import warnings
-from dataclasses import dataclass
-from fractions import Fraction
-from numbers import Real
-from pathlib import Path
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -26,359 +22,374 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
-from neuboots._validation import check_int
+from neuboots._validation import check_choice, check_fraction, check_int
 from neuboots.estimators._base import (
     CALIBRATION,
     TRAIN,
     Array,
-    NetFactory,
     NeuBootsEstimator,
+    TrainingRows,
     append_weights,
     mean_and_std,
 )
 from neuboots.estimators._confidence_band import ConfidenceBand, find_mean_net, fit_confidence_band
-from neuboots.evaluation.conformal import has_enough_calibration_rows
+from neuboots.evaluation.conformal import conformal_quantile
 from neuboots.losses import GaussianNLL, Loss
-from neuboots.methods import NeuBoots, find_method
-from neuboots.prediction import Method
-from neuboots.serialization import load_tensors
+from neuboots.methods import find_method
 from neuboots.weights import Dirichlet
 
 SCALE_EXPONENT = 0.5  # b
-_LEAST = 1e-6  # of the targets' spread: a standard deviation of none would make every interval infinite or nothing
+_MIN_STD = 1e-6  # in units of the targets' standard deviation: 0 would make intervals infinite or empty
+_MAX_BATCH = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseScale:
-    """What held-out rows say of the errors of k outputs, in the units of the standardised targets."""
+    """Scale of the errors of k outputs, in units of the standardized targets.
 
-    offset: Array  # (k,), a
-    trust: float  # b; 0 where the net has no say
-    scores: Array  # (m, k), |y − m(x)| / s(x) of the calibration rows, sorted
-    rows: int | None = None  # that differ among the m; None: all
+    Args:
+        offset: a of each output (k,).
+        exponent: b; 0 if the predicted scale is a constant.
+        scores: |y − m(x)| / s(x) of the calibration rows (m, k).
+        counts: Number of copies of each distinct calibration row, one after another, with sum m.
+    """
+
+    offset: Array
+    exponent: float
+    scores: Array
+    counts: Array
 
     @classmethod
-    def learn(cls, error: Array, raw_std: Array, calibration: Array, *, varies: bool) -> "NoiseScale":
-        """From errors y − m(x) (n, k) of held-out rows, their √(τ² + σ²), and which of them are for calibration."""
-        trust = SCALE_EXPONENT if varies else 0.0
-        shape = np.maximum(raw_std, _LEAST) ** trust
-        offset = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _LEAST))  # (k,), of highest likelihood
-        found = cls(offset, trust, np.empty((0, error.shape[1])))
-        scores = np.abs(error[calibration]) / found.std(raw_std[calibration])
-        return cls(offset, trust, np.sort(scores, 0))
+    def fit(cls, error: Array, raw_std: Array, counts: Array, *, varies: bool) -> "NoiseScale":
+        """Fit the scale to held-out rows.
+
+        Args:
+            error: Errors y − m(x) (n, k); those of the calibration rows come last.
+            raw_std: √(τ² + σ²) of these rows (n, k).
+            counts: Number of copies of each distinct calibration row.
+            varies: Whether raw_std depends on x.
+
+        Returns:
+            The scale of highest likelihood.
+        """
+        exponent = SCALE_EXPONENT if varies else 0.0
+        shape = np.maximum(raw_std, _MIN_STD) ** exponent
+        offset = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _MIN_STD))  # (k,)
+        scale = cls(offset, exponent, np.empty((0, error.shape[1])), counts)
+        start = len(error) - int(counts.sum())
+        return cls(offset, exponent, np.abs(error[start:]) / scale.std(raw_std[start:]), counts)
 
     def std(self, raw_std: Array) -> Array:
-        """s(x): (N, k)."""
-        return np.asarray(np.exp(self.offset) * np.maximum(raw_std, _LEAST) ** self.trust)
+        """Standard deviation s(x) of a new y: (N, k)."""
+        return np.asarray(np.exp(self.offset) * np.maximum(raw_std, _MIN_STD) ** self.exponent)
 
-    def reach(self, level: float) -> Array:
-        """q for each output: (k,); the normal quantile, with a warning, where there are too few rows for the level."""
-        copies, rows = len(self.scores), len(self.scores) if self.rows is None else self.rows
-        if has_enough_calibration_rows(level, rows):
-            rank = math.ceil(Fraction(str(float(level))) * (rows + 1) * copies / rows)  # of rows, each in its copies
-            return np.asarray(self.scores[min(rank, copies) - 1])
-        share = 1 - level
+    def quantile(self, level: float) -> Array:
+        """Quantile q of each output (k,); a normal one, with a warning, if there are too few calibration rows."""
+        counts = torch.from_numpy(self.counts)
+        found = np.array([conformal_quantile(torch.from_numpy(scores), counts, level) for scores in self.scores.T])
+        if np.isfinite(found).all():
+            return found
         warnings.warn(
-            f"{rows} rows were held out for calibration, and level {level:g} needs {math.ceil(level / share - 1e-9)}: "
-            "the interval is a normal one, without a guarantee; give more rows, a larger validation_fraction, or a "
-            "lower level",
+            f"{len(self.counts)} rows were held out for calibration, and level {level:g} needs "
+            f"{math.ceil(level / (1 - level) - 1e-9)}: the interval is a normal one, without a guarantee; use more "
+            "rows, a larger validation_fraction, or a lower level",
             UserWarning,
             stacklevel=4,
         )
-        half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-        return np.maximum(self.scores[-1], half) if rows else np.full(self.scores.shape[1], half)  # as at lower levels
-
-
-IntervalType = Literal["prediction", "confidence"]
-_ROWS = 1 << 16  # that are predicted at once
+        return np.asarray(
+            np.maximum(self.scores.max(0, initial=0.0), -ndtri((1 - level) / 2))
+        )  # not below those of lower levels
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What is known of N rows, in the units of y: (N,) each, or (N, k) for k targets."""
+    """Predictions for N rows in the units of y: (N,) each, or (N, k) for k targets.
+
+    Args:
+        mean: Mean of y.
+        std: Standard deviation of a new y.
+        low: Lower bound of the prediction interval of a new y.
+        high: Upper bound of the prediction interval.
+        confidence_low: Lower bound of the confidence band of the mean.
+        confidence_high: Upper bound of the confidence band.
+    """
 
     mean: Array
-    std: Array  # of a new y around the mean
-    low: Array  # where a new y falls
+    std: Array
+    low: Array
     high: Array
-    confidence_low: Array  # where the regression function lies
+    confidence_low: Array
     confidence_high: Array
 
 
+@dataclass(eq=False, repr=False)
 class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc]
-    """y = f(x) + ε: B bootstrapped nets for f from one training, held-out rows for ε.
+    """Regressor for y = f(x) + ε: B bootstrapped nets for f from one training, held-out rows for ε.
 
-    X and y are standardised inside. A fifth of the rows is held out (`validation_fraction`): one half stops the
-    training (`early_stopping`), the other calibrates the prediction interval, which holds a new y with at least its
-    level's probability for rows that come as these did. `method` is a name (`neuboots methods` lists them) or a method
-    with options; `net` makes a net from the numbers of inputs and outputs: it is asked for 2k outputs for k targets,
-    means and log-variances, and may give k alone. Whole sample weights are frequencies, others multiply the loss.
+    X and y are standardized. A fraction of the rows is held out: one half for early stopping, the other calibrates the
+    prediction interval, which contains a new y with at least the probability `level` for rows from the same
+    distribution. Integer sample weights are frequencies, others multiply the loss.
 
-    The confidence band, where f itself lies, is that of the influence bootstrap around the trained net, the one that
-    docs/validity.md recommends (`neuboots.estimators._confidence_band`); it changes nothing else. `band="method"` takes the spread
-    of the method's replicates instead, as methods do behind whose mean there is no single net (ensembles, `mc-dropout`,
-    `swag`, Gaussian processes), and losses other than the squared error and `GaussianNLL`: `band_` is None then.
+    The confidence band of f is that of the influence bootstrap around the trained net (see docs/validity.md). A method
+    without a single net behind its mean (ensembles, "mc-dropout", "swag", Gaussian processes), or with a loss other
+    than the squared error and `GaussianNLL`, has the standard deviation over its replicates instead; `band_` is then
+    None.
 
-    >>> from sklearn.datasets import load_diabetes
-    >>> X, y = load_diabetes(return_X_y=True)
-    >>> regressor = NeuBootsRegressor(epochs=20, random_state=0).fit(X[:400], y[:400])
-    >>> mean, std = regressor.predict(X[400:], return_std=True)
-    >>> low, high = regressor.predict_interval(X[400:], level=0.9)
-    >>> bool(((low < mean) & (mean < high)).all()), regressor.sample(X[400:], 7).shape
-    (True, (7, 42))
+    Args:
+        method: Name of a method (see `neuboots.list_methods`), or a method with options.
+        net: Function of the numbers of inputs and outputs that makes a net; None for an MLP. It is called for 2k
+            outputs (means and log-variances of k targets), and its net may have k alone.
+        widths: Hidden widths of the MLP.
+        epochs: Maximum number of epochs.
+        batch_size: Batch size; "auto" for about a twentieth of the rows.
+        learning_rate: Initial learning rate of AdamW, with cosine annealing.
+        weight_decay: Weight decay of AdamW.
+        early_stopping: Whether to stop after `patience` epochs without a lower validation loss.
+        patience: Number of epochs.
+        validation_fraction: Fraction of the rows that is held out.
+        num_samples: Number of replicates B of a prediction.
+        random_state: Seed, or random state, as in scikit-learn.
+        verbose: Whether to show a progress bar.
+        band: Confidence band: "influence", or "method" for the standard deviation over replicates.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> regressor = NeuBootsRegressor(epochs=20, random_state=0).fit(X[:400], y[:400])
+        >>> mean, std = regressor.predict(X[400:], return_std=True)
+        >>> low, high = regressor.predict_interval(X[400:], level=0.9)
+        >>> bool(((low < mean) & (mean < high)).all()), regressor.sample(X[400:], 7).shape
+        (True, (7, 42))
     """
 
-    def __init__(
-        self,
-        method: str | Method = "neuboots",
-        *,
-        net: NetFactory | None = None,
-        widths: tuple[int, ...] = (100, 100),
-        epochs: int = 200,
-        batch_size: int | Literal["auto"] = "auto",
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
-        early_stopping: bool = True,
-        patience: int = 40,
-        validation_fraction: float = 0.2,
-        num_samples: int = 100,
-        band: Literal["influence", "method"] = "influence",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            method,
-            net=net,
-            widths=widths,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            early_stopping=early_stopping,
-            patience=patience,
-            validation_fraction=validation_fraction,
-            num_samples=num_samples,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.band = band
+    _: KW_ONLY
+    band: Literal["influence", "method"] = "influence"
 
-    fitted = (
+    task = "regression"
+    fitted_attributes = (
         "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "y_mean_", "y_scale_", "n_outputs_",
-        "one_column_", "gaussian_", "noise_offset_", "noise_trust_", "scores_", "n_calibration_",
-        "held_out_", "loss_curve_", "validation_curve_",
+        "one_column_", "gaussian_", "noise_offset_", "noise_exponent_", "scores_", "score_counts_",
+        "held_out_", "loss_curve_", "validation_curve_", "band_error_",
     )  # fmt: skip
+    method_options: ClassVar[Mapping[str, Any]] = {
+        "neuboots": {"weight_distribution": Dirichlet(concentration=20.0), "resample": "pool"}
+    }
+    always_validates = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on rows X (n, features) and targets y (n,) or (n, k)."""
+        """Fit the regressor.
+
+        Args:
+            X: Rows (n, features).
+            y: Targets (n,) or (n, k).
+            sample_weight: Weight of each row (n,).
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If an option is not valid.
+        """
         self._check_options()
-        if self.band not in ("influence", "method"):
-            raise ValueError(f"got band={self.band!r}; expected 'influence' or 'method'")
+        check_choice("band", self.band, ("influence", "method"))
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        y = np.asarray(y, dtype=np.float64)
         self.one_column_ = y.ndim == 1
-        y = y.reshape(len(y), -1)
+        y = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
         self.n_outputs_ = y.shape[1]
-        self._set_seed()
-        rows, weights = self._rows(X, y, sample_weight)
-        part, unit = self._parts(X[rows], y[rows], None)
-        train = rows[(part == TRAIN).numpy()]
-        self._scale_inputs(X[train])
-        self.y_mean_, spread = mean_and_std(y[train])
-        still = np.where(np.ptp(y, 0) > 0, 1.0, 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_)))
-        self.y_scale_ = np.where(spread > 0, spread, still)  # a constant is answered by itself
-        x, target = self._standardised(X[rows]), torch.from_numpy((y[rows] - self.y_mean_) / self.y_scale_)
-        loss, outputs = self._loss()
-        self.predictor_ = self._fit_predictor(x, target, part, loss, outputs, weights)
-        self._learn_noise(x, target, part, unit)
-        self.band_ = self._learn_band(x, target, part, loss, weights) if self.band == "influence" else None
-        self.held_out_ = np.zeros(len(X), dtype=bool)
-        self.held_out_[rows[(part == CALIBRATION).numpy()]] = True
-        self.held_out_[rows[(part != CALIBRATION).numpy()]] = False  # of several copies some were trained on
+        rows = self._prepare_rows(X, y, sample_weight)
+        self.y_mean_, std = mean_and_std(y[rows.index[(rows.split == TRAIN).numpy()]])
+        tiny = 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_))
+        self.y_scale_ = np.where(std > 0, std, np.where(np.ptp(y, 0) > 0, 1.0, tiny))  # a constant predicts itself
+        target = torch.from_numpy((y[rows.index] - self.y_mean_) / self.y_scale_)
+        loss, outputs = self._choose_loss()
+        self.predictor_ = self._fit_predictor(rows, target, loss, outputs)
+        self._fit_noise(rows, target)
+        self.band_ = self._fit_band(rows, target, loss) if self.band == "influence" else None
+        self.band_error_ = None if self.band_ is None else self.band_.error
+        self.held_out_ = rows.held_out(len(X))
         return self
 
-    def _loss(self) -> tuple[Loss, int]:
-        """With a Gaussian head, where the method can take one and the net has one."""
+    def _choose_loss(self) -> tuple[Loss, int]:
+        """Loss and number of outputs: a Gaussian head, if the method accepts its loss and the net has one."""
         k = self.n_outputs_
         if not isinstance(self.method, str):
             loss = getattr(self.method, "loss", nn.MSELoss())
             return loss, 2 * k if isinstance(loss, GaussianNLL) else k
-        entry = find_method(self.method)
-        if "regression" not in entry.tasks:
-            raise ValueError(f"got the method {self.method!r}, which is not for regression; expected another")
-        candidates: list[tuple[Loss, int]] = [(GaussianNLL(beta=0.5), 2 * k), (GaussianNLL(), 2 * k)]
-        for loss, outputs in candidates if entry.needs_net else []:
+        gaussian = [GaussianNLL(beta=0.5), GaussianNLL()] if find_method(self.method).needs_net else []
+        for candidate in gaussian:
             try:
-                entry.make(loss=loss)
+                self._create_method(candidate)
             except ValueError:
                 continue
-            if self._outputs_of_net(outputs) == outputs:
-                return loss, outputs
-        if (outputs := self._outputs_of_net(k)) != k:
-            raise ValueError(
-                f"the net gives {outputs} outputs for {k} target(s); expected {k}, or twice as many for a Gaussian "
-                "head: make it with the numbers that net(inputs, outputs) is given"
-            )
+            if self._count_outputs(2 * k) == 2 * k:
+                return candidate, 2 * k
+        self._check_outputs(k)
         return nn.MSELoss(), k
 
-    def _neuboots(self, loss: Loss) -> Method:
-        return NeuBoots(loss=loss, weight_distribution=Dirichlet(concentration=20.0), resample="pool")
+    def _fit_noise(self, rows: TrainingRows, target: Tensor) -> None:
+        self.gaussian_ = self.predictor_.summarize(rows.x[:1], 1).mean.shape[1] > self.n_outputs_
+        calibration = rows.split == CALIBRATION
+        other = (rows.split != CALIBRATION) & (rows.split != TRAIN)
+        index = torch.cat([split.nonzero()[:, 0] for split in (other, calibration)])
+        index = index if len(index) else torch.arange(len(target))  # without held-out rows, the training rows
+        mean, std, raw_std = self._predict_moments(rows.x[index], self.num_samples)
+        counts = np.unique(rows.group[calibration.numpy()], return_counts=True)[1]
+        varies = self.gaussian_ or bool(std.any())
+        noise = NoiseScale.fit(target[index].numpy() - mean, raw_std, counts, varies=varies)
+        self.noise_offset_, self.noise_exponent_ = noise.offset, noise.exponent
+        self.scores_, self.score_counts_ = noise.scores, noise.counts
 
-    def _learn_noise(self, x: Tensor, target: Tensor, part: Tensor, unit: Array) -> None:
-        held_out = part != TRAIN if bool((part != TRAIN).any()) else part == TRAIN
-        outputs = self.predictor_.summarize(x[:1], 1).mean.shape[1]
-        self.gaussian_ = outputs > self.n_outputs_
-        mean, spread, raw_std = self._figures(x[held_out], self.num_samples)
-        error = target[held_out].numpy() - mean
-        calibration = (part[held_out] == CALIBRATION).numpy()
-        varies = self.gaussian_ or bool(spread.any())
-        noise = NoiseScale.learn(error, raw_std, calibration, varies=varies)
-        self.noise_offset_, self.noise_trust_, self.scores_ = noise.offset, noise.trust, noise.scores
-        self.n_calibration_ = len(np.unique(unit[(part == CALIBRATION).numpy()]))
+    @property
+    def _noise(self) -> NoiseScale:
+        return NoiseScale(self.noise_offset_, float(self.noise_exponent_), self.scores_, self.score_counts_)
 
-    def _learn_band(
-        self, x: Tensor, target: Tensor, part: Tensor, loss: Loss, weights: Array | None
-    ) -> ConfidenceBand | None:
-        """That of the one net behind the mean; None, and so the method's own, where there is none, or another loss."""
-        train = part == TRAIN
+    def _fit_band(self, rows: TrainingRows, target: Tensor, loss: Loss) -> ConfidenceBand | None:
+        """Band of the single net behind the mean; None if there is none, or the loss is another one."""
+        train = rows.split == TRAIN
         some = torch.nonzero(train)[:1000, 0]  # enough to see whether a net gives the mean
-        mean = self._figures(x[some], self.num_samples)[0]
-        noise = float(np.sqrt(np.mean((target[some].numpy() - mean) ** 2)))
-        net = find_mean_net(self.predictor_, x[some], mean, noise)
+        mean = self._predict_moments(rows.x[some], self.num_samples)[0]
+        residual_std = float(np.sqrt(np.mean((target[some].numpy() - mean) ** 2)))
+        net = find_mean_net(self.predictor_, rows.x[some], mean, residual_std)
         if net is None or not isinstance(loss, GaussianNLL | nn.MSELoss):
             return None
-        y = target if weights is None else append_weights(target, weights)
+        y, weighted = append_weights(target, rows.weights), rows.weights is not None
         try:
-            return fit_confidence_band(
-                net, loss, x[train], y[train], x[~train], weighted=weights is not None, seed=self.seed_
-            )
-        except (ValueError, RuntimeError) as fault:  # a net that torch cannot differentiate twice over, or of no number
+            x, others = rows.x[train], rows.x[~train]
+            return fit_confidence_band(net, loss, x, y[train], others, weighted=weighted, seed=self.seed_)
+        except (ValueError, RuntimeError) as error:  # of a net that torch cannot differentiate twice, or not finite
             warnings.warn(
-                f"the net has no influence bootstrap ({fault}): the confidence band is that of the method; choose "
-                "band='method' to have it so",
+                f"The net has no influence bootstrap ({error}): the confidence band is that of the method, as with "
+                "band='method'.",
                 UserWarning,
                 stacklevel=3,
             )
             return None
 
-    def _sure(self, x: Tensor, spread: Array) -> Array:
-        """The standard deviation of the mean, in units of the standardised targets: (N, k)."""
-        band: ConfidenceBand | None = getattr(self, "band_", None)
-        return spread if band is None else band.std(x).double().numpy()
-
-    @property
-    def _noise(self) -> NoiseScale:
-        return NoiseScale(self.noise_offset_, float(self.noise_trust_), self.scores_, self.n_calibration_)
-
-    def _figures(self, x: Tensor, num_samples: int) -> tuple[Array, Array, Array]:
-        """m, τ and √(τ² + σ²) in units of the standardised targets: (N, k) each."""
+    def _predict_moments(self, x: Tensor, num_samples: int) -> tuple[Array, Array, Array]:
+        """m, τ and √(τ² + σ²) in units of the standardized targets: (N, k) each."""
         k = self.n_outputs_
-        parts = []
-        for some in torch.split(x, _ROWS):
+        means, stds = [], []
+        for batch in torch.split(x, _MAX_BATCH):
             with torch.no_grad():
-                stream = self.predictor_.stream(some, int(num_samples), seed=self.seed_)
-            # Exact moments, where the method knows them, need no replicate, nor the probabilities that a summary has.
-            summary = stream.moments or self.predictor_.summarize(some, int(num_samples), seed=self.seed_)
-            parts.append((summary.mean.double().numpy(), summary.std.double().numpy()))
-        outputs, spreads = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        mean, spread = outputs[:, :k], spreads[:, :k]
+                stream = self.predictor_.stream(batch, int(num_samples), seed=self.seed_)
+            # exact moments need no replicate, nor the probabilities of a summary
+            summary = stream.moments or self.predictor_.summarize(batch, int(num_samples), seed=self.seed_)
+            means.append(summary.mean.double().numpy())
+            stds.append(summary.std.double().numpy())
+        outputs, std = np.concatenate(means), np.concatenate(stds)[:, :k]
         if not self.gaussian_:
-            return mean, spread, spread
-        return mean, spread, np.sqrt(spread**2 + np.exp(np.clip(outputs[:, k:], -12.0, 12.0)))
+            return outputs[:, :k], std, std
+        return outputs[:, :k], std, np.sqrt(std**2 + np.exp(np.clip(outputs[:, k:], -12.0, 12.0)))
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
-        """Mean, standard deviation and both intervals at once."""
-        level = _check_level(level)
-        x = self.inputs(X)
-        mean, spread, raw_std = self._figures(x, self.num_samples if num_samples is None else num_samples)
-        low, high = self._new(mean, raw_std, level)
-        half = -ndtri((1 - level) / 2) * self._sure(x, spread)
-        sure_low, sure_high = self._in_units(mean - half), self._in_units(mean + half)
-        std = self._shaped(self._noise.std(raw_std) * self.y_scale_)
-        return Forecast(self._in_units(mean), std, low, high, sure_low, sure_high)
+        """Predict mean, standard deviation and both intervals.
 
-    def _new(self, mean: Array, raw_std: Array, level: float) -> tuple[Array, Array]:
-        """Where a new y falls: (low, high)."""
-        reach = self._noise.reach(level) * self._noise.std(raw_std)
-        return self._in_units(mean - reach), self._in_units(mean + reach)
+        Args:
+            X: Rows (N, features).
+            level: Level of the intervals.
+            num_samples: Number of replicates; None for that of the estimator.
 
-    def _in_units(self, values: Array) -> Array:
-        return self._shaped(values * self.y_scale_ + self.y_mean_)
+        Returns:
+            The predictions.
+        """
+        level, x = check_fraction("level", level), self.inputs(X)
+        mean, std, raw_std = self._predict_moments(x, self.num_samples if num_samples is None else num_samples)
+        noise_std = self._noise.std(raw_std)
+        half_widths = self._noise.quantile(level) * noise_std, -ndtri((1 - level) / 2) * self._mean_std(x, std)
+        bounds = [self._to_units(mean + sign * half) for half in half_widths for sign in (-1, 1)]
+        return Forecast(self._to_units(mean), self._squeeze(noise_std * self.y_scale_), *bounds)
 
-    def _shaped(self, values: Array) -> Array:
-        return values[:, 0] if self.one_column_ else values
+    def _mean_std(self, x: Tensor, std: Array) -> Array:
+        """Standard deviation of the mean (N, k), in units of the standardized targets."""
+        return std if self.band_ is None else self.band_.std(x).double().numpy()
+
+    def _to_units(self, values: Array) -> Array:
+        return self._squeeze(values * self.y_scale_ + self.y_mean_)
+
+    def _squeeze(self, values: Array) -> Array:
+        return values[..., 0] if self.one_column_ else values
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of y at each row; with `return_std` also the standard deviation of a new y around it."""
-        mean, _, raw_std = self._figures(self.inputs(X), self.num_samples)
-        found = self._in_units(mean)
-        return (found, self._shaped(self._noise.std(raw_std) * self.y_scale_)) if return_std else found
+        """Predict the mean.
+
+        Args:
+            X: Rows (N, features).
+            return_std: Whether to return the standard deviation of a new y, too.
+
+        Returns:
+            Mean (N,) or (N, k), or mean and standard deviation.
+        """
+        mean, _, raw_std = self._predict_moments(self.inputs(X), self.num_samples)
+        if not return_std:
+            return self._to_units(mean)
+        return self._to_units(mean), self._squeeze(self._noise.std(raw_std) * self.y_scale_)
 
     def predict_interval(
-        self, X: Any, level: float = 0.95, interval: IntervalType = "prediction"
+        self, X: Any, level: float = 0.95, interval: Literal["prediction", "confidence"] = "prediction"
     ) -> tuple[Array, Array]:
-        """(low, high): where a new y falls ("prediction"), or where the regression function lies ("confidence").
+        """Predict an interval.
 
-        The first is conformal and keeps its level on rows like those it was fitted to; the second is the bootstrap's.
+        Args:
+            X: Rows (N, features).
+            level: Level of the interval.
+            interval: "prediction" for the conformal interval of a new y, "confidence" for the band of the mean.
+
+        Returns:
+            Lower and upper bounds, (N,) or (N, k) each.
         """
-        if interval not in ("prediction", "confidence"):
-            raise ValueError(f"got kind={interval!r}; expected 'prediction' or 'confidence'")
-        level = _check_level(level)
-        x = self.inputs(X)
-        mean, spread, raw_std = self._figures(x, self.num_samples)
+        check_choice("interval", interval, ("prediction", "confidence"))
+        level, x = check_fraction("level", level), self.inputs(X)
+        mean, std, raw_std = self._predict_moments(x, self.num_samples)
         if interval == "prediction":
-            return self._new(mean, raw_std, level)
-        half = -ndtri((1 - level) / 2) * self._sure(x, spread)
-        return self._in_units(mean - half), self._in_units(mean + half)
-
-    def sample(self, X: Any, n: int = 1, *, kind: IntervalType = "confidence") -> Array:
-        """n replicates of the regression function at X, or of new targets ("prediction"): (n, N), or (n, N, k)."""
-        if kind not in ("prediction", "confidence"):
-            raise ValueError(f"got kind={kind!r}; expected 'prediction' or 'confidence'")
-        x, k, n = self.inputs(X), self.n_outputs_, check_int("n", n, minimum=1)
-        band: ConfidenceBand | None = getattr(self, "band_", None)
-        if kind == "confidence" and band is not None:
-            mean = self._figures(x, self.num_samples)[0]
-            samples = mean + band.sample(x, n, seed=self.seed_).double().numpy()
+            half = self._noise.quantile(level) * self._noise.std(raw_std)
         else:
-            samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, :k].double().numpy()
-        if kind == "prediction":
-            _, spread, raw_std = self._figures(x, self.num_samples)
-            noise = np.sqrt(np.maximum(self._noise.std(raw_std) ** 2 - spread**2, 0.0))
-            samples = samples + noise * np.random.default_rng(self.seed_).standard_normal(samples.shape)
-        samples = samples * self.y_scale_ + self.y_mean_
-        return np.asarray(samples[:, :, 0] if self.one_column_ else samples)
+            half = -ndtri((1 - level) / 2) * self._mean_std(x, std)
+        return self._to_units(mean - half), self._to_units(mean + half)
+
+    def sample(self, X: Any, n: int = 1, *, observation_noise: bool = False) -> Array:
+        """Draw replicates of the regression function.
+
+        Args:
+            X: Rows (N, features).
+            n: Number of replicates.
+            observation_noise: Whether to draw new targets instead, with noise.
+
+        Returns:
+            Replicates (n, N) or (n, N, k).
+        """
+        x, n = self.inputs(X), check_int("n", n, minimum=1)
+        mean, std, raw_std = self._predict_moments(x, self.num_samples)
+        if self.band_ is not None and not observation_noise:
+            return self._to_units(mean + self.band_.sample(x, n, seed=self.seed_).double().numpy())
+        samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, : self.n_outputs_].double().numpy()
+        if observation_noise:
+            noise_std = np.sqrt(np.maximum(self._noise.std(raw_std) ** 2 - std**2, 0.0))
+            samples = samples + noise_std * np.random.default_rng(self.seed_).standard_normal(samples.shape)
+        return self._to_units(samples)
 
     def _num_outputs(self) -> int:
         return int(self.n_outputs_) * (2 if self.gaussian_ else 1)
 
-    def _write_more(self, folder: Path) -> dict[str, Any]:
-        from safetensors.torch import save_file
+    def to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config, tensors = super().to_artifact()
+        if self.band_ is not None:
+            tensors |= {f"band.{name}": tensor for name, tensor in self.band_.state_dict().items()}
+        return config, tensors
 
-        band: ConfidenceBand | None = getattr(self, "band_", None)
-        if band is None:
-            return {}
-        save_file(band.state_dict(), folder / "band.safetensors")
-        return {"band_error_": band.error}
-
-    def _read_more(self, folder: Path, held: dict[str, Any]) -> None:
-        """A folder of an earlier release has no band: the method's own takes its place."""
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.band_ = None
-        if (error := held.get("band_error_")) is not None:
+        if (error := getattr(self, "band_error_", None)) is not None:
             net = self.predictor_.net
-            assert net is not None, "there was one when it was saved"
-            band = ConfidenceBand.from_config(net, self.n_outputs_, load_tensors(folder / "band.safetensors"), error)
-            band.std(torch.zeros(1, self.n_features_in_))  # what does not fit is found now
-            self.band_ = band
+            if net is None:
+                raise KeyError("net")
+            state = {name.removeprefix("band."): t for name, t in tensors.items() if name.startswith("band.")}
+            self.band_ = ConfidenceBand.from_state_dict(net, self.n_outputs_, state, error)
+        x = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
+        mean, std, raw_std = self._predict_moments(x, 1)  # raises if the parts do not fit
+        self._to_units(mean + self._noise.std(raw_std) + self._mean_std(x, std) + self.scores_[:1])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def _check_level(level: Any) -> float:
-    if not (isinstance(level, Real) and 0 < float(level) < 1):
-        raise ValueError(f"got level={level!r}; expected a number between 0 and 1, such as 0.95")
-    return float(level)

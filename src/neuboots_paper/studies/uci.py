@@ -315,9 +315,8 @@ def not_trained_on(estimator: "NeuBootsRegressor", x: Array, y: Array) -> Array:
     """The places of all rows that the net was not trained on, those that stopped it and those that calibrate."""
     from neuboots.estimators._base import TRAIN
 
-    rows, _ = estimator._rows(x, y, None)
-    part, _ = estimator._parts(x[rows], y[rows], None)
-    return np.asarray(rows[(part != TRAIN).numpy()])
+    rows = estimator._prepare_rows(x, y.reshape(len(y), -1), None)
+    return np.asarray(rows.index[(rows.split != TRAIN).numpy()])
 
 
 def log_likelihood(mean: Array, std: Array, y: Array) -> float:
