@@ -22,7 +22,7 @@ from neuboots.methods.influence._jacobian import Jacobian
 from neuboots.methods.influence._tangent import build_tangent_predictor
 from neuboots.nets import MLP
 from neuboots.serialization import ArtifactError
-from neuboots.training import TrainingConfig
+from neuboots.training import TrainingConfig, resolve_fit
 
 QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0, "widths": (30, 30)}
 RECIPE = TrainingConfig(epochs=1, batch_size=1024, progress=False)
@@ -231,7 +231,7 @@ def test_weights_that_multiply_the_loss_by_hand() -> None:
     targets = torch.from_numpy(np.column_stack([y, w]))
     x = torch.from_numpy(X)
     method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all", ridge=0.0)
-    exact = build_tangent_predictor(method, net, TensorDataset(x, targets), RECIPE, weighted=True)
+    exact = build_tangent_predictor(method, net, resolve_fit(net, (x, targets), RECIPE), weighted=True)
     one = torch.ones(1, 1, dtype=torch.float64)
     found = float(exact.summarize(one, 1).std)
     expected = np.sqrt((w**2 * X[:, 0] ** 2).sum()) / (w * X[:, 0] ** 2).sum()  # σ = 1
@@ -246,9 +246,9 @@ def test_weights_of_one_change_nothing() -> None:
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net, ones = trained(x, target, steps=30), torch.ones(60, 1, dtype=torch.float64)
     method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all")
-    plain = build_tangent_predictor(method, net, TensorDataset(x, target), RECIPE)
+    plain = build_tangent_predictor(method, net, resolve_fit(net, (x, target), RECIPE))
     weighted = build_tangent_predictor(
-        method, net, TensorDataset(x, torch.cat([target, ones], 1)), RECIPE, weighted=True
+        method, net, resolve_fit(net, (x, torch.cat([target, ones], 1)), RECIPE), weighted=True
     )
     torch.testing.assert_close(plain.summarize(x, 1).std, weighted.summarize(x, 1).std)
 

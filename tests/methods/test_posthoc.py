@@ -204,9 +204,7 @@ def make_subject(name: str, scaling: Any, task: Any) -> MethodUnderTest:
 TEMPERATURE, STD = TemperatureScaling(num_samples=5), StdScaling(num_samples=5)
 SUBJECTS = {
     "temperature of neuboots": make_subject("neuboots", TEMPERATURE, "classification"),
-    "temperature of a single net": make_subject("deterministic", TEMPERATURE, "classification"),
     "temperature of an ensemble": make_subject("deep-ensemble", TEMPERATURE, "classification"),
-    "scale of neuboots": make_subject("neuboots", STD, "regression"),
     "scale of a bootstrap": make_subject("standard-bootstrap", STD, "regression"),
 }
 

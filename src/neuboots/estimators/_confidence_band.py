@@ -21,14 +21,13 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from neuboots.losses import Loss
 from neuboots.methods import InfluenceBootstrap
 from neuboots.methods._curvature import working_residuals
 from neuboots.methods.influence._jacobian import Jacobian
 from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor
-from neuboots.training import TrainingConfig
+from neuboots.training import TrainingConfig, resolve_fit
 
 MAX_EXACT_ROWS = 1500  # rows × targets of the exact form; of more, a random subset is taken
 RANKS = (4, 8, 16, 32, 64, 128)  # numbers of directions that are tried
@@ -121,7 +120,7 @@ def fit_confidence_band(
     x, others = (rows.to(next(net.parameters()).dtype) for rows in (x, others))
     config = TrainingConfig(epochs=1, batch_size=1024, seed=seed, accelerator="cpu", progress=False)
     method = InfluenceBootstrap(loss=loss, layers="all", max_kernel_rows=MAX_EXACT_ROWS)
-    exact = build_tangent_predictor(method, net, TensorDataset(x, y), config, weighted=weighted)
+    exact = build_tangent_predictor(method, net, resolve_fit(net, (x, y), config), weighted=weighted)
     jacobian, train = exact.tangent.jacobian()
     newton = _newton_step(exact, _gradient(jacobian, loss, x, y, weighted), len(x))
     generator = torch.Generator().manual_seed(seed)

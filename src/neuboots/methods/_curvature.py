@@ -10,6 +10,7 @@ Everything is computed in double precision, some points at a time.
 
 import math
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import add_output_axis, cast_inputs, eval_mode
 from neuboots.losses import GaussianNLL, Loss, as_loss
-from neuboots.prediction import Moments, SampleStream, num_bytes
+from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 
 Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
 MAX_FULL_SIZE = 3000  # parameters of the head up to which the GGN is stored whole: quadratic memory, cubic time
@@ -68,21 +69,43 @@ def apply_heads(at: GeneratorAtInput, theta: Tensor) -> Tensor:
     return samples if samples.ndim > 2 else samples[..., None]
 
 
-def stream_heads(
-    at: GeneratorAtInput,
-    draw: Callable[[int, int], Tensor],
-    num_samples: int,
-    *,
-    head_bytes: int,
-    moments: Moments | None,
-) -> SampleStream:
-    """Stream replicates whose heads `draw(start, stop)` gives: (stop − start, C, D̃)."""
+class HeadReplicates(Predictor):
+    """Base of predictors whose replicates differ in their heads, from one pass through the features."""
 
-    def chunks(size: int) -> Iterator[Tensor]:
-        for start in range(0, num_samples, size):
-            yield apply_heads(at, draw(start, min(start + size, num_samples)))
+    @property
+    @abstractmethod
+    def generator(self) -> BootstrapGenerator:
+        """The net, split at its head."""
 
-    return SampleStream(num_samples, num_bytes(add_output_axis(at.output)) + head_bytes, chunks, moments)
+    @property
+    def net(self) -> nn.Module:
+        return self.generator.net
+
+    @abstractmethod
+    def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
+        """Draw the heads θ_b, b = start … stop − 1, each a function of (seed, b) alone.
+
+        Returns:
+            Weights, and the bias as last column: (stop − start, C, D̃).
+        """
+
+    @abstractmethod
+    def _std(self, at: GeneratorAtInput) -> Tensor | None:
+        """The exact standard deviation of the outputs, (N, C, *), where it has a closed form."""
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        generator = self.generator
+        with eval_mode(generator):
+            at = generator.at(cast_inputs(generator, x))
+        output, std = add_output_axis(at.output), self._std(at)
+
+        def chunks(size: int) -> Iterator[Tensor]:
+            for start in range(0, num_samples, size):
+                yield apply_heads(at, self.heads(start, min(start + size, num_samples), seed=seed))
+
+        head_bytes = 8 * num_bytes(head_parameters(generator))  # a draw and its intermediate results
+        moments = None if std is None else Moments(output, std.to(output))
+        return SampleStream(num_samples, num_bytes(output) + head_bytes, chunks, moments)
 
 
 def check_after_head(generator: BootstrapGenerator, example: Any) -> None:

@@ -5,11 +5,10 @@ while they need at most 256 MB; beyond that the net is run again, so that memory
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
@@ -27,7 +26,7 @@ from neuboots.methods._curvature import (
     working_residuals,
 )
 from neuboots.prediction import num_bytes
-from neuboots.training import TrainingConfig
+from neuboots.training import FitInputs
 
 _MAX_STORED_BYTES = 1 << 28
 _CHUNK_ELEMENTS = 1 << 22
@@ -87,16 +86,8 @@ class FeaturePass:
     gradients are not carried back through an upsampling.
     """
 
-    def __init__(
-        self,
-        generator: BootstrapGenerator,
-        loss: Loss,
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        single: bool = False,
-    ) -> None:
-        self.generator, self.loss, self.data, self.config, self.single = generator, loss, data, config, single
+    def __init__(self, generator: BootstrapGenerator, loss: Loss, inputs: FitInputs, *, single: bool = False) -> None:
+        self.generator, self.loss, self.inputs, self.single = generator, loss, inputs, single
         self.likelihood = infer_likelihood(loss)
         self.theta = head_parameters(generator)  # θ̂: (C, D̃)
         self.continuous = False  # whether the targets are continuous; known after the first batch
@@ -164,7 +155,7 @@ class FeaturePass:
         stored: list[BatchFeatures] | None = None if self.single else []
         size = self.num_points = self.num_rows = 0
         with eval_mode(self.generator), torch.no_grad():
-            for batch in iterate_batches(self.data, self.config, title="curvature"):
+            for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
                 found = self._read(batch)
                 self.num_points += len(found.phi)
                 self.num_rows += len(set(found.row.tolist()))

@@ -18,17 +18,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.generator import BootstrapGenerator
-from neuboots.head import add_output_axis, cast_inputs, eval_mode, load_example
+from neuboots.generator import BootstrapGenerator, GeneratorAtInput
+from neuboots.head import cast_inputs, load_example
 from neuboots.loading import Batch, FitData
 from neuboots.methods._base import register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
     FullGGN,
+    HeadReplicates,
     KronGGN,
     Likelihood,
     check_after_head,
@@ -37,11 +37,9 @@ from neuboots.methods._curvature import (
     map_points,
     maximize_evidence,
     output_hessian,
-    stream_heads,
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass
-from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import (
     BaseMethod,
     FitInputs,
@@ -69,7 +67,7 @@ class _HeadPosterior(nn.Module):
 
 
 @dataclass(frozen=True)
-class LaplacePredictor(Predictor):
+class LaplacePredictor(HeadReplicates):
     """Replicates whose heads are drawn from the posterior, from one pass through the features.
 
     Attributes:
@@ -81,42 +79,27 @@ class LaplacePredictor(Predictor):
     prior_precision: float
 
     @property
-    def net(self) -> nn.Module:
-        return self.posterior.generator.net
+    def generator(self) -> BootstrapGenerator:
+        return self.posterior.generator
 
     @property
     def module(self) -> nn.Module:
         return self.posterior
 
     def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
-        """Draw the heads θ_b, b = start … stop − 1, each a function of (seed, b) alone.
-
-        Returns:
-            Weights, and the bias as last column, in double precision: (stop − start, C, D̃).
-        """
-        theta, curvature = head_parameters(self.posterior.generator), self.posterior.curvature
+        theta, curvature = head_parameters(self.generator), self.posterior.curvature
         keys = derive_keys(torch.arange(start, stop), seed, "laplace")
         noise = draw_normal(keys, theta.numel()).to(theta.device)
         root = (curvature.eigenvalues() + self.prior_precision).rsqrt()
         return theta + curvature.lift(noise * root).view(-1, *theta.shape)
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        generator, curvature = self.posterior.generator, self.posterior.curvature
-        with eval_mode(generator):
-            at = generator.at(cast_inputs(generator, x))
-        moments = None
-        if at.trace.ends_at_head:
-            covariance = (curvature.eigenvalues() + self.prior_precision).reciprocal()
-            size = _CHUNK_ELEMENTS // len(covariance)
-            variance = map_points(at, lambda phi: curvature.diagonal_at(phi, covariance), size)  # (N, C, *)
-            output = add_output_axis(at.output)
-            moments = Moments(output, variance.sqrt().to(output))
-
-        def draw(start: int, stop: int) -> Tensor:
-            return self.heads(start, stop, seed=seed)
-
-        head_bytes = 8 * num_bytes(head_parameters(generator))  # a draw and its intermediate results
-        return stream_heads(at, draw, num_samples, head_bytes=head_bytes, moments=moments)
+    def _std(self, at: GeneratorAtInput) -> Tensor | None:
+        if not at.trace.ends_at_head:
+            return None
+        curvature = self.posterior.curvature
+        covariance = (curvature.eigenvalues() + self.prior_precision).reciprocal()
+        size = _CHUNK_ELEMENTS // len(covariance)
+        return map_points(at, lambda phi: curvature.diagonal_at(phi, covariance), size).sqrt()
 
     def log_evidence(self, prior_precision: float | None = None) -> float:
         """Laplace approximation of the log marginal likelihood of the training data.
@@ -127,14 +110,14 @@ class LaplacePredictor(Predictor):
             prior_precision: τ; None is the one of this predictor.
         """
         tau = self.prior_precision if prior_precision is None else prior_precision
-        h, squared_norm = self.posterior.curvature.eigenvalues(), _squared_norm(self.posterior.generator)
+        h, squared_norm = self.posterior.curvature.eigenvalues(), _squared_norm(self.generator)
         prior = 0.5 * len(h) * math.log(tau) - 0.5 * tau * squared_norm
         return float(self.posterior.log_likelihood) + prior - 0.5 * float((h + tau).log().sum())
 
     def config(self) -> dict[str, Any]:
         return {
             "method": "laplace",
-            "head": self.posterior.generator.split.name,
+            "head": self.generator.split.name,
             "structure": "full" if isinstance(self.posterior.curvature, FullGGN) else "kron",
             "prior_precision": self.prior_precision,
         }
@@ -205,8 +188,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
         return likelihood
 
     def _fit(self, inputs: FitInputs) -> LaplacePredictor:
-        data, config = inputs.data, inputs.config
-        generator = self._make_generator(initialize_model(inputs.factory, config.seed), data, config)
+        generator = self._make_generator(initialize_model(inputs.factory, inputs.config.seed), inputs)
 
         def objective(g: nn.Module, batch: Batch) -> Tensor:
             return mean_loss(self.loss, g(cast_inputs(g, batch.x)), batch.y)
@@ -215,7 +197,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
             return validation_metrics(self.loss, g(cast_inputs(g, batch.x)), batch.y)
 
         self._train(generator, inputs, lambda epoch: objective, validate)
-        return self.make_predictor(generator.eval().net, data, config)
+        return self.make_predictor(generator.eval().net, inputs.data, inputs.config)
 
     def from_trained(
         self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
@@ -231,22 +213,22 @@ class Laplace(BaseMethod[LaplacePredictor]):
         Returns:
             The predictor around this net.
         """
-        inputs = resolve_fit(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
-        return self.make_predictor(model, inputs.data, inputs.config)
+        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
-    def _make_generator(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> BootstrapGenerator:
-        example = load_example(net, data, seed=config.seed)
+    def _make_generator(self, net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
+        example = load_example(net, inputs.data, seed=inputs.config.seed)
         generator = BootstrapGenerator(net, head=self.head, example=example)
         check_after_head(generator, example)
         return generator
 
-    def make_predictor(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> LaplacePredictor:
+    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> LaplacePredictor:
         """Compute the curvature at the head of a trained net, with the batches of a training config.
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
-        likelihood, generator = self._likelihood(), self._make_generator(net, data, config)
-        points = FeaturePass(generator, self.loss, data, config, single=True)
+        inputs = resolve_fit(net, data, config)
+        likelihood, generator = self._likelihood(), self._make_generator(net, inputs)
+        points = FeaturePass(generator, self.loss, inputs, single=True)
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
         posterior = _HeadPosterior(generator, "full" if full else "kron")
         for phi, part in points.features(_CHUNK_ELEMENTS // points.theta.numel()):

@@ -22,7 +22,7 @@ from neuboots.methods._vmap import StackedNets
 from neuboots.methods.influence._scaled import scale_by_replicates, with_raw_residuals
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
-from neuboots.training import Objective, TrainingConfig, initialize_model, train
+from neuboots.training import Objective, TrainingConfig, initialize_model, resolve_fit, train
 from neuboots_paper._common import make_method
 from neuboots_paper.study import Job
 
@@ -176,8 +176,9 @@ def make_influence_predictors(
 ) -> tuple[Predictor, Predictor]:
     """Predictors of `InfluenceBootstrap(layers="all")` without and with one calibration fit, from trained nets."""
     method = InfluenceBootstrap(nn.MSELoss(), layers="all")
-    predictor, raw = with_raw_residuals(method, net, data, config)
-    return predictor, scale_by_replicates(method.loss, predictor, raw, [replicate], data, config)
+    inputs = resolve_fit(net, data, config)
+    predictor, raw = with_raw_residuals(method, net, inputs)
+    return predictor, scale_by_replicates(method.loss, predictor, raw, [replicate], inputs)
 
 
 # -- rows ----------------------------------------------------------------------------------------------

@@ -28,15 +28,15 @@ from _influence import (
 from _nets import Tokens, Upsampling
 from _reference import standard_errors
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 
 from neuboots import InfluenceBootstrap, TrainingConfig
 from neuboots.losses import BrierLoss, GaussianNLL, as_loss
 from neuboots.methods import _head_points
 from neuboots.methods.influence import HeadPredictor, _head
 from neuboots.nets import MLP
-from neuboots.testing import check_method
-from neuboots.weights import Dirichlet, Exponential, assign_blocks
+from neuboots.training import resolve_fit
+from neuboots.weights import Dirichlet, assign_blocks
 
 HUGE = 1e15  # a ridge that dominates H: shifts are gradients, divided by it
 P = 1 / (1 + np.exp(-PHI @ THETA))
@@ -218,7 +218,9 @@ def test_blocks_of_many_rows_keep_the_variance() -> None:
 def test_number_of_blocks_by_head_size() -> None:
     """n ≤ S rows have blocks of their own; S is 256, the numbers K of the head, or fewer where S·K would be large."""
     sizes = [
-        _head._make_blocks(InfluenceBootstrap(), size, TensorDataset(torch.zeros(n, 1)), CONFIG).num_blocks
+        _head._make_blocks(
+            InfluenceBootstrap(), size, resolve_fit(nn.Identity(), (torch.zeros(n, 1), torch.zeros(n)), CONFIG)
+        ).num_blocks
         for size, n in ((10, 200), (10, 300), (1000, 900), (1000, 5000), (6500, 50_000), (2_000_000, 50_000))
     ]
     assert sizes == [200, 256, 900, 1000, 10_000_000 // 6500, 64]
@@ -261,21 +263,6 @@ def test_stream_has_hashed_blocks() -> None:
     assert isinstance(found, HeadPredictor)
     torch.testing.assert_close(found.shifted.shifts.sum(0), bootstrap(net, X, y).shifted.shifts.sum(0))
     assert bool((found.predict(NEW, 3).std > 0).all())
-
-
-@pytest.mark.parametrize("weight_distribution", [Dirichlet(), Dirichlet(5.0), Exponential()])
-@pytest.mark.parametrize("blocks", [None, 3])
-def test_moments_match_samples(weight_distribution: Any, blocks: int | None) -> None:
-    net, y, B = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES, 20_000
-    predictor = bootstrap(net, X, y, weight_distribution=weight_distribution, num_blocks=blocks)
-    found = predictor.predict(NEW, B)
-    mean, std = predictor.moments(NEW).mean, predictor.moments(NEW).std
-    torch.testing.assert_close(found.mean, mean)
-    torch.testing.assert_close(found.std, std)
-    k = standard_errors(2 * mean.numel())
-    assert bool(((found.samples.mean(0) - mean).abs() <= k * std / B**0.5).all())
-    # no weight has a longer tail than an exponential one, whose fourth moment is 9 σ⁴
-    assert bool(((found.samples.var(0) / std.square() - 1).abs() <= k * (8 / B) ** 0.5).all())
 
 
 def test_moments_pass_through_an_upsampling() -> None:
@@ -363,10 +350,6 @@ def test_export_matches_samples() -> None:
     images = randn(4, 2, 8, 8)
     segmenting = bootstrap(conv, images, torch.arange(256).view(4, 8, 8) % 4)
     torch.testing.assert_close(segmenting.export(2)(images).detach(), segmenting.predict(images, 3).samples[2])
-
-
-def test_contract_with_blocks() -> None:
-    check_method("influence", num_blocks=3, residuals="smooth", weight_distribution=Exponential())
 
 
 def test_pretrained_transformer_is_not_changed() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from _nets import noise
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig
 from neuboots.losses import GaussianNLL
 from neuboots.methods.influence._scaled import (
     _sum_squares,
@@ -26,7 +25,7 @@ from neuboots.methods.influence._scaled import (
 )
 from neuboots.nets import MLP
 from neuboots.posthoc import ScaledPredictor
-from neuboots.training import EpochReport, initialize_model
+from neuboots.training import initialize_model, resolve_fit
 from neuboots.weights import Dirichlet
 
 X = noise(100, 2)
@@ -60,7 +59,7 @@ def train_all(options: InfluenceBootstrap, model: Callable[[], nn.Module], how: 
     """The net and its replicates."""
     net = initialize_model(model, how.seed)
     nets = [net, *(copy.deepcopy(net) for _ in range(options.num_calibration_fits))]
-    return train_with_replicates(options, nets, DATA, how, None)
+    return train_with_replicates(options, nets, resolve_fit(net, DATA, how))
 
 
 def test_scale_is_ratio_of_deviations() -> None:
@@ -81,13 +80,13 @@ def test_scale_is_ratio_of_deviations() -> None:
 
 def test_scale_below_one_is_ignored() -> None:
     net = SMALL()
-    predictor, raw = with_raw_residuals(method(), net, DATA, config(1))
+    predictor, raw = with_raw_residuals(method(), net, resolve_fit(net, DATA, config(1)))
     variance = float(raw.summarize(X, 2).std.square().mean())
     for shift in (0.0, 0.5, 5.0):
         other = copy.deepcopy(net)
         with torch.no_grad():
             other.head.bias += shift  # type: ignore[operator, union-attr]
-        found = scale_by_replicates(nn.MSELoss(), predictor, raw, [other], DATA, config(1))
+        found = scale_by_replicates(nn.MSELoss(), predictor, raw, [other], resolve_fit(net, DATA, config(1)))
         assert scale(found) == pytest.approx(max(1.0, shift / math.sqrt(variance)), rel=0.15)
         assert shift > 0 or scale(found) == 1.0
 
@@ -145,29 +144,11 @@ def test_vectorized_and_sequential_training_agree() -> None:
 def test_one_kernel_gives_both_predictors() -> None:
     net, options = SMALL(), method(num_calibration_fits=0, weight_distribution=Dirichlet(4.0))
     raw = replace(options, residuals="raw", weight_distribution=Dirichlet())
-    for found, alone in zip(with_raw_residuals(options, net, DATA, config(1)), (options, raw), strict=True):
+    for found, alone in zip(
+        with_raw_residuals(options, net, resolve_fit(net, DATA, config(1))), (options, raw), strict=True
+    ):
         expected = alone.from_trained(net, DATA, batch_size=50)
         assert torch.equal(found.predict(X, 5).samples, expected.predict(X, 5).samples)
-
-
-@pytest.mark.parametrize("norm", [None, 1e9])  # vectorized; sequential
-def test_interrupted_fit_resumes(norm: float | None, tmp_path: Path) -> None:
-    how = replace(config(6), clip_norm=norm)
-    expected = fit(method(), SMALL, how).predict(X, 3).samples
-    seen: list[EpochReport] = []
-
-    def interrupt(report: EpochReport) -> None:
-        seen.append(report)
-        if len(seen) == (8 if norm else 3):
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        fit(method(), SMALL, replace(how, folder=tmp_path, on_epoch=interrupt))
-    for most in (5, 0):  # the rest of the epochs; then none
-        seen.clear()
-        resumed = fit(method(), SMALL, replace(how, folder=tmp_path, on_epoch=seen.append))
-        assert min(1, most) <= len(seen) <= most
-        assert torch.equal(resumed.predict(X, 3).samples, expected)
 
 
 @pytest.mark.slow
@@ -179,7 +160,7 @@ def test_converged_linear_model_needs_no_scale() -> None:
 
 
 @pytest.mark.parametrize(("loss", "outputs", "scaled"), [(nn.CrossEntropyLoss(), 3, 3), (GaussianNLL(), 2, 1)])
-def test_classes_and_gaussian_heads(loss: Any, outputs: int, scaled: int, tmp_path: Path) -> None:
+def test_classes_and_gaussian_heads(loss: Any, outputs: int, scaled: int) -> None:
     x = noise(60, 2)
     y = torch.arange(60) % 3 if outputs == 3 else x[:, 0]
     options = InfluenceBootstrap(loss, layers="all", num_calibration_fits=1, max_kernel_rows=90)
@@ -188,8 +169,6 @@ def test_classes_and_gaussian_heads(loss: Any, outputs: int, scaled: int, tmp_pa
     assert scale(found) > 1.5
     inner = found.inner.summarize(x, 2).std[:, :scaled]
     torch.testing.assert_close(found.summarize(x, 2).std[:, :scaled], scale(found) * inner)
-    save(found, tmp_path / "saved")
-    assert torch.equal(load(tmp_path / "saved").predict(x[:3], 5).samples, found.predict(x[:3], 5).samples)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,12 @@ matrix estimators with improved finite sample properties, Journal of Econometric
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
-from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.loading import FitData, check_length, dataset_length
+from neuboots.loading import FitData, check_length
 from neuboots.losses import GaussianNLL
 from neuboots.methods._base import register
 from neuboots.methods._curvature import infer_likelihood
@@ -112,15 +111,14 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
         return self.residuals or ("smooth" if continuous else "hc3" if self.layers == 1 else "hc2")
 
     def _fit(self, inputs: FitInputs) -> Predictor:
-        data, config = inputs.data, inputs.config
         if self.num_calibration_fits or self.layers != 1:
-            check_length(data)
-        net = initialize_model(inputs.factory, config.seed)
-        self._check_net(net, data, config)
+            check_length(inputs.data)
+        net = initialize_model(inputs.factory, inputs.config.seed)
+        (check_head if self.layers == 1 else check_tangent)(self, net, inputs)
         if self.num_calibration_fits:
             return fit_scaled(self, net, inputs)
         self._train_net(net, inputs)
-        return self.make_predictor(net.eval(), data, config)
+        return self.make_predictor(net.eval(), inputs.data, inputs.config)
 
     def from_trained(
         self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
@@ -140,28 +138,15 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
             raise ArgumentError(
                 "num_calibration_fits", self.num_calibration_fits, "0 with from_trained", hint="use fit"
             )
-        inputs = resolve_fit(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
-        return self.make_predictor(model, inputs.data, inputs.config)
+        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
-    def _check_net(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> None:
-        """Raise if this net cannot be bootstrapped once it is trained."""
-        if dataset_length(data) == 1:
-            raise ArgumentError("data", "a single row", "at least two rows")
-        if self.layers == 1:
-            check_head(self, net, data, config)
-        else:
-            check_tangent(self, net, data, config)
-
-    def make_predictor(self, net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> InfluencePredictor:
+    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> InfluencePredictor:
         """Compute the influence of the data on a trained net, with the batches of a training config.
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
-        if dataset_length(data) == 1:
-            raise ArgumentError("data", "a single row", "at least two rows")
-        if self.layers == 1:
-            return build_head_predictor(self, net, data, config)
-        return build_tangent_predictor(self, net, data, config)
+        build = build_head_predictor if self.layers == 1 else build_tangent_predictor
+        return build(self, net, resolve_fit(net, data, config))
 
 
 __all__ = ["MAX_KERNEL_ROWS", "HeadPredictor", "InfluenceBootstrap", "InfluencePredictor", "TangentPredictor"]

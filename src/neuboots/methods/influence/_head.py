@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
@@ -22,13 +21,13 @@ from neuboots.loading import dataset_length
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
     FullGGN,
+    HeadReplicates,
     KronGGN,
     apply_heads,
     check_after_head,
     head_parameters,
     map_points,
     maximize_evidence,
-    stream_heads,
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass, HeadPoints, output_is_head
@@ -42,8 +41,8 @@ from neuboots.methods.influence._leverage import (
 )
 from neuboots.methods.influence._refit import Refit, add_gradients, build_refit, check_refit
 from neuboots.methods.neuboots import draw_replicate_weights
-from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import TrainingConfig
+from neuboots.prediction import Moments, Predictor
+from neuboots.training import FitInputs
 from neuboots.weights import (
     Blocks,
     BlockTable,
@@ -96,7 +95,7 @@ class ShiftedHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class HeadPredictor(InfluencePredictor, form="head"):
+class HeadPredictor(HeadReplicates, InfluencePredictor, form="head"):
     """Replicates that differ in their heads, from one pass through the features.
 
     Attributes:
@@ -110,16 +109,11 @@ class HeadPredictor(InfluencePredictor, form="head"):
     degrees_of_freedom: float
 
     @property
-    def net(self) -> nn.Module:
-        return self.generator.net
-
-    @property
     def module(self) -> nn.Module:
         return self.shifted
 
     @property
     def generator(self) -> BootstrapGenerator:
-        """The net, split at its head."""
         return self.shifted.generator
 
     @property
@@ -128,11 +122,6 @@ class HeadPredictor(InfluencePredictor, form="head"):
         return len(self.shifted.shifts)
 
     def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
-        """Compute the heads θ_b, b = start … stop − 1, each a function of (seed, b) alone.
-
-        Returns:
-            Weights, and the bias as last column: (stop − start, C, D̃).
-        """
         shifts, refit, theta = self.shifted.shifts, self.shifted.refit, head_parameters(self.generator)
         alphas = draw_replicate_weights(self.weight_distribution, self.num_blocks, start, stop, seed)
         moved = (alphas - 1.0).to(shifts) @ shifts.flatten(1)
@@ -155,26 +144,12 @@ class HeadPredictor(InfluencePredictor, form="head"):
         factor: Tensor = torch.linalg.qr(root, mode="r").R
         return factor
 
-    def _moments(self, at: GeneratorAtInput) -> Moments | None:
-        """Exact moments where the net ends at its head."""
+    def _std(self, at: GeneratorAtInput) -> Tensor | None:
         if self.shifted.refit is not None or not output_is_head(at):
             return None
         root = self._covariance_root.to(at.trace.phi)  # (C, R, D̃)
         size = _CHUNK_ELEMENTS // root[..., 0].numel()
-        variance = map_points(at, lambda phi: (phi.to(root) @ root.mT).square().sum(2).T, size)
-        output = add_output_axis(at.output)
-        return Moments(output, variance.sqrt().to(output))
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        generator = self.generator
-        with eval_mode(generator):
-            at = generator.at(cast_inputs(generator, x))
-
-        def draw(start: int, stop: int) -> Tensor:
-            return self.heads(start, stop, seed=seed)
-
-        head_bytes = 2 * num_bytes(self.shifted.shifts[0])
-        return stream_heads(at, draw, num_samples, head_bytes=head_bytes, moments=self._moments(at))
+        return map_points(at, lambda phi: (phi.to(root) @ root.mT).square().sum(2).T, size).sqrt()
 
     def moments(self, x: Any) -> Moments:
         """Compute the exact mean and standard deviation over all replicates (B = ∞).
@@ -190,9 +165,9 @@ class HeadPredictor(InfluencePredictor, form="head"):
         generator = self.generator
         with eval_mode(generator), torch.no_grad():
             at = generator.at(cast_inputs(generator, x))
-            if (exact := self._moments(at)) is not None:
-                return exact
-            output, theta = add_output_axis(at.output), head_parameters(generator)
+            output, theta, exact = add_output_axis(at.output), head_parameters(generator), self._std(at)
+            if exact is not None:
+                return Moments(output, exact.to(output))
             v, c = self.weight_distribution.covariance(self.num_blocks)
             total, squares = torch.zeros_like(output), torch.zeros_like(output)
             for shift in self.shifted.shifts:
@@ -241,14 +216,12 @@ def _shift_dtype(generator: BootstrapGenerator) -> torch.dtype:
 # -- setup ---------------------------------------------------------------------------------------------
 
 
-def build_head_predictor(
-    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig
-) -> HeadPredictor:
+def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> HeadPredictor:
     """The influence bootstrap of the head of a trained net, from the data it was trained on."""
-    generator = check_head(method, net, data, config)
-    passes = FeaturePass(generator, method.loss, data, config)
+    generator = check_head(method, net, inputs)
+    passes = FeaturePass(generator, method.loss, inputs)
     curvature, gram, ridge = _compute_curvature(method, passes)
-    blocks = _make_blocks(method, passes.theta.numel(), data, config)
+    blocks = _make_blocks(method, passes.theta.numel(), inputs)
     correction = _LeverageCorrection(method.correction, curvature, gram, ridge)
     if method.correction == "smooth":
         for points in passes.points():
@@ -266,11 +239,10 @@ def build_head_predictor(
     return HeadPredictor(shifted, method.weight_distribution, ridge / passes.num_rows, df)
 
 
-def check_head(
-    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig
-) -> BootstrapGenerator:
+def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
     """Split the net, trained or not, at its head; raise if its head cannot be bootstrapped."""
-    example = load_example(net, data, seed=config.seed)
+    check_two_rows(inputs)
+    example = load_example(net, inputs.data, seed=inputs.config.seed)
     generator = BootstrapGenerator(net, head=method.head, example=example)
     check_after_head(generator, example)
     outputs, width = head_parameters(generator).shape
@@ -279,6 +251,12 @@ def check_head(
     if method.refit:
         check_refit(method.loss, outputs, width)
     return generator
+
+
+def check_two_rows(inputs: FitInputs) -> None:
+    """Raise if the data have a single row, which has no spread."""
+    if dataset_length(inputs.data) == 1:
+        raise ArgumentError("data", "a single row", "at least two rows")
 
 
 def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tuple[FullGGN | KronGGN, Tensor, float]:
@@ -314,19 +292,19 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     return curvature, gram, choose_ridge(values, squares, rest, max(1, round(count)), residual=residual)
 
 
-def _make_blocks(method: "InfluenceBootstrap", size: int, data: Dataset[Any], config: TrainingConfig) -> Blocks:
+def _make_blocks(method: "InfluenceBootstrap", size: int, inputs: FitInputs) -> Blocks:
     """u: one block per row up to the number of head parameters (or 256); beyond that rows are assigned at random.
 
     Blocks are not stratified by the targets: strata have the same sum of residuals, and no spread.
     """
-    n = dataset_length(data)
+    n = dataset_length(inputs.data)
     most = max(_MIN_BLOCKS, min(max(_ENOUGH_BLOCKS, size), _MAX_SHIFT_ELEMENTS // size))
     if method.num_blocks is None and n is not None and n <= most:
         return BlockTable(torch.arange(n), n)
     num_blocks = method.num_blocks or most
     if n is None:
-        return HashedBlocks(num_blocks, config.seed)
-    return BlockTable(assign_blocks(n, num_blocks, seed=config.seed), num_blocks)
+        return HashedBlocks(num_blocks, inputs.config.seed)
+    return BlockTable(assign_blocks(n, num_blocks, seed=inputs.config.seed), num_blocks)
 
 
 class _LeverageCorrection:

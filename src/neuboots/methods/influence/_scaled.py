@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from neuboots._prng import derive_keys
 from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
@@ -23,10 +23,10 @@ from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods._base import iterate_batches
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
-from neuboots.methods.influence._head import InfluencePredictor
+from neuboots.methods.influence._head import InfluencePredictor, build_head_predictor
 from neuboots.methods.influence._tangent import TangentKernel
 from neuboots.posthoc import ScaledPredictor
-from neuboots.training import FitInputs, TrainingConfig, describe_method, initialize_model
+from neuboots.training import FitInputs, describe_method, initialize_model
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
@@ -38,50 +38,46 @@ _NUM_SAMPLES = 64  # first-order replicates at each
 
 def fit_scaled(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> ScaledPredictor:
     """Train the net and its replicates, vectorized if they are small; scale the net's predictor by the replicates."""
-    data, config, num = inputs.data, inputs.config, method.num_calibration_fits
+    num = method.num_calibration_fits
     try:
         replicates = [copy_net(net) for _ in range(num)]
     except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
-        replicates = [initialize_model(inputs.member_factory, config.seed) for _ in range(num)]
-    net, *replicates = train_with_replicates(method, [net, *replicates], data, config, inputs.val_data)
-    predictor, raw = with_raw_residuals(method, net, data, config)
-    return scale_by_replicates(method.loss, predictor, raw, replicates, data, config)
+        replicates = [initialize_model(inputs.member_factory, inputs.config.seed) for _ in range(num)]
+    net, *replicates = train_with_replicates(method, [net, *replicates], inputs)
+    predictor, raw = with_raw_residuals(method, net, inputs)
+    return scale_by_replicates(method.loss, predictor, raw, replicates, inputs)
 
 
 def train_with_replicates(
-    method: "InfluenceBootstrap",
-    nets: Sequence[nn.Module],
-    data: Dataset[Any],
-    config: TrainingConfig,
-    val_data: Dataset[Any] | None,
+    method: "InfluenceBootstrap", nets: Sequence[nn.Module], inputs: FitInputs
 ) -> list[nn.Module]:
     """Train the first net as it is, the others on Dirichlet weights of the rows, all with rows in the same order."""
-    n, count = check_length(data), len(nets) - 1
+    n, count, config = check_length(inputs.data), len(nets) - 1, inputs.config
     keys = derive_keys(torch.arange(count), config.seed, "true replicate")
     members = fit_members(
         nets,
-        data,
+        inputs.data,
         config,
         loss=method.loss,
         seeds=[config.seed] * (1 + count),
         weights=torch.cat([torch.ones(1, n), Dirichlet().sample(keys, n).float()]),  # (1 + K, n)
         identity=describe_method(replace(method, num_calibration_fits=0)),
-        val_data=val_data,
+        val_data=inputs.val_data,
     )
     return [net.eval() for net in (members.nets() if isinstance(members, StackedNets) else members)]
 
 
 def with_raw_residuals(
-    method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig
+    method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs
 ) -> tuple[InfluencePredictor, InfluencePredictor]:
     """The predictor around a trained net, and one with raw residuals and Dirichlet weights, as in `nets` above."""
     method = replace(method, num_calibration_fits=0)
     raw = replace(method, residuals="raw", weight_distribution=Dirichlet())
     if method.layers == 1:
-        predictor = method.make_predictor(net, data, config)
-        return predictor, replace(raw, ridge=predictor.ridge).make_predictor(net, data, config)
-    kernel = TangentKernel.compute(method, net, data, config)
-    return kernel.predictor(method, config.seed), kernel.predictor(raw, config.seed)
+        predictor = build_head_predictor(method, net, inputs)
+        return predictor, build_head_predictor(replace(raw, ridge=predictor.ridge), net, inputs)
+    kernel, seed = TangentKernel.compute(method, net, inputs), inputs.config.seed
+    return kernel.predictor(method, seed), kernel.predictor(raw, seed)
 
 
 def scale_by_replicates(
@@ -89,11 +85,10 @@ def scale_by_replicates(
     predictor: InfluencePredictor,
     raw: InfluencePredictor,
     replicates: Sequence[nn.Module],
-    data: Dataset[Any],
-    config: TrainingConfig,
+    inputs: FitInputs,
 ) -> ScaledPredictor:
     """The predictor with its deviations times s, from trained replicates."""
-    net = predictor.net
+    net, data, config = predictor.net, inputs.data, inputs.config
     assert net is not None
     rows = derive_keys(torch.arange(check_length(data)), config.seed, "compared").argsort()[:_MAX_ROWS].sort().values
     moved = expected = 0.0

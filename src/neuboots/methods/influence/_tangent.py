@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from neuboots._prng import derive_keys
 from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
 from neuboots._validation import ArgumentError
 from neuboots.head import cast_inputs, load_example
-from neuboots.loading import dataset_length
+from neuboots.loading import check_length
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
 from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
-from neuboots.methods.influence._head import InfluencePredictor
+from neuboots.methods.influence._head import InfluencePredictor, check_two_rows
 from neuboots.methods.influence._jacobian import Jacobian, JacobianRows
 from neuboots.methods.influence._leverage import (
     POWERS,
@@ -39,7 +39,7 @@ from neuboots.methods.influence._leverage import (
 )
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, SampleStream, num_bytes
-from neuboots.training import TrainingConfig
+from neuboots.training import FitInputs
 from neuboots.weights import WeightDistribution, assign_blocks, build_distribution, describe_distribution
 
 if TYPE_CHECKING:
@@ -188,9 +188,10 @@ class TangentPredictor(InfluencePredictor, form="tangent"):
 # -- setup ---------------------------------------------------------------------------------------------
 
 
-def check_tangent(method: "InfluenceBootstrap", net: nn.Module, data: Dataset[Any], config: TrainingConfig) -> int:
+def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> int:
     """Number of outputs that are bootstrapped; raise if this net, trained or not, cannot be bootstrapped."""
-    example = load_example(net, data, seed=config.seed)
+    check_two_rows(inputs)
+    example = load_example(net, inputs.data, seed=inputs.config.seed)
     z = Jacobian(net, method.layers, example).rows(example).z
     outputs = z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else z.shape[1]
     if method.max_kernel_rows < 2 * outputs:
@@ -231,17 +232,11 @@ class TangentKernel:
 
     @classmethod
     def compute(
-        cls,
-        method: "InfluenceBootstrap",
-        net: nn.Module,
-        data: Dataset[Any],
-        config: TrainingConfig,
-        *,
-        weighted: bool = False,
+        cls, method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs, *, weighted: bool = False
     ) -> "TangentKernel":
         """Compute and decompose the kernel: one pass over the data."""
-        outputs = check_tangent(method, net, data, config)
-        x, y, fraction = _read_rows(data, method.max_kernel_rows // outputs, config)
+        outputs = check_tangent(method, net, inputs)
+        x, y, fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
         jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
         jacobian.warn_of_cost(len(y), outputs)
         rows = jacobian.rows(cast_inputs(net, x))
@@ -313,18 +308,13 @@ class TangentKernel:
 
 
 def build_tangent_predictor(
-    method: "InfluenceBootstrap",
-    net: nn.Module,
-    data: Dataset[Any],
-    config: TrainingConfig,
-    *,
-    weighted: bool = False,
+    method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs, *, weighted: bool = False
 ) -> TangentPredictor:
     """The influence bootstrap of the last layers of a trained net, from the data it was trained on.
 
     With `weighted` the last column of the targets (N, k + 1) is the factor of the row's loss.
     """
-    return TangentKernel.compute(method, net, data, config, weighted=weighted).predictor(method, config.seed)
+    return TangentKernel.compute(method, net, inputs, weighted=weighted).predictor(method, inputs.config.seed)
 
 
 def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[WorkingModel, int]:
@@ -344,15 +334,13 @@ def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[Worki
     return WorkingModel(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs]), num_valid
 
 
-def _read_rows(data: Dataset[Any], max_rows: int, config: TrainingConfig) -> tuple[Any, Tensor, float]:
+def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, float]:
     """Inputs and targets of all rows in order, or of a random subset of `max_rows`, and their fraction of all."""
-    n = dataset_length(data)
-    if n is None:
-        raise ArgumentError("data", data, "a data set with a length", hint="for a stream use layers=1")
+    data, n = inputs.data, check_length(inputs.data)
     if n > max_rows:
-        drawn = derive_keys(torch.arange(n), config.seed, "rows").argsort()[:max_rows].sort().values
+        drawn = derive_keys(torch.arange(n), inputs.config.seed, "rows").argsort()[:max_rows].sort().values
         data = Subset(data, drawn.tolist())
-    batches = list(iterate_batches(data, config))
+    batches = list(iterate_batches(data, inputs.config))
     return _concatenate([batch.x for batch in batches]), torch.cat([b.y for b in batches]), min(1.0, max_rows / n)
 
 
