@@ -43,7 +43,7 @@ results: $(READY)  ## docs/results.md, docs/uci.md and docs/validity.md from the
 	$(BIN)/neuboots report results/cpu/uci --out docs/uci.md
 	$(BIN)/neuboots report results/cpu/validity --out docs/validity.md
 
-your-data: $(READY)  ## docs/your-data.md and its figures from a real run (2 minutes)
+your-data: $(READY)  ## outputs of docs/your-data.md from a real run (1 minute)
 	$(BIN)/python docs/make_your_data.py
 
 docs: $(READY)  ## run the examples of the documentation and check its links
