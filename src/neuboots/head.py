@@ -12,7 +12,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -190,12 +190,7 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
 def eager_mode(net: nn.Module) -> Iterator[None]:
     """Run compiled parts of the net eagerly, since a compiler cannot see recorded operations."""
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
-    if not compiled:
-        yield
-        return
-    if not hasattr(torch.compiler, "set_stance"):
-        raise ArgumentError("model", "a compiled net", "a net that is not compiled, with torch before 2.6")
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield
 
 

@@ -8,7 +8,7 @@ parallelism every rank takes its part of the same global batch, and reading can 
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -158,8 +158,6 @@ def unpack_example(example: Any) -> tuple[Any, Any]:
 def dataset_length(data: Dataset[Any]) -> int | None:
     """Return the number of examples n, or None for an iterable data set; raise ArgumentError if n = 0."""
     inner = data.data if isinstance(data, _CollatedDataset) else data
-    if isinstance(inner, DataLoader):
-        raise ArgumentError("data", type(inner), "a data set", hint="pass loader.dataset")
     if isinstance(inner, IterableDataset) or not hasattr(inner, "__len__"):
         return None
     n = len(cast(Sized, inner))
@@ -219,15 +217,7 @@ def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor]
             else:
                 seed_everything(seed, "target", i)
                 target = unpack_example(data[i])[1]
-            try:
-                target = torch.as_tensor(target)
-            except (TypeError, ValueError, RuntimeError):
-                raise ArgumentError(
-                    "data", type(target), "targets that are numbers or tensors", hint="encode labels as 0 … C − 1"
-                ) from None
-            targets.append(reduce(target))
-    if any(target.shape != targets[0].shape for target in targets):
-        raise ArgumentError("data", "targets of several shapes", "targets of one shape")
+            targets.append(reduce(torch.as_tensor(target)))
     return torch.stack(targets)
 
 
@@ -377,18 +367,10 @@ def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tup
 
 
 def _collate(data: Dataset[Any], rows: list[tuple[Any, Any, int]]) -> Any:
-    """Collate (x, y, i); name the sizes if the inputs differ in size."""
-    try:
-        if isinstance(data, _CollatedDataset):
-            return *collate_examples(data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
-        return default_collate(rows)
-    except RuntimeError:
-        inputs = [row[0].values() if isinstance(row[0], Mapping) else row[:1] for row in rows]
-        shapes = sorted({tuple(part.shape) for parts in inputs for part in parts if isinstance(part, Tensor)})
-        if len(shapes) < 2:
-            raise
-        hint = "crop, resize or pad the inputs, pass a DataLoader with its own collate_fn, or use batch_size=1"
-        raise ArgumentError("data", f"inputs {shapes[0]} and {shapes[-1]} in a batch", "one size", hint=hint) from None
+    """Collate (x, y, i)."""
+    if isinstance(data, _CollatedDataset):
+        return *collate_examples(data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
+    return default_collate(rows)
 
 
 class EpochLoader:

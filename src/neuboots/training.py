@@ -327,7 +327,11 @@ class _Run:
     def __call__(self, fabric: "Fabric") -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
         config = self.config
-        loader = self._make_loader(fabric)
+        loader: EpochLoader | EnsembleLoader
+        if self.seeds is None:
+            loader = self._make_loader(self.data, rank=fabric.global_rank, world_size=fabric.world_size)
+        else:
+            loader = EnsembleLoader(self.data, batch_size=config.batch_size, seeds=self.seeds)
         net = fabric.setup_module(self.net)
         trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
         if not trainable:
@@ -364,7 +368,7 @@ class _Run:
                     advance(f"{self.title}  epoch {state.epoch + 1}/{config.epochs}  loss {loss:.4f}".strip())
                     if _any_rank(fabric, interrupted.is_set()):
                         checkpoints.save(state)
-                        raise KeyboardInterrupt(checkpoints.interrupt_message)
+                        raise KeyboardInterrupt(f"training was interrupted; checkpoint: {checkpoints.path}")
                     if config.checkpoint_steps and (batch.step + 1) % config.checkpoint_steps == 0:
                         checkpoints.save(state)
                 report = self._end_epoch(fabric, net, state, time.monotonic() - began)
@@ -394,18 +398,15 @@ class _Run:
             "shapes": [list(p.shape) for p in self.net.parameters()],
         }
 
-    def _make_loader(self, fabric: "Fabric") -> EpochLoader | EnsembleLoader:
+    def _make_loader(self, data: Dataset[Any], **options: Any) -> EpochLoader:
         config = self.config
-        if self.seeds is not None:
-            return EnsembleLoader(self.data, batch_size=config.batch_size, seeds=self.seeds)
         return EpochLoader(
-            self.data,
+            data,
             batch_size=config.batch_size,
             seed=config.seed,
             num_workers=config.num_workers,
             steps_per_epoch=config.steps_per_epoch,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
+            **options,
         )
 
     def _step(
@@ -457,15 +458,7 @@ class _Run:
         """Means of the validation metrics over the validation data."""
         if self.val_data is None or self.validate is None:
             return {}
-        config = self.config
-        loader = EpochLoader(
-            self.val_data,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            shuffle=False,
-            num_workers=config.num_workers,
-            steps_per_epoch=config.steps_per_epoch,
-        )
+        loader = self._make_loader(self.val_data, shuffle=False)
         sums: dict[str, float] = {}
         count = 0
         net.eval()
@@ -537,13 +530,6 @@ class CheckpointManager:
         """Path of the checkpoint; None if none is written."""
         return None if self.folder is None else Path(self.folder) / "checkpoint.ckpt"
 
-    @property
-    def interrupt_message(self) -> str:
-        """Message for a user who interrupted the run."""
-        if self.path is None:
-            return "training was interrupted; set TrainingConfig(folder=…) to be able to resume"
-        return f"training was interrupted; the checkpoint is in {self.path.parent}: run again to resume"
-
     def save(self, state: TrainState) -> None:
         """Write a checkpoint, if there is a folder."""
         if self.path is None:
@@ -571,17 +557,11 @@ class CheckpointManager:
         """Load the checkpoint into net, optimizer and scheduler; return its state, or a new one if there is none.
 
         Raises:
-            ArgumentError: If the folder cannot be written to, or holds a checkpoint of another run or a damaged one.
+            ArgumentError: If the folder holds a checkpoint of another run, or a damaged one.
         """
         if self.path is None:
             return TrainState()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            writable = os.access(self.path.parent, os.W_OK)
-        except OSError:
-            writable = False
-        if not writable:
-            raise ArgumentError("folder", str(self.folder), "a folder that can be created or written to")
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # raises now and not after the first epoch
         if not self.path.exists():
             return TrainState()
         if self.path.is_file():
@@ -739,37 +719,6 @@ def mean_validation_metrics(loss: Loss, outputs: Tensor, y: Tensor) -> dict[str,
     return {name: torch.stack([each[name] for each in metrics]).mean() for name in metrics[0]}
 
 
-def fit_net(
-    net: nn.Module,
-    data: Dataset[Any],
-    loss: Loss,
-    config: TrainingConfig,
-    *,
-    val_data: Dataset[Any] | None = None,
-    identity: str = "",
-) -> None:
-    """Train a net in place with the mean loss (eq. 2.1).
-
-    Args:
-        net: The net.
-        data: Training data, of (x, y).
-        loss: Loss with one value per example.
-        config: Training options.
-        val_data: Validation data.
-        identity: Describes what is trained, to recognise its checkpoints.
-    """
-    if has_lazy_layers(net):
-        load_example(net, data, seed=config.seed)
-
-    def objective(model: nn.Module, batch: Batch) -> Tensor:
-        return mean_loss(loss, compute_output(model, batch.x), batch.y)
-
-    def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return validation_metrics(loss, compute_output(model, batch.x), batch.y)
-
-    train(net, data, lambda epoch: objective, config, val_data=val_data, validate=validate, identity=identity)
-
-
 # -- the base class of methods -------------------------------------------------------------------------
 
 
@@ -836,5 +785,13 @@ class BaseMethod(ABC, Generic[P]):
 
     def _train_net(self, net: nn.Module, inputs: FitInputs) -> None:
         """Train a single net with the mean loss, in place."""
-        identity = describe_method(self)
-        fit_net(net, inputs.data, self.loss, inputs.config, val_data=inputs.val_data, identity=identity)
+        if has_lazy_layers(net):
+            load_example(net, inputs.data, seed=inputs.config.seed)
+
+        def objective(model: nn.Module, batch: Batch) -> Tensor:
+            return mean_loss(self.loss, compute_output(model, batch.x), batch.y)
+
+        def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            return validation_metrics(self.loss, compute_output(model, batch.x), batch.y)
+
+        self._train(net, inputs, lambda epoch: objective, validate)

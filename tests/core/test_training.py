@@ -191,7 +191,7 @@ def test_unreadable_checkpoint_raises(content: str, tmp_path: Path) -> None:
 
 def test_checkpoint_folder_that_is_a_file_raises_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="folder"):
+    with pytest.raises(OSError, match="file"):
         Deterministic().fit(dropout_net, CrashAt(Augmented(), 2), replace(CONFIG, folder=tmp_path / "file"))
 
 
