@@ -12,8 +12,8 @@ from PIL import Image
 from neuboots.app import RowBatch, load_model
 from neuboots.app.images import ImageModel, fit_images
 from neuboots.data import CorruptFileError, DatasetNotFoundError
-from neuboots.methods import ScaledPredictor
 from neuboots.nets import ResNet, SmallCNN
+from neuboots.posthoc import ScaledPredictor
 from neuboots.serialization import ArtifactError
 
 COLORS = {"blue": (40, 60, 200), "green": (40, 190, 60), "red": (200, 50, 40)}
