@@ -730,9 +730,12 @@ class BaseMethod(ABC, Generic[P]):
 
     Args:
         loss: Loss per example: a torch loss, or a function of (outputs, targets).
+
+    Attributes:
+        info: Facts about the method, a `MethodInfo`, set by `neuboots.methods.register`.
     """
 
-    info: ClassVar[Any]  # facts about the method, set by `neuboots.methods.register`
+    info: ClassVar[Any]
 
     loss: Loss = field(default_factory=nn.CrossEntropyLoss)
 

@@ -17,8 +17,7 @@ from neuboots import BatchEnsemble
 from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError
 from neuboots.methods import batch_ensemble
-from neuboots.methods.batch_ensemble import (
-    BatchEnsemblePredictor,
+from neuboots.methods._rank_one import (
     MemberBatchNorm,
     RankOneLayer,
     draw_factors,
@@ -28,6 +27,7 @@ from neuboots.methods.batch_ensemble import (
     outputs_match,
     run_members,
 )
+from neuboots.methods.batch_ensemble import BatchEnsemblePredictor
 from neuboots.training import TrainingConfig, constant_schedule
 
 K = 3

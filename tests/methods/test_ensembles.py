@@ -23,7 +23,7 @@ from neuboots.head import compute_output, unwrap_model
 from neuboots.loading import Batch
 from neuboots.losses import BrierLoss
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
-from neuboots.methods.ensembles import EnsemblePredictor, _EnsembleObjective, derive_member_seed, draw_point_weights
+from neuboots.methods.ensembles import EnsemblePredictor, _derive_member_seed, _draw_point_weights, _EnsembleObjective
 from neuboots.nets import MLP
 from neuboots.testing import TwoBranches, Upsampling
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule
@@ -329,7 +329,7 @@ def test_invalid_options_raise(method: Callable[..., Any], name: str, value: Any
 
 
 def test_member_seeds_are_distinct() -> None:
-    seeds = [derive_member_seed(0, k) for k in range(1000)]
+    seeds = [_derive_member_seed(0, k) for k in range(1000)]
     assert seeds[0] == 0
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -340,7 +340,7 @@ def test_member_seeds_are_distinct() -> None:
 
 def test_multinomial_weights_equal_the_resampled_data_in_loss_and_gradient() -> None:
     x, y = noise(30, 4).double(), torch.arange(30) % 3
-    w = draw_point_weights(Multinomial(), 30, 1, seed=0)
+    w = _draw_point_weights(Multinomial(), 30, 1, seed=0)
     rows = torch.repeat_interleave(torch.arange(30), w.long())
     assert len(rows) == 30
     net = MLP(4, 3, widths=(8,)).double()
@@ -354,10 +354,10 @@ def test_multinomial_weights_equal_the_resampled_data_in_loss_and_gradient() -> 
 
 def test_weights_of_members_are_over_all_points() -> None:
     for distribution in (Multinomial(), Dirichlet()):
-        weights = torch.stack([draw_point_weights(distribution, 40, k, seed=3) for k in range(5)])
+        weights = torch.stack([_draw_point_weights(distribution, 40, k, seed=3) for k in range(5)])
         torch.testing.assert_close(weights.sum(1), torch.full((5,), 40.0))
         assert len({tuple(row.tolist()) for row in weights}) == 5
-        torch.testing.assert_close(weights[2], draw_point_weights(distribution, 40, 2, seed=3))
+        torch.testing.assert_close(weights[2], _draw_point_weights(distribution, 40, 2, seed=3))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_linear_members_are_weighted_least_squares_with_the_sandwich_variance(me
     )
     fitted = np.stack([np.append(net.weight.detach().numpy()[0], net.bias.detach().numpy()) for net in predictor.nets])
     for k in (0, 1, K - 1):
-        w = draw_point_weights(distribution, n, k, seed=0).numpy().astype(float)
+        w = _draw_point_weights(distribution, n, k, seed=0).numpy().astype(float)
         refit = np.linalg.solve(design.T @ (w[:, None] * design), design.T @ (w * target))
         np.testing.assert_allclose(fitted[k], refit, rtol=1e-5, atol=1e-6)  # weights are in single precision
     # To first order the bootstrap's covariance is the sandwich (XᵀX)⁻¹ Xᵀ diag(r²) X (XᵀX)⁻¹; the rest is O(1/n).

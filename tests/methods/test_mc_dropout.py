@@ -19,7 +19,7 @@ from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError
 from neuboots.head import add_output_axis, compute_output, eval_mode
 from neuboots.methods._base import set_context
-from neuboots.methods.mc_dropout import _REPLICATE, Bernoulli, MCDropoutPredictor, _Replicate, insert_dropout
+from neuboots.methods.mc_dropout import _REPLICATE, Bernoulli, MCDropoutPredictor, _insert_dropout, _Replicate
 from neuboots.nets import MLP, resnet8
 
 P = 0.3
@@ -41,7 +41,7 @@ def identity(*widths: int) -> nn.Sequential:
 
 def with_dropout(net: nn.Module, *names: str, granularity: Any = "element") -> MCDropoutPredictor:
     """The net as it is, with dropout inserted."""
-    dropout_net = insert_dropout(net, names, P, granularity).eval()
+    dropout_net = _insert_dropout(net, names, P, granularity).eval()
     return MCDropoutPredictor(dropout_net, net, P, granularity, names, names[0], None)
 
 

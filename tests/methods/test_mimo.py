@@ -19,11 +19,11 @@ from neuboots.head import extract_output, split_head
 from neuboots.methods.mimo import (
     MIMOPredictor,
     MultiHeadNet,
-    MultiInput,
-    combine_inputs,
-    draw_input_orders,
-    widen_input_layers,
-    widen_layer,
+    _combine_inputs,
+    _draw_input_orders,
+    _MultiInput,
+    _widen_input_layers,
+    _widen_layer,
 )
 from neuboots.nets import ResNet
 
@@ -115,7 +115,7 @@ CONCATENABLE = list(NETS)[:7]  # nets that accept K times as many channels
 
 def make_multi_head(net: nn.Module, x: Any) -> tuple[MultiHeadNet, list[str]]:
     split = split_head(net, example=x)
-    widened = widen_input_layers(split, x, K, seed=7)
+    widened = _widen_input_layers(split, x, K, seed=7)
     return MultiHeadNet(split, K, seed=7), widened
 
 
@@ -157,7 +157,7 @@ def test_heads_equal_nets_with_one_head(name: str) -> None:
             net.get_submodule(multi.split.name).load_state_dict(multi.more_heads[k - 1].state_dict())
         separate.append(net)
     outputs = multi(x)
-    slow = [extract_output(net(combine_inputs(x))) for net in separate]
+    slow = [extract_output(net(_combine_inputs(x))) for net in separate]
     weights = [torch.cos(torch.arange(outputs[0].numel()) + k).view(outputs[0].shape) for k in range(K)]
     sum((z * w).sum() for z, w in zip(outputs, weights, strict=True)).backward()
     sum((z * w).sum() for z, w in zip(slow, weights, strict=True)).backward()
@@ -183,22 +183,22 @@ def test_batch_norm_of_the_input_has_the_statistics_of_all_inputs() -> None:
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * rows.var((0, 2, 3)))
     assert int(norm.num_batches_tracked) == 1
     expected = (rows - rows.mean((0, 2, 3))[:, None, None]) / rows.var((0, 2, 3), correction=0)[:, None, None].sqrt()
-    found = norm(combine_inputs([part + 0.5 for part in x]))
+    found = norm(_combine_inputs([part + 0.5 for part in x]))
     torch.testing.assert_close(torch.cat(found.parts), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_multi_input_behaves_as_one_tensor() -> None:
     parts = [noise(5, 4, seed=k) for k in range(K)]
-    x = combine_inputs(parts)
-    assert isinstance(x, MultiInput)
+    x = _combine_inputs(parts)
+    assert isinstance(x, _MultiInput)
     assert (x.shape, x.shape.numel(), len(x), x.size(1), x.dtype, x.ndim) == ((5, 4), 20, 5, 4, torch.float32, 2)
     values, index = (torch.cat([x, 2 * x.flip(0)], 1)[:, 1:].relu() - 1).max(1)
     for k, part in enumerate(parts):
         expected = (torch.cat([part, 2 * part.flip(0)], 1)[:, 1:].relu() - 1).max(1)
         assert torch.equal(values.parts[k], expected.values)
         assert torch.equal(index.parts[k], expected.indices)
-    mixed = combine_inputs([{"x": parts[0], "scale": torch.tensor(2.0), "table": torch.ones(7, 2)}] * K)
-    assert [type(mixed[name]) for name in ("x", "scale", "table")] == [MultiInput, Tensor, Tensor]
+    mixed = _combine_inputs([{"x": parts[0], "scale": torch.tensor(2.0), "table": torch.ones(7, 2)}] * K)
+    assert [type(mixed[name]) for name in ("x", "scale", "table")] == [_MultiInput, Tensor, Tensor]
     x += 1
     x[:, 0] = 0
     assert torch.equal(x.parts[2][:, 1:], parts[2][:, 1:] + 1)
@@ -213,9 +213,9 @@ def test_widened_weights_are_distributed_as_an_initialisation(make_layer: Any) -
     layer = make_layer()
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     inputs = weight.shape[1]
-    widen_layer(layer, 1, 0, "name")
+    _widen_layer(layer, 1, 0, "name")
     assert torch.equal(layer.weight, weight)
-    widen_layer(layer, 4, 0, "name")
+    _widen_layer(layer, 4, 0, "name")
     assert layer.weight.shape[1] == 4 * inputs == getattr(layer, "in_features", getattr(layer, "in_channels", None))
     assert torch.equal(layer.bias, bias)
     blocks = layer.weight.detach().split(inputs, 1)
@@ -295,7 +295,7 @@ def test_objective_is_the_sum_over_heads_without_ignored_targets() -> None:
 
 
 def draw_orders(n: int, repetition: float = 0.0) -> Tensor:
-    return draw_input_orders(n, K, input_repetition=repetition, batch_repetition=1)
+    return _draw_input_orders(n, K, input_repetition=repetition, batch_repetition=1)
 
 
 def test_orders_of_inputs_are_independent() -> None:

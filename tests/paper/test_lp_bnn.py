@@ -15,7 +15,7 @@ from neuboots import TrainingConfig
 from neuboots._validation import ArgumentError
 from neuboots.head import copy_to_meta
 from neuboots.methods._base import set_context
-from neuboots.methods.batch_ensemble import (
+from neuboots.methods._rank_one import (
     MemberBatchNorm,
     RankOneLayer,
     draw_factors,

@@ -9,328 +9,37 @@ other weights.
 Wen, Tran and Ba, BatchEnsemble: an alternative approach to efficient ensemble and lifelong learning, ICLR 2020.
 """
 
-import copy
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from neuboots._prng import derive_seed
-from neuboots._pytree import tile_rows
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import (
-    add_output_axis,
     cast_inputs,
-    compute_output,
-    copy_net,
     copy_to_meta,
     eval_mode,
-    replace_layers,
 )
-from neuboots.loading import Batch, preserve_rng_state, seed_everything
-from neuboots.methods._base import LayerWrapper, register, set_context
+from neuboots.methods._base import register
+from neuboots.methods._rank_one import (
+    FactorInit,
+    RankOneLayer,
+    RankOneMethod,
+    check_ensemble,
+    draw_factors,
+    export_member,
+    make_ensemble,
+    run_members,
+)
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_members
 from neuboots.training import (
-    BaseMethod,
     FitInputs,
-    P,
-    TrainingConfig,
-    describe_callable,
-    mean_loss,
     prepare_net,
-    validation_metrics,
 )
 
-FactorInit = Literal["normal", "random_sign"]
-LayerFactory = Callable[[nn.Module, str], "RankOneLayer"]
-
-LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-FACTOR_STD = 0.5  # of the initial factors around 1
 _MAX_TILED_BYTES = 1 << 20  # of inputs in one pass of a prediction, so that activations fit in the cache
-
-# The members whose tiles are in the batch, in order; None: all K. A context variable, so that two threads can evaluate
-# different members of one predictor.
-_MEMBERS: ContextVar[tuple[int, ...] | None] = ContextVar("members", default=None)
-
-
-def select_members(members: Iterable[int]) -> AbstractContextManager[None]:
-    """Evaluate only these members inside a `with` block; the batch has one tile for each."""
-    return set_context(_MEMBERS, tuple(members))
-
-
-def selected_members(num_members: int) -> list[int]:
-    """Return the members whose tiles are in the batch, in order."""
-    members = _MEMBERS.get()
-    return list(range(num_members) if members is None else members)
-
-
-def _untile(x: Tensor, times: int) -> Tensor:
-    """Reshape (R·N, …) to (R, N, …)."""
-    if x.ndim == 0 or len(x) % times:
-        raise ValueError(
-            f"got a tensor of shape {tuple(x.shape)} for {times} members; expected the batch on the first axis in all "
-            "layers: move it there, or use a method that evaluates members one by one"
-        )
-    return x.reshape(times, len(x) // times, *x.shape[1:])
-
-
-# -- layers --------------------------------------------------------------------------------------------
-
-
-class RankOneLayer(LayerWrapper):
-    """K linear layers or convolutions y_k = s_k ∘ (W (x ∘ r_k)) + b_k that share W.
-
-    Args:
-        layer: The Linear or convolution; its bias becomes the initial bias of every member.
-        num_members: Number of members K.
-    """
-
-    def __init__(self, layer: nn.Module, num_members: int) -> None:
-        super().__init__(layer)
-        self.num_members = num_members
-        weight = self.layer.weight.detach()
-        self.r = nn.Parameter(weight.new_ones(num_members, weight.shape[1] * self._groups))
-        self.s = nn.Parameter(weight.new_ones(num_members, weight.shape[0]))
-        bias = self.layer.bias
-        self.layer.bias = None
-        self.biases = None
-        if bias is not None:
-            self.biases = nn.Parameter(bias.detach().repeat(num_members, 1), bias.requires_grad)
-
-    @property
-    def _groups(self) -> int:
-        return getattr(self.layer, "groups", 1)
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Return r and s of the selected members: (R, in), (R, out)."""
-        members = selected_members(self.num_members)
-        return self.r[members], self.s[members]
-
-    def forward(self, x: Tensor) -> Tensor:
-        r, s = self.factors()
-        rows = _untile(x, len(r))
-        y = _untile(self.layer((rows * self._reshape(r, rows)).flatten(0, 1)), len(r))
-        y = y * self._reshape(s, y)
-        if self.biases is not None:
-            y = y + self._reshape(self.biases[selected_members(self.num_members)], y)
-        return y.flatten(0, 1)
-
-    def _reshape(self, factors: Tensor, reference: Tensor) -> Tensor:
-        """Reshape (R, D) to multiply (R, N, …), whose features are last for Linear, third for convolutions."""
-        if isinstance(self.layer, nn.Linear):
-            return factors.view(len(factors), *[1] * (reference.ndim - 2), -1)
-        return factors.view(len(factors), 1, -1, *[1] * (reference.ndim - 3))
-
-    def merge(self) -> nn.Module:
-        """Return the layer of the one selected member, with weights W ∘ s rᵀ, as a plain layer."""
-        (r,), (s,) = self.factors()
-        layer, weight = self.layer, self.layer.weight.detach()
-        outputs, inputs = weight.shape[:2]  # inputs of one group
-        per_output = r.view(self._groups, 1, inputs).expand(-1, outputs // self._groups, -1)
-        outer = s[:, None] * per_output.reshape(outputs, inputs)
-        merged = weight * outer.view(outputs, inputs, *[1] * (weight.ndim - 2))
-        plain: Any  # a layer of the same geometry, even if the weight is a computed parametrization
-        if isinstance(layer, nn.Linear):
-            plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
-        else:
-            kind = next(kind for kind in LAYER_TYPES[1:] if isinstance(layer, kind))
-            geometry = ("stride", "padding", "dilation", "groups", "padding_mode")
-            options: dict[str, Any] = {name: getattr(layer, name) for name in geometry}
-            plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, **options, device="meta")
-        plain.weight = nn.Parameter(merged.detach().clone())
-        biases = None if self.biases is None else self.biases[selected_members(self.num_members)[0]]
-        plain.bias = None if biases is None else nn.Parameter(biases.detach().clone())
-        return cast(nn.Module, plain)
-
-
-class MemberBatchNorm(nn.Module):
-    """K BatchNorm layers, with separate statistics and parameters for each member.
-
-    Args:
-        norm: The BatchNorm layer that every member starts from.
-        num_members: Number of members K.
-    """
-
-    def __init__(self, norm: nn.Module, num_members: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([norm, *(copy.deepcopy(norm) for _ in range(num_members - 1))])
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args or kwargs:
-            raise ValueError(
-                "a BatchNorm layer of the net has further arguments, which cannot be split between members; expected "
-                "one tensor: use a method that evaluates members one by one"
-            )
-        members = selected_members(len(self.norms))
-        return torch.cat([self.norms[k](tile) for k, tile in zip(members, _untile(x, len(members)), strict=True)])
-
-    def merge(self) -> nn.Module:
-        """Return the layer of the one selected member."""
-        return self.norms[selected_members(len(self.norms))[0]]
-
-
-# -- the ensemble --------------------------------------------------------------------------------------
-
-
-def make_ensemble(net: nn.Module, num_members: int, make_layer: LayerFactory) -> nn.Module:
-    """Replace the layers of a net by layers of K members, in place."""
-    if isinstance(net, LAYER_TYPES):
-        net = nn.Sequential(net)  # a bare layer has no parent in which it could be replaced
-    if not replace_layers(net, LAYER_TYPES, make_layer):
-        raise ArgumentError("model", type(net), "a net with a Linear or convolution, in which members can differ")
-    # Each class separately, subclasses first: a layer is replaced only if it has the forward of its class.
-    norm_types = {type(module) for module in net.modules() if isinstance(module, _BatchNorm)}
-    sorted_types = sorted(norm_types, key=lambda kind: -len(kind.__mro__))
-    replace_layers(net, tuple(sorted_types), lambda norm, name: MemberBatchNorm(norm, num_members))
-    return net
-
-
-def find_rank_one_layers(ensemble: nn.Module) -> dict[str, RankOneLayer]:
-    """Return the rank-one layers by name."""
-    return {name: layer for name, layer in ensemble.named_modules() if isinstance(layer, RankOneLayer)}
-
-
-@torch.no_grad()
-def draw_factors(ensemble: nn.Module, init: FactorInit, *, seed: int) -> None:
-    """Draw the initial r and s from N(1, ½²), or as random signs."""
-    for name, layer in find_rank_one_layers(ensemble).items():
-        rng = torch.Generator().manual_seed(derive_seed(seed, "factors", name))
-        for factor in (layer.r, layer.s):
-            if init == "normal":
-                factor.copy_(1 + FACTOR_STD * torch.randn(factor.shape, generator=rng))
-            else:
-                factor.copy_(2 * torch.randint(2, factor.shape, generator=rng) - 1)
-
-
-def run_members(ensemble: nn.Module, x: Any, members: Sequence[int]) -> Tensor:
-    """Evaluate these members at x in one pass: (R, N, C, *)."""
-    with select_members(members):
-        outputs = _untile(compute_output(ensemble, tile_rows(x, len(members))), len(members))
-    return add_output_axis(outputs, ndim=3)
-
-
-def export_member(ensemble: nn.Module, k: int) -> nn.Module:
-    """Return member k as a net with plain layers."""
-    net = copy.deepcopy(ensemble)
-    with select_members([k]):
-        replace_layers(net, (RankOneLayer, MemberBatchNorm), lambda layer, name: cast(Any, layer).merge())
-    return net
-
-
-# -- checks before training ----------------------------------------------------------------------------
-
-
-@contextmanager
-def check_replacements(replacements: Iterable[tuple[nn.Module, nn.Module]], *, needed: bool = True) -> Iterator[None]:
-    """Raise if the net, run inside the `with` block, calls a replaced layer directly.
-
-    A net calls the replacement if it holds the layer as an attribute; a plain list still holds the layer itself.
-
-    Args:
-        replacements: Pairs of a replacement and the layer that it holds.
-        needed: Whether to raise also if no replacement is called.
-    """
-    depth = calls = 0
-    bypassed = False
-    originals: list[tuple[nn.Module, Any]] = []  # modules, and their own `forward` if they have one
-
-    def count_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal depth, calls
-            depth, calls = depth + 1, calls + 1
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                depth -= 1
-
-        return run
-
-    def detect_bypass(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal bypassed
-            bypassed = bypassed or not depth
-            return forward(*args, **kwargs)
-
-        return run
-
-    try:
-        for pair in replacements:
-            for module, wrap in zip(pair, (count_calls, detect_bypass), strict=True):
-                originals.append((module, vars(module).get("forward")))
-                vars(module)["forward"] = wrap(module.forward)  # unlike a hook, it also sees layer.forward(x)
-        yield
-    finally:
-        for module, forward in originals:
-            del vars(module)["forward"]
-            if forward is not None:
-                vars(module)["forward"] = forward
-    if bypassed or (needed and not calls):
-        raise ValueError(
-            "the net does not call its layers through its attributes, or reads their weights without calling them, so "
-            "that they cannot be replaced; expected layers in attributes, nn.ModuleList or nn.Sequential: register "
-            "them there, or use a method that keeps the layers"
-        )
-
-
-def outputs_match(outputs: Tensor, expected: Tensor) -> bool:
-    """Whether two outputs are equal up to rounding, relative to the largest output."""
-    if outputs.shape != expected.shape:
-        return False
-    return bool((outputs - expected).abs().amax() <= 1e-2 * expected.abs().amax())
-
-
-def check_ensemble(ensemble: nn.Module, num_members: int, example: Any) -> None:
-    """Raise before training if a member in a tiled batch does not give the outputs that it gives alone."""
-    last = num_members - 1
-    norms = [(norm, norm.norms[0]) for norm in ensemble.modules() if isinstance(norm, MemberBatchNorm)]
-    layers = [(layer, layer.layer) for layer in find_rank_one_layers(ensemble).values()]
-    with eval_mode(ensemble), torch.no_grad():
-        with check_replacements(layers), check_replacements(norms, needed=False):
-            tiled = run_members(ensemble, example, range(num_members))[last]
-        alone = run_members(export_member(ensemble, last), example, [last])[0]
-    if outputs_match(tiled, alone):
-        with preserve_rng_state(), torch.no_grad():
-            tiled, alone = _run_in_training_mode(ensemble, num_members, example)
-    if not outputs_match(tiled, alone):
-        raise ValueError(
-            "a member gives other outputs in a tiled batch than alone; expected the batch on the first axis in all "
-            "layers, and no operation across examples: use a method that evaluates members one by one"
-        )
-
-
-def _run_in_training_mode(ensemble: nn.Module, num_members: int, example: Any) -> tuple[Tensor, Tensor]:
-    """Return the last member's outputs in a tile and alone, in training mode, where batch statistics may be used.
-
-    Passes that draw random numbers cannot be compared; the same outputs are then returned twice.
-    """
-
-    def run(members: Sequence[int]) -> tuple[Tensor, bool]:
-        seed_everything(0)
-        expected = _draw_next(ensemble)
-        seed_everything(0)
-        outputs = run_members(copy_net(ensemble).train(), example, members)[-1]
-        return outputs, _draw_next(ensemble) != expected
-
-    alone, is_random = run([num_members - 1])
-    return (alone, alone) if is_random else (run(range(num_members))[0], alone)
-
-
-def _draw_next(net: nn.Module) -> tuple[float, ...]:
-    """Draw a number from each generator that a net may use."""
-    device = next(net.parameters()).device
-    return float(torch.rand(())), float(torch.rand((), device=device)), random.random(), float(np.random.random())
-
-
-# -- the method ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -389,59 +98,6 @@ class BatchEnsemblePredictor(Predictor):
         skeleton, num_members = copy_to_meta(net), config["num_members"]
         ensemble = make_ensemble(net, num_members, lambda layer, name: RankOneLayer(layer, num_members))
         return cls(ensemble.eval(), skeleton, num_members)
-
-
-def exclude_from_weight_decay(config: TrainingConfig, parameters: Iterable[nn.Parameter]) -> TrainingConfig:
-    """Return training options without weight decay on these parameters."""
-    excluded = {id(parameter) for parameter in parameters}
-
-    def optimizer(parameters: list[nn.Parameter]) -> Optimizer:
-        made = config.optimizer(parameters)
-        for group in list(made.param_groups):
-            mine = [parameter for parameter in group["params"] if id(parameter) in excluded]
-            if mine and group.get("weight_decay"):
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in excluded]
-                made.add_param_group({**group, "params": mine, "weight_decay": 0.0})
-        return made
-
-    optimizer.__qualname__ = describe_callable(config.optimizer)  # identifies it in a checkpoint
-    return replace(config, optimizer=optimizer)
-
-
-@dataclass(frozen=True)
-class RankOneMethod(BaseMethod[P]):
-    """Base class of the methods that train K members with rank-one factors.
-
-    Args:
-        loss: Loss per example.
-        num_members: Number of members K.
-    """
-
-    num_members: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("num_members", self.num_members, minimum=1)
-
-    def _train_members(
-        self, ensemble: nn.Module, inputs: FitInputs, penalty: Callable[[nn.Module], Tensor] | None = None
-    ) -> None:
-        """Minimise the mean over members of their mean losses, plus the penalty."""
-        num_members, loss = self.num_members, self.loss
-        # weight decay would pull the factors of all members to zero
-        factors = [p for layer in find_rank_one_layers(ensemble).values() for p in (layer.r, layer.s)]
-        inputs = replace(inputs, config=exclude_from_weight_decay(inputs.config, factors))
-
-        def run(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-            return compute_output(model, tile_rows(batch.x, num_members)), tile_rows(batch.y, num_members)
-
-        def objective(model: nn.Module, batch: Batch) -> Tensor:
-            value = mean_loss(loss, *run(model, batch))
-            return value if penalty is None else value + penalty(model)
-
-        self._train(
-            ensemble, inputs, lambda epoch: objective, lambda model, b: validation_metrics(loss, *run(model, b))
-        )
 
 
 @register(

@@ -63,12 +63,12 @@ _ELEMENTWISE_OPTIMIZERS = (
 )
 
 
-def derive_member_seed(seed: int, k: int) -> int:
+def _derive_member_seed(seed: int, k: int) -> int:
     """Return the seed of member k; that of member 0 is the seed itself."""
     return seed if k == 0 else derive_seed(seed, "member", k)
 
 
-def draw_point_weights(weight_distribution: WeightDistribution, n: int, k: int, *, seed: int) -> Tensor:
+def _draw_point_weights(weight_distribution: WeightDistribution, n: int, k: int, *, seed: int) -> Tensor:
     """Draw w_k, the weights of the n points for member k: (n,)."""
     return weight_distribution.sample(derive_keys(torch.tensor([k]), seed, "point weights"), n)[0].float()
 
@@ -150,7 +150,7 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
     num_members: int = 5
     vectorized: bool | None = None
 
-    weight_distribution: ClassVar[WeightDistribution | None] = None  # None: all weights are 1
+    _weight_distribution: ClassVar[WeightDistribution | None] = None  # None: all weights are 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +164,7 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
 
     def _fit(self, inputs: FitInputs) -> EnsemblePredictor:
         data, config = inputs.data, inputs.config
-        seeds = [derive_member_seed(config.seed, k) for k in range(self.num_members)]
+        seeds = [_derive_member_seed(config.seed, k) for k in range(self.num_members)]
         members = fit_members(
             [initialize_model(inputs.member_factory, seed) for seed in seeds],
             data,
@@ -181,12 +181,12 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
 
     def _draw_weights(self, data: Dataset[Any], seed: int) -> Tensor | None:
         """Draw the weights of all members: (K, n)."""
-        if self.weight_distribution is None:
+        if self._weight_distribution is None:
             return None
         n = dataset_length(data)
         if n is None:
             raise ArgumentError("data", data, "a data set with a length, over whose points weights are drawn")
-        draws = [draw_point_weights(self.weight_distribution, n, k, seed=seed) for k in range(self.num_members)]
+        draws = [_draw_point_weights(self._weight_distribution, n, k, seed=seed) for k in range(self.num_members)]
         return torch.stack(draws)
 
 
@@ -244,7 +244,7 @@ class StandardBootstrap(EnsembleMethod):
 
     num_members: int = 20
 
-    weight_distribution: ClassVar[WeightDistribution | None] = Multinomial()
+    _weight_distribution: ClassVar[WeightDistribution | None] = Multinomial()
 
 
 @register(
@@ -275,7 +275,7 @@ class BayesianBootstrap(EnsembleMethod):
 
     num_members: int = 20
 
-    weight_distribution: ClassVar[WeightDistribution | None] = Dirichlet()
+    _weight_distribution: ClassVar[WeightDistribution | None] = Dirichlet()
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -323,7 +323,26 @@ def fit_members(
     perturb: Perturbation | None = None,
     vectorized: bool | None = None,
 ) -> nn.ModuleList | StackedNets:
-    """Train K nets, net k on batches drawn by its seed and with its weights (K, n), together or sequentially."""
+    """Train K nets in place, together or sequentially.
+
+    Args:
+        nets: The nets.
+        data: Training data, of (x, y).
+        config: Training options.
+        loss: Loss with one value per example.
+        seeds: Seed of each net, which decides on the order of its batches.
+        weights: Weights of the n examples for each net, (K, n); None for 1.
+        identity: Describes what is trained, to recognise its checkpoints.
+        val_data: Validation data.
+        perturb: Function that returns further inputs to train on.
+        vectorized: Whether to train the nets together; None decides by the net.
+
+    Returns:
+        The nets, as a list or stacked in one module.
+
+    Raises:
+        ArgumentError: If the nets share weights, or `vectorized` is True and the nets cannot be stacked.
+    """
     nets = [unwrap_model(net) for net in nets]
     examples = [load_example(net, data, seed=seed) for net, seed in zip(nets, seeds, strict=True)]
     _check_separate(nets)

@@ -183,7 +183,7 @@ class _DropoutWrapper(LayerWrapper):
         return _apply_mask(x, replicate.anchor, self, call)
 
 
-class DropoutBefore(_DropoutWrapper):
+class _DropoutBefore(_DropoutWrapper):
     """layer(dropout(h)), for a Linear or convolution."""
 
     def __init__(
@@ -213,7 +213,7 @@ class DropoutBefore(_DropoutWrapper):
         return out
 
 
-class ExistingDropout(_DropoutWrapper):
+class _ExistingDropout(_DropoutWrapper):
     """A dropout layer of the net itself, at its own rate."""
 
     @property
@@ -251,7 +251,7 @@ def _find_dropout_rates(net: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in rates.items() if rate > 0}
 
 
-def insert_dropout(
+def _insert_dropout(
     net: nn.Module,
     layer_names: Collection[str],
     rate: float,
@@ -272,8 +272,8 @@ def insert_dropout(
 
     def make(layer: nn.Module, name: str) -> nn.Module:
         if name in rates:
-            return ExistingDropout(layer, name, rates[name], batch_axes.get(name, 0))
-        return DropoutBefore(layer, name, rate, batch_axes.get(name, 0), granularity) if name in layer_names else layer
+            return _ExistingDropout(layer, name, rates[name], batch_axes.get(name, 0))
+        return _DropoutBefore(layer, name, rate, batch_axes.get(name, 0), granularity) if name in layer_names else layer
 
     replace_layers(net, (*_DROPOUT_TYPES, *_LAYER_TYPES), make)
     return net
@@ -478,7 +478,7 @@ class MCDropoutPredictor(Predictor):
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
         skeleton, layer_names = copy_to_meta(net), tuple(config["layer_names"])
         rate, granularity = config["rate"], config["granularity"]
-        dropout_net = insert_dropout(net, layer_names, rate, granularity, config["batch_axes"])
+        dropout_net = _insert_dropout(net, layer_names, rate, granularity, config["batch_axes"])
         return cls(dropout_net, skeleton, rate, granularity, layer_names, config["first"], config["head"])
 
 
@@ -581,7 +581,7 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
             uses, _ = _trace_layers(net, example)
         doubled, _ = _trace_layers(net, tile_rows(example, 2))
         axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
-        net = insert_dropout(net, layer_names, self.rate, self.granularity, axes)
+        net = _insert_dropout(net, layer_names, self.rate, self.granularity, axes)
         _check_channel_axes(net)
         head = None if rates else _find_mergeable_head(net, layer_names, self.granularity, example)
         return MCDropoutPredictor(net.eval(), skeleton, self.rate, self.granularity, layer_names, dropouts[0], head)

@@ -39,7 +39,7 @@ _UNSUPPORTED_MAPS = {
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 
-# Called with every weight that reads K inputs, while `widen_input_layers` looks for layers.
+# Called with every weight that reads K inputs, while `_widen_input_layers` looks for layers.
 _ON_READ: ContextVar[Callable[[Tensor], None] | None] = ContextVar("on_read", default=None)
 
 
@@ -50,11 +50,11 @@ def _unsupported(reason: str) -> ValueError:
     )
 
 
-class MultiInput(Tensor):
+class _MultiInput(Tensor):
     """K tensors that behave as one: operations apply to each; Linear layers and convolutions read all K.
 
     Example:
-        >>> both = 2 * combine_inputs([torch.zeros(5, 2), torch.ones(5, 2)]) + 1
+        >>> both = 2 * _combine_inputs([torch.zeros(5, 2), torch.ones(5, 2)]) + 1
         >>> both.shape, nn.Linear(4, 3)(both).shape
         (torch.Size([5, 2]), torch.Size([5, 3]))
     """
@@ -62,7 +62,7 @@ class MultiInput(Tensor):
     parts: tuple[Tensor, ...]
 
     @classmethod
-    def combine(cls, parts: Sequence[Tensor]) -> "MultiInput":
+    def combine(cls, parts: Sequence[Tensor]) -> "_MultiInput":
         """Combine K tensors of one shape."""
         combined = parts[0].as_subclass(cls)
         combined.parts = tuple(parts)
@@ -103,13 +103,13 @@ class MultiInput(Tensor):
         return first
 
 
-def combine_inputs(inputs: Sequence[Any]) -> Any:
+def _combine_inputs(inputs: Sequence[Any]) -> Any:
     """Combine K inputs of a net into one; parts without one row per example are those of the first input."""
     n = count_rows(inputs[0])
 
     def combine(*parts: Any) -> Any:
         per_example = all(isinstance(part, Tensor) and part.ndim and len(part) == n for part in parts)
-        return MultiInput.combine([part.clone() for part in parts]) if per_example else parts[0]  # a net may write
+        return _MultiInput.combine([part.clone() for part in parts]) if per_example else parts[0]  # a net may write
 
     return tree_map(combine, *map(as_tree, inputs))
 
@@ -122,7 +122,7 @@ def _permute(tensor: Tensor, *name: int | str) -> Tensor:
 
 
 @torch.no_grad()
-def widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
+def _widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
     """Multiply the number of inputs of a layer, in place.
 
     The new blocks of weights are permutations of the first one. All weights are divided by √K, as an initialisation
@@ -140,7 +140,7 @@ def widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
         layer.in_channels *= times
 
 
-def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int) -> list[str]:
+def _widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int) -> list[str]:
     """Widen every layer that the input reaches, in place, and return their names; the net is run once to find them."""
     layers = {
         id(layer._parameters["weight"]): (name, layer)
@@ -158,7 +158,7 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
         if times > 1 and not weight.requires_grad:
             raise _unsupported(f"{name!r} reads the input and is frozen, so that it cannot learn to read K inputs")
         if name not in widened:
-            widen_layer(layer, times, seed, "widen", name)
+            _widen_layer(layer, times, seed, "widen", name)
             widened.append(name)
 
     def shift(k: int) -> Any:
@@ -172,10 +172,10 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
 
     try:
         with eval_mode(split.net), torch.no_grad(), set_context(_ON_READ, on_read):
-            passed = split.trace(combine_inputs([shift(k) for k in range(times)]))
+            passed = split.trace(_combine_inputs([shift(k) for k in range(times)]))
     except (RuntimeError, TypeError) as error:
         raise _unsupported(str(error).splitlines()[0]) from error
-    constants = [constant for constant, _ in passed.recording.constants if isinstance(constant, MultiInput)]
+    constants = [constant for constant, _ in passed.recording.constants if isinstance(constant, _MultiInput)]
     if any(not torch.equal(part, c.parts[0]) for c in constants if c is not passed.phi for part in c.parts):
         raise _unsupported("it uses the input again after its head")
     if not widened:
@@ -183,7 +183,7 @@ def widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int)
     return widened
 
 
-def draw_input_orders(rows: int, num_members: int, *, input_repetition: float, batch_repetition: int) -> Tensor:
+def _draw_input_orders(rows: int, num_members: int, *, input_repetition: float, batch_repetition: int) -> Tensor:
     """Draw which example of the batch each of the K inputs holds: (K, rows · batch_repetition).
 
     The repeated batch is shuffled; a fraction 1 − ρ of it is then shuffled again for each input separately.
@@ -221,7 +221,7 @@ class MultiHeadNet(nn.Module):
 
     def forward(self, inputs: Sequence[Any], members: Sequence[int] | None = None) -> Tensor:
         """Evaluate the heads of these members (None: all) at K inputs: (K, N, C, *) or (K, N)."""
-        passed = self.split.trace(combine_inputs(inputs))
+        passed = self.split.trace(_combine_inputs(inputs))
         heads = [self.split.head, *self.more_heads]
         numbers = range(self.num_members) if members is None else members
         return torch.stack([passed.finish(heads[k](passed.phi)) for k in numbers])
@@ -276,7 +276,7 @@ class MIMOPredictor(Predictor):
         skeleton, num_members = copy_to_meta(net), config["num_members"]
         split = split_head(net, config["head"])
         for name in config["widened"]:
-            widen_layer(split.net.get_submodule(name), num_members, 0, name)
+            _widen_layer(split.net.get_submodule(name), num_members, 0, name)
         return cls(MultiHeadNet(split, num_members, seed=0).eval(), skeleton, tuple(config["widened"]))
 
 
@@ -327,12 +327,12 @@ class MIMO(BaseMethod[MIMOPredictor]):
         net, example = prepare_net(inputs, copy=True)
         skeleton = copy_to_meta(net)
         split = split_head(net, self.head, example=example)
-        widened = widen_input_layers(split, example, num_members, seed=seed)
+        widened = _widen_input_layers(split, example, num_members, seed=seed)
         multi_head = MultiHeadNet(split, num_members, seed=seed)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             rho, times = self.input_repetition, self.batch_repetition
-            orders = draw_input_orders(len(batch.y), num_members, input_repetition=rho, batch_repetition=times)
+            orders = _draw_input_orders(len(batch.y), num_members, input_repetition=rho, batch_repetition=times)
             orders = orders.to(batch.y.device)
             outputs = model([cast_inputs(model, take_rows(batch.x, rows)) for rows in orders])
             losses = [mean_loss(self.loss, z, batch.y[rows]) for z, rows in zip(outputs, orders, strict=True)]

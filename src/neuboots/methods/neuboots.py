@@ -43,7 +43,18 @@ from neuboots.weights import (
 def draw_replicate_weights(
     weight_distribution: WeightDistribution, num_blocks: int, start: int, stop: int, seed: int
 ) -> Tensor:
-    """Draw α_b for b in start … stop−1, each a function of (seed, b) alone: (stop − start, S)."""
+    """Draw α_b for b in start … stop−1, each a function of (seed, b) alone.
+
+    Args:
+        weight_distribution: Distribution of α.
+        num_blocks: Dimension S of α.
+        start: First replicate.
+        stop: One more than the last replicate.
+        seed: Seed of the replicates.
+
+    Returns:
+        The weights, (stop − start, S).
+    """
     return weight_distribution.sample(derive_keys(torch.arange(start, stop), seed, "replicate"), num_blocks)
 
 
@@ -62,6 +73,9 @@ def stream_head_weights(
         num_samples: Number of replicates B.
         weight_distribution: Distribution of α, for the exact moments.
         draw: Function of (start, stop) that returns α_b for b in start … stop−1.
+
+    Returns:
+        The stream.
     """
     with eval_mode(generator):
         at = generator.at(x)
@@ -265,7 +279,15 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
 
 
 def make_weighted_objective(schedule: WeightSchedule, loss: Loss) -> Callable[[int], Objective]:
-    """Return the objective of each epoch: the mean over a batch of α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) (eq. 2.6)."""
+    """Return the objective of each epoch: the mean over a batch of α_{u(i)} ℓ(g(Xᵢ, α), yᵢ) (eq. 2.6).
+
+    Args:
+        schedule: Schedule by which α is drawn.
+        loss: Loss with one value per example.
+
+    Returns:
+        A function of the epoch that returns a function of (g, batch).
+    """
 
     def objective_at(epoch: int) -> Objective:
         weights = schedule.at_epoch(epoch)
@@ -281,7 +303,16 @@ def make_weighted_objective(schedule: WeightSchedule, loss: Loss) -> Callable[[i
 
 
 def compute_mean_weights(weight_distribution: WeightDistribution, link: Link, num_blocks: int) -> Tensor:
-    """Return the α with the mean factor, h(α) = E h: if the net ends at its head, this gives the mean replicate: (S,)."""
+    """Return the α with the mean factor, h(α) = E h: if the net ends at its head, this gives the mean replicate.
+
+    Args:
+        weight_distribution: Distribution of α.
+        link: Link function h.
+        num_blocks: Dimension S of α.
+
+    Returns:
+        The weights, (S,).
+    """
     mean = link_moments(weight_distribution, link, num_blocks)[0]
     return torch.full((num_blocks,), mean if link == "identity" else -math.log(mean))
 

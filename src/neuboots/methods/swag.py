@@ -77,7 +77,7 @@ class IterateMoments(nn.Module):
         self.register_buffer("deviations", theta.new_zeros(columns, len(theta)))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("last_step", torch.full((), -1))
-        self.inputs: StoredInputs | None = None  # for BatchNorm, after training
+        self.inputs: _StoredInputs | None = None  # for BatchNorm, after training
         # every rank computes the same values, so that DDP need not synchronise them
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers(recurse=False)]
 
@@ -118,7 +118,7 @@ class IterateMoments(nn.Module):
 # -- BatchNorm statistics ------------------------------------------------------------------------------
 
 
-class StoredInputs(nn.Module):
+class _StoredInputs(nn.Module):
     """Training inputs in buffers, so that they are saved with the predictor.
 
     Args:
@@ -133,7 +133,7 @@ class StoredInputs(nn.Module):
             self.register_buffer(f"part{i}", part)
 
     @classmethod
-    def from_description(cls, description: dict[str, Any]) -> "StoredInputs":
+    def from_description(cls, description: dict[str, Any]) -> "_StoredInputs":
         """Create empty inputs of the shapes and dtypes of a description."""
         shapes = list(zip(description["shapes"], description["dtypes"], strict=True))
         empty = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
@@ -153,7 +153,7 @@ class StoredInputs(nn.Module):
             yield tree_map(lambda i, batch=batch: batch[i], self.structure)
 
 
-def find_batch_norms(net: nn.Module) -> list[str]:
+def _find_batch_norms(net: nn.Module) -> list[str]:
     """Return the names of the BatchNorm layers that update their statistics in training; a net may keep some frozen."""
     modes = [(module, module.training) for module in net.modules()]
     try:
@@ -178,8 +178,8 @@ def _average_statistics(layers: Collection[_BatchNorm]) -> Iterator[None]:
             layer.training, layer.momentum = training, momentum
 
 
-def recompute_statistics(
-    net: nn.Module, norms: Collection[str], weights: dict[str, Tensor], inputs: StoredInputs, batch_size: int
+def _recompute_statistics(
+    net: nn.Module, norms: Collection[str], weights: dict[str, Tensor], inputs: _StoredInputs, batch_size: int
 ) -> dict[str, Tensor]:
     """Compute the statistics of BatchNorm layers for other weights of the net.
 
@@ -205,7 +205,7 @@ def recompute_statistics(
 # -- the learning rate ---------------------------------------------------------------------------------
 
 
-class ConstantTailLR(LRScheduler):
+class _ConstantTailLR(LRScheduler):
     """A schedule for the first `start` steps, then a constant learning rate for each parameter group.
 
     Args:
@@ -238,13 +238,13 @@ class ConstantTailLR(LRScheduler):
         self.first.load_state_dict(state_dict["first"])
 
 
-def make_constant_tail(lr_scheduler: SchedulerFactory, start: int, rate: float | None) -> SchedulerFactory:
+def _make_constant_tail(lr_scheduler: SchedulerFactory, start: int, rate: float | None) -> SchedulerFactory:
     """Return a schedule that is constant after `start` steps, by default at half the initial learning rate."""
 
     def make(optimizer: Optimizer, total_steps: int) -> LRScheduler:
         rates = [0.5 * float(group["lr"]) if rate is None else rate for group in optimizer.param_groups]
         first = lr_scheduler(optimizer, total_steps)
-        return first if isinstance(first, ReduceLROnPlateau) else ConstantTailLR(first, start, rates)
+        return first if isinstance(first, ReduceLROnPlateau) else _ConstantTailLR(first, start, rates)
 
     make.__qualname__ = f"{describe_callable(lr_scheduler)}, then constant"  # identifies it in a checkpoint
     return make
@@ -293,13 +293,15 @@ class SWAGPredictor(Predictor):
             return weights
         return {**weights, **self._get_statistics(seed, b, weights, self.iterates.inputs)}
 
-    def _get_statistics(self, seed: int, b: int, weights: dict[str, Tensor], inputs: StoredInputs) -> dict[str, Tensor]:
+    def _get_statistics(
+        self, seed: int, b: int, weights: dict[str, Tensor], inputs: _StoredInputs
+    ) -> dict[str, Tensor]:
         """Return the statistics from a cache that drops the oldest entries."""
         cache, key = self._cache, (self._fingerprint(), seed, b)
         if cache and next(iter(cache))[0] != key[0]:
             cache.clear()  # the weights have changed
         if key not in cache:
-            cache[key] = recompute_statistics(self.net, self.norms, weights, inputs, self.batch_size)
+            cache[key] = _recompute_statistics(self.net, self.norms, weights, inputs, self.batch_size)
             entry_bytes = sum(num_bytes(tensor) for tensor in cache[key].values())
             while len(cache) > max(1, _MAX_CACHE_BYTES // entry_bytes):
                 cache.popitem(last=False)
@@ -338,7 +340,7 @@ class SWAGPredictor(Predictor):
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SWAGPredictor":
         iterates = IterateMoments(net, config["columns"], config["frozen"])
         if config["inputs"] is not None:
-            iterates.inputs = StoredInputs.from_description(config["inputs"])
+            iterates.inputs = _StoredInputs.from_description(config["inputs"])
         return cls(iterates.eval(), config["scale"], config["batch_size"], tuple(config["norms"]))
 
 
@@ -409,7 +411,7 @@ class SWAG(BaseMethod[SWAGPredictor]):
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
             return validation_metrics(loss, compute_output(model, batch.x), batch.y)
 
-        schedule = make_constant_tail(config.lr_scheduler, start, self.learning_rate)
+        schedule = _make_constant_tail(config.lr_scheduler, start, self.learning_rate)
         inputs = replace(inputs, config=replace(config, lr_scheduler=schedule))
         self._train(iterates, inputs, lambda epoch: objective, validate)
         iterates.collect(steps[-1])
@@ -418,9 +420,9 @@ class SWAG(BaseMethod[SWAGPredictor]):
                 f"training stopped after {int(iterates.count)} iterate(s); expected at least 2: use no patience, or a "
                 "smaller start"
             )
-        norms = tuple(find_batch_norms(net))
+        norms = tuple(_find_batch_norms(net))
         if norms:
-            iterates.inputs = StoredInputs(cast_inputs(net, self._load_inputs(inputs.data, config)))
+            iterates.inputs = _StoredInputs(cast_inputs(net, self._load_inputs(inputs.data, config)))
         return SWAGPredictor(iterates.eval(), self.scale, config.batch_size, norms)
 
     def _plan_steps(self, data: Dataset[Any], config: TrainingConfig) -> tuple[int, range]:

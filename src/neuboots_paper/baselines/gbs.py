@@ -34,7 +34,7 @@ from neuboots.head import (
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
 from neuboots.methods._base import LayerWrapper, register, set_context
-from neuboots.methods.batch_ensemble import LAYER_TYPES, check_replacements, outputs_match
+from neuboots.methods._rank_one import LAYER_TYPES, check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net, validation_metrics

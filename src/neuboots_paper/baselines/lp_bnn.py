@@ -24,8 +24,7 @@ from neuboots._validation import ArgumentError, check_int
 from neuboots.head import cast_inputs, copy_to_meta, eval_mode
 from neuboots.loading import preserve_rng_state, seed_everything
 from neuboots.methods._base import register, set_context
-from neuboots.methods.batch_ensemble import (
-    BatchEnsemblePredictor,
+from neuboots.methods._rank_one import (
     RankOneLayer,
     RankOneMethod,
     check_ensemble,
@@ -35,6 +34,7 @@ from neuboots.methods.batch_ensemble import (
     run_members,
     selected_members,
 )
+from neuboots.methods.batch_ensemble import BatchEnsemblePredictor
 from neuboots.prediction import SampleStream, draw_member_order, stream_forward_passes
 from neuboots.training import FitInputs, prepare_net
 
