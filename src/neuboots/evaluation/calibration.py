@@ -30,7 +30,7 @@ from neuboots.prediction import Prediction, Predictor, Summary
 class CalibrationReport(MetricState):
     """Result of `evaluate_calibration`; reports of parts of a data set add.
 
-    Attributes:
+    Args:
         classes: State of the metrics of probabilities.
         logit_nlls: −log softmax(z)_y at the mean logit z.
         entropy: Entropy of the mean probability, in nats.

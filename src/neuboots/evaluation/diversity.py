@@ -31,7 +31,7 @@ _DEFAULT_SAMPLES = 20  # for a method with infinitely many replicates
 class DiversityReport:
     """Result of `evaluate_diversity`.
 
-    Attributes:
+    Args:
         state: State of all metrics; states of parts of a data set add.
         num_samples: Number of replicates B that were compared.
         num_requested: Number of replicates that the caller asked for.

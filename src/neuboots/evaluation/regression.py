@@ -34,7 +34,7 @@ _METRICS = (
 class RegressionReport:
     """Result of `evaluate_regression`.
 
-    Attributes:
+    Args:
         state: State of all metrics; states of parts of a data set add.
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
@@ -122,6 +122,9 @@ def has_gaussian_head(predictor: Predictor, x: Any, y: Tensor, *, seed: int = 0)
         x: A batch of inputs; only the first row is used.
         y: Their targets.
         seed: Seed of the replicate.
+
+    Returns:
+        Whether the head predicts means and log-variances.
 
     Example:
         >>> from neuboots.methods.deterministic import DeterministicPredictor

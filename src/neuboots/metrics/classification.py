@@ -38,20 +38,32 @@ from neuboots.metrics.ranking import ConfidenceRanking
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityCurve:
-    """Mean confidence, accuracy and number of inputs in each bin; an empty bin has NaN means."""
+    """Accuracy by bins of the confidence; an empty bin has NaN means.
 
-    confidence: Tensor  # (num_bins,)
-    accuracy: Tensor  # (num_bins,)
-    count: Tensor  # (num_bins,)
+    Args:
+        confidence: Mean confidence of each bin, (num_bins,).
+        accuracy: Accuracy of each bin, (num_bins,).
+        count: Number of inputs of each bin, (num_bins,).
+    """
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins(MetricState):
-    """Sums of confidence and of correct predictions in each bin ((k − 1)/K, k/K] of the confidence."""
+    """Sums over the inputs in each bin ((k − 1)/K, k/K] of the confidence.
 
-    bin_confidence: Tensor  # (num_bins,)
-    bin_correct: Tensor  # (num_bins,)
-    bin_count: Tensor  # (num_bins,)
+    Args:
+        bin_confidence: Sum of the confidences, (num_bins,).
+        bin_correct: Number of correct predictions, (num_bins,).
+        bin_count: Number of inputs, (num_bins,).
+    """
+
+    bin_confidence: Tensor
+    bin_correct: Tensor
+    bin_count: Tensor
 
     @classmethod
     def from_confidence(cls, confidence: Tensor, correct: Tensor, *, num_bins: int = 15) -> Self:
@@ -95,6 +107,9 @@ class ReliabilityBins(MetricState):
 class ConfusionMatrix(MetricState):
     """Counts n_tg: a row for each true class, a column for each predicted class.
 
+    Args:
+        matrix: The counts, (C, C).
+
     Example:
         >>> labels, preds = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])
         >>> state = ConfusionMatrix.from_preds(preds, labels, num_classes=2)
@@ -102,7 +117,7 @@ class ConfusionMatrix(MetricState):
         ([[1, 0], [1, 1]], tensor([1.0000, 0.5000], dtype=torch.float64))
     """
 
-    matrix: Tensor  # (C, C)
+    matrix: Tensor
 
     @classmethod
     def from_preds(cls, preds: Tensor, labels: Tensor, *, num_classes: int) -> Self:
@@ -190,6 +205,11 @@ class ConfusionMatrix(MetricState):
 class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
     """Metrics of class probabilities that store nothing per input, for data that come in batches.
 
+    Args:
+        log_losses: Mean of −log p_y.
+        brier_scores: Mean of Σ_c (p_c − 1[y = c])².
+        ignore_index: Label of inputs that do not count.
+
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
         >>> state = sum(ProbabilityMetrics.from_batch(p, y) for p, y in zip(probs.split(2), labels.split(2)))
@@ -197,8 +217,8 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
         (3, tensor(0.3333, dtype=torch.float64))
     """
 
-    log_losses: RunningMean  # −log p_y
-    brier_scores: RunningMean  # Σ_c (p_c − 1[y = c])²
+    log_losses: RunningMean
+    brier_scores: RunningMean
     ignore_index: int | None
 
     @classmethod
@@ -238,6 +258,9 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
 @dataclass(frozen=True, eq=False)
 class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
     """All metrics of class probabilities for data that come in batches; it stores one confidence per input.
+
+    Args:
+        num_bins: Number of bins of the adaptive ECE.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])

@@ -33,11 +33,17 @@ from neuboots.metrics._base import (
 
 @dataclass(frozen=True, eq=False)
 class PairwiseCounts(MetricState):
-    """How often each pair of replicates makes the same prediction, and how often both are correct."""
+    """Counts of equal and of correct predictions for each pair of replicates.
 
-    agree: Tensor  # (B, B)
-    both_correct: Tensor  # (B, B)
-    count: Tensor  # ()
+    Args:
+        agree: Number of inputs with the same prediction, (B, B).
+        both_correct: Number of inputs on which both are correct, (B, B).
+        count: Number of inputs, a 0-dim tensor.
+    """
+
+    agree: Tensor
+    both_correct: Tensor
+    count: Tensor
 
     @classmethod
     def from_preds(cls, preds: Tensor, labels: Tensor) -> Self:
@@ -114,6 +120,9 @@ def _mean_over_pairs(values: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class DiversityMetrics(PairwiseCounts):
     """All metrics of diversity for data that come in batches.
+
+    Args:
+        divergences: Mean over pairs of the Kullback–Leibler divergence.
 
     Example:
         >>> probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]])  # B = 2, N = 2, C = 2

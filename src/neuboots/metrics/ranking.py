@@ -40,19 +40,26 @@ PositiveClass = Literal["in", "out"]
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverageCurve:
-    """Fraction of inputs with confidence ≥ threshold and the error among them, for each confidence that occurs.
+    """Error among the most confident inputs, by their fraction.
 
-    Thresholds fall.
+    Args:
+        coverage: Fraction of inputs with confidence ≥ threshold, (K,).
+        risk: Error among them, (K,).
+        threshold: The confidences that occur, falling, (K,).
     """
 
-    coverage: Tensor  # (K,)
-    risk: Tensor  # (K,)
-    threshold: Tensor  # (K,)
+    coverage: Tensor
+    risk: Tensor
+    threshold: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceRanking(MetricState):
     """State of metrics that rank inputs by confidence; it stores the confidence of each input.
+
+    Args:
+        confidence: Confidences by batch, (N,) each.
+        correct: Whether predictions are correct, by batch, (N,) each.
 
     Example:
         >>> first = ConfidenceRanking.from_confidence(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
@@ -328,6 +335,12 @@ class DetectionMetrics(MetricState):
     """Metrics of out-of-distribution detection for scores that come in batches; it stores the scores.
 
     Scores are larger for out-of-distribution inputs. A batch may lack one of the two classes.
+
+    Args:
+        id_scores: Scores of in-distribution inputs by batch, (N,) each.
+        ood_scores: Scores of out-of-distribution inputs by batch, (N,) each.
+        positive: Which class is positive, "in" or "out".
+        tpr: True positive rate of `tnr_at_tpr` and `fpr_at_tpr`.
 
     Example:
         >>> id_scores, ood_scores = torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9])

@@ -33,10 +33,15 @@ _NUM_LEVELS = 99  # the levels 0.01, 0.02, …, 0.99 of check score and interval
 
 @dataclass(frozen=True, eq=False)
 class CalibrationCurve:
-    """Expected and observed fraction of y inside the central interval of each level."""
+    """Expected and observed fraction of y inside the central interval of each level.
 
-    expected: Tensor  # (num_levels,)
-    observed: Tensor  # (num_levels,)
+    Args:
+        expected: The levels, (num_levels,).
+        observed: Fraction of y inside, (num_levels,).
+    """
+
+    expected: Tensor
+    observed: Tensor
 
     @property
     def mean_absolute_error(self) -> Tensor:
@@ -62,6 +67,12 @@ class CalibrationCurve:
 class IntervalMetrics(MetricState):
     """Coverage, width and score of intervals [low, high], for data that come in batches.
 
+    Args:
+        covered: Mean of 1[low ≤ y ≤ high].
+        widths: Mean of high − low.
+        distances: Mean distance of y from the interval.
+        level: Nominal coverage.
+
     Example:
         >>> low, high, y = torch.zeros(2), torch.tensor([1.0, 3.0]), torch.tensor([0.5, 4.0])
         >>> state = IntervalMetrics.from_batch(low, high, y, level=0.5)
@@ -69,9 +80,9 @@ class IntervalMetrics(MetricState):
         (tensor(0.5000, dtype=torch.float64), tensor(2., dtype=torch.float64), tensor(4., dtype=torch.float64))
     """
 
-    covered: RunningMean  # 1[low ≤ y ≤ high]
+    covered: RunningMean
     widths: RunningMean
-    distances: RunningMean  # of y from the interval
+    distances: RunningMean
     level: float
 
     @classmethod
@@ -124,6 +135,15 @@ class RegressionMetrics(IntervalMetrics):
 
     `coverage`, `mean_width` and `interval_score` are those of the central interval of `level`.
 
+    Args:
+        squared_errors: Mean of (y − μ)².
+        log_losses: Mean of −log N(y; μ, σ²), where σ > 0.
+        crps_values: Mean CRPS.
+        check_scores: Mean check score.
+        interval_scores: Mean interval score over all levels.
+        variances: Mean of σ².
+        inside: Number of y in the central interval of each level, (num_levels,).
+
     Example:
         >>> mean, std, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [6.0]])
         >>> state = sum(RegressionMetrics.from_batch(*batch) for batch in zip(mean, std, y))
@@ -131,13 +151,13 @@ class RegressionMetrics(IntervalMetrics):
         (2, tensor(3.5532, dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
     """
 
-    squared_errors: RunningMean  # (y − μ)²
-    log_losses: RunningMean  # −log N(y; μ, σ²), where σ > 0
+    squared_errors: RunningMean
+    log_losses: RunningMean
     crps_values: RunningMean
     check_scores: RunningMean
     interval_scores: RunningMean
-    variances: RunningMean  # σ²
-    inside: Tensor  # (num_levels,) number of y in the central interval of each level
+    variances: RunningMean
+    inside: Tensor
 
     @classmethod
     def from_batch(cls, mean: Tensor, std: Tensor, y: Tensor, *, level: float = 0.95, num_levels: int = 100) -> Self:
