@@ -77,20 +77,8 @@ def _rank(level: float, num_examples: int, num_pixels: int = 1) -> int:
     return math.ceil(Fraction(str(float(level))) * (num_examples + 1) * num_pixels)
 
 
-def has_enough_calibration_rows(level: float, num_examples: int) -> bool:
-    """Return whether there is a rank for this level: level · (n + 1) ≤ n.
-
-    Args:
-        level: Coverage of the sets.
-        num_examples: Number of calibration examples n.
-
-    Returns:
-        Whether the quantile is finite.
-
-    Example:
-        >>> has_enough_calibration_rows(0.9, 8), has_enough_calibration_rows(0.9, 9)
-        (False, True)
-    """
+def _has_rank(level: float, num_examples: int) -> bool:
+    """Whether there is a rank for this level: level · (n + 1) ≤ n."""
     return _rank(level, num_examples) <= num_examples
 
 
@@ -111,7 +99,7 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
     """
     counts = counts[counts > 0].long()
     n = len(counts)
-    if not has_enough_calibration_rows(level, n):
+    if not _has_rank(level, n):
         return math.inf
     unit, wanted = math.lcm(*set(counts.tolist())), 0.0
     if unit * n < 1 << 62:  # fractions in integers
@@ -124,7 +112,7 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
 
 
 def _check_calibration_rows(level: float, num_examples: int) -> None:
-    if not has_enough_calibration_rows(level, num_examples):
+    if not _has_rank(level, num_examples):
         exact = Fraction(str(float(level)))
         expected = f"at least {math.ceil(exact / (1 - exact))} for level {level:g}"
         raise ArgumentError("calibration_data", f"{num_examples} examples", expected)

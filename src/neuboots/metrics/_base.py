@@ -21,9 +21,10 @@ _HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
 
 @dataclass(frozen=True, eq=False)
 class MetricState:
-    """Base class of states that add: fields that are tensors or states are added, tuples of tensors are concatenated.
+    """Base class of states that add up over batches.
 
-    Any other field is an option and must be equal on both sides.
+    Fields that are tensors or states are added, tuples of tensors are concatenated; any other field is an option and
+    must be equal on both sides.
 
     Example:
         >>> @dataclass(frozen=True, eq=False)
@@ -35,11 +36,6 @@ class MetricState:
         >>> both.total / both.count
         tensor(2.)
     """
-
-    @classmethod
-    def from_batch(cls, *args: Any, **options: Any) -> Self:
-        """Return the state of one batch; subclasses define the arguments."""
-        raise NotImplementedError(f"{cls.__name__} has no from_batch")
 
     def __add__(self, other: Self) -> Self:
         if type(other) is not type(self):
@@ -95,11 +91,6 @@ class RunningMean(MetricState):
         return self.total / check_nonempty(self.count)
 
 
-def store_values(values: Tensor) -> tuple[Tensor, ...]:
-    """Copy values that a state stores one by one, so that the batch can be freed."""
-    return (values.detach().flatten().clone(),)
-
-
 def concat_values(parts: tuple[Tensor, ...]) -> Tensor:
     """Concatenate all stored values: (N,)."""
     return torch.cat([part.to(parts[0].device) for part in parts])
@@ -128,7 +119,7 @@ def run_ends(sorted_values: Tensor) -> Tensor:
 
 def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
     """Check (N, C, *) and (N, *), and flatten them to (N, C) and (N,) without the labels equal to `ignore_index`."""
-    flat, y = _flatten_outputs("probs", probs, labels)
+    flat, y = flatten_outputs("probs", probs, labels)
     if ignore_index is not None and bool((y == check_int("ignore_index", ignore_index)).any()):
         flat, y = flat[y != ignore_index], y[y != ignore_index]
     if len(y) == 0:
@@ -145,18 +136,8 @@ def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = N
     return flat, y
 
 
-def flatten_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check logits (N, C, *) of at least two classes and labels (N, *), and flatten them to (N, C) and (N,)."""
-    flat, y = _flatten_outputs("logits", logits, labels)
-    if flat.shape[1] == 1:
-        hint = "a single logit z of the second of two classes is torch.cat([0 * z, z], 1)"
-        raise ArgumentError("logits.shape", tuple(logits.shape), "at least two classes", hint=hint)
-    flatten_reals(logits=flat)
-    check_label_range("labels", y, flat.shape[1])
-    return flat, y
-
-
-def _flatten_outputs(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def flatten_outputs(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Check outputs (N, C, *) and integer labels (N, *), and flatten them to (N, C) and (N,)."""
     if values.dim() < 2 or values.shape[1] == 0:
         raise ArgumentError(f"{name}.shape", tuple(values.shape), "(N, C, *) with at least one class")
     expected = (values.shape[0], *values.shape[2:])

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from neuboots._validation import check_int
+from neuboots._validation import ArgumentError, check_int
 from neuboots.metrics._base import (
     MetricState,
     RunningMean,
     check_integers,
     check_label_range,
     check_nonempty,
-    flatten_logits,
+    flatten_outputs,
     flatten_probs,
+    flatten_reals,
 )
 from neuboots.metrics.ranking import ConfidenceRanking
 
@@ -385,7 +386,12 @@ def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
         >>> nll_at_mean_logit(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         tensor(0.6931, dtype=torch.float64)
     """
-    z, y = flatten_logits(logits, labels)
+    z, y = flatten_outputs("logits", logits, labels)
+    if z.shape[1] == 1:
+        hint = "a single logit z of the second of two classes is torch.cat([0 * z, z], 1)"
+        raise ArgumentError("logits.shape", tuple(logits.shape), "at least two classes", hint=hint)
+    flatten_reals(logits=z)
+    check_label_range("labels", y, z.shape[1])
     return RunningMean.from_batch(cross_entropy(z.double(), y, reduction="none")).value
 
 

@@ -5,7 +5,6 @@ metric that is a mean over inputs, such as `pinball` or `crps_samples`, needs no
 `torchmetrics.MeanMetric` with `weight=len(batch)`.
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -26,7 +25,7 @@ class StreamingMetric(Metric):
     Metrics of the same state and options, such as ECE and NLL, share their work in a `MetricCollection`.
 
     Args:
-        state: Class of the state, such as `ClassificationMetrics`.
+        state: `MetricState` with `from_batch`, such as `ClassificationMetrics`.
         metric: Name of one of its properties, such as "ece".
         **options: Keyword arguments of `state.from_batch`.
 
@@ -47,14 +46,12 @@ class StreamingMetric(Metric):
     parts: list[Tensor]
     full_state_update = False
 
-    def __init__(self, state: type[MetricState], metric: str, **options: Any) -> None:
+    def __init__(self, state: type[Any], metric: str, **options: Any) -> None:
         super().__init__()
         if not isinstance(getattr(state, metric, None), property):
             raise ArgumentError("metric", metric, f"a property of {state.__name__}")
         self.state, self.metric = state, metric
-        parameters = inspect.signature(state.from_batch).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        self.options = defaults | options
+        self.options = {**(state.from_batch.__kwdefaults__ or {}), **options}
         self.add_state("parts", [], dist_reduce_fx="cat")
         self.reset()
 

@@ -32,7 +32,6 @@ from neuboots.metrics._base import (
     flatten_probs,
     flatten_reals,
     run_ends,
-    store_values,
 )
 
 PositiveClass = Literal["in", "out"]
@@ -86,7 +85,7 @@ class ConfidenceRanking(MetricState):
         if correct.dtype != torch.bool:
             raise ArgumentError("correct.dtype", correct.dtype, "torch.bool", hint="pass preds == labels")
         _check_float_scores("confidence", confidence)
-        return cls(store_values(confidence), store_values(correct))
+        return cls((confidence.detach().flatten().clone(),), (correct.detach().flatten().clone(),))
 
     @classmethod
     def from_probs(cls, probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Self:
@@ -376,7 +375,8 @@ class DetectionMetrics(MetricState):
         check_choice("positive", positive, get_args(PositiveClass))
         for name, scores in (("id_scores", id_scores), ("ood_scores", ood_scores)):
             _check_float_scores(name, scores)
-        return cls(store_values(id_scores), store_values(ood_scores), positive, check_fraction("tpr", tpr))
+        stored_id, stored_ood = (scores.detach().flatten().clone() for scores in (id_scores, ood_scores))
+        return cls((stored_id,), (stored_ood,), positive, check_fraction("tpr", tpr))
 
     def _evaluate(self, metric: Callable[..., Tensor], positive: PositiveClass, **options: float) -> Tensor:
         """Apply a function of scores that are larger for the positive class."""
