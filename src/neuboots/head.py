@@ -42,14 +42,30 @@ _SWAP_LOCK = threading.RLock()  # a substitute is seen by every thread that call
 
 
 def call_net(net: nn.Module, x: Any) -> Any:
-    """Call the net: a mapping is passed as keyword arguments (Hugging Face), a tuple or list as positional ones."""
+    """Call the net: a mapping is passed as keyword arguments (Hugging Face), a tuple or list as positional ones.
+
+    Args:
+        net: The net.
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        What the net returns.
+    """
     if isinstance(x, Mapping):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)
 
 
 def cast_inputs(net: nn.Module, x: Any) -> Any:
-    """Return x on the net's device, with floating-point tensors in the net's precision and of class `Tensor`."""
+    """Return x on the net's device, with floating-point tensors in the net's precision and of class `Tensor`.
+
+    Args:
+        net: The net.
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The converted inputs.
+    """
     like = next((p for p in net.parameters() if p.is_floating_point() and not is_lazy(p)), None)
     if like is None:
         return x
@@ -67,7 +83,11 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
 
 
 def check_inputs(x: Any) -> None:
-    """Raise ArgumentError unless x is a tensor, or a dict, tuple or list of them, without NaN and infinite values."""
+    """Raise ArgumentError unless x is a tensor, or a dict, tuple or list of them, without NaN and infinite values.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+    """
     parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if not tensors:
@@ -90,6 +110,9 @@ def extract_output(result: Any, x: Any = None) -> Tensor:
     Args:
         result: What the net returned.
         x: Its inputs; if they have a single row, the first axis is restored that a net may have squeezed away.
+
+    Returns:
+        The output, (N, C, *) or (N,).
 
     Raises:
         ArgumentError: If the result has several tensors, or none.
@@ -129,18 +152,43 @@ def _find_output(result: Any) -> Tensor:
 
 
 def compute_output(net: nn.Module, x: Any) -> Tensor:
-    """Return the net's output at x, on its device and in its precision, (N, C, *) or (N,)."""
+    """Return the net's output at x, on its device and in its precision, (N, C, *) or (N,).
+
+    Args:
+        net: The net.
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The output.
+    """
     x = cast_inputs(net, x)
     return extract_output(call_net(net, x), x)
 
 
 def add_output_axis(output: Tensor, *, ndim: int = 2) -> Tensor:
-    """Append an axis to outputs without one: (N,) becomes (N, 1), and (K, N) becomes (K, N, 1) with `ndim=3`."""
+    """Append an axis to outputs without one: (N,) becomes (N, 1), and (K, N) becomes (K, N, 1) with `ndim=3`.
+
+    Args:
+        output: Outputs of a net.
+        ndim: Number of axes that the outputs should have.
+
+    Returns:
+        The outputs with at least `ndim` axes.
+    """
     return output if output.ndim >= ndim else output[..., None]
 
 
 def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
-    """Return the inputs of two examples (or of the only one) as the net will see them; initialise its lazy layers."""
+    """Return the inputs of two examples (or of the only one) as the net will see them; initialise its lazy layers.
+
+    Args:
+        net: The net that will read them.
+        data: Data set of pairs (x, y).
+        seed: Seed of what is drawn.
+
+    Returns:
+        A batch of inputs.
+    """
     n = dataset_length(data)
     with preserve_rng_state():
         examples = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
@@ -164,7 +212,14 @@ def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
 
 
 def unwrap_model(net: nn.Module) -> nn.Module:
-    """Return the module inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
+    """Return the module inside DataParallel, DistributedDataParallel and torch.compile wrappers.
+
+    Args:
+        net: The net.
+
+    Returns:
+        The inner module.
+    """
     while True:
         if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
             net = net.module
@@ -176,7 +231,14 @@ def unwrap_model(net: nn.Module) -> nn.Module:
 
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Put the net into evaluation mode; restore the mode of every module on exit."""
+    """Put the net into evaluation mode; restore the mode of every module on exit.
+
+    Args:
+        net: The net.
+
+    Yields:
+        Nothing.
+    """
     training = [module for module in net.modules() if module.training]
     net.eval()
     try:
@@ -188,19 +250,38 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eager_mode(net: nn.Module) -> Iterator[None]:
-    """Run compiled parts of the net eagerly, since a compiler cannot see recorded operations."""
+    """Run compiled parts of the net eagerly, since a compiler cannot see recorded operations.
+
+    Args:
+        net: The net.
+
+    Yields:
+        Nothing.
+    """
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield
 
 
 def has_lazy_layers(net: nn.Module) -> bool:
-    """Return whether a layer needs a first input to know its shape."""
+    """Return whether a layer needs a first input to know its shape.
+
+    Args:
+        net: The net.
+
+    Returns:
+        Whether it has lazy layers.
+    """
     return any(is_lazy(parameter) for parameter in net.parameters())
 
 
 def initialize_lazy_layers(net: nn.Module, example: Any) -> None:
-    """Run the net once if it has lazy layers; raise ArgumentError if there is no example input."""
+    """Run the net once if it has lazy layers; raise ArgumentError if there is no example input.
+
+    Args:
+        net: The net.
+        example: Input of the net.
+    """
     if not has_lazy_layers(net):
         return
     if example is None:
@@ -216,12 +297,26 @@ def _derived_tensors(net: nn.Module) -> dict[int, Tensor]:
 
 
 def copy_net(net: nn.Module) -> nn.Module:
-    """Return a copy that shares nothing with the net."""
+    """Return a copy that shares nothing with the net.
+
+    Args:
+        net: The net.
+
+    Returns:
+        The copy.
+    """
     return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
 def copy_to_meta(net: nn.Module) -> nn.Module:
-    """Return a copy on torch's meta device: the architecture, without memory for the weights."""
+    """Return a copy on torch's meta device: the architecture, without memory for the weights.
+
+    Args:
+        net: The net.
+
+    Returns:
+        The copy.
+    """
     memo: dict[int, Any] = dict(_derived_tensors(net))
     for tensor in [*net.parameters(), *net.buffers()]:
         empty = torch.empty_like(tensor, device="meta")
@@ -314,7 +409,14 @@ def _set_item(target: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def as_plain_tensor(tensor: Tensor) -> Tensor:
-    """Return the tensor as an instance of `Tensor` itself."""
+    """Return the tensor as an instance of `Tensor` itself.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        The plain tensor, which shares its data.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 
@@ -362,14 +464,23 @@ class TracedTensor(Tensor):
 
 @dataclass
 class Recording:
-    """The operations that follow one or more source tensors, in order, with the real values of other tensors."""
+    """The operations that follow one or more source tensors, in order, with the real values of other tensors.
 
-    strict: bool = True  # whether operations that cannot be replayed raise ArgumentError
+    Args:
+        strict: Whether operations that cannot be replayed raise ArgumentError.
+        sources: Names of the sources by position.
+        steps: The operations with their inputs and the positions of their outputs.
+        num_slots: Number of recorded tensors.
+        written: Whether a step changed a tensor in place.
+        constants: Other tensors that the steps use, with their versions.
+    """
+
+    strict: bool = True
     sources: dict[int, str] = field(default_factory=dict)
     steps: list[tuple[Any, Any, Any]] = field(default_factory=list)
     num_slots: int = 0
-    written: bool = False  # whether a step changed a tensor in place
-    constants: list[tuple[Tensor, int]] = field(default_factory=list)  # tensors that steps use, with their versions
+    written: bool = False
+    constants: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def source(self, tensor: Tensor, name: str) -> Tensor:
         """Return the tensor as a named source whose operations are recorded."""
@@ -422,7 +533,14 @@ class Recording:
 
 
 def is_head(module: nn.Module) -> bool:
-    """Return whether the module is a plain Linear or 1×1 convolution: M(φ) = Wφ + b and nothing more."""
+    """Return whether the module is a plain Linear or 1×1 convolution: M(φ) = Wφ + b and nothing more.
+
+    Args:
+        module: A module.
+
+    Returns:
+        Whether it can be a head.
+    """
     base = next((base for base in _HEAD_TYPES if isinstance(module, base)), None)
     if base is None or base.forward is not type(module).forward or is_lazy(cast(Tensor, module.weight)):
         return False
@@ -435,7 +553,15 @@ def is_head(module: nn.Module) -> bool:
 
 
 def make_head(weight: Tensor, bias: Tensor | None) -> Head:
-    """Return a Linear or 1×1 convolution with copies of these weights, without their parametrization."""
+    """Return a Linear or 1×1 convolution with copies of these weights, without their parametrization.
+
+    Args:
+        weight: Weights, (C, D) or (C, D, 1, …).
+        bias: Biases, (C,), or None.
+
+    Returns:
+        The layer.
+    """
     outputs, width = weight.shape[:2]
     conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3] if weight.ndim > 2 else None
     # on "meta" no initial weights are drawn, so that the caller's random state does not change
@@ -447,6 +573,12 @@ def make_head(weight: Tensor, bias: Tensor | None) -> Head:
 
 def find_head_candidates(net: nn.Module) -> list[str]:
     """Return the names of the layers that could be the head, in the order of registration.
+
+    Args:
+        net: The net.
+
+    Returns:
+        Their names.
 
     Example:
         >>> find_head_candidates(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
@@ -471,6 +603,9 @@ def find_head(net: nn.Module, *, example: Any = None) -> str:
         net: Module.
         example: Input. With it, the head is the layer whose output reaches the net's output past no other learned
             layer; without, the last registered layer with parameters.
+
+    Returns:
+        Its name.
 
     Raises:
         ArgumentError: If there is no such layer, or several; the message lists the candidates.

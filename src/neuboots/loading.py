@@ -144,7 +144,14 @@ def _check_sampler(loader: DataLoader[Any], name: str) -> None:
 
 
 def unpack_example(example: Any) -> tuple[Any, Any]:
-    """Return one example of a data set as (inputs, target); raise ArgumentError if it is not a pair."""
+    """Return one example of a data set as (inputs, target); raise ArgumentError if it is not a pair.
+
+    Args:
+        example: An example of a data set.
+
+    Returns:
+        Inputs and target.
+    """
     if isinstance(example, tuple | list) and len(example) == 2:
         return example[0], example[1]
     raise ArgumentError(
@@ -156,7 +163,14 @@ def unpack_example(example: Any) -> tuple[Any, Any]:
 
 
 def dataset_length(data: Dataset[Any]) -> int | None:
-    """Return the number of examples n, or None for an iterable data set; raise ArgumentError if n = 0."""
+    """Return the number of examples n, or None for an iterable data set; raise ArgumentError if n = 0.
+
+    Args:
+        data: Data set of pairs (x, y).
+
+    Returns:
+        n, or None.
+    """
     inner = data.data if isinstance(data, _CollatedDataset) else data
     if isinstance(inner, IterableDataset) or not hasattr(inner, "__len__"):
         return None
@@ -167,7 +181,14 @@ def dataset_length(data: Dataset[Any]) -> int | None:
 
 
 def check_length(data: Dataset[Any]) -> int:
-    """Return the number of examples n; raise ArgumentError for an iterable data set, whose length is unknown."""
+    """Return the number of examples n; raise ArgumentError for an iterable data set, whose length is unknown.
+
+    Args:
+        data: Data set of pairs (x, y).
+
+    Returns:
+        n.
+    """
     n = dataset_length(data)
     if n is None:
         raise ArgumentError("data", type(data), "a data set with a length")
@@ -186,7 +207,14 @@ def _unwrap_subsets(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
 
 
 def get_tensors(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors of a TensorDataset, or of a Subset of one, and the positions of its examples (None: all)."""
+    """Return the tensors of a TensorDataset, or of a Subset of one, and the positions of its examples (None: all).
+
+    Args:
+        data: Data set of pairs (x, y).
+
+    Returns:
+        The tensors (None for other data) and the positions.
+    """
     inner, positions = _unwrap_subsets(data)
     in_memory = isinstance(inner, TensorDataset) and not isinstance(data, _CollatedDataset)
     return (inner.tensors, positions) if in_memory else (None, None)  # type: ignore[attr-defined]
@@ -222,7 +250,14 @@ def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor]
 
 
 def load_class_labels(data: Dataset[Any]) -> Tensor:
-    """Return the class of each example, (n,); raise ArgumentError if the targets are not class labels."""
+    """Return the class of each example, (n,); raise ArgumentError if the targets are not class labels.
+
+    Args:
+        data: Data set of pairs (x, y).
+
+    Returns:
+        The classes, int64.
+    """
     labels = load_targets(data)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     integral = not labels.is_floating_point() or bool((labels == labels.round()).all())
@@ -250,7 +285,11 @@ def seed_everything(*name: int | str) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Restore the global random states of Python, NumPy and torch on exit."""
+    """Restore the global random states of Python, NumPy and torch on exit.
+
+    Yields:
+        Nothing.
+    """
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         try:
@@ -362,7 +401,15 @@ class _IndexedStream(IterableDataset[Any]):
 
 
 def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return a batch (x, y) of these examples, by the data set's own collate function if it has one."""
+    """Return a batch (x, y) of these examples, by the data set's own collate function if it has one.
+
+    Args:
+        data: Data set of pairs (x, y).
+        examples: Pairs (x, y).
+
+    Returns:
+        Batched inputs and targets.
+    """
     return unpack_example(getattr(data, "collate_fn", default_collate)(examples))
 
 

@@ -49,7 +49,15 @@ def weighted_mean(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -
 
 
 def valid_mask(loss: Loss, targets: Tensor) -> Tensor | None:
-    """Return where the targets differ from the loss's `ignore_index`; None if they all do, or if it has none."""
+    """Return where the targets differ from the loss's `ignore_index`; None if they all do, or if it has none.
+
+    Args:
+        loss: A loss.
+        targets: Targets, (N, *).
+
+    Returns:
+        The mask, in the shape of the targets, or None.
+    """
     ignore_index = getattr(loss, "ignore_index", None)
     if ignore_index is None or targets.is_floating_point():
         return None
@@ -261,8 +269,15 @@ _SAVED = (BrierLoss, GaussianNLL, CheckedMSELoss, CheckedBCEWithLogitsLoss, Chec
 def describe_loss(loss: Loss) -> dict[str, Any]:
     """Return the loss as JSON; raise ArgumentError if it cannot be rebuilt from that.
 
-    >>> describe_loss(nn.CrossEntropyLoss(ignore_index=255))
-    {'name': 'CrossEntropyLoss', 'ignore_index': 255, 'label_smoothing': 0.0}
+    Args:
+        loss: A loss.
+
+    Returns:
+        Its name and options.
+
+    Example:
+        >>> describe_loss(nn.CrossEntropyLoss(ignore_index=255))
+        {'name': 'CrossEntropyLoss', 'ignore_index': 255, 'label_smoothing': 0.0}
     """
     loss = as_loss(loss)
     name = type(loss).__name__.removeprefix("Checked")
@@ -278,7 +293,14 @@ def describe_loss(loss: Loss) -> dict[str, Any]:
 
 
 def build_loss(description: dict[str, Any]) -> Loss:
-    """Return the loss that `describe_loss` described."""
+    """Return the loss that `describe_loss` described.
+
+    Args:
+        description: What the corresponding `describe` function returned.
+
+    Returns:
+        The loss.
+    """
     options = dict(description)
     name = options.pop("name")
     own: dict[str, Callable[..., Loss]] = {"BrierLoss": BrierLoss, "GaussianNLL": GaussianNLL}

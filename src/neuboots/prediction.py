@@ -41,7 +41,16 @@ _QUANTILE_SAMPLES = 32  # replicates' worth of values held for quantiles; B / 32
 
 
 def class_probabilities(outputs: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
-    """Return softmax over the class axis, in single precision at least; one output is the logit of class 1 of two."""
+    """Return softmax over the class axis, in single precision at least; one output is the logit of class 1 of two.
+
+    Args:
+        outputs: Outputs of a net.
+        dim: Class axis.
+        out: Tensor for the result.
+
+    Returns:
+        The probabilities.
+    """
     dtype = _at_least_float32(outputs.dtype)  # replicates differ by less than half precision resolves
     if outputs.shape[dim] == 1:
         outputs = outputs.to(dtype)
@@ -50,7 +59,16 @@ def class_probabilities(outputs: Tensor, dim: int, *, out: Tensor | None = None)
 
 
 def categorical_entropy(probs: Tensor, dim: int, *, scratch: Tensor | None = None) -> Tensor:
-    """Return H(p) = −Σ_c p_c log p_c along an axis, in nats."""
+    """Return H(p) = −Σ_c p_c log p_c along an axis, in nats.
+
+    Args:
+        probs: Probabilities.
+        dim: Class axis.
+        scratch: Tensor for intermediate results.
+
+    Returns:
+        The entropy.
+    """
     tiny = torch.finfo(probs.dtype).tiny  # p = 0 adds 0, not NaN
     return -torch.clamp_min(probs, tiny, out=scratch).log_().mul_(probs).sum(dim)
 
@@ -77,7 +95,14 @@ def _summary_chunk_size(replicate_bytes: int) -> int:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor in bytes, at least 1."""
+    """Return the size of a tensor in bytes, at least 1.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        The size.
+    """
     return max(1, tensor.numel() * tensor.element_size())
 
 
@@ -283,6 +308,12 @@ class Summary(_Statistics):
         probs: Predictive probabilities, (N, C, *).
         expected_entropy: Mean entropy of the replicates in nats, (N, *).
         quantiles: Quantiles by level, those that were requested.
+
+    Example:
+        >>> from neuboots.methods import DeterministicPredictor
+        >>> summary = DeterministicPredictor(nn.Linear(2, 3)).summarize(torch.zeros(4, 2), 10, quantiles=(0.5,))
+        >>> summary.quantile(0.5).shape
+        torch.Size([4, 3])
     """
 
     num_samples: int
@@ -323,7 +354,15 @@ class SampleStream:
 
 
 def stream_forward_passes(num_samples: int, run: Callable[[int], Tensor]) -> SampleStream:
-    """Return a stream whose replicate b is the output run(b), (N, C, *), of a forward pass."""
+    """Return a stream whose replicate b is the output run(b), (N, C, *), of a forward pass.
+
+    Args:
+        num_samples: Number of samples B.
+        run: Function of b that returns the output of replicate b, (N, C, *).
+
+    Returns:
+        The stream.
+    """
     first = run(0)
 
     def chunks(size: int) -> Iterator[Tensor]:
@@ -338,7 +377,16 @@ def stream_forward_passes(num_samples: int, run: Callable[[int], Tensor]) -> Sam
 
 
 def draw_member_order(num_members: int, num_samples: int, *, seed: int) -> Tensor:
-    """Draw which of K members each replicate is, (B,): every K replicates are a permutation of the members."""
+    """Draw which of K members each replicate is, (B,): every K replicates are a permutation of the members.
+
+    Args:
+        num_members: Number of members K.
+        num_samples: Number of samples B.
+        seed: Seed of what is drawn.
+
+    Returns:
+        The numbers of the members, (B,).
+    """
     rounds = -(-num_samples // num_members)
     uniform = draw_uniform(derive_keys(torch.arange(rounds), seed, "members")[:, None], torch.arange(num_members))
     return uniform.argsort(1).flatten()[:num_samples]
@@ -354,6 +402,9 @@ def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], T
         num_members: Number of members K.
         run: Function of member numbers that returns their outputs, (len(numbers), N, C, *).
         seed: Seed of the order of the members.
+
+    Returns:
+        The stream.
     """
     order = draw_member_order(num_members, num_samples, seed=seed)
     members = torch.unique(order)  # sorted
@@ -384,7 +435,15 @@ def _collect_samples(stream: SampleStream) -> Prediction:
 
 
 def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) -> Summary:
-    """Accumulate the statistics of a stream, and these quantiles, in memory that does not grow with B."""
+    """Accumulate the statistics of a stream, and these quantiles, in memory that does not grow with B.
+
+    Args:
+        stream: A stream of replicates.
+        quantiles: Levels of the quantiles.
+
+    Returns:
+        The statistics.
+    """
     sums: _RunningSums | None = None
     for chunk in stream.chunks(min(_summary_chunk_size(stream.replicate_bytes), stream.num_samples)):
         if sums is None:
@@ -486,6 +545,12 @@ class Predictor(ABC):
 
     Replicate b of a seed is one function of x: the same on any batch, order, device and process. A subclass implements
     `net`, `stream`, `config` and `from_config`; `predict` and `summarize` follow.
+
+    Example:
+        >>> from neuboots.methods import DeterministicPredictor
+        >>> predictor = DeterministicPredictor(nn.Linear(2, 3))
+        >>> predictor.predict(torch.zeros(4, 2), 10).samples.shape  # (B, N, C)
+        torch.Size([10, 4, 3])
     """
 
     @property
@@ -573,7 +638,12 @@ class Predictor(ABC):
 
 
 class Method(Protocol):
-    """A frozen dataclass of options whose `fit` turns a net and data into a `Predictor`."""
+    """A frozen dataclass of options whose `fit` turns a net and data into a `Predictor`.
+
+    Example:
+        >>> from neuboots import Deterministic
+        >>> method: Method = Deterministic()
+    """
 
     def fit(
         self,

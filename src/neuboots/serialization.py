@@ -58,6 +58,13 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
     Raises:
         ArgumentError: If the first argument is not a predictor, or has an option that cannot be saved.
         FileExistsError: If the folder holds other files.
+
+    Example:
+        >>> from neuboots.methods import DeterministicPredictor
+        >>> folder = Path(tempfile.mkdtemp()) / "model"
+        >>> save(DeterministicPredictor(nn.Linear(4, 2)), folder)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.json', 'model.safetensors']
     """
     if not isinstance(predictor, Predictor):
         raise ArgumentError("predictor", type(predictor), "a Predictor, as returned by fit")
@@ -93,7 +100,14 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Pred
 
 
 def describe_predictor(predictor: Predictor) -> dict[str, Any]:
-    """Return the config from which `build_predictor` rebuilds a predictor: method, options and net, as JSON."""
+    """Return the config from which `build_predictor` rebuilds a predictor: method, options and net, as JSON.
+
+    Args:
+        predictor: Fitted predictor.
+
+    Returns:
+        The config.
+    """
     return {**predictor.config(), "net": None if predictor.net is None else describe_net(predictor.net)}
 
 
@@ -218,6 +232,12 @@ def configurable(cls: M) -> M:
 def describe_net(net: nn.Module) -> dict[str, Any] | None:
     """Return the class and options of a `configurable` net; None for another net, or one whose layers were changed.
 
+    Args:
+        net: The net.
+
+    Returns:
+        The description, or None.
+
     Example:
         >>> from neuboots.nets import SmallCNN
         >>> describe_net(SmallCNN(1, 10))
@@ -241,6 +261,9 @@ def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = 
     Args:
         description: What `describe_net` returned.
         path: Where the description comes from, for error messages.
+
+    Returns:
+        The net.
 
     Raises:
         ArtifactError: If the class is not registered, or the options do not fit.
@@ -348,7 +371,11 @@ def read_artifact(folder: str | os.PathLike[str], *, kind: str) -> Artifact:
 
 
 def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise FileExistsError if `write_artifact` could not write to this folder; for a check before long work."""
+    """Raise FileExistsError if `write_artifact` could not write to this folder; for a check before long work.
+
+    Args:
+        folder: The folder.
+    """
     check_replaceable(folder, _artifact_files(folder), "an artifact of neuboots")
 
 
@@ -412,7 +439,13 @@ def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: 
 
 
 def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], what: str) -> None:
-    """Raise FileExistsError if the folder holds other files than these, or contains the working directory."""
+    """Raise FileExistsError if the folder holds other files than these, or contains the working directory.
+
+    Args:
+        folder: The folder.
+        names: Files that it may hold.
+        what: What such a folder is, for the error message.
+    """
     target = Path(folder)
     if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
         raise FileExistsError(f"{target} exists and is not {what}: choose another name")
@@ -421,7 +454,14 @@ def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], wh
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; raise ArtifactError if it is damaged."""
+    """Return the tensors of a safetensors file; raise ArtifactError if it is damaged.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The tensors by name.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -189,7 +189,11 @@ _ROUNDING: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}  # of sums in another o
 
 
 def check_shape_and_dtype(method: MethodUnderTest) -> None:
-    """Samples are (B, N, C, *), finite, in the net's precision and without gradients, for every supported task."""
+    """Samples are (B, N, C, *), finite, in the net's precision and without gradients, for every supported task.
+
+    Args:
+        method: The method under test.
+    """
     for task in method.info.tasks:
         case = EXAMPLE_TASKS[task]()
         predictor = method.predictor if task == method.task else method.fit(task)
@@ -204,7 +208,11 @@ def check_shape_and_dtype(method: MethodUnderTest) -> None:
 
 
 def check_unsupported_tasks(method: MethodUnderTest) -> None:
-    """A task that the method does not support raises ValueError in `fit`."""
+    """A task that the method does not support raises ValueError in `fit`.
+
+    Args:
+        method: The method under test.
+    """
     for task in set(TASKS) - set(method.info.tasks):
         try:
             method.fit(task)
@@ -214,7 +222,11 @@ def check_unsupported_tasks(method: MethodUnderTest) -> None:
 
 
 def check_seeds(method: MethodUnderTest) -> None:
-    """The same seed gives the same replicates for any B; another seed gives others."""
+    """The same seed gives the same replicates for any B; another seed gives others.
+
+    Args:
+        method: The method under test.
+    """
     predictor, x = method.predictor, method.x
     samples = predictor.predict(x, 6, seed=3).samples
     assert torch.equal(samples, predictor.predict(x, 6, seed=3).samples)
@@ -226,7 +238,11 @@ def check_seeds(method: MethodUnderTest) -> None:
 
 
 def check_coherence(method: MethodUnderTest) -> None:
-    """A replicate is one function of x, whatever the batch and its order."""
+    """A replicate is one function of x, whatever the batch and its order.
+
+    Args:
+        method: The method under test.
+    """
     if not method.info.coherent:
         return
     predictor, x = method.predictor, method.x
@@ -239,7 +255,11 @@ def check_coherence(method: MethodUnderTest) -> None:
 
 
 def check_single_row(method: MethodUnderTest) -> None:
-    """A single row keeps its axis with a net that squeezes, also if training ends on a batch of one row."""
+    """A single row keeps its axis with a net that squeezes, also if training ends on a batch of one row.
+
+    Args:
+        method: The method under test.
+    """
     for task in method.info.tasks:
         case = EXAMPLE_TASKS[task]()
         if len(case.shape) > 1:
@@ -254,7 +274,11 @@ def check_single_row(method: MethodUnderTest) -> None:
 
 
 def check_exact_moments(method: MethodUnderTest) -> None:
-    """Exact mean and standard deviation agree with those of many samples, within standard errors."""
+    """Exact mean and standard deviation agree with those of many samples, within standard errors.
+
+    Args:
+        method: The method under test.
+    """
     count = 400
     prediction = method.predictor.predict(method.x, count)
     if prediction.moments is None:
@@ -268,7 +292,11 @@ def check_exact_moments(method: MethodUnderTest) -> None:
 
 
 def check_summarize_matches_predict(method: MethodUnderTest) -> None:
-    """The statistics of `summarize` are those of `predict`."""
+    """The statistics of `summarize` are those of `predict`.
+
+    Args:
+        method: The method under test.
+    """
     predictor, x = method.predictor, method.x
     names = ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information")
     for num_samples in (1, 2, 9, 40):
@@ -282,7 +310,11 @@ def check_summarize_matches_predict(method: MethodUnderTest) -> None:
 
 
 def check_no_side_effects(method: MethodUnderTest) -> None:
-    """Prediction does not depend on training modes, and changes no mode, parameter, buffer or random state."""
+    """Prediction does not depend on training modes, and changes no mode, parameter, buffer or random state.
+
+    Args:
+        method: The method under test.
+    """
     predictor, x = method.predictor, method.x
     expected = predictor.predict(x, 3).samples
     module = predictor.module
@@ -308,7 +340,11 @@ def _random_states() -> tuple[Any, ...]:
 
 
 def check_save_and_load(method: MethodUnderTest) -> None:
-    """A loaded predictor gives the same samples and saves to the same files, bit for bit."""
+    """A loaded predictor gives the same samples and saves to the same files, bit for bit.
+
+    Args:
+        method: The method under test.
+    """
     predictor, x = method.predictor, method.x
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder) / "first", Path(folder) / "second"
@@ -322,7 +358,11 @@ def check_save_and_load(method: MethodUnderTest) -> None:
 
 
 def check_fit_seed(method: MethodUnderTest) -> None:
-    """What is learned depends on `config.seed` and not on global random states, which do not change."""
+    """What is learned depends on `config.seed` and not on global random states, which do not change.
+
+    Args:
+        method: The method under test.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(99)
         before = _random_states()
@@ -341,7 +381,11 @@ class _InterruptedError(Exception):
 
 
 def check_resume(method: MethodUnderTest) -> None:
-    """An interrupted fit resumes where it stopped and gives the same predictor."""
+    """An interrupted fit resumes where it stopped and gives the same predictor.
+
+    Args:
+        method: The method under test.
+    """
     full: list[EpochReport] = []
     rest: list[EpochReport] = []
 
@@ -360,7 +404,11 @@ def check_resume(method: MethodUnderTest) -> None:
 
 
 def check_single_member(method: MethodUnderTest) -> None:
-    """With K = 1 all replicates are the same function: that of the only net."""
+    """With K = 1 all replicates are the same function: that of the only net.
+
+    Args:
+        method: The method under test.
+    """
     if not method.info.members:
         return
     predictor = method.fit(method.task, num_members=1)
@@ -375,7 +423,11 @@ def check_single_member(method: MethodUnderTest) -> None:
 
 
 def check_argument_errors(method: MethodUnderTest) -> None:
-    """Wrong arguments raise an ArgumentError with the name of the argument."""
+    """Wrong arguments raise an ArgumentError with the name of the argument.
+
+    Args:
+        method: The method under test.
+    """
     predictor, x = method.predictor, method.x
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("num_samples", lambda: predictor.predict(x, 0)),

@@ -59,12 +59,28 @@ SchedulerFactory = Callable[[Optimizer, int], LRScheduler]
 
 
 def cosine_schedule(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """Anneal the learning rate to zero along half a cosine, step by step (the paper's schedule)."""
+    """Anneal the learning rate to zero along half a cosine, step by step (the paper's schedule).
+
+    Args:
+        optimizer: The optimizer.
+        total_steps: Number of steps of the run.
+
+    Returns:
+        The scheduler.
+    """
     return CosineAnnealingLR(optimizer, max(1, total_steps))
 
 
 def constant_schedule(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """Keep the learning rate constant."""
+    """Keep the learning rate constant.
+
+    Args:
+        optimizer: The optimizer.
+        total_steps: Number of steps of the run.
+
+    Returns:
+        The scheduler.
+    """
     return LambdaLR(optimizer, lambda step: 1.0)
 
 
@@ -87,7 +103,11 @@ class TrainingConfig:
         checkpoint_steps: Number of steps between checkpoints; None: one at the end of each epoch.
         steps_per_epoch: Number of batches of an iterable data set that make an epoch.
         num_workers: Number of worker processes that load data.
-        accelerator, devices, num_nodes, strategy, precision: Passed to `lightning_fabric.Fabric`.
+        accelerator: Passed to `lightning_fabric.Fabric`, as the next four.
+        devices: Number or list of devices.
+        num_nodes: Number of machines.
+        strategy: Strategy of data parallelism.
+        precision: Numerical precision.
         folder: Folder of checkpoints, from which an interrupted run resumes; None: no checkpoints.
         on_epoch: Function called with an `EpochReport` after each epoch.
         progress: Whether to show a progress bar.
@@ -218,7 +238,15 @@ def resolve_fit(
 
 
 def initialize_model(factory: ModelFactory, seed: int) -> nn.Module:
-    """Return `factory()`, with initial weights that depend on the seed alone; raise ArgumentError if not a module."""
+    """Return `factory()`, with initial weights that depend on the seed alone; raise ArgumentError if not a module.
+
+    Args:
+        factory: Function that returns a net.
+        seed: Seed of what is drawn.
+
+    Returns:
+        The net.
+    """
     with preserve_rng_state():
         seed_everything(seed, "init")
         net = factory()
@@ -503,7 +531,17 @@ def _any_rank(fabric: "Fabric", flag: bool) -> bool:
 
 @dataclass
 class TrainState:
-    """Progress of a run, saved in every checkpoint."""
+    """Progress of a run, saved in every checkpoint.
+
+    Args:
+        epoch: Number of the epoch.
+        step: Number of steps of the epoch that are done.
+        loss_sum: Sum of their losses.
+        best_loss: Lowest validation loss.
+        waited: Number of epochs since then.
+        best: Weights of that epoch.
+        finished: Whether training stopped early.
+    """
 
     epoch: int = 0
     step: int = 0
@@ -516,7 +554,16 @@ class TrainState:
 
 @dataclass(frozen=True)
 class CheckpointManager:
-    """Writes checkpoints to a temporary file that is then renamed, so that the last complete one is never lost."""
+    """Writes checkpoints to a temporary file that is then renamed, so that the last complete one is never lost.
+
+    Args:
+        fabric: The fabric of this process.
+        folder: The folder.
+        fingerprint: What two runs that share a checkpoint must have in common.
+        net: The net.
+        optimizer: The optimizer.
+        lr_scheduler: The scheduler.
+    """
 
     fabric: "Fabric"
     folder: Path | None
@@ -591,7 +638,14 @@ class CheckpointManager:
 
 
 def describe_callable(function: Any) -> str:
-    """Return the name of a callable with the arguments that a partial binds, without addresses, which change."""
+    """Return the name of a callable with the arguments that a partial binds, without addresses, which change.
+
+    Args:
+        function: A callable.
+
+    Returns:
+        Its description.
+    """
     if isinstance(function, partial):
         args = [describe_callable(value) if callable(value) else repr(value) for value in function.args]
         return " ".join([describe_callable(function.func), *args, str(sorted(function.keywords.items()))])
@@ -599,7 +653,14 @@ def describe_callable(function: Any) -> str:
 
 
 def describe_method(method: Any) -> str:
-    """Return a method's name and options, the same in every process, for the fingerprint of checkpoints."""
+    """Return a method's name and options, the same in every process, for the fingerprint of checkpoints.
+
+    Args:
+        method: A method.
+
+    Returns:
+        Its description.
+    """
     plain = (bool, int, float, str, nn.Module, type(None))
     options = {
         option.name: repr(value) if is_dataclass(value) or isinstance(value, plain) else describe_callable(value)

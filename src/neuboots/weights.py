@@ -43,7 +43,11 @@ class WeightDistribution(Protocol):
 
 
 def check_weight_distribution(weight_distribution: WeightDistribution) -> None:
-    """Raise ArgumentError unless the argument is an instance with a `sample` method."""
+    """Raise ArgumentError unless the argument is an instance with a `sample` method.
+
+    Args:
+        weight_distribution: Distribution of α.
+    """
     if isinstance(weight_distribution, type) or not hasattr(weight_distribution, "sample"):
         raise ArgumentError("weight_distribution", weight_distribution, "a distribution such as Dirichlet()")
 
@@ -182,8 +186,15 @@ WEIGHT_DISTRIBUTIONS: dict[str, type[Dirichlet | Exponential | Multinomial | Con
 def describe_distribution(weight_distribution: WeightDistribution) -> dict[str, Any]:
     """Return the distribution as JSON, its name and options; raise ArgumentError if it is not one of this module.
 
-    >>> describe_distribution(Dirichlet(5.0))
-    {'name': 'dirichlet', 'concentration': 5.0}
+    Args:
+        weight_distribution: Distribution of α.
+
+    Returns:
+        Its name and options.
+
+    Example:
+        >>> describe_distribution(Dirichlet(5.0))
+        {'name': 'dirichlet', 'concentration': 5.0}
     """
     if type(weight_distribution) not in WEIGHT_DISTRIBUTIONS.values():
         expected = f"one of {', '.join(WEIGHT_DISTRIBUTIONS)}, since others cannot be saved"
@@ -192,7 +203,14 @@ def describe_distribution(weight_distribution: WeightDistribution) -> dict[str, 
 
 
 def build_distribution(description: dict[str, Any]) -> WeightDistribution:
-    """Return the distribution that `describe_distribution` described."""
+    """Return the distribution that `describe_distribution` described.
+
+    Args:
+        description: What the corresponding `describe` function returned.
+
+    Returns:
+        The distribution.
+    """
     options = dict(description)
     return WEIGHT_DISTRIBUTIONS[options.pop("name")](**options)
 
@@ -210,15 +228,32 @@ def _kummer(a: float, b: float, z: float) -> float:
 
 
 def apply_link(alpha: Tensor, link: Link) -> Tensor:
-    """Return the factor h(α) of the features: α (eq. 3.1), or exp(−α)."""
+    """Return the factor h(α) of the features: α (eq. 3.1), or exp(−α).
+
+    Args:
+        alpha: Bootstrap weights α.
+        link: "identity" or "exp".
+
+    Returns:
+        h(α), in the shape of α.
+    """
     return alpha if link == "identity" else torch.exp(-alpha)
 
 
 def link_moments(weight_distribution: WeightDistribution, link: Link, size: int) -> tuple[float, float, float]:
     """Return (E h(α_s), Var h(α_s), Cov(h(α_s), h(α_t))), exactly.
 
-    >>> link_moments(Exponential(), "exp", 10)[0]  # E exp(−Exp(1)) = 1/2
-    0.5
+    Args:
+        weight_distribution: Distribution of α.
+        link: "identity" or "exp".
+        size: Number of blocks S.
+
+    Returns:
+        Mean, variance and covariance.
+
+    Example:
+        >>> link_moments(Exponential(), "exp", 10)[0]  # E exp(−Exp(1)) = 1/2
+        0.5
     """
     if link == "identity":
         return 1.0, *weight_distribution.covariance(size)
@@ -382,7 +417,12 @@ class WeightSchedule:
 
 @dataclass(frozen=True)
 class EpochWeights:
-    """The weights of one epoch: a function of the indices of a batch that returns (α, w) with wᵢ = α_{u(i)}."""
+    """The weights of one epoch: a function of the indices of a batch that returns (α, w) with wᵢ = α_{u(i)}.
+
+    Args:
+        schedule: The schedule.
+        epoch: Number of the epoch.
+    """
 
     schedule: WeightSchedule
     epoch: int

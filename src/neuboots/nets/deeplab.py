@@ -105,6 +105,14 @@ class DilatedBlock(nn.Module):
 
     A bottleneck has its only 3×3 convolution in the middle, and it takes the stride. Where asked, the shortcut is a
     `project`ion: 1×1 convolution and BatchNorm.
+
+    Args:
+        before: Number of input channels.
+        width: Number of channels.
+        kind: "basic" or "bottleneck".
+        stride: Stride.
+        dilations: Dilations of the 3×3 convolutions before and after the stride.
+        project: Whether the shortcut is a 1×1 convolution with BatchNorm.
     """
 
     def __init__(
@@ -160,8 +168,12 @@ class DeepLabV3(nn.Module):
     Args:
         num_classes: Number of classes.
         in_channels: Number of channels of the images.
-        blocks, widths, block, stem, multi_grid: Options of the backbone, a `DilatedResNet`.
+        blocks: Number of blocks in each stage of the backbone, a `DilatedResNet`.
+        widths: Output channels of each stage.
+        block: "bottleneck" or "basic".
+        stem: "large" or "small".
         output_stride: Stride of the features: 8 as in the paper's evaluation and torchvision; 16 is faster and coarser.
+        multi_grid: Further dilation of each block of the last stage; empty: none.
         aspp_width: Channels of the pooling; the head reads D = aspp_width features.
         rates: Dilations in ASPP; None: (96, 192, 288) pixels over the output stride, 6, 12, 18 at stride 16 as in the
             paper.
@@ -216,21 +228,47 @@ class DeepLabV3(nn.Module):
 def deeplab_resnet50(num_classes: int, in_channels: int = 3, *, output_stride: int = 8) -> DeepLabV3:
     """DeepLab-v3 on ResNet-50, D = 256 (39.64 M parameters with 21 classes).
 
-    >>> with torch.device("meta"):  # no memory is allocated
-    ...     net = deeplab_resnet50(21)
-    >>> net.head
-    Conv2d(256, 21, kernel_size=(1, 1), stride=(1, 1))
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        output_stride: Stride of the features.
+
+    Returns:
+        The net.
+
+    Example:
+        >>> with torch.device("meta"):  # no memory is allocated
+        ...     net = deeplab_resnet50(21)
+        >>> net.head
+        Conv2d(256, 21, kernel_size=(1, 1), stride=(1, 1))
     """
     return DeepLabV3(num_classes, in_channels, blocks=(3, 4, 6, 3), output_stride=output_stride)
 
 
 def deeplab_resnet101(num_classes: int, in_channels: int = 3, *, output_stride: int = 8) -> DeepLabV3:
-    """DeepLab-v3 on ResNet-101, D = 256 (58.63 M parameters with 21 classes)."""
+    """DeepLab-v3 on ResNet-101, D = 256 (58.63 M parameters with 21 classes).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        output_stride: Stride of the features.
+
+    Returns:
+        The net.
+    """
     return DeepLabV3(num_classes, in_channels, blocks=(3, 4, 23, 3), output_stride=output_stride)
 
 
 def small_deeplab(num_classes: int, in_channels: int = 3) -> DeepLabV3:
-    """DeepLab-v3 on three basic blocks at output stride 4, D = 48: for a CPU and images of 100 pixels (0.16 M)."""
+    """DeepLab-v3 on three basic blocks at output stride 4, D = 48: for a CPU and images of 100 pixels (0.16 M).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return DeepLabV3(
         num_classes,
         in_channels,
@@ -245,7 +283,13 @@ def small_deeplab(num_classes: int, in_channels: int = 3) -> DeepLabV3:
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: 1×1, 3×3 at each rate and image pooling, concatenated and projected."""
+    """Atrous spatial pyramid pooling: 1×1, 3×3 at each rate and image pooling, concatenated and projected.
+
+    Args:
+        before: Number of input channels.
+        width: Number of channels.
+        rates: Dilations.
+    """
 
     def __init__(self, before: int, width: int, rates: Sequence[int]) -> None:
         super().__init__()
@@ -263,7 +307,12 @@ class ASPP(nn.Module):
 
 
 class ImagePooling(nn.Module):
-    """Global average pooling, 1×1 convolution, BatchNorm and ReLU, expanded to the size of the map."""
+    """Global average pooling, 1×1 convolution, BatchNorm and ReLU, expanded to the size of the map.
+
+    Args:
+        before: Number of input channels.
+        width: Number of channels.
+    """
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()

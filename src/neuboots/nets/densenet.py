@@ -77,20 +77,44 @@ class DenseNet(nn.Module):
 
 
 def densenet22(num_classes: int, in_channels: int = 3) -> DenseNet:
-    """DenseNet-BC-22, k = 12, D = 69: a small member, for a CPU (0.07 M parameters)."""
+    """DenseNet-BC-22, k = 12, D = 69: a small member, for a CPU (0.07 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return densenet_bc(22, num_classes, in_channels)
 
 
 def densenet40(num_classes: int, in_channels: int = 3) -> DenseNet:
-    """DenseNet-BC-40, k = 12, D = 132 (0.18 M parameters)."""
+    """DenseNet-BC-40, k = 12, D = 132 (0.18 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return densenet_bc(40, num_classes, in_channels)
 
 
 def densenet100(num_classes: int, in_channels: int = 3) -> DenseNet:
     """DenseNet-BC-100, k = 12, D = 342 (0.77 M parameters).
 
-    >>> densenet100(10).head
-    Linear(in_features=342, out_features=10, bias=True)
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+
+    Example:
+        >>> densenet100(10).head
+        Linear(in_features=342, out_features=10, bias=True)
     """
     return densenet_bc(100, num_classes, in_channels)
 
@@ -98,8 +122,18 @@ def densenet100(num_classes: int, in_channels: int = 3) -> DenseNet:
 def densenet_bc(depth: int, num_classes: int, in_channels: int = 3, *, growth: int = 12) -> DenseNet:
     """DenseNet-BC of depth 6m + 4: a stem, three blocks of m layers of two convolutions, two transitions, a head.
 
-    >>> densenet_bc(190, 10, growth=40).options["blocks"]
-    [31, 31, 31]
+    Args:
+        depth: Number of layers with weights.
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        growth: Number of channels that each layer adds.
+
+    Returns:
+        The net.
+
+    Example:
+        >>> densenet_bc(190, 10, growth=40).options["blocks"]
+        [31, 31, 31]
     """
     m, rest = divmod(depth - 4, 6)
     if m < 1 or rest:
@@ -108,7 +142,13 @@ def densenet_bc(depth: int, num_classes: int, in_channels: int = 3, *, growth: i
 
 
 class DenseLayer(nn.Module):
-    """[x, H(x)]: the input with k new channels appended."""
+    """[x, H(x)]: the input with k new channels appended.
+
+    Args:
+        before: Number of input channels.
+        growth: Number of channels that each layer adds.
+        bottleneck: Whether a 1×1 convolution precedes the 3×3 one.
+    """
 
     def __init__(self, before: int, growth: int, *, bottleneck: bool) -> None:
         super().__init__()

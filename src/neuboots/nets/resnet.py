@@ -75,37 +75,86 @@ class ResNet(nn.Module):
 def resnet8(num_classes: int, in_channels: int = 3) -> ResNet:
     """ResNet-8, D = 64: the smallest thin net, for a CPU (0.08 M parameters).
 
-    >>> resnet8(10).head
-    Linear(in_features=64, out_features=10, bias=True)
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+
+    Example:
+        >>> resnet8(10).head
+        Linear(in_features=64, out_features=10, bias=True)
     """
     return thin_resnet(8, num_classes, in_channels)
 
 
 def resnet20(num_classes: int, in_channels: int = 3) -> ResNet:
-    """ResNet-20, D = 64 (0.27 M parameters)."""
+    """ResNet-20, D = 64 (0.27 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return thin_resnet(20, num_classes, in_channels)
 
 
 def resnet110(num_classes: int, in_channels: int = 3) -> ResNet:
-    """ResNet-110, D = 64 (1.7 M parameters)."""
+    """ResNet-110, D = 64 (1.7 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return thin_resnet(110, num_classes, in_channels)
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> ResNet:
-    """ResNet-18 with a 3×3 stem, D = 512 (11.17 M parameters)."""
+    """ResNet-18 with a 3×3 stem, D = 512 (11.17 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return _wide_resnet((2, 2, 2, 2), num_classes, in_channels)
 
 
 def resnet34(num_classes: int, in_channels: int = 3) -> ResNet:
-    """ResNet-34 with a 3×3 stem, D = 512 (21.28 M parameters)."""
+    """ResNet-34 with a 3×3 stem, D = 512 (21.28 M parameters).
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+    """
     return _wide_resnet((3, 4, 6, 3), num_classes, in_channels)
 
 
 def thin_resnet(depth: int, num_classes: int, in_channels: int = 3) -> ResNet:
     """The thin net of depth 6m + 2, D = 64: a stem, three stages of m blocks, a head.
 
-    >>> thin_resnet(56, 10).options["blocks"]
-    [9, 9, 9]
+    Args:
+        depth: Number of layers with weights.
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+
+    Returns:
+        The net.
+
+    Example:
+        >>> thin_resnet(56, 10).options["blocks"]
+        [9, 9, 9]
     """
     m, rest = divmod(depth - 2, 6)
     if m < 1 or rest:
@@ -119,7 +168,14 @@ def _wide_resnet(blocks: Sequence[int], num_classes: int, in_channels: int) -> R
 
 
 class BasicBlock(nn.Module):
-    """y = relu(shortcut(x) + residual(x)), the residual two 3×3 convolutions with BatchNorm."""
+    """y = relu(shortcut(x) + residual(x)), the residual two 3×3 convolutions with BatchNorm.
+
+    Args:
+        before: Number of input channels.
+        width: Number of channels.
+        stride: Stride.
+        shortcut: "pad" or "projection".
+    """
 
     def __init__(self, before: int, width: int, *, stride: int, shortcut: str) -> None:
         super().__init__()
@@ -147,7 +203,12 @@ class BasicBlock(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Option A: keep every stride-th pixel and append channels of zeros."""
+    """Option A: keep every stride-th pixel and append channels of zeros.
+
+    Args:
+        stride: Stride.
+        extra: Number of zero channels to append.
+    """
 
     def __init__(self, *, stride: int, extra: int) -> None:
         super().__init__()
@@ -169,7 +230,11 @@ def _conv3x3(before: int, width: int, *, stride: int) -> nn.Module:
 
 
 def he_init(layer: nn.Module) -> None:
-    """w ~ N(0, 2 / fan-in), b = 0 (He et al. 2015, eq. 10)."""
+    """w ~ N(0, 2 / fan-in), b = 0 (He et al. 2015, eq. 10).
+
+    Args:
+        layer: A layer.
+    """
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:

@@ -82,7 +82,13 @@ class TextTransformer(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then a feed-forward layer of four times the width; each reads norm(h) and is added to h."""
+    """Self-attention, then a feed-forward layer of four times the width; each reads norm(h) and is added to h.
+
+    Args:
+        width: Width of the embedding.
+        heads: Number of attention heads.
+        dropout: Dropout rate.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -106,7 +112,12 @@ class EncoderBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(q kᵀ / √d) v in each head, over real tokens only, and a projection of the concatenated heads."""
+    """softmax(q kᵀ / √d) v in each head, over real tokens only, and a projection of the concatenated heads.
+
+    Args:
+        width: Width of the embedding.
+        heads: Number of attention heads.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -135,8 +146,13 @@ class SelfAttention(nn.Module):
 class Sinusoids(nn.Module):
     """Sinusoidal positions: p[t, 2i] = sin(t / 10000^{2i/D}), p[t, 2i+1] = cos(t / 10000^{2i/D}).
 
-    >>> Sinusoids(10, 4)(torch.tensor([0])).tolist()
-    [[0.0, 1.0, 0.0, 1.0]]
+    Args:
+        max_length: Maximum number of tokens.
+        width: Width of the embedding.
+
+    Example:
+        >>> Sinusoids(10, 4)(torch.tensor([0])).tolist()
+        [[0.0, 1.0, 0.0, 1.0]]
     """
 
     table: Tensor

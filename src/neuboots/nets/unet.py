@@ -94,14 +94,27 @@ class UResNet(nn.Module):
 def num_groups(width: int) -> int:
     """Return the number of groups for GroupNorm: at most 8, with at least 4 channels each if possible.
 
-    >>> [num_groups(width) for width in (64, 16, 12, 8, 4, 1)]
-    [8, 4, 2, 2, 1, 1]
+    Args:
+        width: Number of channels.
+
+    Returns:
+        The number of groups.
+
+    Example:
+        >>> [num_groups(width) for width in (64, 16, 12, 8, 4, 1)]
+        [8, 4, 2, 2, 1, 1]
     """
     return max(groups for groups in (8, 4, 2, 1) if groups == 1 or (width % groups == 0 and width // groups >= 4))
 
 
 def check_grid(x: Tensor, in_channels: int, dims: int) -> None:
-    """Raise ArgumentError unless x is a batch (N, in_channels, *) with `dims` spatial axes."""
+    """Raise ArgumentError unless x is a batch (N, in_channels, *) with `dims` spatial axes.
+
+    Args:
+        x: Volumes or images.
+        in_channels: Number of channels of the images.
+        dims: Number of spatial axes.
+    """
     if x.dim() != dims + 2 or x.shape[1] != in_channels or 0 in x.shape[2:]:
         raise ArgumentError("x", tuple(x.shape), f"(N, {in_channels}, {', '.join('DHW'[3 - dims :])})")
 
@@ -109,14 +122,30 @@ def check_grid(x: Tensor, in_channels: int, dims: int) -> None:
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Pad x (N, C, *) with zeros at the end of each axis to a multiple of `multiple`.
 
-    >>> import torch
-    >>> pad_to_multiple(torch.ones(1, 1, 3, 8), 4).shape
-    torch.Size([1, 1, 4, 8])
+    Args:
+        x: Volumes or images.
+        multiple: The multiple.
+
+    Returns:
+        The padded tensor.
+
+    Example:
+        >>> import torch
+        >>> pad_to_multiple(torch.ones(1, 1, 3, 8), 4).shape
+        torch.Size([1, 1, 4, 8])
     """
     short = [-size % multiple for size in x.shape[2:]]
     return functional.pad(x, [side for size in reversed(short) for side in (0, size)]) if any(short) else x
 
 
 def crop_to_size(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Return the first `size` voxels of x (N, C, *) on each axis; the inverse of `pad_to_multiple`."""
+    """Return the first `size` voxels of x (N, C, *) on each axis; the inverse of `pad_to_multiple`.
+
+    Args:
+        x: Volumes or images.
+        size: Spatial size.
+
+    Returns:
+        The cropped tensor.
+    """
     return x[(slice(None), slice(None), *(slice(length) for length in size))]
