@@ -377,7 +377,7 @@ def _check_channel_axes(net: nn.Module) -> None:
 def _find_mergeable_head(
     net: nn.Module, layer_names: tuple[str, ...], granularity: Granularity, example: Any
 ) -> str | None:
-    """Return the only layer with dropout if its masks can be merged into its weights: a plain head, a mask per feature."""
+    """Return the only layer with dropout if its masks can be merged into its weights (a plain head)."""
     if len(layer_names) != 1 or cast(_DropoutWrapper, net.get_submodule(layer_names[0])).batch_axis != 0:
         return None
     try:

@@ -426,7 +426,7 @@ class SWAG(BaseMethod[SWAGPredictor]):
         return SWAGPredictor(iterates.eval(), self.scale, config.batch_size, norms)
 
     def _plan_steps(self, data: Dataset[Any], config: TrainingConfig) -> tuple[int, range]:
-        """Return the step from which the learning rate is constant, and the steps after which iterates are collected."""
+        """Return the step from which the learning rate is constant, and the steps at which iterates are collected."""
         loader = EpochLoader(
             data, batch_size=config.batch_size, seed=config.seed, steps_per_epoch=config.steps_per_epoch
         )
