@@ -280,7 +280,7 @@ def test_few_replicates_are_inconclusive(num_true: int, members: int) -> None:
     process = Process(0.3, 0.5, 0)
     found = compare(process.draw(num_true), process.draw(members), members)
     assert found.finding == "inconclusive"
-    assert ("bootstrap replicates" in found.verdict) == (num_true == 5)
+    assert ("replicates of the bootstrap" in found.verdict) == (num_true == 5)
     assert "inf" not in found.verdict
     assert compare(process.draw(5), 20 * process.draw(200)).finding == "wide"  # a factor of twenty is significant
     assert compare(process.draw(20), process.draw(1), 1).finding == "no spread"

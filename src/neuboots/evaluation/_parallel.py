@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ def fingerprint(**settings: Any) -> str:
 
     Arrays, tensors and weights are hashed whole, functions by their code and the variables they capture, data sets
     that are not in memory by their length, targets and some rows. Fields of a `TrainingConfig` that change no result
-    are left out: progress, workers, folder, checkpoints and callbacks.
+    are ignored: progress, workers, folder, checkpoints and callbacks.
 
     Args:
         **settings: The settings by name.
@@ -156,8 +156,7 @@ def _describe(value: Any) -> str:
         case Tensor() if is_lazy(value):
             return "uninitialized"
         case Tensor():
-            dense = value.detach().cpu().to_dense() if value.layout != torch.strided else value.detach().cpu()
-            data = dense.resolve_conj().contiguous().flatten().view(torch.uint8).numpy()
+            data = value.detach().cpu().resolve_conj().contiguous().flatten().view(torch.uint8).numpy()
             return f"{value.dtype}{tuple(value.shape)}{_describe(data)}"
         case np.ndarray():
             from joblib import hash as joblib_hash
@@ -182,24 +181,18 @@ def _describe(value: Any) -> str:
         case partial():
             return _describe(("partial", value.func, value.args, value.keywords))
         case FunctionType():
-            code, cells = value.__code__, [cell.cell_contents for cell in value.__closure__ or ()]
-            constants = [str(constant) if isinstance(constant, type(code)) else constant for constant in code.co_consts]
-            captured = (value.__defaults__, value.__kwdefaults__, cells)
-            name = f"{value.__module__}.{value.__qualname__}"
-            return _without_addresses(_describe((name, code.co_code, code.co_names, constants, captured)))
+            captured = (value.__defaults__, value.__kwdefaults__, [c.cell_contents for c in value.__closure__ or ()])
+            return _describe((value.__module__, value.__qualname__, value.__code__, captured))
+        case CodeType():
+            return _describe((value.co_code, value.co_names, value.co_consts))
         case type():
             return f"{value.__module__}.{value.__qualname__}"
         case _ if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
             return _describe_rows(value)
         case _ if is_dataclass(value):
-            return _describe_fields(value)
+            return _describe((type(value), {f.name: getattr(value, f.name) for f in fields(value) if f.compare}))
     described = getattr(value, "__dict__", {}) if " object at 0x" in repr(value) else repr(value)
-    return _without_addresses(_describe((type(value), described)))
-
-
-def _describe_fields(value: Any) -> str:
-    """Class and fields of a dataclass, but those that comparison ignores."""
-    return _describe((type(value), {f.name: getattr(value, f.name) for f in fields(value) if f.compare}))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", _describe((type(value), described)))
 
 
 def _describe_rows(data: Any) -> str:
@@ -216,10 +209,6 @@ def _describe_rows(data: Any) -> str:
         indices.append(base.indices)
         base = base.dataset
     return _describe((type(base), len(data), indices, getattr(base, "targets", None), some))
-
-
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 # -- repeated fits -------------------------------------------------------------------------------------

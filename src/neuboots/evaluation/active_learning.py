@@ -323,15 +323,11 @@ class QueryResult:
     seed: int
 
     def __str__(self) -> str:
-        header = (
-            f"{len(self.rows)} of {self.pool_size:,} rows by {self.strategy}, B = {self.num_samples}, seed {self.seed}"
-        )
-        rows = [
-            {"rank": rank, "row": row, "score": score}
-            for rank, (row, score) in enumerate(zip(self.rows.tolist(), self.scores.tolist(), strict=True), 1)
-        ]
-        more = f"\n… and {len(rows) - _PRINTED_ROWS} more" if len(rows) > _PRINTED_ROWS else ""
-        return f"{header}\n{format_table(rows[:_PRINTED_ROWS])}{more}"
+        header = f"{len(self.rows)} of {self.pool_size:,} rows by {self.strategy}, B = {self.num_samples}"
+        first = zip(range(1, _PRINTED_ROWS + 1), self.rows.tolist(), self.scores.tolist(), strict=False)
+        table = format_table([{"rank": rank, "row": row, "score": score} for rank, row, score in first])
+        more = f"\n… and {len(self.rows) - _PRINTED_ROWS} more" if len(self.rows) > _PRINTED_ROWS else ""
+        return f"{header}, seed {self.seed}\n{table}{more}"
 
 
 def select_for_labeling(
@@ -401,9 +397,10 @@ def select_for_labeling(
             for x in inputs:
                 scores = _score_batch(view, x, score, num_samples, seed)
                 selector.add(scores, distance_features(x) if diverse else None)
-            total = selector.num_rows
-            _check_pool_size(selector.k, total)
             rows, scores, _ = selector.select()
+            total = selector.num_rows
+    if total < selector.k:
+        raise ArgumentError("k", k, f"at most {total}, the size of the pool")
     return QueryResult(rows, scores, name, total, num_samples, seed)
 
 
@@ -438,11 +435,6 @@ def _score_batch(view: Predictor, x: Any, score: AcquisitionFunction, num_sample
     return scores
 
 
-def _check_pool_size(k: int, total: int) -> None:
-    if k > total:
-        raise ArgumentError("k", k, f"at most {total}, the size of the pool")
-
-
 def _check_finite(outputs: Tensor) -> None:
     bad = int((~outputs.isfinite()).flatten(1).any(1).sum())
     if bad:
@@ -471,8 +463,8 @@ def _select_jointly(
             kept, _ = _greedy_logdet_selection(vectors[:size], k, row_uniforms(rows[:size], seed, "tie"))
             kept = torch.cat([kept, torch.arange(size, len(rows))])
             rows, vectors = rows[kept], vectors[kept]
-    _check_pool_size(k, total)
-    order, scores = _greedy_logdet_selection(vectors, k, row_uniforms(rows, seed, "tie"), progress=progress)
+    ties = row_uniforms(rows, seed, "tie")
+    order, scores = _greedy_logdet_selection(vectors, min(k, total), ties, progress=progress)
     return rows[order], scores, total
 
 

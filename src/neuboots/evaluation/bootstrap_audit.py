@@ -162,18 +162,16 @@ class BootstrapAudit:
         agreement = self.agreement
         outputs = [ratio for ratio in self.std_ratios if ratio is not None] if len(self.std_ratios) > 1 else []
         off = any(abs(math.log(ratio.value)) > math.log(MAX_FACTOR) for ratio in outputs)
-        if agreement.correlation is None:
-            judged = agreement.factor_high <= MAX_FACTOR
-        else:
-            judged = agreement.correlation >= MIN_CORRELATION
-        return not self._has_right_size or off or not judged or agreement.factor > MAX_FACTOR
+        known = agreement.factor_high <= MAX_FACTOR if self.correlation is None else self.correlation >= MIN_CORRELATION
+        return not self._has_right_size or off or not known or agreement.factor > MAX_FACTOR
 
     @property
     def _has_right_size(self) -> bool:
         """Whether the ratio is acceptable, and its interval short enough to say so."""
         ratio = self.std_ratio
-        acceptable = ratio is not None and 1 / STD_RATIO_TOLERANCE <= ratio.value <= STD_RATIO_TOLERANCE
-        return acceptable and ratio is not None and ratio.high / ratio.value <= MAX_FACTOR
+        if ratio is None or ratio.high / ratio.value > MAX_FACTOR:
+            return False
+        return 1 / STD_RATIO_TOLERANCE <= ratio.value <= STD_RATIO_TOLERANCE
 
     @property
     def verdict(self) -> str:
@@ -185,11 +183,8 @@ class BootstrapAudit:
             prefix = f"right size on average ({size}), but " if self._has_right_size else ""
             text = prefix + "; ".join(text for _, text in self._defects)
         elif self._is_inconclusive:
-            if self.std_ratio.bootstrap_fraction >= 0.5:
-                advice = f"train {max(20, 2 * self.num_bootstrap)} bootstrap replicates"
-            else:
-                advice = f"use more than {self.num_samples} replicates of the predictor"
-            text = f"inconclusive ({size}; {self._agreement_text}): {advice}"
+            scarce = "bootstrap" if self.std_ratio.bootstrap_fraction >= 0.5 else "predictor"
+            text = f"inconclusive ({size}; {self._agreement_text}): use more replicates of the {scarce}"
         else:
             text = f"faithful: right size ({size}), {self._agreement_text}"
         outliers = {"bootstrap replicate": self.bootstrap_outliers, "the predictor's replicate": self.outliers}
