@@ -245,7 +245,7 @@ def test_failure_closes_the_pool(strategy: str) -> None:
 
     samples = noise(3, 22, 3)
     samples[:, 5] = torch.nan
-    with pytest.raises(ArgumentError, match="predictor") as error:
+    with pytest.raises(ArgumentError, match="scores") as error:
         select(Stored(samples), Batches(), 2, strategy=strategy)
     assert error.tb is not None  # which holds the local variables
     assert closed == [True]

@@ -427,18 +427,10 @@ def _check_order(pool: InputData) -> None:
 def _score_batch(view: Predictor, x: Any, score: AcquisitionFunction, num_samples: int, seed: int) -> Tensor:
     if score is _random_scores:  # needs no prediction
         return torch.zeros(count_rows(x), dtype=torch.float64)
-    summary = view.summarize(x, num_samples, seed=seed)
-    _check_finite(summary.mean)
-    scores = torch.as_tensor(score(summary))
+    scores = torch.as_tensor(score(view.summarize(x, num_samples, seed=seed)))
     if scores.shape != (count_rows(x),):
         raise ArgumentError("strategy", tuple(scores.shape), f"scores of shape ({count_rows(x)},), one for each row")
     return scores
-
-
-def _check_finite(outputs: Tensor) -> None:
-    bad = int((~outputs.isfinite()).flatten(1).any(1).sum())
-    if bad:
-        raise ArgumentError("predictor", f"NaN or infinite outputs for {bad} of {len(outputs)} rows", "finite outputs")
 
 
 # -- joint selection -----------------------------------------------------------------------------------
@@ -454,8 +446,9 @@ def _select_jointly(
     rows, vectors, total = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0), 0
     for x in inputs:
         prediction = view.predict(x, num_samples, seed=seed)
-        _check_finite(prediction.mean)
         new = _replicate_vectors(prediction, seed).cpu()
+        if not bool(new.isfinite().all()):
+            raise ArgumentError("scores", "NaN or infinite outputs of the predictor", "finite numbers")
         rows = torch.cat([rows, torch.arange(total, total + len(new))])
         vectors = torch.cat([vectors, new]) if total else new
         total += len(new)

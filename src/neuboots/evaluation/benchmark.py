@@ -188,12 +188,8 @@ def benchmark_methods(
             fits = {name: partial(make(K).fit, model, data, config) for name, make in methods.items()}
             predictors: dict[str, Predictor] = {}
             for name, fit in fits.items():
-                try:
-                    predictors[name] = fit()
-                except Exception as error:
-                    error.add_note(f"method {name!r} at K = {K}")
-                    raise
-                check_predictor(predictors[name])
+                check_predictor(predictor := fit())
+                predictors[name] = predictor
                 predictors[name].predict(x, K)
                 advance(f"{name}, K = {K}, warm-up")
             predictions = {name: partial(predictor.predict, x, K) for name, predictor in predictors.items()}

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Self, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -104,7 +103,9 @@ class Detector(ABC):
                     hashes.append(hash_batch(x))
                 statistics.append(torch.cat(parts, 1))
             detector = detector._select(*statistics)
-        return replace(detector, fitted_on=_unique(hashes)) if hashes else detector
+        if not hashes:
+            return detector
+        return replace(detector, fitted_on=torch.cat(hashes).unique())  # type: ignore[no-untyped-call]
 
     # Hooks of `fit`: a detector that is fitted on validation data has candidate settings, and statistics under each.
 
@@ -175,39 +176,23 @@ class Detector(ABC):
     def _score(
         self, data: InputData, title: str, batch_size: int, progress: bool, check_overlap: bool = False
     ) -> Tensor:
-        found, done, shared = [], 0, torch.empty(0, dtype=torch.int64)
+        parts, hashes = [], [self.fitted_on[:0]]
         for x in iter_inputs(data, batch_size, title=type(self).__name__ + title, progress=progress):
             if check_overlap and len(self.fitted_on):
-                done += count_rows(x)
-                hashes = hash_batch(x)
-                shared = _unique([shared, hashes[torch.isin(hashes, self.fitted_on)]])
-                self._check_overlap(len(shared), len(self.fitted_on))  # before more scores are computed
-            found.append(self.scores(x))
-            _check_per_row(found[-1].shape, x)
-        self._check_overlap(len(shared), min(done, len(self.fitted_on)))
-        scores = torch.cat(found)
+                hashes.append(hash_batch(x))
+            parts.append(self.scores(x))
+            _check_per_row(parts[-1].shape, x)
+        scores, tested = torch.cat(parts), torch.cat(hashes)
+        shared = len(tested[torch.isin(tested, self.fitted_on)].unique())  # type: ignore[no-untyped-call]
+        if shared > _MAX_OVERLAP * min(len(tested), len(self.fitted_on)):
+            got = f"{shared} rows that the detector was fitted on"
+            raise ArgumentError("data", got, "other rows", hint="hold out validation data with holdout_split")
         if scores.isnan().any():
-            raise ArgumentError(
-                "data", f"{int(scores.isnan().sum())} NaN scores", "finite outputs", hint="check the net"
-            )
+            raise ArgumentError("data", f"{int(scores.isnan().sum())} NaN scores", "finite outputs of the net")
         return scores
-
-    def _check_overlap(self, shared: int, of: int) -> None:
-        if shared > _MAX_OVERLAP * of:
-            raise ArgumentError(
-                "data",
-                f"at least {shared} of the rows that the detector was fitted on",
-                "other rows",
-                hint="hold out a validation set with holdout_split(data, num_rows); if rows repeat by nature, use "
-                "DetectionMetrics.from_batch(score(id_data), score(ood_data))",
-            )
 
     def _summarize(self, x: Any) -> Summary:
         return self.predictor.summarize(x, self.num_samples, seed=self.seed)
-
-
-def _unique(hashes: list[Tensor]) -> Tensor:
-    return torch.from_numpy(np.unique(torch.cat(hashes).numpy()))
 
 
 def _check_per_row(shape: torch.Size, x: Any) -> None:

@@ -103,7 +103,9 @@ def write_maps(
         raise ArgumentError("affine", "images", "volumes (N, C, D, H, W) for affine or probs=True")
     truth = None if labels is None else align_labels(maps.probs, labels, ignore_index=ignore_index)
     prefixes = _check_names(names, len(x))
-    affines = _check_affine(affine, len(x))
+    affines = np.broadcast_to(np.eye(4) if affine is None else np.asarray(affine, np.float64), (len(x), 4, 4))
+    if not np.isfinite(affines).all() or (np.linalg.det(affines[:, :3, :3]) == 0).any():
+        raise ArgumentError("affine", affine, "an invertible matrix, such as nibabel.load(file).affine")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     painter = _Painter(maps, x, truth, ignore_index, class_names, normalization)
@@ -129,28 +131,19 @@ def _check_names(names: Sequence[str] | None, count: int) -> list[str]:
     return prefixes
 
 
-def _check_affine(affine: Any, count: int) -> NDArray[np.float64]:
-    """One invertible affine for each volume: (N, 4, 4)."""
-    matrices = np.asarray(np.eye(4) if affine is None else affine, np.float64)
-    if matrices.shape not in ((4, 4), (count, 4, 4)):
-        raise ArgumentError("affine", matrices.shape, f"(4, 4), or ({count}, 4, 4)")
-    matrices = np.broadcast_to(matrices, (count, 4, 4))
-    if not np.isfinite(matrices).all() or (np.linalg.det(matrices[:, :3, :3]) == 0).any():
-        raise ArgumentError("affine", affine, "an invertible matrix, such as nibabel.load(file).affine")
-    return matrices
-
-
 def _write_image(prefix: Path, painter: "_Painter", i: int) -> list[Path]:
-    image, PngInfo = _import_pillow()
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
     panels = painter.panels(i, painter.image(i))
     num_classes = painter.maps.num_classes
     labels = painter.labels[i].numpy()
     if num_classes > 256:
-        palette = image.fromarray(labels.astype(np.uint16))
+        palette = Image.fromarray(labels.astype(np.uint16))
     else:
-        palette = image.fromarray(labels.astype(np.uint8))
+        palette = Image.fromarray(labels.astype(np.uint8))
         palette.putpalette(class_colors(num_classes).flatten().tolist())
-    pictures = {name: (image.fromarray(panel.picture), panel.scale) for name, panel in panels.items()}
+    pictures = {name: (Image.fromarray(panel.picture), panel.scale) for name, panel in panels.items()}
     pictures["labels"] = (palette, "")
     shown, half = list(panels.values()), -(-len(panels) // 2)
     pictures["sheet"] = (_make_sheet([shown[:half], shown[half:]], painter.legend(i)), "")
@@ -168,10 +161,8 @@ def _write_image(prefix: Path, painter: "_Painter", i: int) -> list[Path]:
 
 
 def _write_volume(prefix: Path, painter: "_Painter", i: int, affine: NDArray[np.float64], probs: bool) -> list[Path]:
-    try:
-        import nibabel
-    except ImportError:
-        raise ImportError("writing volumes needs nibabel: pip install 'neuboots[volumes]'") from None
+    import nibabel
+
     maps = painter.maps
     dtype = np.uint8 if maps.num_classes <= 256 else np.int16 if maps.num_classes <= 1 << 15 else np.int32
     volumes = {"labels": (painter.labels[i].numpy().astype(dtype), f"labels of {maps.num_classes} classes")}
@@ -187,7 +178,6 @@ def _write_volume(prefix: Path, painter: "_Painter", i: int, affine: NDArray[np.
         paths.append(prefix.with_name(f"{prefix.name}-{part}.nii.gz"))
         with atomic_file(paths[-1]) as file:
             volume.to_filename(file)
-    _import_pillow()
     rows, levels = [], painter.image(i)
     for axis, length in enumerate(maps.size):
         place = tuple(length // 2 if k == axis else slice(None) for k in range(3))
@@ -197,14 +187,6 @@ def _write_volume(prefix: Path, painter: "_Painter", i: int, affine: NDArray[np.
     with atomic_file(paths[-1]) as file:
         _make_sheet(rows, painter.legend(i)).save(file, format="PNG")
     return paths
-
-
-def _import_pillow() -> tuple[Any, Any]:
-    try:
-        from PIL import Image, PngImagePlugin
-    except ImportError:
-        raise ImportError("writing pictures needs Pillow: pip install 'neuboots[eval]'") from None
-    return Image, PngImagePlugin.PngInfo
 
 
 # -- pictures ------------------------------------------------------------------------------------------
@@ -298,22 +280,20 @@ class _Panel:
     scale: str = ""
 
 
+@dataclass
 class _Painter:
     """Pictures of the images, with one scale for all of them."""
 
-    def __init__(
-        self,
-        maps: SegmentationMaps,
-        x: Tensor,
-        truth: Tensor | None,
-        ignore_index: int | None,
-        class_names: Sequence[str] | None,
-        normalization: InvertibleTransform | None,
-    ) -> None:
-        self.maps, self.x, self.truth, self.ignore_index = maps, x, truth, ignore_index
-        self.normalization, self.labels = normalization, maps.labels
-        self.largest = {name: float(getattr(maps, name).max()) for name in _UNITS}
-        self.names = [str(name) for name in class_names or range(maps.num_classes)]
+    maps: SegmentationMaps
+    x: Tensor
+    truth: Tensor | None
+    ignore_index: int | None
+    class_names: Sequence[str] | None
+    normalization: InvertibleTransform | None
+
+    def __post_init__(self) -> None:
+        self.labels = self.maps.labels
+        self.largest = {name: float(getattr(self.maps, name).max()) for name in _UNITS}
 
     def image(self, i: int) -> Tensor:
         return to_uint8(self.x[i], self.normalization)
@@ -346,7 +326,8 @@ class _Painter:
         if self.truth is not None:
             present |= set(np.unique(self.truth[i]).tolist())
         colors = class_colors(self.maps.num_classes)
-        entries = [(self.names[c], tuple(colors[c].tolist())) for c in range(len(colors)) if c in present]
+        names = self.class_names or range(len(colors))
+        entries = [(str(names[c]), tuple(colors[c].tolist())) for c in range(len(colors)) if c in present]
         return [*entries, ("ignored", _IGNORE_COLOR)] if self.ignore_index in present else entries
 
 
