@@ -9,7 +9,7 @@ from torch import nn
 from neuboots.data import load_dataset
 from neuboots.evaluation.active_learning import select_for_labeling
 from neuboots_paper._common import image_net
-from neuboots_paper.studies.active import Active, summaries
+from neuboots_paper.studies.active import Active, summarize_curves
 from neuboots_paper.study import Rows, RunContext
 
 STUDY = Active.from_preset("smoke")
@@ -50,7 +50,7 @@ def test_what_varies_between_trials_alone_is_not_resolved() -> None:
 
 def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
     rows = curves({"neuboots": [0.1, 0.2, 0.6]})["curve"][::-1]
-    found = next(r for r in summaries(rows) if (r["data"], r["method"], r["seed"]) == ("digits", "neuboots", 1))
+    found = next(r for r in summarize_curves(rows) if (r["data"], r["method"], r["seed"]) == ("digits", "neuboots", 1))
     assert (found["accuracy"], found["mean accuracy"]) == pytest.approx((0.601, 0.301))
 
 

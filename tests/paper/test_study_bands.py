@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.training import TrainingConfig
-from neuboots_paper.studies.bands import Bands, band_figures, bands, picture
+from neuboots_paper.studies.bands import Bands, band_metrics, bands, plot_stored_image
 from neuboots_paper.study import Rows, RunContext
 
 
@@ -30,7 +30,7 @@ def test_a_band_overlaps_where_another_class_reaches_into_it() -> None:
     mean = torch.tensor([[0.2, 0.7, 0.1], [0.4, 0.5, 0.1]])
     low = torch.tensor([[0.1, 0.5, 0.0], [0.2, 0.3, 0.0]])
     high = torch.tensor([[0.4, 0.9, 0.2], [0.6, 0.8, 0.2]])
-    found = band_figures(mean, low, high)
+    found = band_metrics(mean, low, high)
     assert found["top"].tolist() == pytest.approx([0.7, 0.5])
     assert found["width"].tolist() == pytest.approx([0.4, 0.5])
     assert found["overlap"].tolist() == [0.0, 1.0]
@@ -43,13 +43,13 @@ def study() -> Bands:
 
 def test_an_image_can_be_drawn_again_from_its_row(study: Bands) -> None:
     rows = study.measure({"part": "images"}, RunContext())["images"]
-    assert [row["image"] for row in rows] == [f"{name} ({which})" for which, name in study._shown]
+    assert [row["image"] for row in rows] == [f"{name} ({which})" for which, name in study._shown_images]
     digits = RunContext().load_data("digits")
     first = next(x for x, y in digits.test if digits.classes[y] == "3")  # type: ignore[union-attr]
     pixels = digits.standardizer.inverse(first) * 255  # type: ignore[union-attr]
     assert list(base64.b64decode(rows[0]["base64"])) == pytest.approx(pixels.flatten().tolist(), abs=0.51)
     ax = Figure().add_subplot()
-    picture(ax, rows[0])
+    plot_stored_image(ax, rows[0])
     drawn = torch.as_tensor(ax.images[0].get_array().astype(int))  # type: ignore[union-attr]
     assert drawn.shape == (8, 8, 3)
     assert torch.allclose(drawn[..., 1].double(), pixels[0].double(), atol=0.51)

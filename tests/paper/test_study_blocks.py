@@ -11,9 +11,9 @@ from neuboots_paper.studies.blocks import (
     UNBLOCKED,
     BlockBootstrap,
     Blocks,
+    assign_groups,
     block_weights,
-    compared,
-    group,
+    compute_distances,
     ridge,
 )
 from neuboots_paper.study import Rows
@@ -23,7 +23,7 @@ from neuboots_paper.study import Rows
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_a_grouping_gives_every_block_its_share(kind: str, size: int) -> None:
     y = torch.randn(50, generator=torch.Generator().manual_seed(0))
-    blocks = group(kind, y, size, 3)
+    blocks = assign_groups(kind, y, size, 3)
     counts = torch.bincount(blocks, minlength=size)
     assert len(counts) == size
     assert int(counts.max() - counts.min()) <= 1
@@ -34,7 +34,7 @@ def test_a_grouping_gives_every_block_its_share(kind: str, size: int) -> None:
 
 
 def test_weights_are_equal_inside_a_block_and_sum_to_n() -> None:
-    blocks = group("random", torch.zeros(20), 5, 0)
+    blocks = assign_groups("random", torch.zeros(20), 5, 0)
     weights = block_weights(blocks, 6, 0, "test")
     assert weights.shape == (6, 20)
     assert weights.sum(1).tolist() == pytest.approx([20.0] * 6)
@@ -58,9 +58,9 @@ def test_ridge_is_least_squares_under_weights() -> None:
 
 def test_distances_of_known_samples() -> None:
     true = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)).double()
-    same = compared(true, true)
+    same = compute_distances(true, true)
     assert same == {"ks": 0.0, "ks_worst": 0.0, "w1": 0.0, "ratio": 1.0, "ratio_error": 0.0}
-    wide = compared(2 * true, true)
+    wide = compute_distances(2 * true, true)
     assert wide["ratio"] == pytest.approx(2.0)
     assert wide["ratio_error"] == pytest.approx(1.0)
     assert wide["w1"] == pytest.approx(0.8, abs=0.03)  # E|z| = √(2/π) times (2 − 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuboots_paper.studies.calibration import CalibrationStudy, overconfidence, times_faster
+from neuboots_paper.studies.calibration import CalibrationStudy, check_speed, overconfidence
 from neuboots_paper.study import SCALES, Rows
 
 STUDY = CalibrationStudy.from_preset("cpu")
@@ -63,4 +63,4 @@ def test_so_many_times_faster(ratio: float, holds: bool) -> None:
         for place, speed in zip(places, (1.0, 1.1, 1.2), strict=True)
         for method, value in (("neuboots", 1.0), ("other", ratio + speed / 100))
     ]
-    assert times_faster(rows, "predict_ratio", "other", least=3).holds is holds
+    assert check_speed(rows, "predict_ratio", "other", least=3).holds is holds

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neuboots.data import load_dataset
-from neuboots_paper.studies.corruption import METHODS, CorruptionStudy, as_pixels, shares
+from neuboots_paper.studies.corruption import METHODS, CorruptionStudy, count_wins, load_raw_images
 from neuboots_paper.study import Rows
 
 STUDY = CorruptionStudy.from_settings({**CorruptionStudy.from_preset("smoke").settings, "seeds": (0, 1, 2)})
@@ -52,13 +52,13 @@ def test_the_share_of_cases_won_is_counted_for_each_seed() -> None:
     rows = [row(s, level, method, 0.2) for s in (0, 1) for level in (1, 2, 3, 4) for method in METHODS[:2]]
     rows += [row(0, level, "deep-ensemble", 0.1 * level) for level in (1, 2, 3, 4)]  # 0.1, a tie, and two lost
     rows += [row(1, level, "deep-ensemble", 0.3) for level in (1, 2, 3, 4)]
-    found = {each["seed"]: each["share"] for each in shares(rows, "ece") if each["method"] == "deep-ensemble"}
+    found = {each["seed"]: each["fraction"] for each in count_wins(rows, "ece") if each["method"] == "deep-ensemble"}
     assert found == {0: 0.5, 1: 0.0}
 
 
 def test_images_are_corrupted_before_they_are_normalised() -> None:
     data = load_dataset("digits", val_fraction=0.0)
-    x, y = as_pixels(data, 50).tensors
+    x, y = load_raw_images(data, 50).tensors
     assert float(x.min()) == 0.0
     assert float(x.max()) == pytest.approx(1.0)
     assert len(x) == 50

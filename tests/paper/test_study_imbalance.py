@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuboots_paper.studies.imbalance import ImbalanceStudy, summaries
+from neuboots_paper.studies.imbalance import ImbalanceStudy, summarize_trainings
 from neuboots_paper.study import Rows
 
 STUDY = ImbalanceStudy.from_settings({**ImbalanceStudy.from_preset("smoke").settings, "seeds": (0, 1, 2, 3, 4)})
@@ -67,5 +67,5 @@ def test_one_seed_has_no_spread() -> None:
 
 def test_a_training_is_summed_up() -> None:
     rows = rows_of(CELLS, {"monocyte": 0.2, "eosinophil": 0.6, "neutrophil": 1.0})["classes"]
-    found = next(row for row in summaries(rows) if row["method"] == "neuboots" and row["seed"] == 2)
+    found = next(row for row in summarize_trainings(rows) if row["method"] == "neuboots" and row["seed"] == 2)
     assert (found["minor"], found["major"], found["mean"]) == pytest.approx((0.2, 1.0, 0.6))

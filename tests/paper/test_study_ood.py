@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: the paper's figures, the images as a net is given them, spreads, and verdicts."""
+"""Tests of the OOD study: preprocessing of images, spreads and checks."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from neuboots.data.dataset import TensorSource
 from neuboots.prediction import Predictor, SampleStream
 from neuboots.report.checks import Check
 from neuboots_paper._common import load_images, prepare_split
-from neuboots_paper.studies.ood import COLUMNS, PUBLISHED, OutOfDistribution, most_of, spreads
+from neuboots_paper.studies.ood import COLUMNS, PUBLISHED, OutOfDistribution, check_majority, compute_spreads
 from neuboots_paper.study import Rows
 
 
@@ -54,7 +54,7 @@ class Known(Predictor):
 
 def test_spreads_are_those_of_the_first_B_replicates() -> None:
     samples = torch.randn(5, 300, 3, generator=torch.Generator().manual_seed(0))
-    found = spreads(Known(samples), torch.arange(300.0)[:, None], (2, 5))
+    found = compute_spreads(Known(samples), torch.arange(300.0)[:, None], (2, 5))
     for B in (2, 5):
         assert torch.allclose(found["logits", B], samples[:B].std(0).mean(1))
         assert torch.allclose(found["probabilities", B], samples[:B].softmax(2).std(0).mean(1))
@@ -94,7 +94,7 @@ def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> N
     ],
 )
 def test_most_means_more_than_half(parts: list[bool | None], word: bool | None) -> None:
-    assert most_of("c", [Check("", part, "") for part in parts]).holds is word
+    assert check_majority("c", [Check("", part, "") for part in parts]).holds is word
 
 
 def test_ensembles_have_fewer_seeds_and_everything_else_has_all() -> None:

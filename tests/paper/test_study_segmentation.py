@@ -14,12 +14,12 @@ from neuboots.data.dataset import TensorSource
 from neuboots_paper.studies.segmentation_2d import Segmentation2d
 from neuboots_paper.studies.segmentation_3d import Segmentation3d
 from neuboots_paper.studies.segmentation_common import (
-    VOID,
+    IGNORE_INDEX,
     SegmentationStudy,
-    fullest,
-    plane_of,
-    png,
-    shrunk,
+    decode_png,
+    downsample,
+    encode_png,
+    fullest_slice,
 )
 from neuboots_paper.study import Rows
 
@@ -66,20 +66,20 @@ def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
 def test_smaller_rows_are_means_and_middle_labels() -> None:
     x = torch.arange(2 * 5 * 7, dtype=torch.float32).view(1, 2, 5, 7)
     y = torch.arange(5 * 7).view(1, 5, 7)
-    small, labels = shrunk(LazyDataset(TensorSource(x, y)), 2)[0]
+    small, labels = downsample(LazyDataset(TensorSource(x, y)), 2)[0]
     assert torch.equal(small, x[0, :, :4, :6].view(2, 2, 2, 3, 2).mean((2, 4)))
     assert torch.equal(labels, y[0, 1:4:2, 1:6:2])
     bytes_ = LazyDataset(TensorSource(torch.full((1, 1, 4, 4), 255, dtype=torch.uint8), y[:, :4, :4]))
-    assert shrunk(bytes_, 2)[0][0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
+    assert downsample(bytes_, 2)[0][0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
 
 
 def test_smaller_volumes_keep_their_augmentation_and_size() -> None:
     x, y = torch.randn(3, 1, 8, 9, 10), torch.zeros(3, 8, 9, 10, dtype=torch.long)
     part = LazyDataset(TensorSource(x, y), augment=CropFlip((8, 8, 8)))
-    small = shrunk(part, 2, limit=2, seed=1)
+    small = downsample(part, 2, limit=2, seed=1)
     assert len(small) == 2
     assert [tuple(small[i][0].shape) for i in range(2)] == [(1, 4, 4, 4)] * 2
-    assert shrunk(LazyDataset(TensorSource(x, y)), 2)[0][1].shape == (4, 4, 5)
+    assert downsample(LazyDataset(TensorSource(x, y)), 2)[0][1].shape == (4, 4, 5)
 
 
 def test_rows_as_they_are_are_not_read() -> None:
@@ -87,23 +87,23 @@ def test_rows_as_they_are_are_not_read() -> None:
         def read(self, rows: Any) -> Any:
             pytest.fail("read")
 
-    part = shrunk(LazyDataset(Unread(torch.zeros(5, 1, 2, 2), torch.zeros(5, 2, 2))), 1, limit=3)
+    part = downsample(LazyDataset(Unread(torch.zeros(5, 1, 2, 2), torch.zeros(5, 2, 2))), 1, limit=3)
     assert len(part) == 3
     assert len({*(part.rows or ())}) == 3
 
 
 @pytest.mark.parametrize("plane", [torch.randint(256, (5, 7)), torch.randint(256, (4, 3, 3))])
 def test_pictures_come_back_from_their_text(plane: Tensor) -> None:
-    assert torch.equal(plane_of(png(plane)).long(), plane)
+    assert torch.equal(decode_png(encode_png(plane)).long(), plane)
 
 
 def test_the_plane_with_most_labels_is_shown() -> None:
     labels = torch.zeros(3, 3, 4, dtype=torch.long)
-    labels[..., 0], labels[0, 0, 1], labels[:2, 0, 2] = VOID, 1, 1
-    assert fullest(labels)[2] == 2
+    labels[..., 0], labels[0, 0, 1], labels[:2, 0, 2] = IGNORE_INDEX, 1, 1
+    assert fullest_slice(labels)[2] == 2
 
 
 def test_void_counts_neither_in_training_nor_in_scores() -> None:
     study = Segmentation2d.from_preset("smoke")
     losses = {name: study._method(name, 2).loss.ignore_index for name in study.methods}  # type: ignore[attr-defined]
-    assert {*losses.values()} == {VOID}
+    assert {*losses.values()} == {IGNORE_INDEX}

@@ -51,6 +51,6 @@ def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
 
 def test_texts_are_cut_to_the_length() -> None:
     study = Text(data="toy/reviews", length=3)
-    rows = study._cut(RunContext().load_data(study.data).train)
+    rows = study._truncate(RunContext().load_data(study.data).train)
     assert rows.tensors[0].shape == (120, 3)
     assert len(rows.tensors[1]) == 120

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from neuboots.estimators import NeuBootsRegressor
-from neuboots_paper.studies.uci import CONSTANT, MARGINAL, MLP, OURS, STANDARDISED, Uci, figures, not_trained_on
+from neuboots_paper.studies.uci import CONSTANT, MARGINAL, MLP, OURS, STANDARDISED, Uci, compute_metrics, held_out_rows
 from neuboots_paper.study import Rows
 
 STUDY = Uci(data=("uci/a", "uci/b", "uci/c"), seeds=(0, 1, 2, 3))
@@ -80,7 +80,7 @@ def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None
     assert len(STUDY.tables(made())) == 4  # all in view
 
 
-# -- tables and figures --------------------------------------------------------------------------------
+# -- tables and compute_metrics --------------------------------------------------------------------------------
 
 
 # -- rows ----------------------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ def test_log_likelihoods_are_those_of_the_normal_law(
     fitted: tuple[NeuBootsRegressor, dict[str, np.ndarray]],
 ) -> None:
     regressor, data = fitted
-    ours, constant, marginal = figures(regressor, **data)
+    ours, constant, marginal = compute_metrics(regressor, **data)
     mean, std = regressor.predict(data["x_test"], return_std=True)
-    y, held_out = data["y_test"], not_trained_on(regressor, data["x"], data["y"])
+    y, held_out = data["y_test"], held_out_rows(regressor, data["x"], data["y"])
     sigma = np.sqrt(np.mean((regressor.predict(data["x"][held_out]) - data["y"][held_out]) ** 2))
     assert ours["log_likelihood"] == pytest.approx(norm.logpdf(y, mean, std).mean())
     assert constant["sigma"] == pytest.approx(sigma)
@@ -120,7 +120,7 @@ def test_one_sigma_comes_from_all_rows_that_were_not_trained_on(
 ) -> None:
     """The estimator's own rows for calibration are among them, and so are those that stopped the training."""
     regressor, data = fitted
-    unseen = not_trained_on(regressor, data["x"], data["y"])
+    unseen = held_out_rows(regressor, data["x"], data["y"])
     assert len(unseen) == 40  # a fifth
     assert {*np.flatnonzero(regressor.held_out_)} < {*unseen}
     assert regressor.x_mean_ == pytest.approx(np.delete(data["x"], unseen, axis=0).mean(0))  # of the training rows

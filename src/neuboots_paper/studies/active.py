@@ -1,11 +1,11 @@
-"""Figure 4b: active learning, the accuracy that labels come to when each method asks for those it needs.
+"""Figure 4b: test accuracy of active learning with each method.
 
-    next rows = the k of largest H(p̄(x)),   p̄ = 1/B Σ_b softmax f_b(x);   then train anew
+    next rows = the k with the largest H(p̄(x)),   p̄ = 1/B Σ_b softmax f_b(x);   then train again
 
 The protocol is that of Moon, Kim, Shin and Hwang (Confidence-aware learning for deep neural networks, ICML 2020). A
-seed is a trial: its first labelled rows and first weights are the same for all methods. "random" is the plain net with
-rows drawn by chance. The paper gives one number: 71.6 % for NeuBoots on CIFAR-100, 2.5 points before MC dropout and
-the deep ensemble. With `augment`, rows of the pool are scored as they are trained on, augmented.
+seed is a trial: initial labels and initial weights are the same for all methods. "random" is the deterministic net with
+random rows. The paper gives one number: 71.6 % for NeuBoots on CIFAR-100, 2.5 points more than MC dropout and the deep
+ensemble. With `augment`, rows of the pool are augmented when they are scored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER: PaperValues = {("cifar100", "neuboots"): {"accuracy": 71.6}}
-GAP = 2.5  # points between NeuBoots and the two others, in the same sentence
+GAP = 2.5  # points between NeuBoots and the two others, as stated in the paper
 OTHERS = ("random", "mc-dropout", "deep-ensemble")
 
 
 @dataclass(frozen=True)
 class Active(Study):
-    """A learning curve for each data set, method and trial."""
+    """Learning curves of each method, by dataset and trial."""
 
     name = "active"
     source = "figure 4b, section 4.2"
     claim = (
-        "Asked by entropy, NeuBoots learns more from as many labels than random rows, MC dropout and a deep ensemble: "
-        f"on CIFAR-100 it ends at {PAPER['cifar100', 'neuboots']['accuracy']} %, {GAP} points before the last two."
+        "With rows selected by entropy, NeuBoots is more accurate for the same number of labels than random rows, MC "
+        "dropout and a deep ensemble: "
+        f"on CIFAR-100 it ends at {PAPER['cifar100', 'neuboots']['accuracy']} %, {GAP} points above the last two."
     )
 
     data: tuple[str, ...] = ("cifar10", "fashion_mnist")
@@ -63,7 +64,7 @@ class Active(Study):
             image_net(self.net, data),
             load_rows(data.augmented_train if self.augment else data.train, self.pool, job["seed"]),
             load_rows(data.test, self.n_test),
-            replace(config, folder=None),  # each round has one of its own
+            replace(config, folder=None),  # each round has its own
             strategy="random" if chance else "entropy",
             initial_size=self.start,
             query_size=self.query,
@@ -74,10 +75,10 @@ class Active(Study):
             folder=config.folder,
             progress=context.progress,
         )
-        figures = {name: values[0].tolist() for name, values in found.metrics.items()}
+        metrics = {name: values[0].tolist() for name, values in found.metrics.items()}
         return {
             "curve": [
-                {"labels": labels} | {name: round(figures[name][r], 6) for name in ("accuracy", "ece", "nll")}
+                {"labels": labels} | {name: round(metrics[name][r], 6) for name in ("accuracy", "ece", "nll")}
                 for r, labels in enumerate(found.num_labels.tolist())
             ]
         }
@@ -90,26 +91,26 @@ class Active(Study):
         )
         ends = tabulate(
             f"Active learning, {self._labels}, mean ± standard deviation over {len(self.seeds)} trials.",
-            summaries(rows["curve"]),
+            summarize_curves(rows["curve"]),
             by=("data", "method"),
             columns=columns,
             paper=PAPER,
         )
         curves = tabulate(
-            "Accuracy in per cent as labels are added.",
-            _side_by_side(rows["curve"]),
+            "Accuracy in % as labels are added.",
+            _pivot_methods(rows["curve"]),
             by=("data", "labels"),
             columns=[MetricColumn(method, method, 100) for method in self.methods],
         )
         return [ends, curves]
 
     def checks(self, rows: Rows) -> list[Check]:
-        names, found = neuboots_variants(self.methods).items(), summaries(rows["curve"])
+        names, found = neuboots_variants(self.methods).items(), summarize_curves(rows["curve"])
         return [
             verdict
             for data in self.data
             for name, title in names
-            for verdict in _judged(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
+            for verdict in _check_method(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
         ]
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
@@ -122,7 +123,7 @@ class Active(Study):
         for ax, data in zip(figure.subplots(1, len(self.data), squeeze=False)[0], self.data, strict=True):
             curves = {}
             for method in self.methods:
-                lines = _lines([row for row in rows["curve"] if (row["data"], row["method"]) == (data, method)])
+                lines = _group_trials([row for row in rows["curve"] if (row["data"], row["method"]) == (data, method)])
                 sizes = [row["labels"] for row in lines[0]]
                 values = [[100 * row["accuracy"] for row in line] for line in lines]
                 curves[method] = sizes, torch.tensor(values, dtype=torch.float64)
@@ -145,8 +146,8 @@ class Active(Study):
         )
 
 
-def _judged(name: str, who: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
-    """More accurate than each of the others with all labels, and than all of them over the whole curve."""
+def _check_method(name: str, who: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Check the accuracy against each other method with all labels, and over the whole curve."""
     higher = partial(compare_groups, rows=rows, first={"method": name}, expect="higher", scale=100)
     for other in OTHERS:
         yield higher(f"{who} ends more accurate than {other}", key="accuracy", second={"method": other})
@@ -154,28 +155,28 @@ def _judged(name: str, who: str, rows: Sequence[dict[str, Any]]) -> Iterator[Che
     yield combine_checks(f"{who} is the most accurate over the whole curve", means)
 
 
-def _lines(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The rows of each trial, in the order of their labels."""
+def _group_trials(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows of each trial, sorted by the number of labels."""
     trials: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["labels"]):
         trials.setdefault(row["seed"], []).append(row)
     return list(trials.values())
 
 
-def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each learning curve: its last accuracy and ECE, and the mean accuracy over its sizes."""
+def summarize_curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per learning curve: last accuracy and ECE, and mean accuracy over its sizes."""
     found = []
     for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
-        for line in _lines([row for row in rows if (row["data"], row["method"]) == (data, method)]):
+        for line in _group_trials([row for row in rows if (row["data"], row["method"]) == (data, method)]):
             last = line[-1]
             mean = fmean(row["accuracy"] for row in line)
-            figures = {"accuracy": last["accuracy"], "mean accuracy": mean, "ece": last["ece"]}
-            found.append({"data": data, "method": method, "seed": last["seed"], **figures})
+            values = {"accuracy": last["accuracy"], "mean accuracy": mean, "ece": last["ece"]}
+            found.append({"data": data, "method": method, "seed": last["seed"], **values})
     return found
 
 
-def _side_by_side(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each data set, number of labels and trial, with the accuracy of each method under its name."""
+def _pivot_methods(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per dataset, number of labels and trial, with one column of accuracies per method."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = {name: row[name] for name in ("data", "labels", "seed")}

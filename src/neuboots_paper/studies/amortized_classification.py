@@ -1,9 +1,9 @@
-"""Figure B.1: bagging of classes against the number N of training points.
+"""Figure B.1: test error of bagged classifiers against the number N of training points.
 
     error(N)   of   p(y | x) = 1/B Σ_b softmax f_b(x),   f_b trained on N points
 
-The paper names no data set here. These are the digits turned by any angle of its table 3.1, in the setting of Nalisnick
-and Smyth's amortized bootstrap (ICML workshop on implicit models, 2017): a small multilayer perceptron.
+The paper names no dataset here. These are the rotated digits of its table 3.1, in the setting of Nalisnick and Smyth's
+amortized bootstrap (ICML workshop on implicit models, 2017): a small multilayer perceptron.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AmortizedClassification(Study):
-    """Standard and amortized bootstrap against NeuBoots as the training set grows."""
+    """Standard bootstrap, amortized bootstrap and NeuBoots as the training set grows."""
 
     name = "amortized-classification"
     source = "figure B.1"
-    claim = "Whatever the number N of training points, bagged NeuBoots makes fewer errors than the amortized bootstrap."
+    claim = "For every number N of training points, bagged NeuBoots makes fewer errors than the amortized bootstrap."
 
     data: str = "rotated_mnist"
     net: str = "mlp-100-100"
@@ -44,7 +44,7 @@ class AmortizedClassification(Study):
     n_test: int = 4_000
     steps: int = 700
     batch_size: int = 128
-    num_samples: int = 10  # B, and the nets of the standard bootstrap
+    num_samples: int = 10  # B, and nets of the standard bootstrap
     methods: tuple[str, ...] = ("standard-bootstrap", "amortized-bootstrap", "neuboots", "neuboots-paper")
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
@@ -99,5 +99,5 @@ class AmortizedClassification(Study):
     def note(self) -> str:
         return (
             f"The paper names neither data nor net, and gives no numbers: here {self.net} on {self.data}, "
-            f"about {self.steps:,} steps at every N, B = {self.num_samples}. It shows errors; the calibration is added."
+            f"about {self.steps:,} steps at every N, B = {self.num_samples}. Calibration is added."
         )

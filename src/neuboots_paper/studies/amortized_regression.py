@@ -1,9 +1,9 @@
-"""Figure B.2: bagging of regressions against the number N of training points, on two data sets.
+"""Figure B.2: test RMSE of bagged regressions against the number N of training points, on two datasets.
 
     RMSE(N) = √ mean (y − f̄(x))²,   f̄ = 1/B Σ_b f_b,   f_b trained on N points
 
-The paper names no data set here. At full size these are two of the UCI sets with their standard test splits, one for
-each seed. Densities are y | x ~ N(f̄(x), v(x) + σ²), with v over replicates and σ from rows kept for validation.
+The paper names no dataset here. At full size these are two UCI datasets with their standard test splits, one for each
+seed. Densities are y | x ~ N(f̄(x), v(x) + σ²), with v over replicates and σ from the validation split.
 """
 
 import math
@@ -33,16 +33,16 @@ from neuboots_paper.study import Job, Rows, RunContext, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUM_SPLITS = 20  # of a UCI set
+NUM_SPLITS = 20  # of a UCI dataset
 
 
 @dataclass(frozen=True)
 class AmortizedRegression(Study):
-    """Standard and amortized bootstrap against NeuBoots as the training set grows."""
+    """Standard bootstrap, amortized bootstrap and NeuBoots as the training set grows."""
 
     name = "amortized-regression"
     source = "figure B.2"
-    claim = "On two regression sets the error of bagged NeuBoots is lower than that of the amortized bootstrap."
+    claim = "On two regression datasets the error of bagged NeuBoots is lower than that of the amortized bootstrap."
 
     data: tuple[str, ...] = ("uci/boston", "uci/concrete")
     widths: tuple[int, ...] = (50, 50)
@@ -59,7 +59,7 @@ class AmortizedRegression(Study):
     def measure(self, job: Job, context: RunContext) -> Rows:
         n, seed = job["n"], job["seed"]
         data = self._data(job["data"], seed, context)
-        assert data.target_standardizer is not None, "a regression set knows the scale of its target"
+        assert data.target_standardizer is not None, "regression datasets have standardized targets"
         config = context.config(
             epochs=epochs_for(self.steps, n, self.batch_size),
             batch_size=self.batch_size,
@@ -69,7 +69,7 @@ class AmortizedRegression(Study):
             lambda: MLP(data.channels, 1, widths=self.widths), load_rows(data.train, n, seed), config
         )
         noise = residual_std(predictor, *load_rows(data.validation).tensors)
-        test, std = load_rows(data.test), data.target_standardizer.std[0]  # all is in units of std up to here
+        test, std = load_rows(data.test), data.target_standardizer.std[0]  # outputs are standardized
         found = evaluate_regression(
             predictor, test, noise_std=noise, num_samples=self.num_samples, progress=False
         ).metrics
@@ -142,5 +142,5 @@ class AmortizedRegression(Study):
         return (
             f"The paper names neither data nor net, and gives no numbers: here MLPs of {net} units on "
             f"{' and '.join(self.data)}, about {self.steps:,} steps at every N, B = {self.num_samples}; each seed has "
-            "a test split of its own. NeuBoots is set as for regression (neuboots), and as in the paper's Algorithm 1."
+            "another test split. NeuBoots has the defaults for regression (neuboots), or is the paper's Algorithm 1."
         )

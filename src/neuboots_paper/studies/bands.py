@@ -1,9 +1,9 @@
-"""Figures B.6–B.8: what NeuBoots says of single images, of classes that it knows and of others.
+"""Figures B.6–B.8: predictive bands of NeuBoots for single images of known and unknown classes.
 
-    band of class c at x:  the middle 95 % of p_b,c(x) = softmax(f_b(x))_c over the replicates b
+    band of class c at x:  the central 95 % of p_b,c(x) = softmax(f_b(x))_c over the replicates b
 
-Beside each image stands P(out), the probability that the paper's logistic detector gives to "out of distribution". What
-single images suggest is measured over many: are bands wider where the net cannot know?
+P(out) is the probability of "out of distribution" by the paper's logistic detector. The study also measures over many
+images whether bands are wider for unknown classes.
 """
 
 import base64
@@ -37,29 +37,29 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Bands(Study):
-    """Bands of every class for a few images, and the same figures over hundreds."""
+    """Bands of every class for a few images, and their mean width over groups of images."""
 
     name = "bands"
     source = "figures B.6, B.7 and B.8"
     claim = (
-        "For images of unknown classes the bands of NeuBoots are wide and overlap, and the detector takes them to be "
-        "out of distribution (a bison, 0.77; a gazelle, 0.50), but not an image much like a known class (a German "
+        "For images of unknown classes the bands of NeuBoots are wide and overlap, and the detector assigns them to "
+        "out-of-distribution (a bison, 0.77; a gazelle, 0.50), but not an image similar to a known class (a German "
         "shepherd, 0.20)."
     )
 
     inside: str = "cifar10"
     outside: str = "svhn"
-    others: str = "cifar100"  # of which some classes are close to known ones
+    others: str = "cifar100"  # some of its classes are similar to known ones
     close: tuple[str, ...] = ("bus", "pickup_truck", "tiger", "wolf")
-    known: tuple[str, ...] = ("dog", "ship")  # classes of `_count_inside` of which an image is shown
-    unknown: tuple[str, ...] = ("cattle", "camel", "wolf")  # of `others`: the strangest first, the most familiar last
+    known: tuple[str, ...] = ("dog", "ship")  # classes of `inside` with a shown image
+    unknown: tuple[str, ...] = ("cattle", "camel", "wolf")  # of `others`, from least to most similar to a known class
     digits: tuple[str, ...] = ("7",)  # of `outside`
     net: str = "small-cnn"
-    shrink: int = 2  # means over so many pixels on a side
+    shrink: int = 2  # images are averaged over shrink × shrink pixels
     augment: bool = False
     n: int = 9_000
-    n_group: int = 1_000  # images of a group, at most
-    num_validation: int = 400  # of either set, to fit the detector on
+    n_group: int = 1_000  # maximum number of images of a group
+    num_validation: int = 400  # images of each dataset to fit the detector
     epochs: int = 12
     batch_size: int = 128
     num_samples: int = 100
@@ -75,7 +75,7 @@ class Bands(Study):
 
     def measure(self, job: Job, context: RunContext) -> Rows:
         if "method" not in job:
-            return {"images": [self._pixels(*which, context) for which in self._shown]}
+            return {"images": [self._pixels(*which, context) for which in self._shown_images]}
         data = context.load_data(self.inside)
         train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink, augment=self.augment)
         config = context.config(epochs=self.epochs, batch_size=self.batch_size, optimizer=PAPER_SGD, seed=job["seed"])
@@ -86,14 +86,14 @@ class Bands(Study):
         )
         rows: Rows = {"groups": [], "single": [], "bands": []}
         for group, set_name, x in self._groups(context):
-            found = band_figures(*bands(predictor, x, self.num_samples, self.level))
+            found = band_metrics(*bands(predictor, x, self.num_samples, self.level))
             found["outside"] = detector.score(x, progress=False).sigmoid()
             means = {key: float(values.double().mean()) for key, values in found.items()}
             rows["groups"].append({"group": group, "set": set_name, "images": len(x), **means})
-        for set_name, class_name in self._shown:
+        for set_name, class_name in self._shown_images:
             image, x = f"{class_name} ({set_name})", self._one(set_name, class_name, context)
             parts = bands(predictor, x, self.num_samples, self.level)
-            figures = band_figures(*parts) | {"outside": detector.score(x, progress=False).sigmoid()}
+            figures = band_metrics(*parts) | {"outside": detector.score(x, progress=False).sigmoid()}
             rows["single"].append({"image": image, **{key: float(value) for key, value in figures.items()}})
             for label, mean, low, high in zip(data.classes, *(part[0].tolist() for part in parts), strict=True):
                 values = {"mean": round(mean, 5), "low": round(low, 5), "high": round(high, 5)}
@@ -101,13 +101,13 @@ class Bands(Study):
         return rows
 
     @property
-    def _shown(self) -> list[tuple[str, str]]:
-        """Sets and classes of which the first test image is shown."""
+    def _shown_images(self) -> list[tuple[str, str]]:
+        """Datasets and classes whose first test image is shown."""
         pairs = ((self.inside, self.known), (self.others, self.unknown), (self.outside, self.digits))
         return [(set_name, class_name) for set_name, names in pairs for class_name in names]
 
     def _groups(self, context: RunContext) -> list[tuple[str, str, Tensor]]:
-        """Test images in groups: known classes, classes close to those, other classes, and another kind of image."""
+        """Groups of test images: known classes, similar classes, other classes, and another kind of image."""
         data, others = context.load_data(self.inside), context.load_data(self.others)
         x, y = load_images(others, "test", reference=data, shrink=self.shrink).tensors
         close = torch.isin(y, torch.tensor([others.classes.index(name) for name in self.close]))
@@ -125,16 +125,16 @@ class Bands(Study):
         return x
 
     def _one(self, set_name: str, class_name: str, context: RunContext) -> Tensor:
-        """The first test image of a class, as the net is given it: (1, C, H, W)."""
+        """First test image of a class as an input of the net: (1, C, H, W)."""
         data = context.load_data(set_name)
         return prepare_split(data, "test", reference=context.load_data(self.inside), shrink=self.shrink)[
-            _first(data, class_name)
+            _first_index(data, class_name)
         ][0][None]
 
     def _pixels(self, set_name: str, class_name: str, context: RunContext) -> dict[str, Any]:
-        """The same image as bytes, all of its pixels."""
+        """The same image as bytes, at full resolution."""
         data = context.load_data(set_name)
-        x: Tensor = data.test[_first(data, class_name)][0]  # type: ignore[index]
+        x: Tensor = data.test[_first_index(data, class_name)][0]  # type: ignore[index]
         raw = data.standardizer.inverse(x) if data.standardizer is not None else x  # type: ignore[attr-defined]
         coded = base64.b64encode(bytes((255 * raw.clamp(0, 1)).round().byte().flatten().tolist())).decode()
         return {"image": f"{class_name} ({set_name})", "shape": "×".join(map(str, x.shape)), "base64": coded}
@@ -166,9 +166,9 @@ class Bands(Study):
 
     def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
-        return [verdict for name, title in names for verdict in self._judged(name, title, rows)]
+        return [verdict for name, title in names for verdict in self._check_method(name, title, rows)]
 
-    def _judged(self, name: str, title: str, rows: Rows) -> Iterator[Check]:
+    def _check_method(self, name: str, title: str, rows: Rows) -> Iterator[Check]:
         groups, single = ([row for row in rows[key] if row["method"] == name] for key in ("groups", "single"))
         known, close, unknown, far = ({"group": group} for group in ("known", "close", "unknown", "far"))
         strange = ((unknown, f"unknown classes of {self.others}"), (far, f"images of {self.outside}"))
@@ -187,11 +187,11 @@ class Bands(Study):
         yield larger(claim, rows=single, key="outside", first=first, second=last)
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
-        """For each method, every shown image beside the bands of its first seed."""
+        """The images and their bands with the first seed, one plot per method."""
         methods = dict.fromkeys(row["method"] for row in rows["bands"])
-        return {f"bands-{method}": self._figure(rows, method) for method in methods}
+        return {f"bands-{method}": self._plot_method(rows, method) for method in methods}
 
-    def _figure(self, rows: Rows, method: str) -> "Figure":
+    def _plot_method(self, rows: Rows, method: str) -> "Figure":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_class_intervals
@@ -202,7 +202,7 @@ class Bands(Study):
         axes = figure.subplots(-(-len(rows["images"]) // 2), 4, width_ratios=(1, 2.6) * 2, squeeze=False)
         places = axes.reshape(-1, 2)
         for (left, right), row in zip(places, rows["images"], strict=False):
-            picture(left, row)
+            plot_stored_image(left, row)
             where = {"image": row["image"], "seed": seed}
             bars = [each for each in mine["bands"] if where.items() <= each.items()]
             (single,) = [each for each in mine["single"] if where.items() <= each.items()]
@@ -222,14 +222,14 @@ class Bands(Study):
         small = f", shrunk by {self.shrink}" if self.shrink > 1 else ""
         return (
             f"{self.net}, {self.epochs} epochs of at most {self.n:,} images of {self.inside}{small}. The paper shows "
-            f"three images of TinyImageNet and no figures over many; here classes of {self.others} stand in, the first "
-            f"test image of each. The detector is fitted on {self.num_validation:,} images each of {self.inside} and "
-            f"{self.outside}, kept from training."
+            f"three images of TinyImageNet and no averages; here they are the first test images of classes of "
+            f"{self.others}. The detector is fitted on {self.num_validation:,} images each of {self.inside} and "
+            f"{self.outside}, not used for training."
         )
 
 
 def bands(predictor: Predictor, x: Tensor, num_samples: int, level: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean probability of each class, and the ends of its band: (N, C) each."""
+    """Mean probability of each class, and the ends of its band: (N, C) each."""
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
     parts = []
     for some in torch.split(x, 256):
@@ -239,10 +239,10 @@ def bands(predictor: Predictor, x: Tensor, num_samples: int, level: float) -> tu
     return mean, low, high
 
 
-def band_figures(mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-    """Of the likeliest class: its probability, the width of its band, and whether another's reaches into it: (N,) each.
+def band_metrics(mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
+    """Probability of the most likely class, width of its band, and whether another band overlaps it: (N,) each.
 
-    >>> found = band_figures(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.5, 0.1]]), torch.tensor([[0.9, 0.4]]))
+    >>> found = band_metrics(torch.tensor([[0.7, 0.3]]), torch.tensor([[0.5, 0.1]]), torch.tensor([[0.9, 0.4]]))
     >>> found["width"], found["overlap"]
     (tensor([0.4000]), tensor([0.]))
     """
@@ -253,15 +253,15 @@ def band_figures(mean: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     return {key: values[:, 0] for key, values in found.items()}
 
 
-def picture(ax: Any, row: dict[str, Any]) -> None:
-    """An image from its row: bytes of channels, lines and columns."""
+def plot_stored_image(ax: Any, row: dict[str, Any]) -> None:
+    """Plot an image from its row: bytes of channels, rows and columns."""
     shape = tuple(map(int, row["shape"].split("×")))
     pixels = torch.tensor(list(base64.b64decode(row["base64"]))).view(shape).movedim(0, -1)  # (H, W, C)
     ax.imshow(pixels.expand(-1, -1, 3).tolist(), interpolation="nearest")
     ax.set(xticks=[], yticks=[])
 
 
-def _first(data: DatasetBundle, class_name: str) -> int:
-    """The number of the first test image of a class."""
+def _first_index(data: DatasetBundle, class_name: str) -> int:
+    """Index of the first test image of a class."""
     targets: Tensor = data.test.targets  # type: ignore[union-attr]
     return int((targets == data.classes.index(class_name)).nonzero()[0])

@@ -1,11 +1,11 @@
-"""Theorem A.1 and section 3.1: does sharing a weight inside blocks change the bootstrap, and does it matter which?
+"""Theorem A.1 and section 3.1: the bootstrap with one weight per block against one weight per point.
 
     wᵢ = α_{u(i)},  α ~ S × Dirichlet(1, …, 1)   against   w ~ n × Dirichlet(1, …, 1)
     KS(x) = sup_t | P(f_w(x) − f̂(x) ≤ t) − P(f_{w_α}(x) − f̂(x) ≤ t) |
 
-The theorem says that the distance goes to 0 as S and n grow. It is measured where f_w is known exactly, for ridge
-regression on fixed features, with thousands of replicates, and on a small net that is trained under the weights, always
-from one start. Two independent runs of the unblocked bootstrap have a distance too, below which nothing can be seen.
+By the theorem the distance goes to 0 as S and n grow. It is measured for ridge regression on fixed features, where f_w
+is known exactly, with thousands of replicates, and for a small net trained with the weights from one initialization.
+The distance of two independent runs of the unblocked bootstrap is the resolution of the measurement.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GROUPINGS = ("random", "stratified", "contiguous", "sorted")
-UNBLOCKED = "unblocked again"  # the distance that two runs of one and the same bootstrap have
+UNBLOCKED = "unblocked again"  # a second run of the unblocked bootstrap
 _MARGIN = 0.05  # of a probability
 
 
-def group(kind: str, y: Tensor, num_blocks: int, seed: int) -> Tensor:
-    """u: [n] → [S]: at random, by strata of y, in the order of the rows, or in the order of y, the worst there is."""
+def assign_groups(kind: str, y: Tensor, num_blocks: int, seed: int) -> Tensor:
+    """u: [n] → [S]: at random, by strata of y, in the order of the rows, or in the order of y (the worst case)."""
     n = len(y)
     if kind in ("random", "stratified"):
         return assign_blocks(n, num_blocks, strata=compute_strata(y) if kind == "stratified" else None, seed=seed)
@@ -60,19 +60,19 @@ def ridge(features: Tensor, y: Tensor, weights: Tensor, at: Tensor, penalty: flo
     return theta @ at.T
 
 
-def compared(ours: Tensor, true: Tensor) -> dict[str, float]:
-    """How replicates less f̂, (B, M), differ from those of the unblocked bootstrap: means over the M inputs."""
+def compute_distances(ours: Tensor, true: Tensor) -> dict[str, float]:
+    """Distances of replicates minus f̂, (B, M), from those of the unblocked bootstrap: means over M inputs."""
     scale = true.std(0)
     ratio = ours.std(0) / scale
     ks, moved = ks_and_wasserstein(ours, true)
-    figures = {
+    metrics = {
         "ks": ks.mean(),
         "ks_worst": ks.max(),
         "w1": (moved / scale).mean(),
         "ratio": ratio.square().mean().sqrt(),
         "ratio_error": (ratio - 1).square().mean().sqrt(),
     }
-    return {name: round(float(value), 5) for name, value in figures.items()}
+    return {name: round(float(value), 5) for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BlockBootstrap(BayesianBootstrap):
 
 @dataclass(frozen=True)
 class Blocks(Study):
-    """The blocked against the unblocked random-weight bootstrap, for S from a few blocks to n and four groupings."""
+    """Blocked and unblocked random-weight bootstrap, for several numbers S of blocks and four groupings."""
 
     name = "blocks"
     source = "theorem A.1, section 3.1"
@@ -99,7 +99,7 @@ class Blocks(Study):
     data: tuple[str, ...] = ("diabetes", "uci/concrete")
     sizes: tuple[int, ...] = (5, 10, 20, 50, 100, 200)  # S; n is added
     draws: int = 4000  # replicates of the ridge
-    features: int = 30  # random ones, ReLU
+    features: int = 30  # random ReLU features
     penalty: float = 1e-3
     net_data: str = "diabetes"
     net_sizes: tuple[int, ...] = (5, 20, 100)
@@ -107,8 +107,8 @@ class Blocks(Study):
     widths: tuple[int, ...] = (32, 32)
     steps: int = 150
     learning_rate: float = 3e-3
-    rows: int | None = None  # of the training set, to be quick; None: all
-    places: int = 50  # inputs at which the distributions are compared
+    rows: int | None = None  # of the training split; None: all
+    places: int = 50  # test inputs
 
     @property
     def dataset_names(self) -> Sequence[str]:
@@ -141,14 +141,14 @@ class Blocks(Study):
 
         each = torch.arange(len(y))
         true = replicates(each, "unblocked")
-        rows = [{"S": len(y), "grouping": UNBLOCKED, **compared(replicates(each, "again"), true)}]
+        rows = [{"S": len(y), "grouping": UNBLOCKED, **compute_distances(replicates(each, "again"), true)}]
         for size in (*self.sizes, len(y)):
             for kind in GROUPINGS:
-                ours = replicates(group(kind, y, size, seed), kind, size)
-                found = compared(ours, true)
+                ours = replicates(assign_groups(kind, y, size, seed), kind, size)
+                found = compute_distances(ours, true)
                 if kind == "random":
-                    others = replicates(group(kind, y, size, derive_seed(seed, "regrouped")), "regrouped", size)
-                    found["ks_regrouped"] = compared(others, ours)["ks"]
+                    others = replicates(assign_groups(kind, y, size, derive_seed(seed, "regrouped")), "regrouped", size)
+                    found["ks_regrouped"] = compute_distances(others, ours)["ks"]
                 rows.append({"S": size, "grouping": kind, **found})
         return rows
 
@@ -156,7 +156,7 @@ class Blocks(Study):
         data, loss, num = TensorDataset(x, y), nn.MSELoss(), self.net_draws
 
         def model() -> nn.Module:
-            torch.manual_seed(seed)  # one start for all members: they differ by their weights alone
+            torch.manual_seed(seed)  # same initialization for all members
             return MLP(x.shape[1], 1, widths=self.widths)
 
         def outputs(method: Method, part: str, named: int = seed) -> Tensor:
@@ -170,11 +170,13 @@ class Blocks(Study):
         centre = outputs(Deterministic(loss), "deterministic")
         true = outputs(BayesianBootstrap(loss, num_members=num), "unblocked") - centre
         again = outputs(BayesianBootstrap(loss, num_members=num), "again", derive_seed(seed, "again")) - centre
-        rows = [{"S": len(y), "grouping": UNBLOCKED, **compared(again, true)}]
+        rows = [{"S": len(y), "grouping": UNBLOCKED, **compute_distances(again, true)}]
         for size in self.net_sizes:
-            blocks = tuple(group("random", y, size, seed).tolist())
+            blocks = tuple(assign_groups("random", y, size, seed).tolist())
             method = BlockBootstrap(loss, num_members=num, blocks=blocks)
-            rows.append({"S": size, "grouping": "random", **compared(outputs(method, f"S={size}") - centre, true)})
+            rows.append(
+                {"S": size, "grouping": "random", **compute_distances(outputs(method, f"S={size}") - centre, true)}
+            )
         return rows
 
     def tables(self, rows: Rows) -> list[Table]:
@@ -192,7 +194,12 @@ class Blocks(Study):
         return [
             tabulate(
                 f"Random blocks {title}",
-                [row | {"S": _shown(row)} for data in self.dataset_names for row in random if row["data"] == data],
+                [
+                    row | {"S": _block_label(row)}
+                    for data in self.dataset_names
+                    for row in random
+                    if row["data"] == data
+                ],
                 by=("model", "data", "S"),
                 columns=(*columns, regrouped),
                 note="W₁ / std: Wasserstein's distance in units of the unblocked standard deviation.",
@@ -249,25 +256,25 @@ class Blocks(Study):
         panels = figure.subplots(2, len(cases), squeeze=False, sharey="row")
         for (model, data), upper, lower in zip(cases, *panels, strict=True):
             mine = [row for row in rows["distances"] if (row["model"], row["data"]) == (model, data)]
-            _draw(upper, mine, "ks", "KS distance to unblocked", "log")
+            _plot_distances(upper, mine, "ks", "KS distance to unblocked", "log")
             floor = [row["ks"] for row in mine if row["grouping"] == UNBLOCKED]
             upper.axhline(sum(floor) / len(floor), color="black", lw=1, ls=":", label="two unblocked runs")
             upper.legend(fontsize=9)
             upper.set_title(f"{model}, {data}")
-            _draw(lower, mine, "ratio", "standard deviation / unblocked", "linear")
+            _plot_distances(lower, mine, "ratio", "standard deviation / unblocked", "linear")
             lower.axhline(1.0, color="black", lw=1, ls=":")
         return {"blocks": figure}
 
     @property
     def note(self) -> str:
         return (
-            f"The paper proves the theorem and measures nothing. Ridge regression on {self.features} random features "
-            f"solved for {self.draws:,} weights each; nets of {' × '.join(map(str, self.widths))} trained under "
-            f"{self.net_draws} weights each for {self.steps} steps on {self.net_data}, all from one start."
+            f"The paper proves the theorem without measurements. Ridge regression on {self.features} random features "
+            f"solved for {self.draws:,} weights each; nets of {' × '.join(map(str, self.widths))} trained with "
+            f"{self.net_draws} weights each for {self.steps} steps on {self.net_data}, with one initialization."
         )
 
 
-def _draw(ax: "Axes", rows: Sequence[dict[str, Any]], key: str, label: str, scale: str) -> None:
+def _plot_distances(ax: "Axes", rows: Sequence[dict[str, Any]], key: str, label: str, scale: str) -> None:
     from neuboots.report.plots import plot_scaling
 
     lines: dict[str, dict[int, list[float]]] = {}
@@ -284,7 +291,7 @@ def _random_features(x: Tensor, first: Tensor) -> Tensor:
 
 
 def _tensors(part: Any, limit: int | None) -> tuple[Tensor, Tensor]:
-    """The first rows of a part, in their own order: (n, D), (n,)."""
+    """First rows of a split: (n, D), (n,)."""
     rows = [part[k] for k in range(len(part) if limit is None else min(limit, len(part)))]
     x, y = (torch.stack([torch.as_tensor(row[k]) for row in rows]) for k in (0, 1))
     return x, y.flatten()
@@ -298,6 +305,6 @@ def _is_ridge(row: dict[str, Any], data: str) -> bool:
     return (row["model"], row["data"]) == ("ridge", data)
 
 
-def _shown(row: dict[str, Any]) -> Any:
-    """S, with n named where every point is a block of its own."""
+def _block_label(row: dict[str, Any]) -> Any:
+    """S, or the name of the unblocked bootstrap."""
     return UNBLOCKED if row["grouping"] == UNBLOCKED else row["S"]

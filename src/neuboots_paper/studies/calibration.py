@@ -1,9 +1,9 @@
-"""Tables B.3 and B.4, figure 4a: is a net as often right as it says?
+"""Tables B.3 and B.4, figure 4a: calibration, accuracy and relative times of six methods.
 
     ECE = Σ_m n_m / N |accuracy_m − confidence_m|,   p(y | x) = 1/B Σ_b softmax f_b(x),   B = K = 5
 
-Two deep ensembles are compared: the original one, with adversarial training and the Brier score (Lakshminarayanan et
-al., NeurIPS 2017), and that of plain cross-entropy (Ashukha et al., ICLR 2020), which table B.3 has beside it.
+There are two deep ensembles: the original one, with adversarial training and the Brier score (Lakshminarayanan et al.,
+NeurIPS 2017), and the one with cross-entropy (Ashukha et al., ICLR 2020), which table B.3 also has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,19 +46,19 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class CalibrationStudy(Study):
-    """Six methods on three sets with two nets: figures of calibration, relative times, reliability diagrams."""
+    """Six methods on three datasets with two nets: metrics, relative times and reliability diagrams."""
 
     name = "calibration"
     source = "tables B.3 and B.4, figure 4a"
     claim = (
-        "NeuBoots is calibrated better than the plain net and MC dropout and about as well as a deep ensemble, at the "
+        "NeuBoots is better calibrated than the plain net and MC dropout and about as well as a deep ensemble, at the "
         "accuracy of the plain net; it predicts at least three times as fast as both, and trains at least nine times "
         "as fast as the original deep ensemble."
     )
 
     data: tuple[str, ...] = ("cifar100", "cifar10", "svhn")
     nets: tuple[str, ...] = ("resnet-8", "densenet-10")
-    shrink: int = 4  # means over so many pixels on a side
+    shrink: int = 4  # images are averaged over shrink × shrink pixels
     augment: bool = False
     n: int = 1_200
     n_test: int = 1_500
@@ -66,8 +66,8 @@ class CalibrationStudy(Study):
     epochs: int = 15
     batch_size: int = 64
     num_samples: int = 5  # K of the ensembles, B of the others
-    repeats: int = 2  # of times
-    few_seeds: tuple[str, ...] = ("adversarial-deep-ensemble",)  # ten trainings each: the first seed alone
+    repeats: int = 2  # of timing
+    few_seeds: tuple[str, ...] = ("adversarial-deep-ensemble",)  # ten trainings each: only the first seed
     methods: tuple[str, ...] = (
         "deterministic",
         "mc-dropout",
@@ -98,10 +98,10 @@ class CalibrationStudy(Study):
         )
         found = class_scores(predictor, prepare("test", self.n_test), num_samples=self.num_samples)
         scores = {**found["scores"][0], "overconfidence": overconfidence(found["bins"])}
-        return {"scores": [_rounded(scores, 5)], "bins": [_rounded(row, 4) for row in found["bins"]]}
+        return {"scores": [_round_row(scores, 5)], "bins": [_round_row(row, 4) for row in found["bins"]]}
 
     def _times(self, net: Any, prepare: Any, config: TrainingConfig) -> list[dict[str, Any]]:
-        """An epoch on few rows: relative times do not depend on what is learned."""
+        """Times of one epoch on few rows, since relative times do not depend on what is learned."""
         found = benchmark_methods(
             {name: lambda K, name=name: make_method(name, members=K) for name in self.methods},  # type: ignore[misc]
             net,
@@ -131,35 +131,35 @@ class CalibrationStudy(Study):
                 link="reliability-{data}-{net}-{method}",
                 note=(
                     "The paper's NLL is ten times that at the mean logit. NLL: of the mean probability, in nats. A net "
-                    "that can only guess, and says so, has a low ECE, too: read it beside the error."
+                    "with uninformative but calibrated probabilities also has a low ECE: compare the error."
                 ),
             )
             for data in self.data
         ]
 
     def _paper(self) -> PaperValues:
-        """The printed lines under the names of our nets: its ResNet-110 beside our ResNet, and so on."""
+        """Published values by our nets: those of ResNet-110 for our ResNet, and so on."""
         return {
-            (data, net, method): figures
+            (data, net, method): values
             for net in self.nets
-            for (data, family, method), figures in PUBLISHED.items()
+            for (data, family, method), values in PUBLISHED.items()
             if net.startswith(family)
         }
 
     def checks(self, rows: Rows) -> list[Check]:
         faster = [
-            times_faster(rows["times"], "predict_ratio", other, least=3) for other in ("mc-dropout", "deep-ensemble")
+            check_speed(rows["times"], "predict_ratio", other, least=3) for other in ("mc-dropout", "deep-ensemble")
         ]
         names = neuboots_variants(self.methods).items()
         return [
-            *(verdict for name, title in names for verdict in self._calibrated(name, title, rows["scores"])),
+            *(verdict for name, title in names for verdict in self._check_method(name, title, rows["scores"])),
             combine_checks(
                 "NeuBoots predicts at least three times as fast as MC dropout and the deep ensemble", faster
             ),
-            times_faster(rows["times"], "fit_ratio", "adversarial-deep-ensemble", least=9),
+            check_speed(rows["times"], "fit_ratio", "adversarial-deep-ensemble", least=9),
         ]
 
-    def _calibrated(self, name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    def _check_method(self, name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
         everywhere = ("data", "net", "seed")
         against = partial(compare_groups, rows=rows, first={"method": name}, pair=everywhere, scale=100)
         for other, called in (("deterministic", "the plain net"), ("mc-dropout", "MC dropout")):
@@ -195,21 +195,21 @@ class CalibrationStudy(Study):
         size = f", images averaged over {self.shrink} × {self.shrink} pixels" if self.shrink > 1 else ""
         few = f" {', '.join(self.few_seeds)}: one seed." if self.few_seeds else ""
         return (
-            f"{' and '.join(self.nets)}, {self.epochs} epochs on {self.n:,} images of each set{size}; the paper has "
-            f"ResNet-110 and DenseNet-100 on whole sets.{few} Times are those of an epoch on {self.n_timed:,} images."
+            f"{' and '.join(self.nets)}, {self.epochs} epochs on {self.n:,} images of each dataset{size}; the paper "
+            f"has ResNet-110 and DenseNet-100 on complete datasets.{few} Times: an epoch on {self.n_timed:,} images."
         )
 
 
 def overconfidence(bins: Sequence[dict[str, Any]]) -> float:
-    """Mean confidence less accuracy: above 0, the net says more than it knows."""
+    """Mean confidence minus accuracy."""
     gaps = sum(row["count"] * (row["confidence"] - row["accuracy"]) for row in bins)
     return float(gaps / sum(row["count"] for row in bins))
 
 
-def times_faster(
+def check_speed(
     rows: Sequence[dict[str, Any]], key: Literal["fit_ratio", "predict_ratio"], other: str, *, least: float
 ) -> Check:
-    """Is NeuBoots at least so many times as fast as another method?"""
+    """Check that NeuBoots is at least `least` times as fast as another method."""
     ours = {(row["data"], row["net"]): row[key] for row in rows if row["method"] == "neuboots"}
     found = []
     for row in rows:
@@ -224,5 +224,5 @@ def times_faster(
     )
 
 
-def _rounded(row: dict[str, Any], digits: int) -> dict[str, Any]:
+def _round_row(row: dict[str, Any], digits: int) -> dict[str, Any]:
     return {key: round(value, digits) for key, value in row.items()}

@@ -1,9 +1,9 @@
-"""Figure B.4: accuracy and calibration as test images are corrupted, by severity.
+"""Figure B.4: accuracy and calibration on corrupted test images, by severity.
 
     m(severity) = mean ± sd over corruptions k and seeds of m(p(y | corrupt_k(x, severity))),   m: accuracy or ECE
 
-The corruptions are those of Hendrycks and Dietterich (CIFAR-10-C), made here by their recipe; the figure is drawn as
-Ovadia et al. (NeurIPS 2019) draw theirs. Nets are trained on clean images.
+The corruptions are those of Hendrycks and Dietterich (CIFAR-10-C), reimplemented; the plot follows Ovadia et al.
+(NeurIPS 2019). Nets are trained on clean images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ from neuboots_paper.study import Job, Rows, RunContext, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "neuboots")  # the paper's
+METHODS = ("deterministic", "mc-dropout", "deep-ensemble", "neuboots")  # of the paper
 BETTER: Mapping[str, Any] = {"accuracy": max, "ece": min}
 
 
 @dataclass(frozen=True)
 class CorruptionStudy(Study):
-    """A training on each set with each method and seed, tested under every corruption at every severity."""
+    """One training per dataset, method and seed, tested with every corruption at every severity."""
 
     name = "corruption"
     source = "figure B.4, appendix B"
     claim = (
-        "On corrupted images a deep ensemble does best in most cases, and NeuBoots is more accurate than the plain net."
+        "On corrupted images a deep ensemble is best in most cases, and NeuBoots is more accurate than the plain net."
     )
 
     data: tuple[str, ...] = ("cifar10",)
@@ -56,12 +56,12 @@ class CorruptionStudy(Study):
 
     def measure(self, job: Job, context: RunContext) -> Rows:
         data = context.load_data(job["data"], val_fraction=0.0)
-        assert isinstance(data.standardizer, Standardizer), "images are normalised"
+        assert isinstance(data.standardizer, Standardizer), "images are standardized"
         train = load_rows(data.augmented_train if self.augment else data.train, self.n, job["seed"])
         config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"], optimizer=PAPER_SGD)
         found = evaluate_corruptions(
             make_method(job["method"]).fit(image_net(self.net, data), train, config),
-            as_pixels(data, self.n_test),
+            load_raw_images(data, self.n_test),
             {name: CORRUPTIONS[name] for name in self.corruptions},
             severities=self.severities,
             preprocess=data.standardizer,
@@ -87,7 +87,7 @@ class CorruptionStudy(Study):
             columns=columns,
         )
         by_corruption = tabulate(
-            f"Accuracy in per cent under each corruption, all severities and {len(self.seeds)} seeds together.",
+            f"Accuracy in % for each corruption, all severities and {len(self.seeds)} seeds together.",
             [{**row, row["method"]: row["accuracy"]} for row in rows["shift"]],
             by=("data", "corruption"),
             columns=[MetricColumn(method, method, 100) for method in self.methods],
@@ -104,7 +104,8 @@ class CorruptionStudy(Study):
                     compare_groups(
                         f"on {data}, in more than half of all cases the deep ensemble is {what} of the paper's four, "
                         "alone or with another",
-                        shares(found, key), "share", {"method": "deep-ensemble"}, {"method": "half"}, expect="higher",
+                        count_wins(found, key), "fraction", {"method": "deep-ensemble"}, {"method": "half"},
+                        expect="higher",
                     )
                 )  # fmt: skip
             verdicts += [
@@ -142,7 +143,7 @@ class CorruptionStudy(Study):
                 plot_boxes(ax, [str(level) for level in levels], boxes, label=label)
                 ax.set_xlabel("severity of the corruption (0: clean)")
             figure.axes[0].set_title(data)
-            figure.axes[1].legend().remove()  # the same
+            figure.axes[1].legend().remove()  # same as above
             figures[f"severity-{data.replace('/', '-')}"] = figure
         return figures
 
@@ -150,32 +151,32 @@ class CorruptionStudy(Study):
     def note(self) -> str:
         return (
             f"{self.epochs} epochs of {net_title(self.net)} on up to {self.n:,} images of {' and '.join(self.data)}, "
-            f"{self.n_test:,} to test at most; corrupted by the recipe of CIFAR-C ({', '.join(self.corruptions)}). "
-            "The paper: ResNet-110 on CIFAR-10 and CIFAR-100, with the published files, and a figure without numbers."
+            f"at most {self.n_test:,} to test; corrupted as in CIFAR-C ({', '.join(self.corruptions)}). "
+            "The paper: ResNet-110 on CIFAR-10 and CIFAR-100, with the published files, and a plot without numbers."
         )
 
 
-@cache  # jobs of one process share them
-def as_pixels(data: DatasetBundle, limit: int) -> TensorDataset:
-    """Test images as they were before they were normalised, in [0, 1], in memory."""
-    assert isinstance(data.standardizer, Standardizer), "images are normalised"
+@cache  # shared by the jobs of one process
+def load_raw_images(data: DatasetBundle, limit: int) -> TensorDataset:
+    """Test images before standardization, in [0, 1], in memory."""
+    assert isinstance(data.standardizer, Standardizer), "images are standardized"
     x, y = load_rows(data.test, limit).tensors
     return TensorDataset(data.standardizer.inverse(x).clamp(0.0, 1.0), y)
 
 
-def shares(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """For each seed, of all cases (a corruption at a severity, and the clean images) the share in which the deep
-    ensemble is the best of the paper's methods; and one half, to be set against it."""
+def count_wins(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Fraction of cases (a corruption at a severity, or clean images) in which the deep ensemble is the best of the
+    paper's methods, by seed; and one half, to compare with."""
     cases: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         if row["method"] in METHODS:
             cases.setdefault((row["seed"], row["corruption"], row["severity"]), {})[row["method"]] = row[key]
     won: dict[int, list[bool]] = {}
-    for (seed, *_), figures in cases.items():
-        best = BETTER[key](figures.values())
-        won.setdefault(seed, []).append(figures.get("deep-ensemble") == best)
+    for (seed, *_), values in cases.items():
+        best = BETTER[key](values.values())
+        won.setdefault(seed, []).append(values.get("deep-ensemble") == best)
     return [
-        {"seed": seed, "method": method, "share": share}
+        {"seed": seed, "method": method, "fraction": fraction}
         for seed, wins in won.items()
-        for method, share in (("deep-ensemble", fmean(wins)), ("half", 0.5))
+        for method, fraction in (("deep-ensemble", fmean(wins)), ("half", 0.5))
     ]

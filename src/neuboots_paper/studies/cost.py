@@ -1,10 +1,10 @@
-"""Tables 3.2, B.1 and B.2: what do K members or replicates cost beside the plain net?
+"""Tables 3.2, B.1 and B.2: time and memory of K members or replicates relative to a single net.
 
-    ratio(method, K) = seconds(method, K) / seconds(plain, K),   growth = ratio(method, K) / ratio(method, 1)
+    ratio(method, K) = seconds(method, K) / seconds(single net, K),   growth = ratio(method, K) / ratio(method, 1)
 
-Times are the best of several within a run, all methods in turn, and mean ± standard deviation over runs. Memory is the
-peak of a process beyond what it held before, measured in the first run: it hardly differs between runs. Nets are
-trained for an epoch on few rows: what they learn plays no role.
+Times are minima over repeats within a run, with the methods in alternation, and mean ± standard deviation over runs.
+Memory is the peak of a process above its initial memory, measured in the first run, since it hardly varies. Nets are
+trained for one epoch on few rows, which does not change the ratios.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ MANY_SECONDS = {"mc-dropout": 112, "neuboots": 1.9}  # section 3.2, B = 100
 CASES = ("growth", "others", "mlp", "many")
 
 
-def relative() -> PaperValues:
-    """Table B.1 as ratios to its first line."""
+def relative_published() -> PaperValues:
+    """Table B.1 as ratios to its first row."""
     first = ABSOLUTE["deterministic"]
     keys = ("fit_ratio", "predict_ratio", "fit_mb_ratio")
     return {
@@ -54,12 +54,12 @@ def relative() -> PaperValues:
 
 @dataclass(frozen=True)
 class CostStudy(Study):
-    """Training time, prediction time and memory of every method, and how they grow with K; a seed is a run."""
+    """Training time, prediction time and memory of every method, and their growth with K; a seed is a run."""
 
     name = "cost"
     source = "tables 3.2, B.1, B.2"
     claim = (
-        "NeuBoots trains and predicts about as fast as the plain net, in the same memory whatever K is; ensembles and "
+        "NeuBoots trains and predicts about as fast as the plain net, with the same memory for every K; ensembles and "
         "MC dropout need K passes, and MIMO more memory with every member. A hundred replicates of NeuBoots cost 1.9 s "
         "where MC dropout takes 112 s; on an MLP it trains several times faster than MIMO."
     )
@@ -69,7 +69,7 @@ class CostStudy(Study):
     mlp: str = "mlp-500-500-500-500"  # five layers
     many_data: str = "cifar10"
     many: str = "resnet-34"
-    shrink_many: int = 2  # means over so many pixels on a side
+    shrink_many: int = 2  # images are averaged over shrink × shrink pixels
     n: int = 128
     n_mlp: int = 1_024
     n_many: int = 16
@@ -80,7 +80,7 @@ class CostStudy(Study):
     counts: tuple[int, ...] = (1, 2, 3, 4, 5)  # K
     mlp_counts: tuple[int, ...] = (3, 5)
     replicates: int = 100  # B
-    repeats: int = 2  # but with 100 replicates one
+    repeats: int = 2  # one with 100 replicates
     others: tuple[str, ...] = (  # methods beside those of table 3.2
         "mc-dropout",
         "adversarial-deep-ensemble",
@@ -106,7 +106,7 @@ class CostStudy(Study):
         case, seed = job["case"], job["seed"]
         name, net, methods, counts, n, inputs, shrink = self._cases()[case]
         data = load_with_rows(context, name, n)
-        memory = case in ("growth", "others") and seed == self.seeds[0]  # other runs would find the same
+        memory = case in ("growth", "others") and seed == self.seeds[0]  # other runs would give the same
         batch_size = self.batch_size_mlp if case == "mlp" else self.batch_size
         found = benchmark_methods(
             {method: lambda K, method=method: make_method(method, members=K) for method in ("deterministic", *methods)},  # type: ignore[misc]
@@ -120,15 +120,15 @@ class CostStudy(Study):
             memory=memory,
             progress=False,
         )
-        rows = [{key: _short(value) for key, value in asdict(row).items()} for row in found.rows]
+        rows = [{key: _round(value) for key, value in asdict(row).items()} for row in found.rows]
         for row in rows:
             row["members"] = row.pop("num_members")
         for row in rows:
-            row["memory_mb"] = None if row["predict_mb"] is None else _short(row["size_mb"] + row["predict_mb"])
+            row["memory_mb"] = None if row["predict_mb"] is None else _round(row["size_mb"] + row["predict_mb"])
         return {case: rows}
 
     def _cases(self) -> dict[str, tuple[str, str, Sequence[str], Sequence[int], int, int, int]]:
-        """Data set, net, methods, counts K, rows to train on, inputs to predict at, shrinkage."""
+        """Dataset, net, methods, counts K, training rows, prediction inputs and shrink factor of each case."""
         return {
             "growth": (self.data, self.net, tuple(ORDERS), self.counts, self.n, self.inputs, 1),
             "others": (self.data, self.net, self.others, self.counts[-1:], self.n, self.inputs, 1),
@@ -168,7 +168,7 @@ class CostStudy(Study):
                     MetricColumn("fit_mb_ratio", "memory of training, × plain"),
                     MetricColumn("size_mb", "size of what was learned, MB"),
                 ),
-                paper=relative(),
+                paper=relative_published(),
                 note="Members of an ensemble are trained in turn here, so their training holds one net's activations.",
             ),
             tabulate(
@@ -227,7 +227,7 @@ class CostStudy(Study):
                 f"NeuBoots predicts K = {K} replicates faster than MC dropout, the deep ensemble and BatchEnsemble",
                 faster("predict_ratio", ("mc-dropout", "deep-ensemble", "batch-ensemble")),
             ),
-            *memory_verdicts(growth, self.counts[0], K),
+            *check_memory(growth, self.counts[0], K),
             combine_checks(
                 "on a multilayer perceptron NeuBoots trains faster than MIMO",
                 [
@@ -249,7 +249,7 @@ class CostStudy(Study):
         ]  # fmt: skip
 
     def _every_method(self, rows: Rows) -> list[dict[str, Any]]:
-        """What the largest K costs, all methods in one list, in the order of table B.1."""
+        """Rows of all methods at the largest K, in the order of table B.1."""
         growing = [row for row in rows["growth"] if row["members"] == self.counts[-1]]
         found = growing + [row for row in rows["others"] if row["method"] != "deterministic"]
         order = ["deterministic", *self.others, *ORDERS]
@@ -282,14 +282,14 @@ class CostStudy(Study):
     def note(self) -> str:
         size = f", averaged over {self.shrink_many} × {self.shrink_many} pixels" if self.shrink_many > 1 else ""
         return (
-            f"{self.net} on {self.n:,} images of {self.data} for an epoch, and {self.inputs:,} to predict at; "
+            f"{self.net} on {self.n:,} images of {self.data} for an epoch, and {self.inputs:,} to predict; "
             f"{self.many} predicts {self.inputs_many:,} of {self.many_data}{size}. The paper: ResNet-110 on CIFAR-100 "
-            "and ResNet-34 on CIFAR-10, whole sets, on a GPU."
+            "and ResNet-34 on CIFAR-10, complete datasets, on a GPU."
         )
 
 
 def growth_rows(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Time and memory at each K in units of those at the least K, in each run; times as ratios to the plain net."""
+    """Time (relative to the plain net) and memory at each K over those at the smallest K, in each run."""
     least = min(row["members"] for row in rows)
     first = {(row["method"], row["seed"]): row for row in rows if row["members"] == least}
     found = []
@@ -311,8 +311,8 @@ def growth_rows(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> list[d
     return sorted(found, key=lambda row: ["deterministic", *ORDERS].index(row["method"]))
 
 
-def memory_verdicts(growth: Sequence[dict[str, Any]], few: int, many: int) -> list[Check]:
-    """By rule, since memory is measured once: growth below 2 % is none."""
+def check_memory(growth: Sequence[dict[str, Any]], few: int, many: int) -> list[Check]:
+    """Checks by a fixed rule, since memory is measured once: growth below 2 % counts as none."""
     grown = {row["method"]: row["memory"] for row in growth if row["memory"] is not None}
     claims = (
         f"the memory that NeuBoots needs to predict does not grow from K = {few} to {many}, by a rule of 2 %",
@@ -327,7 +327,7 @@ def memory_verdicts(growth: Sequence[dict[str, Any]], few: int, many: int) -> li
 
 
 def mlp_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times longer MIMO trains than NeuBoots, in each run at each K."""
+    """Training time of MIMO over that of NeuBoots, in each run at each K."""
     seconds = {(row["method"], row["members"], row["seed"]): row["fit_seconds"] for row in rows}
     return [
         {"K": K, "seed": seed, "mimo_by_neuboots": value / seconds["neuboots", K, seed]}
@@ -337,10 +337,10 @@ def mlp_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def many_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prediction times in units of that of NeuBoots in the same run."""
+    """Prediction times over that of NeuBoots in the same run."""
     ours = {row["seed"]: row["predict_seconds"] for row in rows if row["method"] == "neuboots"}
     return [{**row, "slower": row["predict_seconds"] / ours[row["seed"]]} for row in rows]
 
 
-def _short(value: Any) -> Any:
+def _round(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value

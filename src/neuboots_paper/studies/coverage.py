@@ -1,9 +1,9 @@
-"""Figure 2: how often a 95 % band holds the true curve, at each x, over data sets drawn again and again.
+"""Figure 2: coverage of 95 % confidence bands of a regression function at each x, over simulated datasets.
 
     coverage(x) = 1/R Σ_r 1[ low_r(x) ≤ f(x) ≤ high_r(x) ],   low, high = mean ∓ 1.96 std of the replicates
 
-A band may hold the curve for a wrong reason, so its own standard deviation stands beside that of the curve it is drawn
-around, over the data sets: a bootstrap estimates the second by the first.
+Coverage alone does not show whether a band has the right size. The standard deviation of the band is therefore compared
+with that of its center over datasets, which a bootstrap estimates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER_LAW, PAPER_LAW_EXP = "neuboots-paper", "neuboots-paper-exp"
-PAPER_MEMBERS = 1000  # nets of its standard bootstrap
+PAPER_MEMBERS = 1000  # nets of the paper's standard bootstrap
 _WITHOUT_NET = ("gp", "sparse-gp")
 _TITLES = {
     PAPER_LAW: "NeuBoots",
@@ -37,13 +37,13 @@ _TITLES = {
     "gp": "GP",
     "mc-dropout": "MC dropout",
 }
-_BELOW = 0.70  # what the paper saw of MC dropout
-_ALMOST = 0.05  # what the average over x may lack, where the paper says "almost"
+_BELOW = 0.70  # minimum coverage of MC dropout in the paper
+_ALMOST = 0.05  # tolerated deficit of the average over x ("almost" in the paper)
 _CHANCE = 0.05
 
 
-def regressor(name: str, num_members: int) -> Method:
-    """The method of this name for curves; "neuboots" has the library's law for continuous targets."""
+def make_regressor(name: str, num_members: int) -> Method:
+    """The method of this name for regression; "neuboots" has the library's weights for continuous targets."""
     if name == "neuboots":
         return NeuBoots.regression()
     if name == PAPER_LAW_EXP:
@@ -52,7 +52,7 @@ def regressor(name: str, num_members: int) -> Method:
 
 
 def curve_net(name: str, width: int) -> Callable[[], nn.Module] | None:
-    """A net of three hidden layers, as the paper's; a Gaussian process needs none."""
+    """Factory of a net with three hidden layers; None for a Gaussian process."""
     return None if name in _WITHOUT_NET else lambda: MLP(1, 1, widths=(width,) * 3)
 
 
@@ -70,14 +70,14 @@ def net_title(width: int) -> str:
 
 @dataclass(frozen=True)
 class CoverageStudy(Study):
-    """Bands of NeuBoots with both links and several widths against the standard bootstrap, a GP and MC dropout."""
+    """Bands of NeuBoots with both links and several widths, the standard bootstrap, a GP and MC dropout."""
 
     name = "coverage"
     source = "figure 2"
     requires = ("gpytorch",)
     claim = (
         "The 95 % confidence band of NeuBoots holds the true regression function at each x in almost 95 % of the data "
-        "sets, much as the standard bootstrap's does; that of MC dropout is unstable and sometimes below 70 %."
+        "sets, like that of the standard bootstrap; that of MC dropout is unstable and sometimes below 70 %."
     )
 
     functions: tuple[str, ...] = ("sine", "uneven", "jump")
@@ -87,13 +87,13 @@ class CoverageStudy(Study):
         *(("standard-bootstrap", 64), ("gp", 0), ("mc-dropout", 64)),
     )
     n: int = 300
-    steps: int = 160  # of Adam on all n rows: with more the nets begin to fit the noise
+    steps: int = 160  # of Adam on all n rows; with more the nets overfit
     learning_rate: float = 3e-3
-    num_sets: int = 5  # data sets for each seed
+    num_sets: int = 5  # datasets per seed
     members: int = 20  # nets of the standard bootstrap
     num_samples: int = 200  # B
     level: float = 0.95
-    every: int = 3  # of the grid's inputs, that rows are kept of
+    every: int = 3  # rows are stored for every third x of the grid
 
     def jobs(self) -> list[Job]:
         return [
@@ -109,7 +109,7 @@ class CoverageStudy(Study):
             epochs=self.steps, batch_size=self.n, optimizer=partial(torch.optim.Adam, lr=self.learning_rate)
         )
         found = simulate_coverage(
-            regressor(method, self.members),
+            make_regressor(method, self.members),
             curve_net(method, width),
             SYNTHETIC_REGRESSIONS[job["function"]],
             replace(config, folder=None),
@@ -134,7 +134,7 @@ class CoverageStudy(Study):
             "scores": [{key: round(value, 5) for key, value in score.items()}],
             "places": [{"x": x[k], "held": held[k]} for k in range(0, len(x), self.every)],
         }
-        if job["seed"] == self.seeds[0] and (method, width) in self._drawn:
+        if job["seed"] == self.seeds[0] and (method, width) in self._plotted:
             band = found.bands[0]
             curves = {key: getattr(band, key).tolist() for key in ("mean", "low", "high")}
             rows["bands"] = [
@@ -144,15 +144,15 @@ class CoverageStudy(Study):
 
     @property
     def _total(self) -> int:
-        """Data sets of all seeds."""
+        """Number of datasets of all seeds."""
         return self.num_sets * len(self.seeds)
 
     def _widest(self, method: str) -> tuple[str, int]:
         return method, max(width for name, width in self.arms if name == method)
 
     @property
-    def _drawn(self) -> tuple[tuple[str, int], ...]:
-        """Whose bands are drawn: figure 2, b and c."""
+    def _plotted(self) -> tuple[tuple[str, int], ...]:
+        """Methods whose bands are plotted (figure 2, b and c)."""
         return self._widest(PAPER_LAW), self._widest("standard-bootstrap")
 
     def tables(self, rows: Rows) -> list[Table]:
@@ -181,7 +181,7 @@ class CoverageStudy(Study):
             "over data sets: where band / curve is 1 the band has the size it should have."
         )
         if self.every > 1:
-            note += f" The worst x, and the lines of the figure, are of one x in {self.every}."
+            note += f" The worst x, and the lines of the plot, are of one x in {self.every}."
         return [tabulate(title, shown, by=("function", "method", "net"), columns=columns, note=note)]
 
     def checks(self, rows: Rows) -> list[Check]:
@@ -190,7 +190,7 @@ class CoverageStudy(Study):
             combine_checks(
                 f"the band of {_TITLES[arm[0]]} ({net_title(arm[1])}) covers with {self.level:.0%} at each x, as far "
                 f"as {self._total} data sets can tell",
-                [self._kept(rows, function, arm) for function in self.functions],
+                [self._check_level(rows, function, arm) for function in self.functions],
             )
             for arm in (ours, self._widest(PAPER_LAW_EXP), bootstrap)
         ]
@@ -204,12 +204,12 @@ class CoverageStudy(Study):
             )
             for width in sorted({ours[1], bootstrap[1]}, reverse=True)
         ]  # fmt: skip
-        return [*each, *alike, self._below(rows, dropout)]
+        return [*each, *alike, self._check_below(rows, dropout)]
 
-    def _kept(self, rows: Rows, function: str, arm: tuple[str, int]) -> Check:
-        """Whether no x is covered less than chance allows, where the level is kept (Bonferroni).
+    def _check_level(self, rows: Rows, function: str, arm: tuple[str, int]) -> Check:
+        """Check that no x has a coverage significantly below the level (Bonferroni).
 
-        Few data sets refute little, so that it is open where the average over x is too low, but no single x is.
+        Few datasets have little power, so that the check is open if only the average over x is too low.
         """
         from scipy.stats import binom
 
@@ -218,19 +218,19 @@ class CoverageStudy(Study):
         places = len(found) * len(self.functions)
         least = next(c for c in range(total + 1) if places * binom.cdf(c, total, self.level) > _CHANCE) / total
         average = self._average(rows, arm, function)
-        said = (
+        evidence = (
             f"{function}: {average:.0%} on average, {found[place]:.0%} at x = {place:g}, where chance leaves "
             f"{least:.0%} or more"
         )
         holds = False if found[place] < least else True if average >= self.level - _ALMOST else None
-        return Check("", holds, said)
+        return Check("", holds, evidence)
 
     def _average(self, rows: Rows, arm: tuple[str, int], *functions: str) -> float:
-        """As in the table: over all x of the grid, not only those that rows are kept of."""
+        """Mean coverage over all x of the grid, as in the table."""
         return _mean(row["coverage"] for row in rows["scores"] for f in functions if _matches(row, f, *arm))
 
-    def _below(self, rows: Rows, arm: tuple[str, int]) -> Check:
-        """Whether an x is covered less than 70 %, or each one more, beyond chance; open where it may be chance."""
+    def _check_below(self, rows: Rows, arm: tuple[str, int]) -> Check:
+        """Check that the coverage at some x is significantly below 70 %; open if neither this nor the opposite is."""
         from scipy.stats import binom
 
         by_place = {
@@ -242,7 +242,7 @@ class CoverageStudy(Study):
         total = self._total
         count = round(rate * total)
         below = len(by_place) * binom.cdf(count, total, _BELOW) <= _CHANCE
-        above = binom.sf(count - 1, total, _BELOW) <= _CHANCE  # the least of them decides for all
+        above = binom.sf(count - 1, total, _BELOW) <= _CHANCE  # the minimum decides for all
         return Check(
             f"MC dropout ({net_title(arm[1])}) covers less than {_BELOW:.0%} at some x",
             True if below else False if above else None,
@@ -260,19 +260,19 @@ class CoverageStudy(Study):
         own = [arm for arm in self.arms if arm[0] == PAPER_LAW] + [self._widest(PAPER_LAW_EXP)]
         methods = {_TITLES[arm[0]] + (f" {net_title(arm[1])}" if arm[1] else ""): arm for arm in rival}
         links = {f"{_TITLES[arm[0]]} {net_title(arm[1])}": arm for arm in own}
-        shares = Figure(figsize=(4.3 * columns, 9.4), layout="constrained")
-        panels = shares.subplots(2, columns, squeeze=False, sharey=True)
+        coverage_plot = Figure(figsize=(4.3 * columns, 9.4), layout="constrained")
+        panels = coverage_plot.subplots(2, columns, squeeze=False, sharey=True)
         for line, arms in zip(panels, (methods, links), strict=True):
             for ax, function in zip(line, self.functions, strict=True):
                 found = {title: rates(rows["places"], function, *arm, self.num_sets) for title, arm in arms.items()}
                 place = torch.tensor([*next(iter(found.values()))])
                 curves = {title: torch.tensor([*by_x.values()]) for title, by_x in found.items()}
                 plot_coverage(ax, place, curves, level=self.level, num_sets=self._total)
-                ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=9)  # clear of the lines
+                ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=9)  # below the lines
                 ax.set_title(function)
         bands = Figure(figsize=(4.3 * columns, 7.0), layout="constrained")
         panels = bands.subplots(2, columns, squeeze=False, sharey="col")
-        for line, arm, color in zip(panels, self._drawn, (BLUE, ORANGE), strict=True):
+        for line, arm, color in zip(panels, self._plotted, (BLUE, ORANGE), strict=True):
             for ax, function in zip(line, self.functions, strict=True):
                 truth = SYNTHETIC_REGRESSIONS[function]
                 mine = [row for row in rows["bands"] if _matches(row, function, *arm)]
@@ -284,8 +284,8 @@ class CoverageStudy(Study):
                 )  # fmt: skip
                 ax.set_title(f"{function}: {_TITLES[arm[0]]} {net_title(arm[1])}")
                 if ax is not line[0]:
-                    ax.get_legend().remove()  # it would hide the curve, and is the same in all
-        return {"coverage": shares, "bands": bands}
+                    ax.get_legend().remove()  # same in all panels
+        return {"coverage": coverage_plot, "bands": bands}
 
     @property
     def note(self) -> str:
@@ -293,16 +293,16 @@ class CoverageStudy(Study):
         return (
             f"The paper names neither functions nor noise; here they are {', '.join(self.functions)}. Nets of {nets}; "
             f"{self.steps} steps of Adam on all {self.n} rows for every net; {bootstrap_size(self.members)}; "
-            f"{self._total} data sets, of which the paper gives no number. neuboots-paper is "
-            "Algorithm 1 with the identity link, neuboots-paper-exp with h(α) = exp(−α), neuboots the library's law "
-            "for regression. At a jump every smooth curve is biased, which no bootstrap of the curve can show."
+            f"{self._total} data sets, whose number the paper does not give. neuboots-paper is "
+            "Algorithm 1 with the identity link, neuboots-paper-exp with h(α) = exp(−α), neuboots the library's "
+            "defaults for regression. At a jump every smooth curve is biased, which no bootstrap can show."
         )
 
 
 def rates(
     places: Sequence[Mapping[str, Any]], function: str, method: str, width: int, num_sets: int
 ) -> dict[float, float]:
-    """The share of data sets whose band holds f(x), at each x, over all seeds."""
+    """Coverage at each x over all seeds."""
     counts: dict[float, list[int]] = {}
     for row in places:
         if _matches(row, function, method, width):

@@ -1,8 +1,8 @@
-"""Table 3.3: how far do the members of an ensemble, or the replicates of a single net, differ from each other?
+"""Table 3.3: diversity of the members of an ensemble or the replicates of a single net.
 
-    ratio-error = different errors / same errors,   disagreement = P(guess_b ≠ guess_b′),   means over pairs b < b′
+    ratio-error = different errors / same errors,   disagreement = P(ŷ_b ≠ ŷ_b′),   means over pairs b < b′
 
-and the Q-statistic and the correlation of their errors, of five members or replicates each.
+and the Q-statistic and the correlation of their errors, for five members or replicates each.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES: dict[str, tuple[str, Literal["lower", "higher"]]] = {  # and where there is more diversity
+MEASURES: dict[str, tuple[str, Literal["lower", "higher"]]] = {  # title, and direction of more diversity
     "ratio_error": ("ratio-error, %", "higher"),
     "q_statistic": ("Q-statistic, %", "lower"),
     "correlation": ("correlation, %", "lower"),
@@ -39,7 +39,7 @@ PUBLISHED = load_published("diversity")
 
 @dataclass(frozen=True)
 class DiversityStudy(Study):
-    """Four measures of diversity for an ensemble of nets, dropout, and the replicates of NeuBoots."""
+    """Four measures of diversity of a deep ensemble, MC dropout and NeuBoots."""
 
     name = "diversity"
     source = "table 3.3"
@@ -50,7 +50,7 @@ class DiversityStudy(Study):
 
     data: str = "cifar100"
     net: str = "densenet-10"
-    shrink: int = 4  # means over so many pixels on a side
+    shrink: int = 4  # images are averaged over shrink × shrink pixels
     augment: bool = False
     n: int = 4_000
     n_test: int = 2_000
@@ -90,18 +90,18 @@ class DiversityStudy(Study):
                 columns=CLASS_COLUMNS,
                 link="reliability-{method}",
                 note=(
-                    "The paper's nets err on about a quarter of the images (table B.3). Members that err more differ "
-                    "more, too: the four measures are to be read beside the errors."
+                    "The paper's nets misclassify about a quarter of the images (table B.3). Members with more errors "
+                    "also differ more: compare the four measures together with the errors."
                 ),
             ),
         ]
 
     def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
-        return [verdict for name, title in names for verdict in self._of(name, title, rows["diversity"])]
+        return [verdict for name, title in names for verdict in self._check_method(name, title, rows["diversity"])]
 
-    def _of(self, name: str, title: str, rows: list[dict[str, Any]]) -> Iterator[Check]:
-        """More diverse than dropout in each measure; and about as diverse as the ensemble."""
+    def _check_method(self, name: str, title: str, rows: list[dict[str, Any]]) -> Iterator[Check]:
+        """Check the diversity against MC dropout in each measure, and against the deep ensemble."""
 
         def against(other: str, key: str, more: Literal["lower", "higher"]) -> Check:
             claim = f"by {MEASURES[key][0].removesuffix(', %')}, {title} is more diverse than {other}"
@@ -111,7 +111,7 @@ class DiversityStudy(Study):
         yield from (against("mc-dropout", key, more) for key, more in measures)
         ensemble = [against("deep-ensemble", key, more) for key, more in measures]
         behind, open_ = ([verdict.holds for verdict in ensemble].count(word) for word in (False, None))
-        yield Check(  # in the paper each of the two leads in two measures
+        yield Check(  # in the paper each is ahead in two measures
             f"{title} is at least about as diverse as the deep ensemble: behind it in two of the four measures at most",
             False if behind > 2 else True if behind + open_ <= 2 else None,
             "; ".join(verdict.evidence for verdict in ensemble),

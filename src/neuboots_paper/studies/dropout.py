@@ -1,8 +1,8 @@
-"""Figure B.3: random weights with and without a place in the loss: NeuBoots against Dropout on MNIST.
+"""Figure B.3: NeuBoots and Dropout before the last layer on MNIST.
 
     Dropout:  ℓ(f(φ ⊙ m / (1 − p)), y),  m ~ Bernoulli(1 − p)      NeuBoots:  α_{u(i)} ℓ(f(φ ⊙ α), y),  α ~ Dirichlet
 
-Both multiply the last features of a net; only NeuBoots weighs the loss by what it multiplies with.
+Both multiply the last features of a net by random weights; only NeuBoots also weights the loss.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEASURES = (("ece", "ECE, %", 100.0, 2), ("nll", "NLL", 1.0, 4), ("brier", "Brier score", 1.0, 4))
-SAME = 0.3  # points of accuracy that count as no difference
+SAME = 0.3  # points of accuracy within which methods are equal
 
 
 @dataclass(frozen=True)
 class Dropout(Study):
-    """Dropout before the last layer against NeuBoots, on perceptrons of several widths with BatchNorm."""
+    """Dropout before the last layer and NeuBoots, for MLPs of several widths with BatchNorm."""
 
     name = "dropout"
     source = "figure B.3"
@@ -108,5 +108,5 @@ class Dropout(Study):
     def note(self) -> str:
         return (
             f"{self.n:,} images of {self.data}, {self.epochs} epochs, B = {self.num_samples}: the paper gives neither "
-            "epochs nor B here, and draws its results without numbers."
+            "epochs nor B here, and plots its results without numbers."
         )

@@ -1,9 +1,9 @@
-"""Figure 5: F1 of each class where some have few rows, on imbalanced CIFAR-10 and on white blood cells.
+"""Figure 5: F1 of each class on imbalanced CIFAR-10 and on white blood cells.
 
-    F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg),   n_tg: test images of class t taken for g by the predictive mean
+    F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg),   n_tg: test images of class t predicted as g by the predictive mean
 
-The minor class has the fewest training rows, the major class the most. CIFAR-10 is thinned to the paper's counts, 50
-airplanes up to 500 trucks; the cells are as rare as they come. The paper draws bars and prints no number.
+The minor class has the fewest training rows, the major class the most. CIFAR-10 is subsampled to the paper's counts, 50
+airplanes up to 500 trucks; the cells are imbalanced by nature. The paper shows bars without numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 COUNTS = (50, 100, 150, 200, 250, 300, 350, 400, 450, 500)  # section 4.5: airplane … truck
 OTHERS = ("deterministic", "mc-dropout", "deep-ensemble")
-NAMED = "eosinophil"  # the class that the paper speaks of, its rarest
+NAMED = "eosinophil"  # the rarest class of the paper
 
 
 @dataclass(frozen=True)
 class ImbalanceStudy(Study):
-    """A training on each set with each method and seed; F1 of every class."""
+    """One training per dataset, method and seed; F1 of every class."""
 
     name = "imbalance"
     source = "figure 5, section 4.5"
     claim = (
-        "On imbalanced data NeuBoots classifies better than the plain net, MC dropout and a deep ensemble, above all "
-        "the rarest class (eosinophil), and varies little."
+        "On imbalanced data NeuBoots classifies better than the plain net, MC dropout and a deep ensemble, especially "
+        "the rarest class (eosinophil), with little variation."
     )
 
     cases: tuple[tuple[str, str, int, int], ...] = (  # data, net, epochs, batch size
         ("cifar10", "small-cnn/2", 15, 128),
         ("wbc_cells", "small-cnn/2", 30, 32),
     )
-    thinned: str = "cifar10"  # the set of which counts[c] rows of class c are drawn
+    subsampled: str = "cifar10"  # dataset that is subsampled to counts[c] rows of class c
     counts: tuple[int, ...] = COUNTS
     num_samples: int = 5  # B
     augment: bool = False
@@ -60,7 +60,7 @@ class ImbalanceStudy(Study):
         _, net, epochs, batch_size = next(case for case in self.cases if case[0] == job["data"])
         data = context.load_data(job["data"], val_fraction=0.0)
         train = load_rows(data.augmented_train if self.augment else data.train)
-        if job["data"] == self.thinned:
+        if job["data"] == self.subsampled:
             train = subsample_classes(train, self.counts, seed=job["seed"])
         counts = load_class_labels(train).bincount(minlength=data.num_classes)
         config = context.config(epochs=epochs, batch_size=batch_size, seed=job["seed"], optimizer=PAPER_SGD)
@@ -93,7 +93,7 @@ class ImbalanceStudy(Study):
             for row in rows["classes"]
         ]
         return [
-            tabulate(f"F1 in per cent, {over}.", summaries(rows["classes"]), by=("data", "method"), columns=columns),
+            tabulate(f"F1 in %, {over}.", summarize_trainings(rows["classes"]), by=("data", "method"), columns=columns),
             tabulate(
                 "F1 of each class in per cent, and the rows to train with.",
                 each,
@@ -107,7 +107,7 @@ class ImbalanceStudy(Study):
             verdict
             for data in self.dataset_names
             for ours, title in neuboots_variants(self.methods).items()
-            for verdict in _judged(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
+            for verdict in _check_method(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
         ]
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
@@ -151,8 +151,8 @@ class ImbalanceStudy(Study):
         return f"{cases}.{cells} The paper: ResNet-18, and bars without numbers."
 
 
-def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each training: F1 of the minor and the major class, and the mean over all."""
+def summarize_trainings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per training: F1 of the minor and the major class, and the mean over classes."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["data"], row["method"], row["seed"]), []).append(row)
@@ -163,9 +163,12 @@ def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _judged(ours: str, title: str, data: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
-    """Better on the whole than each of the others; better on the rarest class than all; steadier there."""
-    found, higher = summaries(rows), partial(compare_groups, first={"method": ours}, expect="higher", scale=100)
+def _check_method(ours: str, title: str, data: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Check the mean F1 and that of the rarest class against each other method, and its variance over seeds."""
+    found, higher = (
+        summarize_trainings(rows),
+        partial(compare_groups, first={"method": ours}, expect="higher", scale=100),
+    )
     for other in OTHERS:
         claim = f"on {data}, {title} has a higher mean F1 than {other}"
         yield higher(claim, rows=found, key="mean", second={"method": other})
@@ -176,19 +179,19 @@ def _judged(ours: str, title: str, data: str, rows: Sequence[dict[str, Any]]) ->
     if spoken and minor != NAMED:
         parts = [higher("", rows=spoken, key="f1", second={"method": other}) for other in OTHERS]
         yield combine_checks(f"on {data}, {title} has the highest F1 of {NAMED}", parts)
-    parts = [_steadier(found, "minor", ours, other) for other in OTHERS]
+    parts = [_check_variance(found, "minor", ours, other) for other in OTHERS]
     yield combine_checks(f"on {data}, the F1 of the rarest class varies less with {title} than with the others", parts)
 
 
-def _steadier(rows: Sequence[dict[str, Any]], key: str, first: str, other: str, *, level: float = 0.95) -> Check:
-    """Is the variance over seeds smaller than the other's? The F test of two variances decides."""
+def _check_variance(rows: Sequence[dict[str, Any]], key: str, first: str, other: str, *, level: float = 0.95) -> Check:
+    """Check by an F test that the variance over seeds is smaller than that of another method."""
     from scipy.stats import f
 
     ours, theirs = ([100 * row[key] for row in rows if row["method"] == which] for which in (first, other))
     if min(len(ours), len(theirs)) < 2:
         return Check("", None, f"the spread of {first} and {other} was not measured")
     lost = [name for name, values in ((first, ours), (other, theirs)) if not any(values)]
-    if lost:  # which is steady, and no merit
+    if lost:  # a constant F1 of zero
         return Check("", None, f"{' and '.join(lost)} never found the class")
     a, b = variance(ours), variance(theirs)
     low, high = (float(f.ppf(q, len(ours) - 1, len(theirs) - 1)) for q in ((1 - level) / 2, (1 + level) / 2))

@@ -1,10 +1,10 @@
-"""Table 4.1 and figure B.5: which images are of a kind that the net never saw?
+"""Table 4.1 and figure B.5: out-of-distribution detection.
 
     log P(out) / P(in) = w · (max_c p_c, mean_c std_b f_b,c, 1/B Σ_b H(p_b), H(p)) + w₀,   p = 1/B Σ_b p_b
 
-The paper's detector reads these four statistics, and is fitted on a validation part of both test sets; NeuBoots, MC
-dropout and both deep ensembles use it. The plain net has the baseline, ODIN and both forms of Mahalanobis.
-"Calibration" is the paper's word for inputs that are moved a little before they are judged.
+The paper's detector is a logistic regression on these four statistics, fitted on a validation split of both test sets;
+NeuBoots, MC dropout and both deep ensembles use it. The deterministic net has the baseline, ODIN and both forms of
+Mahalanobis. "Calibration" is the paper's word for input preprocessing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,39 +53,40 @@ COLUMNS = (
     MetricColumn("aupr_in", "AUPR in", 100, better="higher"),
     MetricColumn("aupr_out", "AUPR out", 100, better="higher"),
 )
-OTHERS = {  # without moved inputs
+OTHERS = {  # without preprocessing
     "deterministic": "the baseline",
     "mc-dropout": "MC dropout",
     "adversarial-deep-ensemble": "the original deep ensemble",
     "deep-ensemble": "the deep ensemble with cross-entropy",
     "odin": "ODIN",
 }
-FARTHEST = "mahalanobis + calibration"  # its best form, with features of all layers and moved inputs
-ENSEMBLE_SEEDS = 3  # at most: the two ensembles take three quarters of the time of a seed
-KINDS = ("probabilities", "logits")  # whose standard deviation
+BEST_MAHALANOBIS = "mahalanobis + calibration"  # with features of all layers and preprocessing
+ENSEMBLE_SEEDS = 3  # at most, since the two ensembles take three quarters of the time
+QUANTITIES = ("probabilities", "logits")  # of which the standard deviation is measured
 
 
 @dataclass(frozen=True)
 class OutOfDistribution(Study):
-    """Nine detectors on the nets of five methods, and how the spread of NeuBoots depends on B."""
+    """Nine detectors on the nets of five methods, and the spread of NeuBoots by B."""
 
     name = "ood"
     source = "table 4.1, figure B.5"
     claim = (
-        "The statistics of NeuBoots tell CIFAR-10 from SVHN better than the baseline, both deep ensembles and ODIN do, "
-        "and with moved inputs better than Mahalanobis in most figures; the spread of its replicates parts the sets."
+        "The statistics of NeuBoots separate CIFAR-10 from SVHN better than the baseline, deep ensembles and ODIN, "
+        "and with input preprocessing better than Mahalanobis in most metrics; the spread of its replicates separates "
+        "the datasets."
     )
 
     inside: str = "cifar10"
     outside: str = "svhn"
     net: str = "small-cnn"
-    shrink: int = 2  # means over so many pixels on a side
+    shrink: int = 2  # images are averaged over shrink × shrink pixels
     augment: bool = False
     n: int = 9_000
-    n_test: int = 2_500  # of either set, validation part included
+    n_test: int = 2_500  # of each dataset, including the validation split
     epochs: int = 6
     batch_size: int = 128
-    num_validation: int = 500  # of either set, to fit detectors on
+    num_validation: int = 500  # of each dataset, to fit the detectors
     num_members: int = 5  # of the ensembles
     num_samples: int = 30  # B of MC dropout and NeuBoots
     sizes: tuple[int, ...] = (2, 5, 10, 20, 30)  # B of figure B.5
@@ -119,18 +120,18 @@ class OutOfDistribution(Study):
         B = 1 if job["method"] == "deterministic" else predictor.num_distinct or self.num_samples
         plain_train = load_images(data, "train", self.n, job["seed"], shrink=self.shrink)
         found = []
-        for name, detector in detectors(job["method"], predictor, B).items():
+        for name, detector in make_detectors(job["method"], predictor, B).items():
             fitted = detector.fit(validation[0][0], validation[1][0], train_data=plain_train, progress=False)
             tally = fitted.evaluate(inside[0], outside[0], positive="in", progress=False)
-            found.append({"detector": name, "n_in": len(inside[0]), "n_out": len(outside[0]), **figures_of(tally)})
+            found.append({"detector": name, "n_in": len(inside[0]), "n_out": len(outside[0]), **select_metrics(tally)})
         rows = {"detection": found, **class_scores(predictor, TensorDataset(*inside), num_samples=B)}
-        return rows | (self._spreads(predictor, inside[0], outside[0]) if job["method"] == "neuboots" else {})
+        return rows | (self._spread_rows(predictor, inside[0], outside[0]) if job["method"] == "neuboots" else {})
 
-    def _spreads(self, predictor: Predictor, inside: Tensor, outside: Tensor) -> Rows:
-        """The predictive standard deviation with each B: how well it parts the sets, and the histograms of it."""
-        found = {group: spreads(predictor, x, self.sizes) for group, x in (("in", inside), ("out", outside))}
+    def _spread_rows(self, predictor: Predictor, inside: Tensor, outside: Tensor) -> Rows:
+        """AUROC and histograms of the predictive standard deviation for each B."""
+        found = {group: compute_spreads(predictor, x, self.sizes) for group, x in (("in", inside), ("out", outside))}
         rows: Rows = {"spread": [], "histogram": []}
-        for of in KINDS:
+        for of in QUANTITIES:
             for B in self.sizes:
                 ours, theirs = found["in"][of, B], found["out"][of, B]
                 means = {"std_in": float(ours.mean()), "std_out": float(theirs.mean())}
@@ -166,7 +167,7 @@ class OutOfDistribution(Study):
             ),
             tabulate(
                 f"The standard deviation over B replicates of NeuBoots, mean over the classes, {seeds}.",
-                sorted(rows["spread"], key=lambda row: KINDS.index(row["of"])),
+                sorted(rows["spread"], key=lambda row: QUANTITIES.index(row["of"])),
                 by=("of", "B"),
                 columns=spread,
             ),
@@ -187,7 +188,7 @@ class OutOfDistribution(Study):
             for group in ("in", "out")
         ]  # fmt: skip
         return [
-            *(verdict for name, title in names for verdict in detected(name, title, rows["detection"])),
+            *(verdict for name, title in names for verdict in check_detector(name, title, rows["detection"])),
             compare_groups(
                 f"with B = {last}, the predictive standard deviation of NeuBoots is larger outside than inside",
                 sides, "std", {"group": "out"}, {"group": "in"}, expect="higher", digits=4,
@@ -210,14 +211,14 @@ class OutOfDistribution(Study):
             for ax, B in zip(line, self.sizes, strict=True):
                 mine = [row for row in bars if row["group"] == group and row["B"] == B]
                 total = sum(row["count"] for row in mine)
-                share = [100 * row["count"] / total for row in mine]
-                ax.bar([row["low"] for row in mine], share, width, align="edge", color=color)
+                percent = [100 * row["count"] / total for row in mine]
+                ax.bar([row["low"] for row in mine], percent, width, align="edge", color=color)
                 where = {"seed": seed, "of": "probabilities", "B": B}
                 (mean,) = [row[f"std_{group}"] for row in rows["spread"] if where.items() <= row.items()]
                 ax.axvline(mean, color="black", lw=1.2, ls="--")
                 ax.set_title(f"B = {B}" if group == "in" else "", fontsize=10)
                 ax.spines[["top", "right"]].set_visible(False)
-            line[0].set_ylabel(f"{set_name} ({group})\nshare of images, %")
+            line[0].set_ylabel(f"{set_name} ({group})\nimages, %")
         figure.supxlabel("standard deviation of the probabilities over B replicates (dashed: its mean)", fontsize=10)
         return {"spread": figure, **reliability_plots(rows["bins"], ("method",))}
 
@@ -233,12 +234,9 @@ class OutOfDistribution(Study):
         )
 
 
-def spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple[str, int], Tensor]:
-    """The standard deviation over B replicates, mean over the classes, by what it is of and by B: (N,) each.
-
-    Of the replicates themselves, also where a method knows the value for infinitely many.
-    """
-    parts: dict[tuple[str, int], list[Tensor]] = {(of, B): [] for of in KINDS for B in sizes}
+def compute_spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple[str, int], Tensor]:
+    """Standard deviation of probabilities and of logits over the first B replicates, mean over classes: (N,) each."""
+    parts: dict[tuple[str, int], list[Tensor]] = {(of, B): [] for of in QUANTITIES for B in sizes}
     for some in torch.split(x, 256):
         logits = predictor.predict(some, max(sizes)).samples  # (B, N, C)
         for (of, B), found in parts.items():
@@ -250,8 +248,8 @@ def spreads(predictor: Predictor, x: Tensor, sizes: Sequence[int]) -> dict[tuple
 # -- detectors -----------------------------------------------------------------------------------------
 
 
-def detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, Detector]:
-    """The rows of table 4.1 that the net of a method has, by name."""
+def make_detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, Detector]:
+    """Detectors of table 4.1 for the net of a method, by name."""
     if method == "deterministic":
         return {
             "deterministic": MaxSoftmax(predictor, num_samples=num_samples),
@@ -265,8 +263,8 @@ def detectors(method: str, predictor: Predictor, num_samples: int) -> dict[str, 
     return found
 
 
-def figures_of(tally: DetectionMetrics) -> dict[str, float]:
-    """The five figures of table 4.1, as shares."""
+def select_metrics(tally: DetectionMetrics) -> dict[str, float]:
+    """The five metrics of table 4.1, as fractions."""
     return {
         "tnr": float(tally.tnr_at_tpr),
         "auroc": float(tally.auroc),
@@ -276,24 +274,24 @@ def figures_of(tally: DetectionMetrics) -> dict[str, float]:
     }
 
 
-def detected(name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
-    """Better than the others as it is, better than Mahalanobis with moved inputs, and better with them than without."""
-    ours, moved, far = ({"detector": which} for which in (name, f"{name} + calibration", FARTHEST))
+def check_detector(name: str, title: str, rows: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Check the AUROC against the other detectors, against Mahalanobis with preprocessing, and without it."""
+    ours, preprocessed, far = ({"detector": which} for which in (name, f"{name} + calibration", BEST_MAHALANOBIS))
     higher = partial(compare_groups, rows=rows, expect="higher", scale=100)
     for other, words in OTHERS.items():
-        claim = f"{title} has a higher AUROC than {words}, without moving inputs"
+        claim = f"{title} has a higher AUROC than {words}, without preprocessing"
         yield higher(claim, key="auroc", first=ours, second={"detector": other})
-    yield most_of(
-        f"with moved inputs {title} is better than Mahalanobis with both of its aids, in most figures",
-        [higher(column.title, key=column.key, first=moved, second=far) for column in COLUMNS],
+    yield check_majority(
+        f"with preprocessing {title} is better than Mahalanobis with features of all layers, in most metrics",
+        [higher(column.title, key=column.key, first=preprocessed, second=far) for column in COLUMNS],
     )
-    yield higher(f"moving inputs raises the AUROC of {title}", key="auroc", first=moved, second=ours)
+    yield higher(f"preprocessing increases the AUROC of {title}", key="auroc", first=preprocessed, second=ours)
 
 
-def most_of(claim: str, parts: Sequence[Check]) -> Check:
-    """A claim that more than half of several hold; it fails where half or more of them fail.
+def check_majority(claim: str, parts: Sequence[Check]) -> Check:
+    """Check that more than half of several checks hold; it fails if half or more of them fail.
 
-    >>> most_of("mostly", [Check("a", True, "1"), Check("b", True, "2"), Check("c", False, "3")]).holds
+    >>> check_majority("mostly", [Check("a", True, "1"), Check("b", True, "2"), Check("c", False, "3")]).holds
     True
     """
     yes, no = (sum(part.holds is word for part in parts) for word in (True, False))

@@ -2,8 +2,8 @@
 
     p(y | x) = 1/B Σ_b softmax up(W (α_b ⊙ φ(x)) + b),     φ the features after atrous spatial pyramid pooling
 
-NeuBoots's weights multiply the channels of the features before the last 1×1 convolution: one pass through the net for
-all B replicates.
+The weights of NeuBoots multiply the channels of the features before the last 1×1 convolution, so that all B replicates
+need one pass through the net.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from neuboots_paper.study import load_published
 
 
 def thin_deeplab(channels: int, classes: int, *, depth: int) -> DeepLabV3:
-    """At output stride 4 with `depth` blocks in its last, dilated stage: where ResNet-101 is deeper than ResNet-50."""
+    """A small DeepLab with output stride 4 and `depth` blocks in its last stage, in which ResNet-50 and 101 differ."""
     return DeepLabV3(
         classes,
         channels,
@@ -59,4 +59,4 @@ class Segmentation2d(SegmentationStudy):
     @property
     def note(self) -> str:
         stand_in = "" if self.data == "voc2012" else " PASCAL VOC and the paper's nets belong to the paper's scale."
-        return f"{self.training}{stand_in} The paper does not say with which weights its backbones began."
+        return f"{self.training}{stand_in} The paper does not state the initial weights of its backbones."

@@ -2,7 +2,7 @@
 
     p(y | x) = 1/B Σ_b softmax(W (α_b ⊙ φ(x)) + b),     φ the features before the last 1×1×1 convolution
 
-The volumes of the paper, cells (NIH3T3) in a commercial microscope, are not public: MRI of the hippocampus stands in.
+The volumes of the paper, cells (NIH3T3) in a commercial microscope, are not public; MRI of the hippocampus is used.
 """
 
 from collections.abc import Mapping
@@ -49,6 +49,5 @@ class Segmentation3d(SegmentationStudy):
     def note(self) -> str:
         return (
             f"{self.training} The paper's volumes of NIH3T3 cells are not public, so that no scale has them: its "
-            "figures stand beside ours for the order of the methods alone. The cells of SCNAS are those that our own "
-            "search found."
+            "values are shown for the order of the methods only. The cells of SCNAS are those of our own search."
         )

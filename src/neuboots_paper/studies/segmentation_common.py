@@ -1,9 +1,9 @@
-"""Table 4.2: what both of its halves, images and volumes, have in common.
+"""Table 4.2: common parts of the studies of images and volumes.
 
     mIoU, ECE   of   p(y | x) = 1/B Σ_b softmax f_b(x),     relative time = seconds of B replicates / of the plain net
 
-Two nets, five methods, B = K = 5. Scores are those of `tasks.segmentation`, times those of `tasks.cost`, which needs
-nets of the right shape but no trained ones.
+Two nets, five methods, B = K = 5. Scores come from `evaluate_segmentation`, times from `benchmark_methods` with
+untrained nets.
 """
 
 import base64
@@ -37,7 +37,7 @@ from neuboots_paper.study import Job, Rows, RunContext, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VOID = 255
+IGNORE_INDEX = 255
 METHODS = ("deterministic", "mc-dropout", "adversarial-deep-ensemble", "deep-ensemble", "neuboots", "neuboots-paper")
 MakeNet = Callable[[int, int], nn.Module]  # of channels and classes
 
@@ -52,18 +52,18 @@ _COLUMNS = (
     MetricColumn("nll", "NLL", digits=3, better="lower"),
     MetricColumn("entropy_ratio", "entropy, wrong / right", digits=1),
 )
-_TIMED = 8  # copies of an image, predicted together
+_TIMED = 8  # copies of an image in a batch
 _MAPS = ("input", "truth", "prediction", "entropy")
 
 
 @dataclass(frozen=True)
 class SegmentationStudy(Study):
-    """A half of table 4.2; a subclass names its nets, by the paper's name of each that they are or stand for."""
+    """One half of table 4.2; a subclass defines its nets and the nets of the paper that they correspond to."""
 
-    paper: ClassVar[PaperValues]  # by the paper's name of the net, and the method
+    paper: ClassVar[PaperValues]  # by net of the paper and method
     paper_data: ClassVar[str]
     makes: ClassVar[Mapping[str, MakeNet]]
-    calibrated: ClassVar[tuple[str, ...]]  # nets with which the paper finds NeuBoots's ECE the lowest of all
+    calibrated: ClassVar[tuple[str, ...]]  # nets with which the ECE of NeuBoots is the lowest in the paper
 
     data: str
     nets: tuple[str, str]
@@ -73,14 +73,14 @@ class SegmentationStudy(Study):
     batch_size: int = 8
     n: int | None = None  # training images; None: all
     n_test: int | None = None
-    shrink: int = 1  # pixels of a side that become one
+    shrink: int = 1  # factor of downsampling
     replicates: int = 5  # B, and K of the ensembles
     time_repeats: int = 3
     methods: tuple[str, ...] = METHODS
 
     @property
-    def stands_for(self) -> dict[str, str]:
-        """The paper's net for each of ours."""
+    def paper_nets(self) -> dict[str, str]:
+        """Net of the paper that corresponds to each of ours."""
         return dict(zip(self.nets, dict.fromkeys(net for net, _ in self.paper), strict=True))
 
     def jobs(self) -> list[Job]:
@@ -99,38 +99,38 @@ class SegmentationStudy(Study):
         place, test = self.nets.index(net), self._test(data)
         rate: OptimizerFactory = partial(_OPTIMIZERS[self.optimizer], lr=self.learning_rates[place])
         config = context.config(epochs=self.epochs[place], batch_size=self.batch_size, optimizer=rate, seed=seed)
-        train = shrunk(data.augmented_train, self.shrink, limit=self.n, seed=seed)
-        predictor = self._method(job["method"], self.replicates).fit(self._maker(net, data), train, config)
+        train = downsample(data.augmented_train, self.shrink, limit=self.n, seed=seed)
+        predictor = self._method(job["method"], self.replicates).fit(self._net_factory(net, data), train, config)
         rows = pixel_scores(predictor, test, num_samples=self.replicates, batch_size=self.batch_size)
-        if (net, job["method"]) == (self.nets[0], "neuboots"):  # each seed shows an image of its own
+        if (net, job["method"]) == (self.nets[0], "neuboots"):  # another image for each seed
             rows["pictures"] = [self._picture(predictor, data, test, seed)]
         return rows
 
     def _test(self, data: DatasetBundle) -> LazyDataset:
-        return shrunk(data.test, self.shrink, limit=self.n_test)
+        return downsample(data.test, self.shrink, limit=self.n_test)
 
-    def _maker(self, net: str, data: DatasetBundle) -> Callable[[], nn.Module]:
+    def _net_factory(self, net: str, data: DatasetBundle) -> Callable[[], nn.Module]:
         return partial(self.makes[net], data.channels, data.num_classes)
 
     def _method(self, name: str, members: int) -> Method:
-        loss = (BrierLoss if name == "adversarial-deep-ensemble" else nn.CrossEntropyLoss)(ignore_index=VOID)
+        loss = (BrierLoss if name == "adversarial-deep-ensemble" else nn.CrossEntropyLoss)(ignore_index=IGNORE_INDEX)
         return make_method(name, members=members, loss=loss)
 
     def _times(self, job: Job, data: DatasetBundle) -> list[dict[str, Any]]:
-        """Of nets that have learnt nothing to speak of; they predict some copies of a test image."""
+        """Times of barely trained nets, which predict copies of a test image."""
         x, _ = self._test(data)[0]
-        names = [name for name in self.methods if name != "neuboots-paper"]  # which predicts as neuboots does
+        names = [name for name in self.methods if name != "neuboots-paper"]  # which predicts like neuboots
         found = benchmark_methods(
             {name: partial(self._method, name) for name in names},
-            self._maker(job["net"], data),
-            shrunk(data.augmented_train, self.shrink, limit=2, seed=job["seed"]),
+            self._net_factory(job["net"], data),
+            downsample(data.augmented_train, self.shrink, limit=2, seed=job["seed"]),
             x.expand(_TIMED, *x.shape).contiguous(),
             TrainingConfig(epochs=1, batch_size=2, seed=job["seed"], progress=False),  # nothing to resume
             baseline="deterministic",
             num_members=(self.replicates,),
             repeats=self.time_repeats,
             memory=False,
-            # where the CPU does the work its own seconds count, whatever else the machine does meanwhile
+            # CPU time does not depend on other processes
             clock=time.perf_counter if torch.cuda.is_available() else time.process_time,
             progress=False,
         )
@@ -148,37 +148,37 @@ class SegmentationStudy(Study):
             "entropy": maps.entropy[0] / np.log(data.num_classes) * 255,
         }
         if truth.ndim == 3:
-            where = fullest(truth)
+            where = fullest_slice(truth)
             planes = {name: plane[where] for name, plane in planes.items()}
-        return {"image": number, "classes": list(data.classes), **{name: png(planes[name]) for name in _MAPS}}
+        return {"image": number, "classes": list(data.classes), **{name: encode_png(planes[name]) for name in _MAPS}}
 
-    # -- what is made of the rows
+    # -- tables, checks and plots
 
     def tables(self, rows: Rows) -> list[Table]:
         paper = {
             (net, method): self.paper[name, method]
-            for net, name in self.stands_for.items()
+            for net, name in self.paper_nets.items()
             for method in self.methods
             if (name, method) in self.paper
         }
         constant = max(row["constant_iou"] for row in rows["scores"])
         table = tabulate(
             f"{self.data}, B = K = {self.replicates}, mean ± standard deviation over {len(self.seeds)} seeds; the "
-            f"paper's figures are of {self.paper_data} with "
-            + ", ".join(f"{name} ({net} here)" for net, name in self.stands_for.items())
+            f"paper's values are of {self.paper_data} with "
+            + ", ".join(f"{name} ({net} here)" for net, name in self.paper_nets.items())
             + ".",
             [*rows["scores"], *rows["times"]],
             by=("net", "method"),
             columns=_COLUMNS,
             paper=paper,
             link="reliability-{net}-{method}",
-            note=f"Guessing the commonest class everywhere has an mIoU of {100 * constant:.2f} %.",
+            note=f"Predicting the majority class everywhere has an mIoU of {100 * constant:.2f} %.",
         )
         return [table]
 
     def checks(self, rows: Rows) -> list[Check]:
         scores, times, both = rows["scores"], rows["times"], self.nets
-        best = [net for net in both if self.stands_for[net] in self.calibrated]
+        best = [net for net in both if self.paper_nets[net] in self.calibrated]
         ours = neuboots_variants(self.methods)
         others = [name for name in self.methods if name not in ours]
         rivals = [name for name in others if name != "deterministic"]
@@ -191,21 +191,23 @@ class SegmentationStudy(Study):
         faster = "NeuBoots predicts faster than MC dropout and the ensembles"
         return [
             *(
-                _better(f"{title} has {claim}", scores, key, nets, rest, ours=name)
+                _check_better(f"{title} has {claim}", scores, key, nets, rest, ours=name)
                 for name, title in ours.items()
                 for claim, key, nets, rest in claims
             ),
-            _better(faster, times, "relative_time", both, rivals),
+            _check_better(faster, times, "relative_time", both, rivals),
         ]
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
-        maps = {"maps": draw_maps(rows["pictures"])} if rows.get("pictures") else {}
+        maps = {"maps": plot_maps(rows["pictures"])} if rows.get("pictures") else {}
         return {**maps, **reliability_plots(rows["bins"], ("net", "method"))}
 
     @property
     def training(self) -> str:
-        """How the nets were trained and timed, in words."""
-        size = "all training images but a tenth, kept apart," if self.n is None else f"{self.n} training images"
+        """Description of training and timing."""
+        size = (
+            "all training images but a validation split of a tenth" if self.n is None else f"{self.n} training images"
+        )
         side = "" if self.shrink == 1 else f" at 1/{self.shrink} of the side"
         epochs = ", ".join(f"{epochs} epochs of {net}" for net, epochs in zip(self.nets, self.epochs, strict=True))
         return (
@@ -214,7 +216,7 @@ class SegmentationStudy(Study):
         )
 
 
-def _better(
+def _check_better(
     claim: str,
     rows: Sequence[Mapping[str, Any]],
     key: str,
@@ -223,7 +225,7 @@ def _better(
     *,
     ours: str = "neuboots",
 ) -> Check:
-    """NeuBoots beside the best of some other methods, with each net: who beats that one beats them all."""
+    """Check NeuBoots against the best of some other methods, with each net."""
     column = next(column for column in _COLUMNS if column.key == key)
     expect: Literal["higher", "lower"] = "higher" if column.better == "higher" else "lower"
     sign = 1 if expect == "higher" else -1
@@ -245,8 +247,8 @@ def _better(
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
-    """A source in memory whose rows may have sizes of their own."""
+class ListSource:
+    """In-memory source whose rows may differ in size."""
 
     xs: list[Tensor]
     ys: list[Tensor]
@@ -261,10 +263,10 @@ class Listed:
         return [self.ys[row] for row in rows]
 
 
-def shrunk(part: Any, factor: int, *, limit: int | None = None, seed: int = 0) -> LazyDataset:
-    """Rows of a part, or so many drawn by the seed, with sides of 1/factor: means of pixels, labels of middle pixels.
+def downsample(part: Any, factor: int, *, limit: int | None = None, seed: int = 0) -> LazyDataset:
+    """Rows of a split, or `limit` random ones, downsampled by a factor: means of pixels, labels of central pixels.
 
-    Smaller rows are kept in memory, and crops of the augmentation shrink with them; with factor 1 nothing is read.
+    Downsampled rows are stored in memory, and crops of the augmentation shrink with them; factor 1 reads nothing.
     """
     size = len(part) if limit is None else min(limit, len(part))
     rows = sorted(torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:size].tolist())
@@ -272,25 +274,27 @@ def shrunk(part: Any, factor: int, *, limit: int | None = None, seed: int = 0) -
     if factor == 1:
         return some
     source: Any = some.source
-    return LazyDataset(_smaller(source, some.rows or (), factor), some.transform, _smaller_crop(some.augment, factor))
+    return LazyDataset(
+        _downsample(source, some.rows or (), factor), some.transform, _downsample_crop(some.augment, factor)
+    )
 
 
-@cache  # jobs of one process share what they hold
-def _smaller(source: Any, rows: tuple[int, ...], factor: int) -> Listed:
-    pairs = [_smaller_row(x, y, factor) for x, y in zip(*source.read(rows), strict=True)]
-    return Listed([x for x, _ in pairs], [y for _, y in pairs])
+@cache  # shared by the jobs of one process
+def _downsample(source: Any, rows: tuple[int, ...], factor: int) -> ListSource:
+    pairs = [_downsample_row(x, y, factor) for x, y in zip(*source.read(rows), strict=True)]
+    return ListSource([x for x, _ in pairs], [y for _, y in pairs])
 
 
-def _smaller_row(x: Tensor, y: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+def _downsample_row(x: Tensor, y: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     pool = avg_pool2d if y.ndim == 2 else avg_pool3d
     x = pool(to_unit_range(x)[None], factor)[0]
     return x, y[tuple(slice(factor // 2, factor * size, factor) for size in x.shape[1:])].contiguous()
 
 
-def _smaller_crop(augment: Augmentation | None, factor: int) -> Augmentation | None:
-    """Sides are rounded up to what nets can halve twice: they would pad others at one end, which tells them the place.
+def _downsample_crop(augment: Augmentation | None, factor: int) -> Augmentation | None:
+    """Crop with smaller sides, rounded up to multiples of 4, which nets need not pad.
 
-    >>> _smaller_crop(CropFlip((32, 48, 32)), 3).size
+    >>> _downsample_crop(CropFlip((32, 48, 32)), 3).size
     (12, 16, 12)
     """
     if not isinstance(augment, CropFlip):
@@ -302,13 +306,13 @@ def _smaller_crop(augment: Augmentation | None, factor: int) -> Augmentation | N
 
 
 def pixel_scores(predictor: Predictor, test: LazyDataset, *, num_samples: int, batch_size: int) -> Rows:
-    """A row of figures ("scores") and a row for each bin of the reliability diagram ("bins")."""
+    """Rows of metrics ("scores") and of the bins of the reliability diagram ("bins")."""
     found = evaluate_segmentation(
-        predictor, test, num_samples=num_samples, ignore_index=VOID, batch_size=batch_size, progress=False
+        predictor, test, num_samples=num_samples, ignore_index=IGNORE_INDEX, batch_size=batch_size, progress=False
     )
-    figures, curve = found.metrics, found.pixels.reliability_curve
+    metrics, curve = found.metrics, found.pixels.reliability_curve
     names = ("mean_iou", "ece", "error", "nll", "brier", "entropy_ratio", "entropy_auroc")
-    scores = {name: figures[name] for name in names} | {"constant_iou": found.majority["mean_iou"]}
+    scores = {name: metrics[name] for name in names} | {"constant_iou": found.majority["mean_iou"]}
     columns = (curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist())
     bins = [
         {"bin": k, "confidence": round(confidence, 5), "accuracy": round(accuracy, 5), "count": count}
@@ -318,18 +322,18 @@ def pixel_scores(predictor: Predictor, test: LazyDataset, *, num_samples: int, b
     return {"scores": [scores], "bins": bins}
 
 
-def fullest(labels: Tensor) -> tuple[slice, slice, int]:
-    """The plane across the last axis that holds most labels other than 0 and void.
+def fullest_slice(labels: Tensor) -> tuple[slice, slice, int]:
+    """Slice across the last axis with the most labels other than 0 and ignored ones.
 
-    >>> fullest(torch.tensor([[[0, 1, 255]], [[0, 1, 255]]]))[-1]
+    >>> fullest_slice(torch.tensor([[[0, 1, 255]], [[0, 1, 255]]]))[-1]
     1
     """
-    counted = ((labels > 0) & (labels != VOID)).sum((0, 1))
+    counted = ((labels > 0) & (labels != IGNORE_INDEX)).sum((0, 1))
     return slice(None), slice(None), int(counted.argmax())
 
 
-def png(plane: Tensor) -> str:
-    """Numbers 0 … 255, grey (H, W) or colours (H, W, 3), as the text of a PNG file: small, and anything can read it."""
+def encode_png(plane: Tensor) -> str:
+    """Encode values 0 … 255, grey (H, W) or colour (H, W, 3), as the base64 text of a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -337,10 +341,10 @@ def png(plane: Tensor) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def plane_of(text: str) -> Tensor:
-    """What `png` made a text of.
+def decode_png(text: str) -> Tensor:
+    """Decode the result of `encode_png`.
 
-    >>> plane_of(png(torch.tensor([[0, 7], [255, 1]]))).tolist()
+    >>> decode_png(encode_png(torch.tensor([[0, 7], [255, 1]]))).tolist()
     [[0, 7], [255, 1]]
     """
     from PIL import Image
@@ -348,13 +352,13 @@ def plane_of(text: str) -> Tensor:
     return torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(text)))))
 
 
-def draw_maps(pictures: Sequence[Mapping[str, Any]]) -> "Figure":
-    """A line for each image: the image, its labels, the labels and the entropy that NeuBoots gives it."""
+def plot_maps(pictures: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Plot one row per image: the image, its labels, and the labels and entropy of NeuBoots."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     classes = pictures[0]["classes"]
-    planes = [{name: plane_of(row[name]) for name in _MAPS} for row in pictures]
+    planes = [{name: decode_png(row[name]) for name in _MAPS} for row in pictures]
     height, width = planes[0]["truth"].shape
     figure = Figure(figsize=(8.4, 0.7 + len(pictures) * min(2.6, 1.9 * height / width)), layout="constrained")
     grid = figure.subplots(len(pictures), len(_MAPS), squeeze=False)
@@ -362,7 +366,9 @@ def draw_maps(pictures: Sequence[Mapping[str, Any]]) -> "Figure":
     for line, found, row in zip(grid, planes, pictures, strict=True):
         line[0].imshow(found["input"].numpy(), interpolation="nearest")
         for ax, name in zip(line[1:3], _MAPS[1:3], strict=True):
-            ax.imshow(colorize_labels(found[name].long(), len(classes), ignore_index=VOID), interpolation="nearest")
+            ax.imshow(
+                colorize_labels(found[name].long(), len(classes), ignore_index=IGNORE_INDEX), interpolation="nearest"
+            )
         nats = found["entropy"].numpy() / 255 * np.log(len(classes))
         drawn = line[3].imshow(nats, vmin=0, vmax=float(np.log(len(classes))), interpolation="nearest")
         line[0].set_ylabel(f"test image {row['image']}", fontsize=9)

@@ -1,9 +1,9 @@
-"""The future work of the conclusion: NeuBoots on a transformer for texts, here the opinions of SST-2.
+"""Section 6 (future work): NeuBoots for a text transformer, on the sentiment dataset SST-2.
 
-    p(y | x) = 1/B Σ_b softmax W (φ(x) ⊙ α_b),   φ: the mean over tokens of what the encoder gives
+    p(y | x) = 1/B Σ_b softmax W (φ(x) ⊙ α_b),   φ: mean of the encoder's outputs over tokens
 
-The net has dropout of its own. The plain net switches it off at prediction, MC dropout leaves it on; both are trained
-alike. NeuBoots trains the same net, dropout and all, and re-weights its last features.
+The net has dropout layers. The deterministic net disables them at prediction, MC dropout does not; both are trained in
+the same way. NeuBoots trains the same net with its dropout, and weights its last features.
 """
 
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ from neuboots_paper.study import Job, Rows, RunContext, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOSS = 1.0  # points of error that NeuBoots may lose
+LOSS = 1.0  # tolerated increase of the error, in points
 
 
 @dataclass(frozen=True)
 class Text(Study):
-    """A small transformer: plain, with MC dropout, and with NeuBoots."""
+    """A small transformer: deterministic, with MC dropout, and with NeuBoots."""
 
     name = "text"
     source = "section 6, future work"
     claim = (
-        "The paper only proposes to try NeuBoots on transformers for language. Asked here: are its class probabilities "
+        "The paper only proposes NeuBoots for language transformers. The question here: are its class probabilities "
         "better calibrated than those of the plain net and of MC dropout, at no loss of error?"
     )
 
@@ -49,7 +49,7 @@ class Text(Study):
     depth: int = 2
     heads: int = 4
     dropout: float = 0.1
-    length: int = 40  # tokens of a text; the rest is cut
+    length: int = 40  # maximum number of tokens
     epochs: int = 5
     batch_size: int = 64
     num_samples: int = 20  # B
@@ -73,10 +73,10 @@ class Text(Study):
         )
         options: dict[str, Any] = {"where": "existing"} if job["method"] == "mc-dropout" else {}
         config = context.config(epochs=self.epochs, batch_size=self.batch_size, seed=job["seed"])
-        predictor = make_method(job["method"], **options).fit(model, self._cut(data.train), config)
-        return round_rows(class_scores(predictor, self._cut(data.test), num_samples=self.num_samples))
+        predictor = make_method(job["method"], **options).fit(model, self._truncate(data.train), config)
+        return round_rows(class_scores(predictor, self._truncate(data.test), num_samples=self.num_samples))
 
-    def _cut(self, part: Any) -> TensorDataset:
+    def _truncate(self, part: Any) -> TensorDataset:
         ids, labels = load_rows(part).tensors
         return TensorDataset(ids[:, : self.length], labels)
 
@@ -94,7 +94,7 @@ class Text(Study):
         found = []
         for ours in neuboots_variants(self.methods):
             for other, title in (("deterministic", "the plain net"), ("mc-dropout", "MC dropout")):
-                found += [_calibrated(rows, ours, other, title), _no_loss(rows, ours, other, title)]
+                found += [_check_calibration(rows, ours, other, title), _check_error(rows, ours, other, title)]
         return found
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
@@ -110,13 +110,13 @@ class Text(Study):
     @property
     def note(self) -> str:
         return (
-            f"There is nothing of the paper to set beside it. {self.epochs} epochs from scratch on {self.data}, with "
+            f"The paper has no values to compare with. {self.epochs} epochs from scratch on {self.data}, with "
             f"{self.depth} {'block' if self.depth == 1 else 'blocks'} of width {self.width} and texts of at most "
             f"{self.length} words; dropout {self.dropout:g} in the net of every method."
         )
 
 
-def _calibrated(rows: Rows, ours: str, other: str, title: str) -> Check:
+def _check_calibration(rows: Rows, ours: str, other: str, title: str) -> Check:
     claim = f"{ours} is better calibrated than {title}: lower ECE, NLL and Brier score"
     both = {"method": ours}, {"method": other}
     parts = [
@@ -126,8 +126,8 @@ def _calibrated(rows: Rows, ours: str, other: str, title: str) -> Check:
     return combine_checks(claim, parts)
 
 
-def _no_loss(rows: Rows, ours: str, other: str, title: str) -> Check:
-    """Fewer errors than the other would make with LOSS points more: how many fewer plays no role."""
+def _check_error(rows: Rows, ours: str, other: str, title: str) -> Check:
+    """Check that the error is below that of the other method plus LOSS points."""
     claim = f"{ours} makes no more errors than {title}, within {LOSS:g} point"
     both = {"method": ours}, {"method": other}
     allowed = [row | {"error": row["error"] + LOSS / 100 * (row["method"] == other)} for row in rows["scores"]]

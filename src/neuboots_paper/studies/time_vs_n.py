@@ -1,8 +1,8 @@
-"""Figure 3: the time from data to a band as n grows, on the curve of figure 2.
+"""Figure 3: time from data to a confidence band as n grows, on the regression of figure 2.
 
-    t(n) = seconds to train + seconds to draw the band,   growth = log(t(n') / t(n)) / log(n' / n)
+    t(n) = seconds of training + seconds of the band,   growth = log(t(n') / t(n)) / log(n' / n)
 
-All methods run in turn inside one job, so that a busy machine slows them alike and their ratios stay.
+All methods alternate within one job, so that other load on the machine slows them equally.
 """
 
 import math
@@ -18,7 +18,7 @@ from neuboots.prediction import Predictor
 from neuboots.report.checks import Check, combine_checks
 from neuboots.report.tables import MetricColumn, Table, tabulate
 from neuboots.training import TrainingConfig
-from neuboots_paper.studies.coverage import PAPER_LAW, bootstrap_size, curve_net, net_title, regressor
+from neuboots_paper.studies.coverage import PAPER_LAW, bootstrap_size, curve_net, make_regressor, net_title
 from neuboots_paper.study import Job, Rows, RunContext, Study
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BOOTSTRAP, SPARSE = "standard-bootstrap", "sparse-gp"
 _TITLES = {BOOTSTRAP: "standard bootstrap", SPARSE: "sparse GP"}
-_LITTLE = 8  # rows to warm up with
+_WARM_UP_ROWS = 8  # rows for the warm-up
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TimeVsN(Study):
         truth, n, seed = SYNTHETIC_REGRESSIONS[self.function], job["n"], job["seed"]
         _warm_up(self)
         rows = []
-        turn = seed % len(self.arms)  # whoever comes first at one seed does not at the next
+        turn = seed % len(self.arms)  # another method is first for each seed
         for method, width in (*self.arms[turn:], *self.arms[:turn]):
             began = time.perf_counter()
             predictor = self.fit(method, width, n, seed, steps=self.steps)
@@ -80,11 +80,11 @@ class TimeVsN(Study):
         return {"times": rows}
 
     def fit(self, method: str, width: int, n: int, seed: int, *, steps: int) -> Predictor:
-        """The whole training, without checkpoints: they would be timed too."""
+        """Train without checkpoints, which would be timed too."""
         data = SYNTHETIC_REGRESSIONS[self.function].draw(n, seed=seed, number=0)
         optimizer = partial(torch.optim.Adam, lr=self.learning_rate)
         config = TrainingConfig(epochs=steps, batch_size=n, optimizer=optimizer, seed=seed, progress=False)
-        return regressor(method, self.members).fit(cast(Any, curve_net(method, width)), data, config)
+        return make_regressor(method, self.members).fit(cast(Any, curve_net(method, width)), data, config)
 
     def tables(self, rows: Rows) -> list[Table]:
         columns = (
@@ -112,7 +112,7 @@ class TimeVsN(Study):
         ]
 
     def _ratios(self, rows: Rows) -> list[dict[str, Any]]:
-        """The rows with their ratio to NeuBoots in the same job, and the time of one replicate."""
+        """Rows with their ratio to NeuBoots in the same job, and the time per replicate."""
         widest = self._widest(PAPER_LAW)
         ours = {(row["n"], row["seed"], row["width"]): row for row in rows["times"] if row["method"] == PAPER_LAW}
         found = []
@@ -126,7 +126,7 @@ class TimeVsN(Study):
         return max(width for name, width in self.arms if name == method)
 
     def _growth(self, rows: Rows) -> list[dict[str, Any]]:
-        """The power of n with which the time grows, over all n and between the last two."""
+        """Exponent of n of the time, over all n and between the last two."""
         first, before, last = min(self.sizes), sorted(self.sizes)[-2], max(self.sizes)
         by = {(row["method"], row["width"], row["seed"], row["n"]): row["seconds"] for row in rows["times"]}
         return [
@@ -146,13 +146,13 @@ class TimeVsN(Study):
         return [
             combine_checks(
                 f"NeuBoots ({net_title(ours)}) takes less time than the {_TITLES[other]} at every n, in every seed",
-                [self._faster(rows, ours, other, theirs, n) for n in self.sizes],
+                [self._check_faster(rows, ours, other, theirs, n) for n in self.sizes],
             )
             for ours, other, theirs in pairs
         ]
 
-    def _faster(self, rows: Rows, width: int, other: str, theirs: int, n: int) -> Check:
-        """Whether NeuBoots was faster in each seed (yes), in none (no), or in some (open)."""
+    def _check_faster(self, rows: Rows, width: int, other: str, theirs: int, n: int) -> Check:
+        """Check that NeuBoots is faster with each seed; open if only with some."""
         seconds: dict[tuple[str, int], dict[int, float]] = {}
         for row in rows["times"]:
             if row["n"] == n:
@@ -186,9 +186,9 @@ class TimeVsN(Study):
 
 @cache
 def _warm_up(study: TimeVsN) -> None:
-    """What is imported or allocated at the first use, once in a process, is no part of the cost."""
+    """Import and allocate before timing, once per process."""
     for method, width in study.arms:
-        study.fit(method, width, _LITTLE, 0, steps=1)
+        study.fit(method, width, _WARM_UP_ROWS, 0, steps=1)
 
 
 def _power(before: float, after: float, growth: float) -> float:

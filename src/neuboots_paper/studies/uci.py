@@ -1,12 +1,11 @@
-"""Beyond the paper: the regressor as it comes, on six UCI sets over their 20 standard splits.
+"""Beyond the paper: `NeuBootsRegressor` with its defaults on six UCI datasets over their 20 standard splits.
 
-    RMSE,   mean log N(y; m(x), s²(x)),   share of y in [low(x), high(x)]   of test rows, in the units of y
+    RMSE,   mean log N(y; m(x), s²(x)),   fraction of y in [low(x), high(x)]   of test rows, in the units of y
 
-`NeuBootsRegressor()` with no option but a seed stands against scikit-learn's `MLPRegressor()` with no option but a
-seed, and against the same net with standardised rows, which is how one should use it. Its density N(m(x), s²(x))
-stands against N(m(x), σ²) with the same means and one σ, from the same held-out rows, and against N(mean y, var y) of
-the training rows, which knows nothing of x. Sets and splits: Hernández-Lobato and Adams (2015), Gal and Ghahramani
-(2016); see `neuboots.data.tabular`.
+`NeuBootsRegressor()` is compared with scikit-learn's `MLPRegressor()`, both with defaults, and with the same net on
+standardized rows, which is the fair comparison. Its density N(m(x), s²(x)) is compared with N(m(x), σ²), with the same
+means and one σ from the same held-out rows, and with N(mean y, var y) of the training rows. Datasets and splits:
+Hernández-Lobato and Adams (2015), Gal and Ghahramani (2016); see `neuboots.data.tabular`.
 """
 
 import math
@@ -37,15 +36,15 @@ Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 
 OURS, MLP, STANDARDISED = "NeuBootsRegressor", "MLPRegressor", "MLPRegressor, standardised"
-CONSTANT, MARGINAL = "one σ", "no x"  # densities with the same means, and with none
+CONSTANT, MARGINAL = "one σ", "no x"  # densities with the same means, and without x
 NUM_SPLITS = 20
-IN_VIEW = range(5)  # splits whose test figures were looked at as the defaults were chosen (docs/decisions/0009)
-LEVEL, LEAST, MOST = 0.95, 0.92, 0.98  # of the intervals, and what they may cover
+TUNING_SPLITS = range(5)  # splits on which defaults were chosen (docs/decisions/0009)
+LEVEL, MIN_COVERAGE, MAX_COVERAGE = 0.95, 0.92, 0.98  # level of the intervals, and accepted coverage
 
 
 @dataclass(frozen=True)
 class Uci(Study):
-    """The regressor's defaults against scikit-learn's, and its densities against simpler ones."""
+    """The defaults of the regressor against scikit-learn's, and its densities against simpler ones."""
 
     name = "uci"
     source = BEYOND_PAPER
@@ -58,7 +57,7 @@ class Uci(Study):
     data: tuple[str, ...] = (
         "uci/boston", "uci/concrete", "uci/energy", "uci/power", "uci/wine_red", "uci/yacht",
     )  # fmt: skip
-    epochs: int | None = None  # the defaults of each estimator
+    epochs: int | None = None  # None: the default of each estimator
     seeds: tuple[int, ...] = tuple(range(NUM_SPLITS))
 
     def jobs(self) -> list[Job]:
@@ -76,17 +75,17 @@ class Uci(Study):
         _warm_up()
         seed = job["seed"]
         (x, y), (x_test, y_test) = _split(job["data"], seed, context)
-        ours = NeuBootsRegressor(random_state=seed, **_given(epochs=self.epochs))
-        mlp = MLPRegressor(random_state=seed, **_given(max_iter=self.epochs))
+        ours = NeuBootsRegressor(random_state=seed, **_without_none(epochs=self.epochs))
+        mlp = MLPRegressor(random_state=seed, **_without_none(max_iter=self.epochs))
         scaled = TransformedTargetRegressor(make_pipeline(StandardScaler(), mlp), transformer=StandardScaler())
-        with threadpool_limits(1), warnings.catch_warnings():  # NumPy has the one thread that torch has
+        with threadpool_limits(1), warnings.catch_warnings():  # one thread for NumPy too
             warnings.filterwarnings("ignore", ".*Maximum iterations", category=UserWarning)  # of the MLPs
             seconds = {
                 name: _seconds(lambda estimator=estimator: estimator.fit(x, y))  # type: ignore[misc]
                 for name, estimator in ((OURS, ours), (MLP, mlp), (STANDARDISED, scaled))
             }
             plain, fair = mlp.predict(x_test), scaled.predict(x_test)
-            rows = figures(ours, x, y, x_test, y_test)
+            rows = compute_metrics(ours, x, y, x_test, y_test)
         rows[0] |= {"rows": len(x) + len(x_test), "seconds": seconds[OURS], "epochs": len(ours.loss_curve_)}
         epochs = {MLP: mlp.n_iter_, STANDARDISED: scaled.regressor_[-1].n_iter_}
         for name, mean in ((MLP, plain), (STANDARDISED, fair)):
@@ -101,7 +100,7 @@ class Uci(Study):
         tables = [
             _table(
                 f"Test RMSE in the units of y: {over}.",
-                self._lines(rows),
+                self._rows_by_dataset(rows),
                 (
                     MetricColumn("rows", "rows", digits=0),
                     *(MetricColumn(f"rmse {name}", name, digits=3) for name in (OURS, MLP, STANDARDISED)),
@@ -112,7 +111,7 @@ class Uci(Study):
             ),
             _table(
                 f"95 % intervals of {OURS}, in the units of y: {over}.",
-                self._lines(rows),
+                self._rows_by_dataset(rows),
                 (
                     MetricColumn(f"coverage {OURS}", "prediction intervals cover, %", 100, digits=1),
                     MetricColumn(f"width {OURS}", "their mean width", digits=2),
@@ -122,7 +121,7 @@ class Uci(Study):
             ),
             _table(
                 f"Mean log-likelihood of test rows, in nats: {over}.",
-                self._lines(rows),
+                self._rows_by_dataset(rows),
                 (
                     MetricColumn(f"log_likelihood {OURS}", OURS, digits=3),
                     MetricColumn(f"log_likelihood {CONSTANT}", "its means, one σ", digits=3),
@@ -134,7 +133,7 @@ class Uci(Study):
             ),
             _table(
                 f"Training: {over}.",
-                self._lines(rows),
+                self._rows_by_dataset(rows),
                 tuple(
                     MetricColumn(f"{key} {name}", f"{title}, {name}", digits=digits)
                     for key, title, digits in (("seconds", "s", 2), ("epochs", "epochs", 0))
@@ -148,7 +147,7 @@ class Uci(Study):
                 _table(
                     f"The {len(self._other_seeds)} splits by themselves that no default was chosen by: mean ± standard "
                     "error.",
-                    self._lines(others),
+                    self._rows_by_dataset(others),
                     (
                         MetricColumn(f"rmse {OURS}", f"RMSE, {OURS}", digits=3),
                         MetricColumn(f"rmse − {MLP}", "difference to MLPRegressor", digits=3),
@@ -164,15 +163,15 @@ class Uci(Study):
 
     @property
     def _other_seeds(self) -> tuple[int, ...]:
-        return tuple(seed for seed in self.seeds if seed % NUM_SPLITS not in IN_VIEW)
+        return tuple(seed for seed in self.seeds if seed % NUM_SPLITS not in TUNING_SPLITS)
 
     def _others(self, rows: Rows) -> Rows:
-        """The rows of the splits that no default was chosen by; nothing where there are none."""
+        """Rows of the splits on which no default was chosen; empty if there are none."""
         found = [row for row in rows["scores"] if row["seed"] in self._other_seeds]
         return {"scores": found} if found else {}
 
-    def _lines(self, rows: Rows) -> dict[str, list[Row]]:
-        """For each set a row for each split, with all figures of all methods, and the differences to ours."""
+    def _rows_by_dataset(self, rows: Rows) -> dict[str, list[Row]]:
+        """One row per dataset and split, with all metrics of all methods and the differences to ours."""
         lines: dict[str, dict[int, Row]] = {name: {} for name in self.data}
         for row in rows["scores"]:
             line = lines[row["data"]].setdefault(row["seed"], {})
@@ -184,48 +183,50 @@ class Uci(Study):
                     line[f"{key} − {other}"] = line[f"{key} {OURS}"] - line[f"{key} {other}"]
         return {name: list(splits.values()) for name, splits in lines.items()}
 
-    # -- verdicts --------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     def checks(self, rows: Rows) -> list[Check]:
         parts = {f"{len(self.seeds)} splits": rows}
         if others := self._others(rows):
             parts[f"the {len(self._other_seeds)} splits that no default was chosen by"] = others
-        return [verdict for over, some in parts.items() for verdict in self._claims(some, over)]
+        return [verdict for over, some in parts.items() for verdict in self._check_splits(some, over)]
 
-    def _claims(self, rows: Rows, over: str) -> list[Check]:
+    def _check_splits(self, rows: Rows, over: str) -> list[Check]:
         return [
-            self._no_worse(rows, MLP, f"MLPRegressor with default settings, in the mean over {over},"),
-            self._covers(rows, over),
-            *self._gains(rows, over),
-            self._no_worse(rows, STANDARDISED, f"MLPRegressor with standardised rows, in the mean over {over},"),
+            self._check_rmse(rows, MLP, f"MLPRegressor with default settings, in the mean over {over},"),
+            self._check_coverage(rows, over),
+            *self._check_likelihood(rows, over),
+            self._check_rmse(rows, STANDARDISED, f"MLPRegressor with standardised rows, in the mean over {over},"),
         ]
 
-    def _no_worse(self, rows: Rows, other: str, title: str) -> Check:
-        """Rule: the mean difference over splits is not above zero, on all sets but one."""
+    def _check_rmse(self, rows: Rows, other: str, title: str) -> Check:
+        """Check that the mean difference over splits is not above zero, on all datasets but one."""
         key = f"rmse − {other}"
-        worse = [name for name, splits in self._lines(rows).items() if fmean(line[key] for line in splits) > 0]
+        worse = [
+            name for name, splits in self._rows_by_dataset(rows).items() if fmean(line[key] for line in splits) > 0
+        ]
         needed = max(1, len(self.data) - 1)
         return Check(
             f"the regressor's RMSE is no higher than that of {title} on at least {needed} of {len(self.data)} sets",
             len(self.data) - len(worse) >= needed,
-            "; ".join(f"{name} {difference}" for name, difference in self._shown(rows, key).items()),
+            "; ".join(f"{name} {difference}" for name, difference in self._format_differences(rows, key).items()),
         )
 
-    def _covers(self, rows: Rows, over: str) -> Check:
+    def _check_coverage(self, rows: Rows, over: str) -> Check:
         key = f"coverage {OURS}"
-        covered = {name: fmean(line[key] for line in splits) for name, splits in self._lines(rows).items()}
+        covered = {name: fmean(line[key] for line in splits) for name, splits in self._rows_by_dataset(rows).items()}
         return Check(
-            f"the regressor's {LEVEL:.0%} prediction intervals cover {LEAST:.0%} to {MOST:.0%} of the test rows, in "
-            f"the mean over {over}, on every set",
-            all(LEAST <= share <= MOST for share in covered.values()),
-            "; ".join(f"{name} {share:.1%}" for name, share in covered.items()),
+            f"the regressor's {LEVEL:.0%} prediction intervals cover {MIN_COVERAGE:.0%} to {MAX_COVERAGE:.0%} of the test "
+            f"rows, in the mean over {over}, on every set",
+            all(MIN_COVERAGE <= value <= MAX_COVERAGE for value in covered.values()),
+            "; ".join(f"{name} {value:.1%}" for name, value in covered.items()),
         )
 
-    def _gains(self, rows: Rows, over: str) -> list[Check]:
-        """Two rules: the mean difference over splits is above zero; and Student's interval of it is."""
+    def _check_likelihood(self, rows: Rows, over: str) -> list[Check]:
+        """Check that the mean difference over splits is above zero, and that Student's interval of it is."""
         key = f"log_likelihood − {CONSTANT}"
-        shown, in_mean, surely = self._shown(rows, key), [], []
-        for name, splits in self._lines(rows).items():
+        shown, in_mean, surely = self._format_differences(rows, key), [], []
+        for name, splits in self._rows_by_dataset(rows).items():
             found = f"{name} {shown[name]}"
             in_mean.append(Check("", fmean(line[key] for line in splits) > 0, found))
             here = [row for row in rows["scores"] if row["data"] == name]
@@ -237,19 +238,19 @@ class Uci(Study):
             combine_checks(f"{claim}, by Student's interval over {over}, on every set", surely),
         ]
 
-    def _shown(self, rows: Rows, key: str) -> dict[str, str]:
-        """Mean ± standard error over splits, by set."""
-        values = {name: [line[key] for line in splits] for name, splits in self._lines(rows).items()}
+    def _format_differences(self, rows: Rows, key: str) -> dict[str, str]:
+        """Mean ± standard error over splits, by dataset."""
+        values = {name: [line[key] for line in splits] for name, splits in self._rows_by_dataset(rows).items()}
         return {name: f"{fmean(each):+.3f} ± {_standard_error(each):.3f}" for name, each in values.items()}
 
-    # -- figures ---------------------------------------------------------------------------------------
+    # -- plots -----------------------------------------------------------------------------------------
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
         from neuboots.report.plots import plot_boxes
 
-        lines = self._lines(rows)
+        lines = self._rows_by_dataset(rows)
         names = [name.removeprefix("uci/") for name in self.data]
 
         def of(value: Callable[[Row], float]) -> list[list[float]]:
@@ -270,35 +271,36 @@ class Uci(Study):
             ax.tick_params(axis="x", labelsize=8)
         for ax in axes[:2]:
             ax.axhline(0, color="black", lw=1, ls=":")
-        axes[2].axhspan(100 * LEAST, 100 * MOST, color="#009e73", alpha=0.12, lw=0)
+        axes[2].axhspan(100 * MIN_COVERAGE, 100 * MAX_COVERAGE, color="#009e73", alpha=0.12, lw=0)
         return {"splits": figure}
 
     @property
     def note(self) -> str:
         return (
-            "No table of the paper, but what a user gets without setting anything: raw columns in, split k of each set "
-            f"with seed k of every estimator. Options of the regressor were chosen on the splits {IN_VIEW[0]} to "
-            f"{IN_VIEW[-1]} of all these sets but power, with their test figures in view; the other splits are "
-            "therefore judged by themselves as well. All splits are cuts of the same rows, so that they vary less than "
-            "new data would. MLPRegressor's defaults do not scale its rows: the fairer opponent is one whose rows and "
-            "targets are standardised, as ours are inside."
+            "Not in the paper: every estimator with its defaults on raw columns, with seed k for split k of a dataset. "
+            f"Options of the regressor were chosen on the splits {TUNING_SPLITS[0]} to {TUNING_SPLITS[-1]} of all "
+            "datasets except power, with their test metrics in view; the other splits are therefore also checked "
+            "separately. All splits are subsets of the same rows, so that they vary less than new data would. "
+            "MLPRegressor does not scale its inputs by default: the fair comparison is with standardized rows and "
+            "targets, which ours has."
         )
 
 
 # -- one unit ------------------------------------------------------------------------------------------
 
 
-def figures(estimator: "NeuBootsRegressor", x: Array, y: Array, x_test: Array, y_test: Array) -> list[Row]:
-    """What a fitted regressor and simpler densities say of test rows; x and y are what it was fitted to."""
-    said = estimator.forecast(x_test, level=LEVEL)
-    unseen = not_trained_on(estimator, x, y)
+def compute_metrics(estimator: "NeuBootsRegressor", x: Array, y: Array, x_test: Array, y_test: Array) -> list[Row]:
+    """Metrics of a fitted regressor and of simpler densities on test rows; x and y are its training data."""
+    forecast = estimator.forecast(x_test, level=LEVEL)
+    unseen = held_out_rows(estimator, x, y)
     sigma = math.sqrt(np.mean((y[unseen] - estimator.predict(x[unseen])) ** 2))
-    one, ours = np.full_like(y_test, sigma), {"rmse": _rmse(said.mean, y_test)}
+    one, ours = np.full_like(y_test, sigma), {"rmse": _rmse(forecast.mean, y_test)}
     low, high, sure_low, sure_high, true = (
-        torch.from_numpy(values) for values in (said.low, said.high, said.confidence_low, said.confidence_high, y_test)
+        torch.from_numpy(values)
+        for values in (forecast.low, forecast.high, forecast.confidence_low, forecast.confidence_high, y_test)
     )
     ours |= {
-        "log_likelihood": log_likelihood(said.mean, said.std, y_test),
+        "log_likelihood": log_likelihood(forecast.mean, forecast.std, y_test),
         "coverage": float(interval_coverage(low, high, true)),
         "width": float(mean_width(low, high)),
         "band": float(mean_width(sure_low, sure_high)),
@@ -306,13 +308,13 @@ def figures(estimator: "NeuBootsRegressor", x: Array, y: Array, x_test: Array, y
     marginal = log_likelihood(np.full_like(y_test, y.mean()), np.full_like(y_test, y.std()), y_test)
     return [
         {"method": OURS, **ours},
-        {"method": CONSTANT, "log_likelihood": log_likelihood(said.mean, one, y_test), "sigma": sigma},
+        {"method": CONSTANT, "log_likelihood": log_likelihood(forecast.mean, one, y_test), "sigma": sigma},
         {"method": MARGINAL, "log_likelihood": marginal},
     ]
 
 
-def not_trained_on(estimator: "NeuBootsRegressor", x: Array, y: Array) -> Array:
-    """The places of all rows that the net was not trained on, those that stopped it and those that calibrate."""
+def held_out_rows(estimator: "NeuBootsRegressor", x: Array, y: Array) -> Array:
+    """Indices of the rows that the net was not trained on."""
     from neuboots.estimators._base import TRAIN
 
     rows = estimator._prepare_rows(x, y.reshape(len(y), -1), None)
@@ -329,7 +331,7 @@ def _rmse(mean: Array, y: Array) -> float:
 
 
 def _split(name: str, seed: int, context: RunContext) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """x and y as the user has them, to train and to test with."""
+    """Raw x and y for training and testing."""
     if name.startswith("uci/"):
         x, y, test = (
             part.numpy() for part in read_uci(name.removeprefix("uci/"), context.root, split=seed % NUM_SPLITS)
@@ -345,12 +347,12 @@ def _split(name: str, seed: int, context: RunContext) -> tuple[tuple[Array, Arra
     return (x[~held], y[~held]), (x[held], y[held])
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """Of the processor, so that what else the machine does is out."""
+    """CPU seconds, which do not depend on other processes."""
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -358,7 +360,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 @cache
 def _warm_up() -> None:
-    """What is imported at the first fit, once in a process, is no part of its cost."""
+    """Import before timing, once per process."""
     from neuboots.estimators import NeuBootsRegressor
 
     x = np.random.default_rng(0).normal(size=(40, 2))
@@ -366,7 +368,7 @@ def _warm_up() -> None:
 
 
 def _table(title: str, lines: dict[str, list[Row]], columns: Sequence[MetricColumn], note: str) -> Table:
-    """A line for each set: mean ± standard error over its splits."""
+    """One row per dataset: mean ± standard error over its splits."""
     body = [
         (Cell(name), *(_cell([row[column.key] for row in rows], column) for column in columns))
         for name, rows in lines.items()

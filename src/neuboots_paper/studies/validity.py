@@ -49,8 +49,8 @@ class Validity(Study):
     source = BEYOND_PAPER
     requires = ("gpytorch",)
     claim = (
-        "A 95 % confidence band for the regression function that costs one training, or two at most, holds the truth "
-        "95 % of the time, at every x inside the data, and is no wider than it need be."
+        "A 95 % confidence band for the regression function that costs one training, or two at most, covers the "
+        "function in 95 % of the datasets, at every x inside the data, and is no wider than necessary."
     )
 
     cells: tuple[CellKey, ...] = (*_GRID, ("edge", "constant", 64, 1000))
@@ -159,18 +159,18 @@ class Validity(Study):
     def note(self) -> str:
         return (
             f"Curves on (−2, 2): smooth is sin 2x, wiggly sin 3.5x, gap sin 2x without data between −0.5 and 0.5, edge "
-            "sin 4x + x/2, which turns where the data end; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of three "
-            f"hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, from the rate "
-            f"{self.learning_rate:g} along half a cosine. The true bootstrap draws Dirichlet weights and other first "
+            "sin 4x + x/2, with an extremum at the end of the data; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of three "
+            f"hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, with cosine "
+            f"annealing from {self.learning_rate:g}. The true bootstrap draws Dirichlet weights and other initial "
             "weights for each net. Where the fitted curve is biased, as at the edge, no bootstrap of the net can cover "
-            "the truth. The rules of the influence bootstrap were chosen, among several, on curves of the same kind, "
-            f"but on other data sets. {self._measured} What is recommended for a confidence band follows from this "
+            "the function. The rules of the influence bootstrap were chosen, among several, on curves of the same kind, "
+            f"but on other data sets. {self._measured} The recommendation for a confidence band follows from this "
             'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
-            "trained net; where the net is wide and a second training can be paid for, `fit` with `num_calibration_fits=1`. The "
-            "regressor and the command use the first by default, with a Gaussian head and the step that early stopping "
-            "left undone. "
-            "A verdict on every cell compares what was measured with the mark, whatever its error; where it is missed, "
-            "the verdict says by how much, and in how many cells by more than twice the error of the measurement."
+            "trained net; for a wide net, if a second training is affordable, `fit` with `num_calibration_fits=1`. The "
+            "regressor and the command use the first by default, with a Gaussian head and a correction for the early "
+            "stop. "
+            "A check over all cells compares the measured values with the criterion regardless of their errors; where "
+            "it fails, it lists by how much, and in how many cells by more than twice the standard error."
         )
 
     @property

@@ -3,9 +3,9 @@
     r = Σ cov(s, t) / √(Σ var(s) · Σ cov(t₁, t₂)),   s: std of the band over x,   t: std of a true bootstrap
 
 with sums over datasets. t₁ and t₂ come from two halves of the nets of the true bootstrap, whose noise is independent,
-so that few nets do not bias the likeness r. For a fair comparison of widths, the band of the true bootstrap is scaled by a
-quantile of |m(x) − f(x)|/t(x) to the coverage of the method. The std of K nets is noisy and on average c₄(K) times too
-small; Student's quantile and c₄ correct for that.
+so that few nets do not bias the likeness r. For a fair comparison of widths, the band of the true bootstrap is scaled
+by a quantile of |m(x) − f(x)|/t(x) to the coverage of the method. The std of K nets is noisy and on average c₄(K) times
+too small; Student's quantile and c₄ correct for that.
 
 The ideal band m(x) ± z σ(x), with σ the std of the fitted function over datasets, is the upper limit. It is the same
 for all datasets, so that
