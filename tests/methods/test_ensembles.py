@@ -270,24 +270,6 @@ def test_larger_ensemble_starts_with_the_members_of_a_smaller_one() -> None:
         assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in mine.state_dict().items())
 
 
-def test_members_differ_in_initial_weights_and_data_order() -> None:
-    seen: dict[int, list[Tensor]] = {}
-
-    class Spy(MLP):
-        def __init__(self) -> None:
-            super().__init__(4, 3, widths=(8,))
-            self.initial = [p.detach().clone() for p in self.parameters()]
-
-        def forward(self, x: Tensor) -> Tensor:
-            seen.setdefault(id(self), []).append(x.detach().clone())
-            return super().forward(x)
-
-    one, two = DeepEnsemble(num_members=2, vectorized=False).fit(Spy, class_data(), CONFIG).nets
-    assert not torch.equal(one.initial[0], two.initial[0])
-    batches = [next(x for x in seen[id(net)] if len(x) == 16) for net in (one, two)]
-    assert not torch.equal(*batches)
-
-
 def test_module_is_copied_and_initialised_again_for_each_member() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     before = net[0].weight.detach().clone()
@@ -350,14 +332,6 @@ def test_multinomial_weights_equal_the_resampled_data_in_loss_and_gradient() -> 
     torch.testing.assert_close(weighted, resampled)
     gradients = [torch.autograd.grad(value, list(net.parameters())) for value in (weighted, resampled)]
     torch.testing.assert_close(*gradients)
-
-
-def test_weights_of_members_are_over_all_points() -> None:
-    for distribution in (Multinomial(), Dirichlet()):
-        weights = torch.stack([_draw_point_weights(distribution, 40, k, seed=3) for k in range(5)])
-        torch.testing.assert_close(weights.sum(1), torch.full((5,), 40.0))
-        assert len({tuple(row.tolist()) for row in weights}) == 5
-        torch.testing.assert_close(weights[2], _draw_point_weights(distribution, 40, 2, seed=3))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _nets import QUICK, ZOO, Case, Deep, Skipped, Squeezed, Tokens, TwoBranches, Upsampling, class_data, make, noise
+from _nets import QUICK, ZOO, Case, Deep, Skipped, Squeezed, Tokens, TwoBranches, Upsampling, make, noise
 from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import MIMO, Deterministic, TrainingConfig, load, save
+from neuboots import MIMO, TrainingConfig
 from neuboots._validation import ArgumentError
 from neuboots.head import extract_output, split_head
 from neuboots.methods.mimo import (
@@ -25,7 +25,6 @@ from neuboots.methods.mimo import (
     _widen_input_layers,
     _widen_layer,
 )
-from neuboots.nets import ResNet
 
 K = 3
 
@@ -230,14 +229,6 @@ def test_widened_weights_are_distributed_as_an_initialisation(make_layer: Any) -
     assert float(layer.weight.detach().std() * (3 * fan_in) ** 0.5) == pytest.approx(1, abs=0.05)
 
 
-def test_one_member_is_the_deterministic_net() -> None:
-    config = replace(QUICK, optimizer=partial(torch.optim.SGD, lr=0.1))
-    x = noise(9, 4, seed=5)
-    net = Deterministic().fit(TwoBranches, class_data(), config).predict(x, 1).samples
-    single = MIMO(num_members=1).fit(TwoBranches, class_data(), config).predict(x, 1).samples
-    torch.testing.assert_close(single, net, rtol=1e-4, atol=1e-5)
-
-
 # -- training ------------------------------------------------------------------------------------------
 
 
@@ -336,15 +327,6 @@ def test_heads_of_a_deep_net_depend_on_their_own_inputs() -> None:
         assert (z.argmax(1) == (inputs[k].prod(1) > 0).long()).float().mean() > 0.85
 
 
-def test_validation_metrics_are_means_over_heads() -> None:
-    reports: list[Any] = []
-    x, y = noise(9, 4, seed=5), torch.arange(9) % 3
-    config = replace(QUICK, epochs=1, on_epoch=reports.append)
-    predictor = MIMO().fit(TwoBranches, class_data(), config, val_data=TensorDataset(x, y))
-    expected = sum(float(F.cross_entropy(z, y)) for z in predictor.predict(x, 3).samples) / 3
-    assert reports[0].val_metrics["loss"] == pytest.approx(expected, rel=1e-4)
-
-
 # -- nets ----------------------------------------------------------------------------------------------
 
 
@@ -381,21 +363,6 @@ class Reused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(self.body(x).relu()))
-
-
-class AddsInput(Skipped):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :3] + self.fc(self.body(x))
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x[:, None]
-        return self.head(self.attention(x, x, x)[0][:, 0])
 
 
 class Branching(TwoBranches):
@@ -439,9 +406,7 @@ def fit(factory: Any, *x: Tensor, **options: Any) -> MIMOPredictor:
     ("factory", "reason"),
     [
         (Skipped, "after its head"),
-        (AddsInput, "after its head"),
         (Recurrent, "lstm"),
-        (Attention, "multi_head_attention_forward"),
         (Reused, "MIMO"),
         (Branching, "values"),
         (FunctionalLinear, "no layer"),
@@ -464,10 +429,6 @@ def test_invalid_options_raise(name: str, value: Any) -> None:
     assert error.value.name == name
 
 
-def test_frozen_layer_may_read_a_single_input() -> None:
-    assert fit(frozen, noise(9, 4), num_members=1).multi_head.net[0].weight.shape == (8, 4)
-
-
 def test_tokens_are_embedded_separately_and_read_together() -> None:
     case = next(case for case in ZOO if case.make is Tokens)
     net = make(case)
@@ -477,22 +438,3 @@ def test_tokens_are_embedded_separately_and_read_together() -> None:
     inputs = [{**case.x, "input_ids": case.x["input_ids"].roll(k, 0)} for k in range(K)]
     embedded = torch.cat([2.0 * table[x["input_ids"]] for x in inputs], -1)  # (5, 7, K·6)
     torch.testing.assert_close(multi(inputs)[0], embedded @ net.score.weight.T + net.score.bias)
-
-
-def test_several_inputs_are_combined_separately() -> None:
-    class Several(TwoBranches):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            return self.fc(torch.cat([self.left(a), self.right(b)], 1))
-
-    predictor = fit(Several, noise(20, 4), noise(20, 4, seed=1))
-    assert predictor.widened == ("left.0", "right")
-    assert predictor.predict((noise(3, 4), noise(3, 4, seed=1)), 4).samples.shape == (4, 3, 3)
-
-
-@pytest.mark.parametrize("shortcut", ["pad", "projection"])
-def test_library_net_is_rebuilt_and_its_skeleton_is_not_widened(shortcut: str, tmp_path: Any) -> None:
-    x = noise(9, 2, 6, 6)
-    predictor = fit(lambda: ResNet(3, 2, blocks=(1, 1), widths=(4, 8), shortcut=shortcut), x)
-    save(predictor, tmp_path / "model")
-    assert torch.equal(load(tmp_path / "model").predict(x, 3).samples, predictor.predict(x, 3).samples)
-    assert next(m for m in predictor.net.modules() if isinstance(m, nn.Conv2d)).in_channels == 2

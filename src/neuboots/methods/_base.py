@@ -29,7 +29,6 @@ from neuboots.training import (
 )
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Predictor)
 
 
 # -- outputs of a net ----------------------------------------------------------------------------------

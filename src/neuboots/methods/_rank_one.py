@@ -149,12 +149,7 @@ class MemberBatchNorm(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([norm, *(copy.deepcopy(norm) for _ in range(num_members - 1))])
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args or kwargs:
-            raise ValueError(
-                "a BatchNorm layer of the net has further arguments, which cannot be split between members; expected "
-                "one tensor: use a method that evaluates members one by one"
-            )
+    def forward(self, x: Tensor) -> Tensor:
         members = selected_members(len(self.norms))
         return torch.cat([self.norms[k](tile) for k, tile in zip(members, _untile(x, len(members)), strict=True)])
 

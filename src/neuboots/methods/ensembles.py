@@ -378,12 +378,8 @@ def _check_separate(nets: list[nn.Module]) -> None:
     for k, net in enumerate(nets):
         for tensor in [*net.parameters(), *net.buffers()]:
             if tensor.numel() and owners.setdefault(tensor.data_ptr(), k) != k:
-                raise ArgumentError(
-                    "model",
-                    type(net),
-                    "a function that returns a new net at each call; the nets share weights",
-                    hint="build the net inside the function, or use copy.deepcopy",
-                )
+                expected = "a function that returns nets without shared weights"
+                raise ArgumentError("model", type(net), expected, hint="build the net inside the function")
 
 
 def _is_vectorizable(

@@ -32,7 +32,7 @@ from neuboots._pytree import as_tree
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
 from neuboots.head import add_output_axis, cast_inputs, compute_output, eval_mode
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
-from neuboots.methods._base import functional_output, register
+from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
 from neuboots.training import (
     BaseMethod,
@@ -135,15 +135,12 @@ class _StoredInputs(nn.Module):
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> "_StoredInputs":
         """Create empty inputs of the shapes and dtypes of a description."""
-        shapes = list(zip(description["shapes"], description["dtypes"], strict=True))
-        empty = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
-        return cls(tree_map(lambda i: empty[i], description["structure"]))
+        tensors = make_tensors(description["tensors"])
+        return cls(tree_map(lambda i: tensors[f"part{i}"], description["structure"]))
 
     def describe(self) -> dict[str, Any]:
         """Return structure, shapes and dtypes for JSON."""
-        parts = list(self.buffers())
-        dtypes = [str(part.dtype).removeprefix("torch.") for part in parts]
-        return {"structure": self.structure, "shapes": [list(part.shape) for part in parts], "dtypes": dtypes}
+        return {"structure": self.structure, "tensors": describe_tensors(dict(self.named_buffers()))}
 
     def batches(self, size: int) -> Iterator[Any]:
         """Iterate over batches of nearly equal size, at least `size`, so that none is too small for BatchNorm."""
