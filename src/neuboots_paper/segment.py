@@ -190,7 +190,7 @@ class Segment:
 
 _COLUMNS = (
     *("mean_iou", "mean_dice", "error", "ece", "nll", "entropy_right", "entropy_wrong", "entropy_ratio"),
-    *("entropy_auroc", "entropy_border_ratio", "mutual_information_ratio", "relative_time"),
+    *("entropy_auroc", "entropy_border_ratio", "mutual_information_ratio"),
 )
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import neuboots.evaluation.benchmark as module
 from neuboots import BayesianBootstrap, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig
 from neuboots._validation import ArgumentError
-from neuboots.evaluation.benchmark import BenchmarkResult, benchmark_methods, measure_peak_memory, min_seconds
+from neuboots.evaluation.benchmark import BenchmarkResult, benchmark_methods, measure_peak_memory
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.prediction import Predictor, SampleStream
 
@@ -104,7 +104,7 @@ def test_methods_alternate_in_changing_order() -> None:
     assert len(predictions) == 2 + 2 * 2 * 5
     assert {entry.split()[-1] for entry in predictions} == {"2"}
     order: list[str] = []
-    min_seconds({name: lambda: None for name in "abc"}, 4, lambda: 0.0, order.append)
+    module._min_seconds({name: lambda: None for name in "abc"}, 4, lambda: 0.0, order.append)
     assert "".join(order) == "abc" + "acb" + "cab" + "cba"
 
 

@@ -193,8 +193,8 @@ def benchmark_methods(
                 predictors[name].predict(x, K)
                 advance(f"{name}, K = {K}, warm-up")
             predictions = {name: partial(predictor.predict, x, K) for name, predictor in predictors.items()}
-            fit_seconds = min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
-            predict_seconds = min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock)
+            fit_seconds = _min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
+            predict_seconds = _min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock, lambda name: None)
             peaks: dict[str, list[float | None]] = {name: [None, None] for name in methods}
             for name, predictor in predictors.items() if memory else ():
                 gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
@@ -224,23 +224,10 @@ def benchmark_methods(
     return BenchmarkResult(rows, baseline, tuple(num_members), repeats, n, count_rows(x), note)
 
 
-def min_seconds(
-    works: Mapping[str, Callable[[], Any]],
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
-    done: Callable[[str], None] = lambda name: None,
+def _min_seconds(
+    works: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float], done: Callable[[str], None]
 ) -> dict[str, float]:
-    """Measure the minimum time of several functions, which run alternately, in a different order each round.
-
-    Args:
-        works: The functions by name.
-        repeats: Number of runs of each.
-        clock: Function that returns the time in seconds.
-        done: Called with the name after each run.
-
-    Returns:
-        Seconds by name.
-    """
+    """Minimum time of each, over rounds that start with another one each time, forwards and backwards."""
     names = list(works)
     best = dict.fromkeys(names, math.inf)
     for i in range(repeats):

@@ -48,7 +48,7 @@ def build_segmentation_report(
         The report.
     """
     count = pixels.num_images
-    metrics = {name: value for name, value in pixels.metrics.items() if name not in ("seconds", "relative_time")}
+    metrics = {name: value for name, value in pixels.metrics.items() if name != "seconds"}
     metrics |= {"pixels": pixels.count, "accepted": 1 - num_rejected / count, "ood_fraction": num_ood / count}
     sizes = pixels.pixels.confusion_matrix.sum(1).tolist()
     classes = [r for r in zip(names, sizes, metrics["iou"], metrics["dice"], strict=True) if r[2] is not None]

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,6 @@ from neuboots.evaluation.segmentation.metrics import (
     UNCERTAINTY_MEASURES,
     UncertaintySums,
     find_boundaries,
-    make_timing_net,
 )
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.prediction import SampleStream, stream_forward_passes
@@ -101,7 +100,7 @@ def assert_same(ours: SegmentationReport, theirs: SegmentationReport, *, roundin
     """All metrics but the times; rounding may carry a confidence over the edge of a bin."""
     expected = theirs.metrics
     for name, value in ours.metrics.items():
-        if name not in ("seconds", "relative_time"):
+        if name != "seconds":
             slack = 500 * rounding if name in ("ece", "mce") or "auroc" in name else rounding
             assert value == pytest.approx(expected[name], rel=1e-9 + 50 * rounding, abs=1e-12 + slack), name
 
@@ -119,11 +118,7 @@ def test_trained_methods_beat_the_majority_and_know_their_errors(name: str) -> N
     assert report.entropy_ratio > 2
     assert report.metrics["entropy_auroc"] > 0.8
     assert report.metrics["error_border"] > report.metrics["error_inside"]
-    assert report.relative_time is not None
-    assert report.relative_time > 0
-    net = make_timing_net(predictor)  # with weights, though the predictor may store only the architecture
-    assert net is not None
-    assert net(noise(1, 1, 8, 8)).shape == (1, 3, 8, 8)
+    assert report.seconds > 0
 
 
 def slow_boundaries(y: Tensor) -> Tensor:
@@ -273,49 +268,33 @@ def test_ignored_pixels_do_not_count(trained: Predictor, ignore_index: int | Non
     assert report.entropy_ratio == pytest.approx(float(entropy[wrong].mean() / entropy[~wrong].mean()), rel=1e-4)
 
 
-# -- time and batches ----------------------------------------------------------------------------------
+# -- batches and errors --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Ticking(Predictor):
-    """Replicates that take six seconds, and a net whose pass takes two, on a fake clock."""
+class Recorded(Predictor):
+    """The inputs are the logits; batch sizes are recorded."""
 
-    now: list[float]
-    shapes: list[int]
-    with_net: bool = True
+    sizes: list[int] = field(default_factory=list)
 
     @property
-    def net(self) -> nn.Module | None:
-        net = nn.Identity()
-        net.register_forward_hook(lambda *_: self.now.__setitem__(0, self.now[0] + 2.0))
-        return net if self.with_net else None
+    def net(self) -> None:
+        return None
 
     def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
-        self.now[0] += 6.0
-        self.shapes.append(len(x))
+        self.sizes.append(len(x))
         return stream_forward_passes(num_samples, lambda b: x)
 
     def config(self) -> dict[str, Any]:
         return {}
 
 
-def test_time_is_relative_to_one_pass_of_the_net() -> None:
-    predictor = Ticking([0.0], [])
-    data = TensorDataset(noise(3, 2, 8, 12), torch.zeros(3, 8, 12))
-    options: dict[str, Any] = {"num_samples": 2, "clock": lambda: predictor.now[0], **QUIET}
-    report = evaluate_segmentation(predictor, data, **options)
-    assert (report.seconds, report.relative_time) == (6.0, 3.0)
-    tiled = evaluate_segmentation(predictor, data, window=(8, 8), overlap=0.5, **options)  # two windows per image
-    assert (tiled.seconds, tiled.relative_time) == (12.0, 3.0)
-    assert evaluate_segmentation(Ticking([0.0], [], with_net=False), data, **options).relative_time is None
-
-
 def test_small_images_are_batched_and_large_ones_are_not() -> None:
     for size, windows in ((8, [4, 2]), (24, [4, 4, 1] * 6)):
-        predictor = Ticking([0.0], [], with_net=False)
+        predictor = Recorded()
         data = TensorDataset(noise(6, 2, size, size), torch.zeros(6, size, size))
         evaluate_segmentation(predictor, data, num_samples=2, window=8, overlap=0.0, batch_size=4, **QUIET)
-        assert predictor.shapes == windows
+        assert predictor.sizes == windows
 
 
 @pytest.mark.parametrize(

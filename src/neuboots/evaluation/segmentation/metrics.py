@@ -2,12 +2,11 @@
 
     ratio = mean H over wrong pixels / mean H over correct ones
     AUROC = P(H_wrong > H_correct) + ½ P(H_wrong = H_correct)
-    relative time = min_r seconds of B replicates / min_r seconds of one pass of the net
 
-as in the paper's table 4.2 (section 4.4). Only sums and counts are stored. For the AUROC, pixels are counted by the
-first 9 binary digits of their uncertainty; values that differ by less than 0.4 % count as equal. The baselines are
-constant predictions, known from the label counts alone: labels of the majority class, probabilities of the class
-frequencies. The relative time is measured at one window of the first image.
+besides mean IoU and ECE, as in the paper's table 4.2 (section 4.4). Only sums and counts are stored. For the AUROC,
+pixels are counted by the first 9 binary digits of their uncertainty; values that differ by less than 0.4 % count as
+equal. The baselines are constant predictions, known from the label counts alone: labels of the majority class,
+probabilities of the class frequencies.
 
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 """
@@ -18,13 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
-from neuboots.evaluation.benchmark import min_seconds
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, Window, clip_window, predict_segmentation
-from neuboots.head import call_net, cast_inputs, copy_net, eval_mode
 from neuboots.metrics import ConfusionMatrix, MetricState, SegmentationMetrics
 from neuboots.prediction import Predictor
 
@@ -33,7 +30,6 @@ UNCERTAINTY_MEASURES = ("entropy", "mutual_information", "std")
 _DROPPED_BITS = 15  # of a positive float32, whose order is that of its bits as an integer
 _NUM_LEVELS = 1 << (31 - _DROPPED_BITS)
 _MAX_PIXELS = 1 << 18  # whose metrics are computed at once
-_TIMING_ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +124,6 @@ class SegmentationReport(MetricState):
         uncertainty: Sums of the uncertainties.
         image_count: Number of images: ().
         total_seconds: Time of prediction: ().
-        window_seconds: Minimum time of predicting one window: ().
-        pass_seconds: Minimum time of one pass of the net over it, 0 if there is no net: ().
         num_samples: Number of replicates B.
         seed: Seed.
 
@@ -145,8 +139,6 @@ class SegmentationReport(MetricState):
     uncertainty: UncertaintySums
     image_count: Tensor
     total_seconds: Tensor
-    window_seconds: Tensor
-    pass_seconds: Tensor
     num_samples: int
     seed: int
 
@@ -158,7 +150,7 @@ class SegmentationReport(MetricState):
         *,
         ignore_index: int | None = 255,
         num_bins: int = 15,
-        seconds: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        seconds: float = 0.0,
     ) -> Self:
         """Return the metrics of the maps of N images, given labels (N, *).
 
@@ -167,7 +159,7 @@ class SegmentationReport(MetricState):
             labels: (N, *).
             ignore_index: Label of pixels that do not count; None: all count.
             num_bins: Number of bins of the calibration error.
-            seconds: Time of the prediction, of one window, and of one pass of the net.
+            seconds: Time of the prediction.
 
         Returns:
             The report.
@@ -188,9 +180,8 @@ class SegmentationReport(MetricState):
                 uncertainty = uncertainty + UncertaintySums.from_pixels(values[:, counted], wrong, edge[counted])
         assert isinstance(pixels, SegmentationMetrics), "there is at least one image"
         assert isinstance(uncertainty, UncertaintySums), "there is at least one image"
-        total, window, plain_pass = torch.tensor(seconds, dtype=torch.float64)
-        images = torch.tensor(len(labels))
-        return cls(pixels, uncertainty, images, total, window, plain_pass, maps.num_samples, maps.seed)
+        images, total = torch.tensor(len(labels)), torch.tensor(seconds, dtype=torch.float64)
+        return cls(pixels, uncertainty, images, total, maps.num_samples, maps.seed)
 
     @property
     def count(self) -> int:
@@ -250,11 +241,6 @@ class SegmentationReport(MetricState):
         return float(self.total_seconds / self.image_count)
 
     @property
-    def relative_time(self) -> float | None:
-        """Time of B replicates over that of one pass of the net, at one window; None if not measured."""
-        return _divide(float(self.window_seconds), float(self.pass_seconds))
-
-    @property
     def metrics(self) -> dict[str, Any]:
         """All metrics by name, as JSON values; None if undefined. Uncertainties are means over pixels."""
         names = ("mean_iou", "error", "ece", "mce", "nll", "brier")
@@ -277,7 +263,7 @@ class SegmentationReport(MetricState):
         for name, kind in (("error_border", True), ("error_inside", False)):
             found[name] = _divide(count(wrong=True, boundary=kind), count(boundary=kind))
         found["border_share"] = _divide(count(boundary=True), self.count)
-        found |= {"seconds": self.seconds, "relative_time": self.relative_time}
+        found["seconds"] = self.seconds
         occurs = self.pixels.occurs.tolist()
         for name in ("iou", "dice"):
             values = getattr(self.pixels, name).tolist()
@@ -291,9 +277,7 @@ class SegmentationReport(MetricState):
         rows = [{"uncertainty": n} | {c: metrics[f"{n}_{c}"] for c in columns} for n in UNCERTAINTY_MEASURES]
         rows.append({"uncertainty": "error", "inside": metrics["error_inside"], "border": metrics["error_border"]})
         head = f"N = {self.num_images:,} images, {self.count:,} pixels, B = {self.num_samples}, seed = {self.seed}"
-        relative = "" if self.relative_time is None else f", {self.relative_time:.3g} × one pass of the net"
-        tail = f"{self.seconds:.3g} s per image{relative}"
-        return "\n".join([head, format_table(labels), "", format_table(rows), "", tail])
+        return "\n".join([head, format_table(labels), "", format_table(rows), "", f"{self.seconds:.3g} s per image"])
 
 
 def _mean_dice(confusion: ConfusionMatrix) -> float:
@@ -311,7 +295,6 @@ def evaluate_segmentation(
     overlap: float = 0.25,
     batch_size: int = 1,
     num_bins: int = 15,
-    clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
 ) -> SegmentationReport:
     """Compute mIoU, Dice, ECE, time, and the uncertainty of correct and wrong pixels, over labeled images.
@@ -326,7 +309,6 @@ def evaluate_segmentation(
         overlap: Minimum fraction of a window that neighbors share.
         batch_size: Consecutive images of one size, or windows of one image, per batch.
         num_bins: Number of bins of the calibration error.
-        clock: Function that returns the time in seconds.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -351,16 +333,11 @@ def evaluate_segmentation(
     options: dict[str, Any] = {"seed": seed, "window": window, "overlap": overlap, "batch_size": batch_size}
     total: SegmentationReport | int = 0
     for x, y in _iter_images(data, batch_size, window, overlap, progress):
-        start = clock()
+        start = time.perf_counter()
         maps = predict_segmentation(predictor, x, num_samples, **options)  # on the CPU: a GPU has finished
-        seconds = clock() - start
-        relative = (0.0, 0.0)
-        if total == 0:
-            size = x.shape[2:] if window is None else clip_window(x.shape[2:], window, overlap=overlap)
-            corner = x[(slice(1), slice(None), *map(slice, size))]  # (1, C, *)
-            relative = _measure_times(predictor, corner, num_samples, seed, clock)
+        seconds = time.perf_counter() - start
         total = total + SegmentationReport.from_maps(
-            maps, y, ignore_index=ignore_index, num_bins=num_bins, seconds=(seconds, *relative)
+            maps, y, ignore_index=ignore_index, num_bins=num_bins, seconds=seconds
         )
     assert isinstance(total, SegmentationReport), "iter_batches gives at least one batch"
     if total.count == 0:
@@ -394,41 +371,3 @@ def _as_images(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return images, masks.reshape(len(images), *images.shape[2:])
     got = f"images {tuple(x.shape)} and masks {tuple(y.shape)}"
     raise ArgumentError("data", got, "images (N, C, *) and masks (N, *) of the same size")
-
-
-def _measure_times(
-    predictor: Predictor, x: Tensor, num_samples: int, seed: int, clock: Callable[[], float]
-) -> tuple[float, float]:
-    """Minimum time of B replicates at x and of one pass of the net; (0, 0) for a predictor without a net."""
-    net = make_timing_net(predictor)
-    if net is None:
-        return 0.0, 0.0
-
-    def run_pass() -> None:
-        with eval_mode(net), torch.no_grad():
-            call_net(net, cast_inputs(net, x))
-
-    run_pass()  # the predictor is warm already
-    works = {"replicates": lambda: predictor.summarize(x, num_samples, seed=seed), "pass": run_pass}
-    best = min_seconds(works, _TIMING_ROUNDS, clock)
-    return best["replicates"], best["pass"]
-
-
-def make_timing_net(predictor: Predictor) -> nn.Module | None:
-    """Return a net whose pass takes as long as that of the predictor's net.
-
-    Args:
-        predictor: Predictor of any method.
-
-    Returns:
-        The predictor's net, a copy with weights of 0 if it stores only the architecture, or None without a net.
-    """
-    net = predictor.net
-    if net is None or not any(tensor.is_meta for tensor in [*net.parameters(), *net.buffers()]):
-        return net
-    device = next((tensor.device for tensor in predictor.state_dict().values()), torch.device("cpu"))
-    net = copy_net(net).to_empty(device=device)
-    with torch.no_grad():
-        for tensor in [*net.parameters(), *net.buffers()]:
-            tensor.zero_()  # uninitialized numbers may be slow to multiply
-    return net
