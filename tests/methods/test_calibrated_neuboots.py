@@ -22,11 +22,11 @@ from neuboots.methods import (
     BayesianBootstrap,
     CalibratedNeuBoots,
     DeterministicPredictor,
-    EnsemblePredictor,
     NeuBootsPredictor,
     calibrate_dispersion,
 )
 from neuboots.methods.calibrated_neuboots import _Family
+from neuboots.methods.ensembles import EnsemblePredictor
 from neuboots.prediction import Moments, Predictor, SampleStream
 from neuboots.testing import check_method
 from neuboots.weights import (
