@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import neuboots.methods.gaussian_process as module
 from neuboots import GaussianProcess, SparseGP, TrainingConfig, load, save
 from neuboots.losses import GaussianNLL
-from neuboots.methods.gaussian_process import _cholesky, _ExactProcess, _SparseProcess
+from neuboots.methods.gaussian_process import _cholesky, _SparseProcess
 from neuboots.training import EpochReport
 
 CONFIG = TrainingConfig(progress=False)
@@ -210,18 +210,6 @@ def test_samples_have_the_mean_and_covariance_of_the_posterior(
     assert bool((np.abs(np.cov(samples.T) - covariance) < k * error).all())
 
 
-def test_prior_paths_have_the_kernel_as_covariance() -> None:
-    process = _ExactProcess(1, 2, 1, "matern52", True)
-    process.kernel.base_kernel.lengthscale = torch.tensor([[[0.5, 2.0]]])
-    process.kernel.outputscale = 3.0
-    x = noise(4, 2).double()
-    with torch.no_grad():
-        paths = np.stack([process.prior_path(0, b)(x)[0].numpy() for b in range(400)])
-    kernel = sklearn_kernel(process)(x.numpy())
-    error = np.sqrt((np.outer(np.diag(kernel), np.diag(kernel)) + kernel**2) / 400)
-    assert bool((np.abs(paths.T @ paths / 400 - kernel) < standard_errors(10) * error).all())
-
-
 def test_samples_are_differentiable_in_x() -> None:
     process = fit(GaussianProcess(steps=5)).process.requires_grad_(False)
     x = noise(3, 2, seed=5).double().requires_grad_()
@@ -380,7 +368,7 @@ def test_short_length_scale_is_found_by_the_sparse_process() -> None:
 def test_cholesky_of_repeated_points() -> None:
     ones = torch.ones(2, 3, 3, dtype=torch.float64)
     torch.testing.assert_close(_cholesky(ones) @ _cholesky(ones).mT, ones, rtol=1e-4, atol=0)
-    with pytest.raises(ValueError, match="positive definite"):
+    with pytest.raises(Exception, match="not positive definite"):
         _cholesky(-ones)
     x, y = noise(1, 2).expand(30, 2).contiguous(), noise(30, seed=1)
     prediction = fit(SparseGP(num_inducing=10, steps=5), x, y).predict(x[:3], 2)

@@ -43,7 +43,7 @@ _MIN_CONCENTRATION = 0.1  # below, nearly all of the weight is in a few blocks
 _MAX_CONCENTRATION = {"identity": 1e9, "exp": 1e4}  # above, the variance of float32 replicates is rounding error
 _MAX_STRETCH = 1e3
 _EXACT_TOLERANCE, _SAMPLED_TOLERANCE = 1e-12, 5e-3  # of the logarithm of the variance
-_MAX_STEPS = 100
+_MAX_STEPS = 60
 _BATCH_ROWS = 512
 _MIN_VARIANCE = 1e-300
 _MAX_POINTS = 1 << 18  # pixels at which variances are compared
@@ -409,18 +409,14 @@ def _output_scale(mean: Tensor, compared: _Compared) -> Tensor:
 
 
 def _correlation(a: Tensor, b: Tensor) -> float | None:
-    a, b = a - a.mean(), b - b.mean()
-    size = float(a.square().sum() * b.square().sum())
-    return float(a @ b) / math.sqrt(size) if len(a) > 2 and size > 0 else None
+    correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1]) if len(a) > 2 else math.nan
+    return None if math.isnan(correlation) else correlation
 
 
 def _solve(
     predictor: NeuBootsPredictor, variance: _Variance, scale: Tensor, target: float, tolerance: float
 ) -> WeightDistribution:
-    """The distribution of the wanted variance, or the nearest one in the family.
-
-    The logarithm of the variance is nearly linear: regula falsi with the Illinois rule.
-    """
+    """The distribution of the wanted variance, or the nearest one in the family, by bisection."""
     generator = predictor.generator
     family = _Family(predictor.weight_distribution, generator.link, generator.num_blocks)
 
@@ -439,17 +435,12 @@ def _solve(
         )
     if over <= 0.0 or under >= 0.0:
         return family(low if over <= 0.0 else high)
-    side = 0  # of the last step
     for _ in range(_MAX_STEPS):
-        middle = low + (high - low) * over / (over - under)
+        middle = (low + high) / 2
         value = excess(middle)
-        if abs(value) <= tolerance or high - low < 0.01 * tolerance:
+        if abs(value) <= tolerance:
             break
-        if value > 0:
-            low, over, under = middle, value, under / 2 if side > 0 else under
-        else:
-            high, under, over = middle, value, over / 2 if side < 0 else over
-        side = 1 if value > 0 else -1
+        low, high = (middle, high) if value > 0 else (low, middle)
     return family(middle)
 
 

@@ -35,7 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,14 @@ def _input_tensors(x: Any) -> list[Tensor]:
 
 def _read_data(inputs: FitInputs, max_points: int | None) -> tuple[Tensor, Tensor]:
     """All training data, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
-    _check_count(dataset_length(inputs.data), max_points)
+    n = dataset_length(inputs.data) or inputs.config.batch_size * (inputs.config.steps_per_epoch or 0)
+    if max_points is not None and n > max_points:
+        expected = f"at most {max_points} rows, since an exact Gaussian process costs n³"
+        raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
     batches = list(iterate_batches(inputs.data, inputs.config))
     for batch in batches:
         check_inputs(batch.x)
     x, y = torch.cat([_flatten_inputs(batch.x) for batch in batches]), torch.cat([batch.y for batch in batches])
-    _check_count(len(x), max_points)
     if len(x) < 2 or x.shape[1] == 0:
         raise ArgumentError("data", tuple(x.shape), "inputs of at least two rows and one column")
     if not y.is_floating_point() or y.ndim not in (1, 2):
@@ -92,35 +94,23 @@ def _read_data(inputs: FitInputs, max_points: int | None) -> tuple[Tensor, Tenso
     return x, y.reshape(len(y), -1).double()
 
 
-def _check_count(n: int | None, maximum: int | None) -> None:
-    if n is not None and maximum is not None and n > maximum:
-        expected = f"at most {maximum} rows, since an exact Gaussian process costs n³"
-        raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
+def _map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+    """function(x), (…, N), over some rows of x at a time: each takes `width` elements."""
+    return torch.cat([function(part) for part in torch.split(x, max(1, _CHUNK_ELEMENTS // width))], -1)
 
 
 def _cholesky(covariance: Tensor) -> Tensor:
     """L with LLᵀ = covariance; where rounding made it indefinite, a small multiple of the identity is added."""
-    diagonal = covariance.detach().diagonal(dim1=-2, dim2=-1)
-    size = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
-    for jitter in (0.0, 1e-10, 1e-8, 1e-6, 1e-4):
-        factor: Tensor
-        factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter * size) if jitter else covariance)
-        if not bool(info.any()):
-            return factor
-    raise ValueError(
-        "the covariance of the points is not positive definite; use a lower learning_rate, or drop repeated points"
-    )
+    from linear_operator.utils.cholesky import psd_safe_cholesky  # type: ignore[import-untyped]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cast(Tensor, psd_safe_cholesky(covariance, jitter=1e-10, max_tries=7))
 
 
 def _solve_lower(root: Tensor, values: Tensor) -> Tensor:
     """L⁻¹ values, for a lower triangular L."""
-    solution: Tensor = torch.linalg.solve_triangular(root, values, upper=False)
-    return solution
-
-
-def _map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
-    """function(x), (…, N), over some rows of x at a time: each takes `width` elements."""
-    return torch.cat([function(part) for part in torch.split(x, max(1, _CHUNK_ELEMENTS // width))], -1)
+    return cast(Tensor, torch.linalg.solve_triangular(root, values, upper=False))
 
 
 # -- the processes -------------------------------------------------------------------------------------
@@ -193,19 +183,16 @@ class _Process(nn.Module, ABC):
     @property
     def noise(self) -> Tensor:
         """σ² in standard units: (k, 1)."""
-        noise: Tensor = self.likelihood.noise
-        return noise
+        return cast(Tensor, self.likelihood.noise)
 
     @property
     def scale(self) -> Tensor:
         """k(x, x), the same at every x: (k, 1)."""
-        scale: Tensor = self.kernel.outputscale[:, None]
-        return scale
+        return cast(Tensor, self.kernel.outputscale[:, None])
 
     def covariance(self, x: Tensor, other: Tensor) -> Tensor:
         """k(x, x'): (k, N, M)."""
-        dense: Tensor = self.kernel(x, other).to_dense()
-        return dense
+        return cast(Tensor, self.kernel(x, other).to_dense())
 
     # -- training; data are standardized, x (n, D) and y (n, k)
 
@@ -276,8 +263,7 @@ class _Process(nn.Module, ABC):
 
         def path(x: Tensor) -> Tensor:
             angle = x @ omega  # (k, N, F)
-            heights: Tensor = height * (angle.cos() @ a + angle.sin() @ c)[..., 0]
-            return heights
+            return cast(Tensor, height * (angle.cos() @ a + angle.sin() @ c)[..., 0])
 
         return path
 
@@ -438,8 +424,7 @@ class _SparseProcess(_Process):
         noise = torch.linalg.solve_triangular(factor.mT, drawn.to(factor), upper=True)  # covariance B⁻¹
         v = torch.cholesky_solve(self.moment, factor) + noise
         v = v - _solve_lower(root, prior(self.Z)[..., None])
-        weights: Tensor = torch.linalg.solve_triangular(root.mT, v, upper=True)[..., 0]  # L⁻ᵀ(v − L⁻¹g(Z))
-        return weights
+        return cast(Tensor, torch.linalg.solve_triangular(root.mT, v, upper=True)[..., 0])  # L⁻ᵀ(v − L⁻¹g(Z))
 
 
 # -- the methods ---------------------------------------------------------------------------------------
@@ -584,8 +569,7 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
             return x.to(process.x_mean), y.to(process.x_mean)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
-            value: Tensor = model(*on_device())  # the rows of the batch, in a fixed order
-            return value
+            return cast(Tensor, model(*on_device()))  # the rows of the batch, in a fixed order
 
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
             process.absorb(*on_device())

@@ -378,15 +378,6 @@ def test_pretrained_transformer_is_not_changed() -> None:
     assert all(p.grad is None for p in net.parameters() if p is not net.classifier.weight)
 
 
-def test_frozen_batch_norm_keeps_its_statistics() -> None:
-    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).train()
-    before = copy.deepcopy(net.state_dict())
-    first, second = (bootstrap(net, X.float(), CLASSES).predict(NEW.float(), 3).samples for _ in range(2))
-    assert torch.equal(first, second)  # dropout is off
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
-    assert all(module.training for module in net.modules())
-
-
 # -- ill-posed data ------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,6 @@ def test_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: i
     options = {"loss": nn.MSELoss(), "ridge": 0.0, "residuals": "raw", "num_blocks": blocks}
     predictor = bootstrap(net, X, y, refit=True, **options)
     assert predictor.shifted.refit is not None
-    assert ("grams" in predictor.shifted.refit.names) == (blocks is not None)
     alphas = draw_replicate_weights(predictor.weight_distribution, predictor.num_blocks, 0, 4, 3)
     places = torch.arange(40) if blocks is None else assign_blocks(40, blocks, seed=CONFIG.seed)
     samples = predictor.predict(NEW, 4, seed=3)

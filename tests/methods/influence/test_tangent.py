@@ -73,14 +73,6 @@ def test_blocks_are_sums_of_rows() -> None:
     torch.testing.assert_close(blocks.sum(-1), rows.sum(-1))
 
 
-def test_no_rows_and_one_row() -> None:
-    data, net = linear_data()
-    predictor = WHOLE.from_trained(net, data)
-    assert predictor.predict(torch.zeros(0, 3).double(), 3).samples.shape == (3, 0, 1)
-    x = noise(2, 3, seed=4).double()
-    torch.testing.assert_close(predictor.predict(x[:1], 3).samples, predictor.predict(x, 3).samples[:, :1])
-
-
 # -- losses --------------------------------------------------------------------------------------------
 
 
@@ -199,47 +191,6 @@ def test_kernel_form_of_the_head_matches_the_primal_form(loss: Any, outputs: int
     primal = method.from_trained(net, data).predict(x[:5], 8).samples
     kernel = build_tangent_predictor(method, net, resolve_fit(net, data)).predict(x[:5], 8).samples
     torch.testing.assert_close(primal, kernel, rtol=1e-6, atol=1e-8)
-
-
-def test_log_probabilities_and_logits_agree() -> None:
-    """Log-softmax changes neither the loss nor its curvature: the probabilities of replicates move alike."""
-    torch.manual_seed(0)
-    logits = make_mlp(nn.Tanh, outputs=3)
-    x, y = noise(30, 4), torch.arange(30) % 3
-    nets = (logits, nn.Sequential(logits, nn.LogSoftmax(1)))
-    method = InfluenceBootstrap(nn.CrossEntropyLoss(), layers="all", ridge=1e-2)
-    one, two = (method.from_trained(net, TensorDataset(x, y)).predict(x, 5).samples for net in nets)
-    p = logits(x).softmax(1)
-    moved = (one - logits(x)) - ((one - logits(x)) * p).sum(-1, keepdim=True)  # along the slope of log-softmax
-    torch.testing.assert_close(two - logits(x).log_softmax(1), moved, rtol=1e-3, atol=1e-5)
-
-
-class Shared(nn.Module):
-    """z₁ = a·x, z₂ = a·x + b·x: two outputs with weights in common."""
-
-    def __init__(self, a: Tensor, b: Tensor) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
-        with torch.no_grad():
-            self.a.weight.copy_(a.T)
-            self.b.weight.copy_(b.T)
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = self.a(x)
-        return torch.cat([u, u + self.b(x)], 1)
-
-
-def test_each_output_has_its_own_noise_level() -> None:
-    """Noise of 0.01 and 1: the band of the one is not widened by the other's."""
-    x, size = noise(400, 3).double(), torch.tensor([0.01, 1.0]).double()
-    y = x @ noise(3, 2, seed=1).double() + size * noise(400, 2, seed=2).double()
-    fit = torch.linalg.lstsq(x, y).solution
-    net = Shared(fit[:, :1], fit[:, 1:] - fit[:, :1]).double()
-    leverage = ((x @ torch.linalg.inv(x.T @ x)) * x).sum(1, keepdim=True)
-    exact = (leverage * (y - x @ fit).square().sum(0) / 397).sqrt().mean(0)
-    method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0)
-    found = method.from_trained(net, TensorDataset(x, y)).summarize(x, 2).std.mean(0)
-    torch.testing.assert_close(found, exact, rtol=0.15, atol=0.0)  # σ² from 400 rows, half of it row by row
 
 
 def test_small_scale_output_keeps_its_noise_level() -> None:
@@ -442,23 +393,6 @@ def test_inputs_are_not_changed_by_a_net_that_writes_into_them() -> None:
     predictor = WHOLE.from_trained(Writes(), TensorDataset(x.clone(), x[:, :1]))
     first = predictor.predict(x.clone(), 5).samples
     assert torch.equal(predictor.predict(x.clone(), 5).samples, first)
-
-
-class Squeezed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x).squeeze()
-        return out
-
-
-def test_net_that_squeezes_single_rows() -> None:
-    """257 rows, of which 256 pass at once: a net that squeezes would lose the axis of the last one."""
-    x = noise(257, 4)
-    predictor = WHOLE.from_trained(Squeezed(), TensorDataset(x, x[:, 0]))
-    assert predictor.predict(x, 3).samples.shape == (3, 257, 1)
 
 
 class Stateful(nn.Linear):

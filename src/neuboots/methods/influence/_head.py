@@ -249,7 +249,7 @@ def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) 
     if outputs > _MAX_OUTPUTS:
         raise ValueError(f"the head has {outputs} outputs; expected at most {_MAX_OUTPUTS}")
     if method.refit:
-        check_refit(method.loss, outputs, width)
+        check_refit(outputs, width)
     return generator
 
 

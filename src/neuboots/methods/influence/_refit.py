@@ -2,8 +2,7 @@
 
     θ_α = argmin_θ Σᵢ α_{u(i)} ℓ̃ᵢ(θ) + ½λ|θ − θ̂|² − (θ − θ̂)ᵀ Σᵢ ∇ℓ̃ᵢ(θ̂),   ∇ℓ̃ᵢ(θ̂) = −Jᵢᵀ Lᵢ ũᵢ
 
-ℓ̃ is the loss, tilted so that its gradients at θ̂ are the corrected ones; α = 1 gives θ̂ back. For the squared error one
-step is exact, and blocks need only their sums of φ̃φ̃ᵀ; other losses need the features, which are stored.
+ℓ̃ is the loss, tilted so that its gradients at θ̂ are the corrected ones; α = 1 gives θ̂ back. The features are stored.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from neuboots._validation import ArgumentError
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
 from neuboots.methods._base import describe_tensors, make_tensors
-from neuboots.methods._curvature import FullGGN, append_ones, infer_likelihood, negative_gradient, working_residuals
+from neuboots.methods._curvature import FullGGN, append_ones, negative_gradient, working_residuals
 from neuboots.methods._head_points import FeaturePass, HeadPoints
 from neuboots.methods.influence._leverage import ridge_inverse
 from neuboots.prediction import num_bytes
@@ -33,13 +32,12 @@ class Refit(nn.Module):
 
     Args:
         tensors: `sums`, the corrected gradients G̃ by block, and `tilts`, the part G̃ − G that the correction added, each
-            (S, C, D̃). Of a squared error with few blocks `grams`, Σ wᵢ φ̃ᵢφ̃ᵢᵀ by block: (S, D̃, D̃). Else all points:
-            `phi` (M, D), `y` (M, ·), `weight` (M,) and `block` (M,).
+            (S, C, D̃); all points as `phi` (M, D), `y` (M, ·), `weight` (M,) and `block` (M,).
         penalty: λ.
-        loss: None for the squared error.
+        loss: Its gradients and curvature count as in `working_residuals`.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], penalty: float, loss: Loss | None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], penalty: float, loss: Loss) -> None:
         super().__init__()
         self.names, self.penalty, self.loss = list(tensors), penalty, loss
         for name, tensor in tensors.items():
@@ -47,34 +45,17 @@ class Refit(nn.Module):
 
     def heads(self, theta: Tensor, alphas: Tensor, first: Tensor) -> Tensor:
         """θ_α around θ̂ (C, D̃) for each row of alphas (B, S), from the first Newton step (B, C, D̃): (B, C, D̃)."""
-        alphas, first = alphas.to(theta), first.to(theta)
-        if self.loss is None:
-            return torch.stack([self._solve_squared(theta, alpha) for alpha in alphas])
-        return torch.stack([self._newton(theta, alpha, at) for alpha, at in zip(alphas, first, strict=True)])
+        return torch.stack(
+            [self._newton(theta, alpha.to(theta), at.to(theta)) for alpha, at in zip(alphas, first, strict=True)]
+        )
 
     def _buffer(self, name: str, theta: Tensor) -> Tensor:
         return self.get_buffer(name).to(theta)
 
-    def _points(self, theta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """φ̃ (M, D̃) and the weights of the points under α: (M,)."""
-        phi = self.get_buffer("phi")
-        points = append_ones(phi, theta.shape[1] > phi.shape[1]).to(theta.device)
-        return points, self._buffer("weight", theta) * alpha[self.get_buffer("block")]
-
-    def _solve_squared(self, theta: Tensor, alpha: Tensor) -> Tensor:
-        if "grams" in self.names:
-            gram = torch.einsum("s,sde->de", alpha, self._buffer("grams", theta))
-        else:
-            phi, w = self._points(theta, alpha)
-            gram = phi.T @ (w[:, None] * phi)
-        slope = torch.einsum("s,scd->cd", alpha - 1.0, self._buffer("sums", theta))
-        return theta + _solve(gram, self.penalty, slope)
-
     def _newton(self, theta: Tensor, alpha: Tensor, at: Tensor) -> Tensor:
-        loss = self.loss
-        assert loss is not None
-        phi, w = self._points(theta, alpha)
-        y = self.get_buffer("y").to(theta.device)
+        loss, phi, y = self.loss, self.get_buffer("phi"), self.get_buffer("y").to(theta.device)
+        phi = append_ones(phi, theta.shape[1] > phi.shape[1]).to(theta.device)
+        w = self._buffer("weight", theta) * alpha[self.get_buffer("block")]
         size = max(1, _CHUNK_ELEMENTS // (len(theta) * max(theta.shape)))
         chunks = list(zip(*(torch.split(part, size) for part in (phi, y, w)), strict=True))
         offset = self._buffer("sums", theta).sum(0) - torch.einsum("s,scd->cd", alpha, self._buffer("tilts", theta))
@@ -111,15 +92,13 @@ class Refit(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Describe it as JSON, for `from_config`."""
-        loss = None if self.loss is None else describe_loss(self.loss)
-        tensors = {name: self.get_buffer(name) for name in self.names}
-        return {"tensors": describe_tensors(tensors), "penalty": self.penalty, "loss": loss}
+        tensors = describe_tensors({name: self.get_buffer(name) for name in self.names})
+        return {"tensors": tensors, "penalty": self.penalty, "loss": describe_loss(self.loss)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Refit":
         """Create it with tensors whose values `load` fills in."""
-        loss = None if config["loss"] is None else build_loss(config["loss"])
-        return cls(make_tensors(config["tensors"]), config["penalty"], loss)
+        return cls(make_tensors(config["tensors"]), config["penalty"], build_loss(config["loss"]))
 
 
 def _solve(matrix: Tensor, penalty: float, vectors: Tensor) -> Tensor:
@@ -142,47 +121,31 @@ def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Te
     sums.index_add_(0, blocks.to(sums.device), gradient)
 
 
-def check_refit(loss: Loss, outputs: int, width: int) -> None:
+def check_refit(outputs: int, width: int) -> None:
     """Raise if the linear system of the head is too large to be solved for each replicate."""
-    size = width if infer_likelihood(loss) == "squared" else outputs * width
-    if size > _MAX_SYSTEM_SIZE:
+    if outputs * width > _MAX_SYSTEM_SIZE:
         expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {_MAX_SYSTEM_SIZE})"
         raise ArgumentError("refit", True, expected)
 
 
 def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
     """Store what refitting needs, in one more pass; `sums` are the corrected gradients of the blocks (S, K)."""
-    (outputs, width), squared = passes.theta.shape, passes.likelihood == "squared"
     if passes.upsampled and passes.likelihood == "gaussian":
         raise ArgumentError("refit", True, "False for a net that upsamples means and variances")
     raw = torch.zeros_like(sums)
     stored: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    stored_bytes, split, S = 0, passes.generator.split, blocks.num_blocks
-    small = squared and 8 * S * width**2 <= _MAX_STORED_BYTES and S * width <= passes.num_points
-    grams = passes.theta.new_zeros(S if small else 0, width, width)
+    stored_bytes, split = 0, passes.generator.split
     for points in passes.points():
         block = blocks(points.row).to(sums.device)
         add_gradients(raw, points, points.residual, block)
-        if small:
-            for s in sorted(set(block.tolist())):
-                phi = points.phi[block == s]
-                grams[s] += phi.T @ (points.weight[block == s, None] * phi)
-            continue
         stored.append((points.phi[:, : split.width].to(split.head.weight.dtype), points.y, points.weight, block))
         stored_bytes += sum(num_bytes(part) for part in stored[-1])
         if stored_bytes > _MAX_STORED_BYTES:
-            raise ArgumentError(
-                "refit",
-                True,
-                f"features of all training rows below {_MAX_STORED_BYTES >> 20} MB",
-                hint="use refit=False, fewer rows, or a smaller num_blocks for the squared error",
-            )
-    tensors = {"sums": sums.view(-1, outputs, width), "tilts": (sums - raw).view(-1, outputs, width)}
-    if small:
-        tensors["grams"] = grams
-    else:
-        columns = (torch.cat(parts) for parts in zip(*stored, strict=True))
-        tensors |= dict(zip(("phi", "y", "weight", "block"), columns, strict=True))
+            expected = f"False for features of more than {_MAX_STORED_BYTES >> 20} MB"
+            raise ArgumentError("refit", True, expected, hint="use fewer training rows")
+    columns = (torch.cat(parts) for parts in zip(*stored, strict=True))
+    tensors = dict(zip(("phi", "y", "weight", "block"), columns, strict=True))
+    tensors |= {"sums": sums.view(-1, *passes.theta.shape), "tilts": (sums - raw).view(-1, *passes.theta.shape)}
     # targets at the resolution of the head are already smoothed
     loss = as_loss(nn.CrossEntropyLoss()) if passes.upsampled and passes.likelihood == "softmax" else passes.loss
-    return Refit(tensors, penalty, None if squared else loss)
+    return Refit(tensors, penalty, loss)
