@@ -12,6 +12,7 @@ from neuboots.report.checks import Check
 from neuboots.report.html import to_svg
 from neuboots.report.section import Section
 from neuboots.report.tables import MetricColumn, tabulate
+from neuboots_paper import plots as paper_plots
 
 TITLE, INTRODUCTION = "The paper, <reproduced>", "Figures marked *paper* are the paper's; 2 * 3 * 4 & `code`."
 EVIL = "<script>alert(\"x\")</script> & 'y'"
@@ -95,12 +96,12 @@ def _wide() -> Section:
     wide = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = wide.subplots(1, 3)
     plots.plot_regression_band(left, grid, grid**2, grid**2 - 1, grid**2 + 1, label="band", truth=grid)
-    plots.plot_class_intervals(middle, ["a", "b", "c"], third, third - 0.1, third + 0.1, deterministic=third)
-    plots.plot_image(right, torch.rand(8, 8))
+    paper_plots.plot_class_intervals(middle, ["a", "b", "c"], third, third - 0.1, third + 0.1, deterministic=third)
+    paper_plots.plot_image(right, torch.rand(8, 8))
     for k, color in enumerate((plots.GREY, plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE)):
         left.text(-0.9, 1 - k / 5, "coloured letters", color=color)
     small = Figure(figsize=(5, 3.4), layout="constrained")
-    plots.plot_runtime(small.subplots(), {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
+    paper_plots.plot_runtime(small.subplots(), {"a net": {1: 0.01, 100: 0.02}}, single=0.008)
     keys = [f"figure{k}" for k in range(12)]
     table = tabulate(
         "As wide as tables are.",

@@ -321,7 +321,8 @@ def plot_demo(pair: dict[str, Groups], digits: Digits, times: Times, run: str) -
     """Plot reliability, entropies, times, and the predictions of the known and unknown image of median entropy."""
     from matplotlib.figure import Figure
 
-    from neuboots.report.plots import plot_class_intervals, plot_histograms, plot_image, plot_reliability, plot_runtime
+    from neuboots.report.plots import plot_histograms, plot_reliability
+    from neuboots_paper.plots import plot_class_intervals, plot_image, plot_runtime
 
     plain, boots = pair.values()
     figure = Figure(figsize=(12.8, 8.4), dpi=125, layout="constrained")

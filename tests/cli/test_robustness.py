@@ -83,7 +83,7 @@ def model(shell: Shell, fitted: Path) -> Path:
         ("--target", "y", "--ignore", "a", "b"),
         ("--target", "b", "--task", "regression"),
         ("--target", "y", "--method", "magic"),
-        ("--target", "y", "--test", "nan"),
+        ("--target", "y", "--test-fraction", "nan"),
         ("--target", "y", "--max-error", "0"),
         ("--target", "y", "--max-width", "-1"),
         ("--target", "y", "--epochs", "0"),
@@ -125,7 +125,7 @@ def test_fit_on_a_file_name_that_is_not_unicode(shell: Shell) -> None:
 @pytest.mark.parametrize("rows", [2, 12])
 def test_few_rows_are_fitted_with_a_note(rows: int, shell: Shell) -> None:
     path = shell.write("y,a,b\n" + "".join(f"{'uv'[k % 2]},{k},p\n" for k in range(rows)))
-    code, out, _ = shell.run("fit", path, "--target", "y", "--out", shell.folder / "m", "--test", "0", *QUICK)
+    code, out, _ = shell.run("fit", path, "--target", "y", "--out", shell.folder / "m", "--test-fraction", "0", *QUICK)
     assert (code, "held-out" in out) == (0, True)
     assert len(shell.predict(shell.folder / "m", path)) == rows
 

@@ -26,17 +26,17 @@ class UsageError(ValueError):
     """An option or file that cannot be used; the message names it and says what to do."""
 
 
-def _positional(name: str) -> Any:
-    """Name of a positional argument in `--help`."""
+def argument(**options: Any) -> Any:
+    """Settings of an argument for tyro."""
     try:
         from tyro.conf import arg
     except ImportError:  # `main` reports it; options can be constructed without tyro
-        return name
-    return arg(metavar=name)
+        return None
+    return arg(**options)
 
 
-DataPath = Annotated[str, _positional("DATA")]
-ModelFolder = Annotated[str, _positional("MODEL")]
+DataPath = Annotated[str, argument(metavar="DATA")]
+ModelFolder = Annotated[str, argument(metavar="MODEL")]
 
 
 # -- errors and warnings -------------------------------------------------------------------------------
@@ -164,9 +164,7 @@ Format = Literal["csv", "parquet", "jsonl"]
 Columns = dict[str, "np.ndarray[Any, Any]"]
 Write = Callable[[Columns], None]
 
-_SUFFIXES: dict[str, Format] = {
-    **{".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-}
+_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 def file_format(out: str, given: Format | None) -> Format:
@@ -180,7 +178,7 @@ def file_format(out: str, given: Format | None) -> Format:
         return given or "csv"
     if (suffix := Path(out).suffix.lower()) not in _SUFFIXES:
         raise UsageError(f"--out is {out}; expected a name that ends in {', '.join(_SUFFIXES)}, or --format")
-    return _SUFFIXES[suffix]
+    return _SUFFIXES[suffix]  # type: ignore[return-value]
 
 
 def check_output_path(out: str, *inputs: str | Path) -> None:
@@ -253,96 +251,76 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
 @contextmanager
 def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
     """Yield a function that writes a batch of columns to an open file and flushes."""
-    if form != "parquet":
-        yield _CsvWriter(sink).write if form == "csv" else _JsonLinesWriter(sink).write
-        return
-    writer = _ParquetWriter(sink)
-    try:
-        yield writer.write
-    except BaseException:
-        writer.abandon()
-        raise
-    writer.close()
+    import pyarrow
 
+    parquet: Any = None
+    has_header = False
 
-class _CsvWriter:
-    """Comma, decimal point, UTF-8; a batch is quoted if one of its texts needs quotes."""
-
-    def __init__(self, sink: IO[bytes]) -> None:
-        self.sink, self.has_header = sink, False
-
-    def write(self, columns: Columns) -> None:
-        import pyarrow
-        import pyarrow.csv
-
-        if not self.has_header:
-            line = io.StringIO(newline="")
-            csv.writer(line, lineterminator="\n").writerow(columns)
-            self.sink.write(line.getvalue().encode())
-            self.has_header = True
-        table = pyarrow.table({name: _to_arrow(values) for name, values in columns.items()})
-        for style in ("none", "needed"):
-            text = pyarrow.BufferOutputStream()
-            options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
-            try:
-                pyarrow.csv.write_csv(table, text, options)
-                break
-            except pyarrow.ArrowInvalid:  # a text has a comma, a quote or a line break
-                if style == "needed":
-                    raise
-        self.sink.write(text.getvalue())
-        self.sink.flush()
-
-
-class _JsonLinesWriter:
-    """One object per line; missing values are null."""
-
-    def __init__(self, sink: IO[bytes]) -> None:
-        self.sink = sink
-
-    def write(self, columns: Columns) -> None:
-        values = [_to_arrow(column).to_pylist() for column in columns.values()]
-        dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
-        lines = [dump(dict(zip(columns, row, strict=True))) for row in zip(*values, strict=True)]
-        self.sink.write("\n".join([*lines, ""]).encode())
-        self.sink.flush()
-
-
-class _ParquetWriter:
-    """Columns of the types of the first batch."""
-
-    def __init__(self, sink: IO[bytes]) -> None:
-        self.sink = sink
-        self.writer: Any = None
-        self.schema: Any = None
-
-    def write(self, columns: Columns) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
+    def write(columns: Columns) -> None:
+        nonlocal parquet, has_header
         arrays = {name: _to_arrow(values) for name, values in columns.items()}
-        if self.writer is None:
-            types = [pyarrow.string() if pyarrow.types.is_null(a.type) else a.type for a in arrays.values()]
-            self.schema = pyarrow.schema(list(zip(arrays, types, strict=True)))
-            self.writer = pyarrow.parquet.ParquetWriter(self.sink, self.schema)
-        for field in self.schema:
-            try:
-                arrays[field.name] = arrays[field.name].cast(field.type)
-            except pyarrow.ArrowException:
-                raise UsageError(
-                    f"column {field.name!r} is {field.type} in the first rows and {arrays[field.name].type} later, which "
-                    "Parquet does not support; write CSV, or do not --keep it"
-                ) from None
-        self.writer.write_table(pyarrow.table(arrays, schema=self.schema))
+        if form == "parquet":
+            parquet = parquet or _open_parquet(sink, arrays)
+            parquet.write_table(pyarrow.table(_cast(arrays, parquet.schema), schema=parquet.schema))
+            return
+        if form == "csv":
+            if not has_header:
+                line = io.StringIO(newline="")
+                csv.writer(line, lineterminator="\n").writerow(columns)
+                sink.write(line.getvalue().encode())
+            sink.write(_render_csv(pyarrow.table(arrays)))
+        else:
+            dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+            rows = zip(*(array.to_pylist() for array in arrays.values()), strict=True)
+            sink.write("".join(f"{dump(dict(zip(columns, row, strict=True)))}\n" for row in rows).encode())
+        has_header = True
+        sink.flush()
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+    try:
+        yield write
+    except BaseException:
+        if parquet is not None:
+            parquet.is_open = False  # without its footer the file is not valid
+        raise
+    if parquet is not None:
+        parquet.close()
 
-    def abandon(self) -> None:
-        """Leave the file without its footer, so that it is not valid."""
-        if self.writer is not None:
-            self.writer.is_open = False
+
+def _render_csv(table: Any) -> Any:
+    """Return rows as CSV, quoted only if one of the texts needs quotes."""
+    import pyarrow
+    import pyarrow.csv
+
+    for style in ("none", "needed"):
+        text = pyarrow.BufferOutputStream()
+        options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
+        with suppress(pyarrow.ArrowInvalid):  # a text has a comma, a quote or a line break
+            pyarrow.csv.write_csv(table, text, options)
+            break
+    return text.getvalue()
+
+
+def _open_parquet(sink: IO[bytes], arrays: dict[str, Any]) -> Any:
+    """Open a writer with the types of the first batch."""
+    import pyarrow
+    import pyarrow.parquet
+
+    types = [pyarrow.string() if pyarrow.types.is_null(array.type) else array.type for array in arrays.values()]
+    return pyarrow.parquet.ParquetWriter(sink, pyarrow.schema(list(zip(arrays, types, strict=True))))
+
+
+def _cast(arrays: dict[str, Any], schema: Any) -> dict[str, Any]:
+    import pyarrow
+
+    for field in schema:
+        try:
+            arrays[field.name] = arrays[field.name].cast(field.type)
+        except pyarrow.ArrowException:
+            raise UsageError(
+                f"column {field.name!r} is {field.type} in the first rows and {arrays[field.name].type} later, which "
+                "Parquet does not support; write CSV, or do not --keep it"
+            ) from None
+    return arrays
 
 
 def _to_arrow(values: "np.ndarray[Any, Any]") -> Any:

@@ -53,21 +53,23 @@ class Evaluate:
     Errors, calibration or coverage, and selective prediction, beside a constant prediction and the test split at
     training time. Failed checks come first: more errors than at training time, wrong calibration, or rows that are out
     of distribution. Rows without a label are counted and excluded.
+
+    Args:
+        model: Folder that neuboots fit wrote.
+        data: A table with the target column, a folder of class folders, or a folder of images and masks; - reads
+            standard input.
+        out: HTML report; by default MODEL-evaluation.html, and none with --json.
+        level: Level of the intervals of a regression.
+        num_samples: Bootstrap replicates B.
+        json: Print one JSON object on standard output, and text on standard error.
     """
 
     model: ModelFolder
-    """Folder that neuboots fit wrote."""
     data: DataPath
-    """A table with the target column, a folder of class folders, or a folder of images and masks; - reads standard
-    input."""
     out: Path | None = None
-    """HTML report; by default MODEL-evaluation.html, and none with --json."""
     level: float = 0.95
-    """Level of the intervals of a regression."""
     num_samples: int = 100
-    """Bootstrap replicates B."""
     json: bool = False
-    """Print one JSON object on standard output, and text on standard error."""
 
     @property
     def page(self) -> Path | None:

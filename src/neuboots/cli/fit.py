@@ -38,46 +38,48 @@ class Fit:
     neuboots fit houses.csv --target price --out houses-model. The task and the type of each column are inferred and
     printed. Held-out rows stop the training early and calibrate the uncertainty; the printed metrics come from a
     separate test split.
+
+    Args:
+        data: A table with a header row (CSV, Parquet or JSON Lines); a folder with one folder of images per class; or a
+            folder with the folders images and masks.
+        target: Column to predict (tables).
+        out: Folder of the model, for predict, evaluate and suggest; an earlier model there is replaced.
+        task: Task of a table; by default inferred from the target.
+        ignore: Columns to exclude, such as names and row numbers.
+        method: Method of uncertainty quantification; see `neuboots list methods`.
+        epochs: Maximum number of epochs; by default chosen from the size of the data.
+        test_fraction: Fraction of the rows for the test split; 0 for none.
+        max_error: Error rate of class predictions to guarantee where the model does not abstain.
+        max_width: Abstain where the 95 % interval of a regression is wider; by default where the standard deviation
+            exceeds that of the targets.
+        max_categories: Exclude a text column with more distinct values.
+        size: Size of images in pixels: one number, or height and width; by default their median, limited.
+        channels: Grey or color images.
+        classes: Names of the classes in masks, in the order of their values.
+        ignore_index: Value of mask pixels to ignore; by default 255, unless it is a class.
+        num_samples: Bootstrap replicates B; by default 100, and 30 for masks.
+        seed: Seed of the splits, the training and the replicates.
+        json: Print one JSON object on standard output, and text on standard error.
     """
 
     data: DataPath
-    """A table with a header row (CSV, Parquet or JSON Lines); a folder with one folder of images per class; or a folder
-    with the folders images and masks."""
     target: str | None = None
-    """Column to predict (tables)."""
     out: Path | None = None
-    """Folder of the model, for predict, evaluate and suggest; an earlier model there is replaced."""
     task: Literal["classification", "regression"] | None = None
-    """Task of a table; by default inferred from the target."""
     ignore: tuple[str, ...] = ()
-    """Columns to exclude, such as names and row numbers."""
     method: str = "neuboots"
-    """Method of uncertainty quantification; see `neuboots list methods`."""
     epochs: int | None = None
-    """Maximum number of epochs; by default chosen from the size of the data."""
     test_fraction: float = 0.1
-    """Fraction of the rows for the test split; 0 for none."""
     max_error: float = 0.05
-    """Error rate of class predictions to guarantee where the model does not abstain."""
     max_width: float | None = None
-    """Abstain where the 95 % interval of a regression is wider; by default where the standard deviation exceeds that of
-    the targets."""
     max_categories: int = 256
-    """Exclude a text column with more distinct values."""
     size: tuple[int, ...] = ()
-    """Size of images in pixels: one number, or height and width; by default their median, limited."""
     channels: Literal[1, 3] = 3
-    """Grey or color images."""
     classes: tuple[str, ...] = ()
-    """Names of the classes in masks, in the order of their values."""
     ignore_index: int | None = None
-    """Value of mask pixels to ignore; by default 255, unless it is a class."""
     num_samples: int | None = None
-    """Bootstrap replicates B; by default 100, and 30 for masks."""
     seed: int = 0
-    """Seed of the splits, the training and the replicates."""
     json: bool = False
-    """Print one JSON object on standard output, and text on standard error."""
 
     def run(self) -> None:
         """Train, save and report."""

@@ -27,14 +27,16 @@ class List:
 
     Datasets are part of scikit-learn, in a data root, or on the Hugging Face hub. `neuboots reproduce` and
     `neuboots.data.load_dataset` take their names; `neuboots fit` takes your own files.
+
+    Args:
+        what: What to list.
+        root: Data root; by default the variable NEUBOOTS_DATA, else the hub.
+        json: Print one JSON object.
     """
 
     what: Literal["methods", "datasets"]
-    """What to list."""
     root: Path | None = None
-    """Data root; by default the variable NEUBOOTS_DATA, else the hub."""
     json: bool = False
-    """Print one JSON object."""
 
     def run(self) -> None:
         """Print the list."""

@@ -38,27 +38,29 @@ class Predict:
     mutual_information, ood_score (above 1: out of distribution) and abstain. For regression: prediction, low and high
     (prediction interval), std, confidence_low and confidence_high (of the regression function), ood_score and abstain.
     A model of masks writes a folder of images.
+
+    Args:
+        model: Folder that neuboots fit wrote.
+        data: A table with the columns of the training data, in any order; - reads standard input. Or a folder of
+            images, or one image.
+        out: File that ends in .csv, .parquet or .jsonl; - is standard output.
+        format: Format, if not that of the suffix; standard output is csv by default.
+        level: Level of the intervals.
+        num_samples: Bootstrap replicates B.
+        keep: Columns of the table to copy, such as an id; `--keep all` for every one.
+        probabilities: Add a column for the probability of each class.
+        json: Print a summary as one JSON object on standard output.
     """
 
     model: ModelFolder
-    """Folder that neuboots fit wrote."""
     data: DataPath
-    """A table with the columns of the training data, in any order; - reads standard input. Or a folder of images, or
-    one image."""
     out: str = "-"
-    """File that ends in .csv, .parquet or .jsonl; - is standard output."""
     format: Format | None = None
-    """Format, if not that of the suffix; standard output is csv by default."""
     level: float = 0.95
-    """Level of the intervals."""
     num_samples: int = 100
-    """Bootstrap replicates B."""
     keep: tuple[str, ...] = ()
-    """Columns of the table to copy, such as an id; `--keep all` for every one."""
     probabilities: bool = False
-    """Add a column for the probability of each class."""
     json: bool = False
-    """Print a summary as one JSON object on standard output."""
 
     def run(self) -> None:
         """Read, predict and write."""

@@ -22,6 +22,7 @@ from neuboots.app.model import load_model, unique_name
 from neuboots.cli._console import (
     ModelFolder,
     UsageError,
+    argument,
     check_output_path,
     collect_warnings,
     echo,
@@ -42,14 +43,6 @@ StrategyName = Literal["default", "margin", "entropy", "mutual-information", "st
 
 MAX_DIVERSE_ROWS = 5_000
 _SHOWN = 20
-
-
-def _option(**options: Any) -> Any:
-    try:
-        from tyro.conf import arg
-    except ImportError:
-        return None
-    return arg(**options)
 
 
 @dataclass(frozen=True)
@@ -131,28 +124,31 @@ class Suggest:
     two most probable classes; the default for classes), entropy (of the class probabilities), mutual-information
     (replicates disagree about the class), std (the probability of the class varies over replicates), band (width of
     the confidence band; the default for regression), ood (out of distribution), random (uniform sample).
+
+    Args:
+        model: Folder that neuboots fit wrote.
+        pool: Rows without labels: a table, or a folder of images; - reads standard input.
+        k: Number of rows to select.
+        out: File that ends in .csv, .jsonl or .parquet, or - for standard output. By default the first rows are
+            printed.
+        strategy: Acquisition strategy.
+        diverse: Select rows apart from each other; --no-diverse takes the k highest scores.
+        keep: Columns of the table to copy, such as an id; `--keep all` for every one.
+        num_samples: Bootstrap replicates B.
+        seed: Seed that breaks ties.
+        json: Print one JSON object on standard output, and text on standard error.
     """
 
     model: ModelFolder
-    """Folder that neuboots fit wrote."""
-    pool: Annotated[str, _option(metavar="POOL")]
-    """Rows without labels: a table, or a folder of images; - reads standard input."""
-    k: Annotated[int, _option(aliases=["-k"])] = 100
-    """Number of rows to select."""
+    pool: Annotated[str, argument(metavar="POOL")]
+    k: Annotated[int, argument(aliases=["-k"])] = 100
     out: str | None = None
-    """File that ends in .csv, .jsonl or .parquet, or - for standard output. By default the first rows are printed."""
     strategy: StrategyName = "default"
-    """Acquisition strategy."""
     diverse: bool = True
-    """Select rows apart from each other; --no-diverse takes the k highest scores."""
     keep: tuple[str, ...] = ()
-    """Columns of the table to copy, such as an id; `--keep all` for every one."""
     num_samples: int = 100
-    """Bootstrap replicates B."""
     seed: int = 0
-    """Seed that breaks ties."""
     json: bool = False
-    """Print one JSON object on standard output, and text on standard error."""
 
     def run(self) -> None:
         """Score the pool, select, and write or print the selection."""

@@ -194,7 +194,7 @@ class Bands(Study):
     def _plot_method(self, rows: Rows, method: str) -> "Figure":
         from matplotlib.figure import Figure
 
-        from neuboots.report.plots import plot_class_intervals
+        from neuboots_paper.plots import plot_class_intervals
 
         mine = {name: [row for row in rows[name] if row["method"] == method] for name in ("bands", "single")}
         seed = mine["bands"][0]["seed"]

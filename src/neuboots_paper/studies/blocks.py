@@ -275,7 +275,7 @@ class Blocks(Study):
 
 
 def _plot_distances(ax: "Axes", rows: Sequence[dict[str, Any]], key: str, label: str, scale: str) -> None:
-    from neuboots.report.plots import plot_scaling
+    from neuboots_paper.plots import plot_scaling
 
     lines: dict[str, dict[int, list[float]]] = {}
     for row in rows:

@@ -120,7 +120,7 @@ class CorruptionStudy(Study):
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        from neuboots.report.plots import plot_boxes
+        from neuboots_paper.plots import plot_boxes
 
         figures = {}
         for data in self.data:

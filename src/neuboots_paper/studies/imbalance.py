@@ -113,7 +113,7 @@ class ImbalanceStudy(Study):
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        from neuboots.report.plots import plot_bars
+        from neuboots_paper.plots import plot_bars
 
         ends = Figure(figsize=(4.6 * len(self.dataset_names), 3.8), layout="constrained")
         figures = {"minor-and-major": ends}

@@ -165,7 +165,7 @@ class TimeVsN(Study):
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        from neuboots.report.plots import plot_scaling
+        from neuboots_paper.plots import plot_scaling
 
         lines: dict[str, dict[int, list[float]]] = {}
         for row in rows["times"]:

@@ -248,7 +248,7 @@ class Uci(Study):
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        from neuboots.report.plots import plot_boxes
+        from neuboots_paper.plots import plot_boxes
 
         lines = self._rows_by_dataset(rows)
         names = [name.removeprefix("uci/") for name in self.data]
