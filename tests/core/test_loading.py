@@ -181,7 +181,7 @@ def test_config_takes_the_options_of_a_loader() -> None:
         DataLoader(AtOnce(), sampler=torch.utils.data.RandomSampler(AtOnce(), replacement=True)),
         DataLoader(AtOnce(), batch_sampler=[[0, 1], [2]]),
     ],
-    ids=str,
+    ids=["tensor", "number", "lengths", "drop_last", "no batches", "weighted", "replacement", "batch_sampler"],
 )
 def test_as_dataset_rejects_other_data(data: Any) -> None:
     with pytest.raises(ArgumentError, match="val_data"):
