@@ -15,11 +15,9 @@ import pytest
 import scipy.stats
 import torch
 from _reference import p_value, standard_errors
-from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from neuboots import NeuBoots, TrainingConfig
 from neuboots._prng import derive_keys, draw_normal, draw_uniform
 from neuboots._validation import ArgumentError
 from neuboots.evaluation.conformal import (
@@ -560,16 +558,6 @@ def test_gaussian_head_provides_noise() -> None:
 # -- known facts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score", SETS)
-def test_perfect_predictor_has_singleton_sets(score: Any) -> None:
-    labels = torch.arange(200) % 5
-    rows = TensorDataset(200 * nn.functional.one_hot(labels).float() + torch.rand(200, 5), labels)
-    rule = fit_conformal_classifier(LOGITS, rows, score=score, allow_empty=False, **one)
-    report = rule.evaluate(rows, **quiet)
-    assert (report.coverage, report.mean_size, report.singleton, report.empty) == (1, 1, 1, 0)
-    assert rule.predict(rows.tensors[0], **quiet).labels == [[label] for label in labels.tolist()]
-
-
 def test_allow_empty_false_fills_only_empty_sets() -> None:
     rows, x = class_rows(0, 100, 4), class_rows(1, 300, 4).tensors[0]
     rules = [fit_conformal_classifier(LOGITS, rows, level=0.3, allow_empty=allow, **one) for allow in (True, False)]
@@ -835,63 +823,6 @@ def test_quantile_band_is_narrowed_to_its_middle_at_most() -> None:
     assert low[0].item() == high[0].item() == pytest.approx(3.0)
     assert low[1] <= 0 <= high[1]
     assert (high - low)[1] < 20
-
-
-# -- real data -----------------------------------------------------------------------------------------
-
-
-def shuffled(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(x), generator=drawn(0))
-    return torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
-
-
-def allowed(level: float, n: int, fresh: int) -> float:
-    """Four standard errors of the coverage on fresh rows after calibration with n."""
-    return 4 * math.sqrt(level * (1 - level) * (1 / n + 1 / fresh))
-
-
-ADAM = partial(torch.optim.Adam, lr=0.01)
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[Predictor, TensorDataset, TensorDataset]:
-    x, y = shuffled(*load_digits(return_X_y=True))
-    config = TrainingConfig(epochs=12, batch_size=32, optimizer=ADAM, progress=False)
-    net = partial(nn.Sequential, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    predictor = NeuBoots(num_blocks=20).fit(net, TensorDataset(x[:500] / 16, y[:500]), config)
-    return predictor, TensorDataset(x[500:1100] / 16, y[500:1100]), TensorDataset(x[1100:] / 16, y[1100:])
-
-
-@pytest.mark.parametrize("score", SETS)
-@pytest.mark.parametrize("level", [0.8, 0.97])
-def test_coverage_on_digits(digits: tuple[Predictor, TensorDataset, TensorDataset], score: Any, level: float) -> None:
-    predictor, rows, fresh = digits
-    report = fit_conformal_classifier(predictor, rows, level=level, score=score, num_samples=20, **quiet).evaluate(
-        fresh, **quiet
-    )
-    assert abs(report.coverage - level) < allowed(level, len(rows), len(fresh))
-    assert report.mean_size < 3
-
-
-@pytest.fixture(scope="module")
-def diabetes() -> tuple[Predictor, TensorDataset, TensorDataset]:
-    """Targets in hundreds."""
-    x, y = shuffled(*load_diabetes(return_X_y=True))
-    config = TrainingConfig(epochs=10, batch_size=32, optimizer=ADAM, progress=False)
-    net = partial(nn.Sequential, nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
-    train = TensorDataset(20 * x[:180], y[:180].float()[:, None] / 100)
-    predictor = NeuBoots(num_blocks=20, loss=nn.MSELoss()).fit(net, train, config)
-    rows, fresh = (TensorDataset(20 * x[part], y[part] / 100) for part in (slice(180, 310), slice(310, None)))
-    return predictor, rows, fresh
-
-
-@pytest.mark.parametrize("score", INTERVALS)
-def test_coverage_on_diabetes(diabetes: tuple[Predictor, TensorDataset, TensorDataset], score: Any) -> None:
-    predictor, rows, fresh = diabetes
-    rule = fit_conformal_regressor(predictor, rows, level=0.8, score=score, noise_std=0.5, num_samples=30, **quiet)
-    report = rule.evaluate(fresh, **quiet)
-    assert abs(report.coverage.item() - 0.8) < allowed(0.8, len(rows), len(fresh))
-    assert report.mean_width.item() < 4 * fresh.tensors[1].std().item()
 
 
 # -- invalid arguments ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from _nets import Stored, noise, numbered
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from neuboots import Deterministic, TrainingConfig
 from neuboots._validation import ArgumentError
@@ -122,19 +122,6 @@ def test_train_counts_define_minor_and_major_class() -> None:
     assert measure(samples, y, train_counts=[30, 0, 500]).minor == 0
     with pytest.raises(ArgumentError, match="train_counts"):
         measure(samples, y, train_counts=[1, 2, 3, 4, 5])
-
-
-def test_single_replicate_and_input() -> None:
-    found = measure(noise(1, 1, 3), torch.tensor([1]))
-    assert found.f1_std.tolist() == [0.0, 0.0, 0.0]
-    assert found.support.tolist() == [0, 1, 0]
-
-
-def test_data_may_be_a_loader() -> None:
-    samples, y = noise(4, 30, 3), torch.arange(30) % 3
-    loader = DataLoader(numbered(y), batch_size=7)
-    found = evaluate_imbalance(Stored(samples), loader, num_samples=4, progress=False)
-    assert torch.equal(found.f1_replicates, measure(samples, y).f1_replicates)
 
 
 def test_invalid_arguments_are_errors() -> None:

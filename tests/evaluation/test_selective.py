@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from neuboots import NeuBoots, TrainingConfig
 from neuboots._validation import ArgumentError
 from neuboots.evaluation.selective import (
-    SelectivePredictionReport,
     SelectivePredictor,
     evaluate_selective_prediction,
     fit_risk_controlled_threshold,
@@ -332,20 +331,6 @@ def test_threshold_for_risk_holds_on_digits(digits: tuple[Predictor, TensorDatas
         assert torch.equal(parts.abstain, abstain[:50])
 
 
-def test_risk_controlled_threshold_on_digits(digits: tuple[Predictor, TensorDataset]) -> None:
-    predictor, rows = digits
-    half = len(rows) // 2
-    (x, y) = rows.tensors
-    found = fit_risk_controlled_threshold(
-        predictor, TensorDataset(x[:half], y[:half]), risk=0.04, num_samples=10, **quiet
-    )
-    assert 0.3 < found.coverage < 1
-    assert found.selective_risk < found.bound <= 0.04
-    labels, abstain = SelectivePredictor(predictor, found.threshold, num_samples=10).predict(x[half:], **quiet)
-    wrong = (labels != y[half:])[~abstain].double()
-    assert wrong.mean() < 0.04 + standard_errors(1) * math.sqrt(0.04 * 0.96 / len(wrong))
-
-
 def test_score_at_threshold_is_accepted() -> None:
     selective = SelectivePredictor(LOGITS, 0.5, num_samples=1)
     assert selective.predict(torch.tensor([[0.0, 0.0]]), **quiet).abstain.tolist() == [False]
@@ -450,10 +435,3 @@ def test_invalid_arguments_are_errors(call: Callable[[], object], name: str) -> 
     with pytest.raises(ArgumentError) as error:
         call()
     assert error.value.name == name
-
-
-def test_report_prints_a_table() -> None:
-    assert isinstance(REPORT, SelectivePredictionReport)
-    lines = str(REPORT).splitlines()
-    assert lines[2].split() == ["coverage", "≥", "risk", "threshold"]
-    assert len(lines) == 9

@@ -17,7 +17,6 @@ from torchmetrics.functional.classification import binary_auroc
 
 from neuboots._validation import ArgumentError
 from neuboots.metrics import (
-    ClassificationMetrics,
     ConfidenceRanking,
     DetectionMetrics,
     adaptive_ece,
@@ -112,26 +111,6 @@ def test_adaptive_bins_divide_ties_in_proportion(rows: list[tuple[int, bool]], n
 
 
 # -- edges ---------------------------------------------------------------------------------------------
-
-
-def test_adaptive_ece_with_more_bins_than_inputs() -> None:
-    probs, labels = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 1])
-    assert adaptive_ece(probs, labels, num_bins=15).item() == pytest.approx((0.4 + 0.9) / 2)
-
-
-def test_aurc_by_hand() -> None:
-    """Errors come last: risk is 0 up to coverage 1/2, then 1/3 and 1/2."""
-    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    assert aurc(probs, torch.tensor([0, 0, 1, 1])).item() == pytest.approx((1 / 3 + 1 / 4) / 3)
-    assert aurc(probs, torch.tensor([0, 0, 0, 0])) == 0
-    assert aurc(probs, torch.tensor([1, 1, 1, 1])) == 1
-
-
-def test_aurc_of_many_batches() -> None:
-    probs, labels = random_case(0, 1000, 3)
-    state = sum(ClassificationMetrics.from_batch(p[None], y[None]) for p, y in zip(probs, labels, strict=True))
-    assert state.count == 1000
-    assert state.aurc.item() == pytest.approx(aurc(probs, labels).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -126,27 +126,6 @@ def test_regression_metrics_match_central_interval(case: tuple[Tensor, Tensor, T
     assert state.interval_score.item() == pytest.approx(interval_score(low, high, y, level=level).item())
 
 
-def test_crps_matches_integral() -> None:
-    """∫ (F(t) − 1[y ≤ t])² dt, for a normal distribution and for three samples."""
-    normal = scipy.stats.norm(1, 2)
-    below = scipy.integrate.quad(lambda t: normal.cdf(t) ** 2, -30, 0.5)[0]
-    above = scipy.integrate.quad(lambda t: (1 - normal.cdf(t)) ** 2, 0.5, 30)[0]
-    value = crps(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([0.5]))
-    assert value.item() == pytest.approx(below + above, rel=1e-7)
-    # Samples 0, 1, 3 and y = 2: (1/3)² on [0, 1], (2/3)² on [1, 2], (1/3)² on [2, 3].
-    value = crps_samples(torch.tensor([[3.0], [0.0], [1.0]]), torch.tensor([2.0]))
-    assert value.item() == pytest.approx(1 / 9 + 4 / 9 + 1 / 9)
-
-
-def test_crps_samples_converges_to_crps() -> None:
-    """The B quantiles at (b − ½)/B are a normal distribution in steps: the score differs by less than one step."""
-    B = 2000
-    quantiles = torch.from_numpy(scipy.stats.norm.ppf((np.arange(B) + 0.5) / B))
-    y = torch.tensor([0.7], dtype=torch.float64)
-    exact = crps(torch.zeros(1), torch.ones(1), y)
-    assert crps_samples(quantiles[:, None], y).item() == pytest.approx(exact.item(), abs=1 / B)
-
-
 # -- no spread -----------------------------------------------------------------------------------------
 
 CERTAIN = (torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0]), torch.tensor([0.0, 3.0, 1.0]))

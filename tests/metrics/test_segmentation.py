@@ -117,9 +117,3 @@ def test_label_out_of_range_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="labels"):
         iou(torch.full((2, 2), 0.5), torch.tensor([0, 11]))
     assert iou(torch.full((2, 2), 0.5), torch.tensor([0, 11]), ignore_index=11).tolist() == [1, 0]
-
-
-def test_voxels_count_as_inputs() -> None:
-    probs, labels = random_case(0, 2, 3, 3)
-    cubes = probs[..., None].expand(-1, -1, -1, -1, 4), labels[..., None].expand(-1, -1, -1, 4)
-    assert mean_iou(*cubes) == mean_iou(probs, labels)
