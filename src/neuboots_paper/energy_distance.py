@@ -1,9 +1,9 @@
-"""How near are replicates to those of a true bootstrap, where outputs are logits of classes?
+"""Energy distance between the replicates of a method and those of a true bootstrap, for classification.
 
-    distance = (2 E|P − Q| − E|P − P′| − E|Q − Q′|) / E|P − P′|,   P, P′ true, Q, Q′ of a method, at one input each
+    distance = (2 E|P − Q| − E|P − P′| − E|Q − Q′|) / E|P − P′|,   P, P′ true, Q, Q′ of a method, at the same input
 
-P and Q are vectors of class probabilities, |·| their Euclidean distance, and means over inputs stand above and below
-the line. 0 is the same distribution, and 1 what a true replicate has on average that stands alone, without any spread.
+P and Q are vectors of class probabilities, |·| is the Euclidean distance, and numerator and denominator are means over
+inputs. 0 is the same distribution; 1 is the average of a single true replicate, which has no spread.
 
 Székely and Rizzo, Testing for equal distributions in high dimension, InterStat 2004 (the energy distance).
 """
@@ -26,7 +26,7 @@ from neuboots_paper._common import NUM_BINS
 
 @dataclass(frozen=True)
 class StoredPredictor(Predictor):
-    """Replicates that were drawn already, at rows named by their numbers: x is (N,), whole numbers."""
+    """Predictor with stored replicates; its inputs x are the indices of rows, (N,)."""
 
     samples: Tensor  # (B, all rows, C)
 
@@ -46,16 +46,16 @@ class StoredPredictor(Predictor):
         return SampleStream(num_samples, num_bytes(self.samples[0]), chunks)
 
     def config(self) -> dict[str, Any]:
-        raise ValueError("replicates at given rows cannot be saved; expected the predictor that drew them")
+        raise ValueError("stored replicates cannot be saved; save the predictor that drew them")
 
 
 def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: int = 0) -> dict[str, Any]:
-    """How far the replicates' logits (B, N, C) are from K true ones (K, N, C), and how good they are together."""
-    numbers = torch.arange(len(labels))
+    """Compare replicates of logits (B, N, C) with true ones (K, N, C), and compute metrics of their mean."""
+    rows = torch.arange(len(labels))
     found = compare_with_bootstrap(
         StoredPredictor(samples),
         StoredPredictor(true),
-        numbers,
+        rows,
         num_samples=len(samples),
         seed=seed,
         logits=True,
@@ -63,7 +63,7 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
     )
     scores = evaluate_calibration(
         StoredPredictor(samples),
-        TensorDataset(numbers, labels),
+        TensorDataset(rows, labels),
         num_samples=len(samples),
         num_bins=NUM_BINS,
         progress=False,
@@ -89,13 +89,14 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
 
 
 def energy_distance(true: Tensor, samples: Tensor) -> float:
-    """The energy distance of vectors (K, N, C) and (B, N, C), means over inputs, over that of two true ones.
+    """Energy distance of vectors (K, N, C) and (B, N, C), over the mean distance of two true ones.
 
-    Means are over pairs of different replicates, so that few of them are no farther on average than many.
+    Means are over pairs of different replicates, so that the number of replicates causes no bias.
 
-    >>> true, others = torch.randn(2, 50, 400, 1, generator=torch.Generator().manual_seed(0))  # K = B = 50
-    >>> [round(energy_distance(true, some), 1) for some in (others, others[:1].expand(2, -1, -1), 0 * others)]
-    [0.0, 1.0, 0.4]
+    Example:
+        >>> true, others = torch.randn(2, 50, 400, 1, generator=torch.Generator().manual_seed(0))  # K = B = 50
+        >>> [round(energy_distance(true, some), 1) for some in (others, others[:1].expand(2, -1, -1), 0 * others)]
+        [0.0, 1.0, 0.4]
     """
     p, q = true.movedim(1, 0), samples.movedim(1, 0)  # (N, K, C), (N, B, C)
     between = torch.cdist(p, q).mean()
@@ -104,15 +105,15 @@ def energy_distance(true: Tensor, samples: Tensor) -> float:
 
 
 def variance_correlation(true: Tensor, samples: Tensor, *, seed: int = 0, splits: int = 64) -> float | None:
-    """Over inputs, of the variances of vectors (K, N, C) and (B, N, C), corrected for few replicates.
+    """Correlation over inputs of the variances of vectors (K, N, C) and (B, N, C), corrected for few replicates.
 
         cov(v_P, v_Q) / √(var₀ v_P · var₀ v_Q),   var₀ = cov of the variances of two random halves of the replicates
 
-    A variance of few replicates is right on average but noisy; the noise of one half tells nothing of the other's.
-    None where it cannot be told: the variances of two halves do not go together.
+    The variance of few replicates is unbiased but noisy; the noise of two halves is independent. None if the variances
+    of two halves are not positively correlated.
     """
     both = float(_covariance(_variances(true), _variances(samples)))
-    alone = [_between_halves(each, seed, splits) for each in (true, samples)]
+    alone = [_halves_covariance(each, seed, splits) for each in (true, samples)]
     if min(alone) <= 0:
         return None
     return max(-1.0, min(1.0, both / math.sqrt(alone[0] * alone[1])))
@@ -123,7 +124,7 @@ def _variances(samples: Tensor) -> Tensor:
     return samples.var(0).sum(-1)
 
 
-def _between_halves(samples: Tensor, seed: int, splits: int) -> float:
+def _halves_covariance(samples: Tensor, seed: int, splits: int) -> float:
     if len(samples) < 4:
         return 0.0
     rng = torch.Generator().manual_seed(derive_seed(seed, "halves of replicates", len(samples)))

@@ -1,7 +1,7 @@
-"""Small data sets for the smallest scale, made from what scikit-learn ships: no file, no download.
+"""Toy datasets of the scale `smoke`, made from scikit-learn's data without files or downloads.
 
-They stand in for the real sets so that every study can be run anywhere in seconds. What is measured on them says that
-the code works, and nothing about the methods.
+They replace the real datasets, so that every study can be tested anywhere in seconds; the results say nothing about the
+methods.
 """
 
 from collections.abc import Callable
@@ -18,55 +18,55 @@ from neuboots.data import DatasetBundle, LazyDataset, Vocabulary, load_dataset
 from neuboots.data.corruptions import rotate
 from neuboots.data.dataset import TensorSource
 
-VOID = 255
+IGNORE_INDEX = 255
 
 
 def rotated_digits(seed: int = 0, **options: Any) -> DatasetBundle:
-    """Digits, each turned by an angle of its own."""
+    """Digits, each rotated by a random angle."""
     upright = load_dataset("digits", seed=seed, **options)
 
-    def turned(part: Dataset[Any]) -> LazyDataset:
-        x, y = _tensors(part)
+    def rotate_split(split: Dataset[Any]) -> LazyDataset:
+        x, y = _tensors(split)
         angles = 360.0 * _uniforms(len(x), 1, seed)[:, 0]
-        low = x.amin()  # the colour of paper, after normalisation
+        low = x.amin()  # background after standardization
         span = (x.amax() - low).clamp(min=1e-6)
         return LazyDataset(TensorSource(rotate((x - low) / span, angles) * span + low, y))
 
     return replace(
         upright,
         name="toy/rotated_digits",
-        train=turned(upright.train),
-        validation=None if upright.validation is None else turned(upright.validation),
-        test=turned(upright.test or upright.train),
+        train=rotate_split(upright.train),
+        validation=None if upright.validation is None else rotate_split(upright.validation),
+        test=rotate_split(upright.test or upright.train),
         augmentation=None,
     )
 
 
 def toy_masks(seed: int = 0, size: int = 32) -> DatasetBundle:
-    """Digits of size × size pixels with noise; each pixel is paper, pale ink or dark ink, and void at the rim."""
+    """Noisy digits of size × size pixels; each pixel is paper, pale or dark ink, and ignored in the first row."""
     plain = load_dataset("digits", seed=seed)
 
-    def masked(part: Dataset[Any], name: int) -> LazyDataset:
-        x, _ = _tensors(part)
+    def make_masks(split: Dataset[Any], offset: int) -> LazyDataset:
+        x, _ = _tensors(split)
         x = interpolate(x, size=(size, size), mode="bilinear")[:120]
         labels = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
-        labels[:, 0] = VOID
-        return LazyDataset(TensorSource(x + _uniforms(len(x), size * size, seed + name).view(x.shape) - 0.5, labels))
+        labels[:, 0] = IGNORE_INDEX
+        return LazyDataset(TensorSource(x + _uniforms(len(x), size * size, seed + offset).view(x.shape) - 0.5, labels))
 
     return DatasetBundle(
         name="toy/masks",
         task="segmentation",
-        train=masked(plain.train, 0),
+        train=make_masks(plain.train, 0),
         validation=None,
-        test=masked(plain.test or plain.train, 1),
+        test=make_masks(plain.test or plain.train, 1),
         channels=1,
         classes=("paper", "pale", "dark"),
-        ignore_index=VOID,
+        ignore_index=IGNORE_INDEX,
     )
 
 
 def toy_volumes(seed: int = 0, size: int = 16, n: int = 24) -> DatasetBundle:
-    """Volumes of size³ voxels with noise; each holds a ball with a core: background, shell and core."""
+    """Noisy volumes of size³ voxels with a ball each: background, shell and core."""
     draws = _uniforms(n, 4, seed)
     grid = torch.stack(torch.meshgrid(*[torch.arange(size, dtype=torch.float32)] * 3, indexing="ij"))  # (3, D, H, W)
     centre = size * (0.35 + 0.3 * draws[:, :3]).view(n, 3, 1, 1, 1)
@@ -74,21 +74,21 @@ def toy_volumes(seed: int = 0, size: int = 16, n: int = 24) -> DatasetBundle:
     radius = size * (0.2 + 0.1 * draws[:, 3]).view(n, 1, 1, 1)
     labels = (distance < radius).long() + (distance < radius / 2).long()
     x = labels[:, None] + _uniforms(n, size**3, seed + 1).view(n, 1, size, size, size) - 0.5
-    every = LazyDataset(TensorSource(x, labels))
+    rows = LazyDataset(TensorSource(x, labels))
     return DatasetBundle(
         name="toy/volumes",
         task="segmentation",
-        train=every.take(range(n - n // 3)),
+        train=rows.take(range(n - n // 3)),
         validation=None,
-        test=every.take(range(n - n // 3, n)),
+        test=rows.take(range(n - n // 3, n)),
         channels=1,
         classes=("background", "shell", "core"),
-        ignore_index=VOID,
+        ignore_index=IGNORE_INDEX,
     )
 
 
 def toy_reviews(seed: int = 0, n: int = 240) -> DatasetBundle:
-    """Made-up opinions of four words, of which the third tells the class; one in eight says the opposite."""
+    """Synthetic reviews of four words, of which the third determines the class; one label in eight is flipped."""
     good, bad = ("good", "fine", "great", "clever"), ("bad", "dull", "poor", "clumsy")
     things, ends = ("film", "plot", "cast", "score"), ("indeed", "again", "throughout", "today")
     draws = _uniforms(n, 4, seed)
@@ -99,13 +99,13 @@ def toy_reviews(seed: int = 0, n: int = 240) -> DatasetBundle:
     ]
     vocabulary = Vocabulary.from_texts(texts, min_count=1, length=8)
     flipped = labels ^ (draws[:, 1] < 0.125).long()
-    every = LazyDataset(TensorSource(torch.stack([vocabulary.encode(text) for text in texts]), flipped))
+    rows = LazyDataset(TensorSource(torch.stack([vocabulary.encode(text) for text in texts]), flipped))
     return DatasetBundle(
         name="toy/reviews",
         task="classification",
-        train=every.take(range(n // 2)),
-        validation=every.take(range(n // 2, 3 * n // 4)),
-        test=every.take(range(3 * n // 4, n)),
+        train=rows.take(range(n // 2)),
+        validation=rows.take(range(n // 2, 3 * n // 4)),
+        test=rows.take(range(3 * n // 4, n)),
         channels=vocabulary.size,
         classes=("negative", "positive"),
         vocabulary=vocabulary,
@@ -120,12 +120,12 @@ TOY_DATASETS: dict[str, Callable[..., DatasetBundle]] = {
 }
 
 
-def _tensors(part: Any) -> tuple[Tensor, Tensor]:
-    """All rows of a small part: (n, C, *) and (n, …)."""
-    xs, ys = zip(*part.__getitems__(range(len(part))), strict=True)
+def _tensors(split: Any) -> tuple[Tensor, Tensor]:
+    """All rows of a small split: (n, C, *) and (n, …)."""
+    xs, ys = zip(*split.__getitems__(range(len(split))), strict=True)
     return torch.stack(xs), torch.stack(ys)
 
 
 def _uniforms(n: int, size: int, seed: int) -> Tensor:
-    """(n, size) draws in [0, 1), named by the row."""
+    """Uniform draws in [0, 1), keyed by the row: (n, size)."""
     return draw_uniform(derive_keys(torch.arange(n), seed, "shipped")[:, None], torch.arange(size)).float()

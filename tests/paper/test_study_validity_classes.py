@@ -12,12 +12,12 @@ from torch import Tensor
 from neuboots_paper.energy_distance import StoredPredictor, compare_replicates, energy_distance, variance_correlation
 from neuboots_paper.studies import validity_classes as study
 from neuboots_paper.studies.validity_classes import (
-    AGAIN,
-    AROUND,
     ENSEMBLE,
-    FITTED,
-    ONE_RUN,
+    ONE_TRAINING,
     ORACLE,
+    POST_HOC,
+    SECOND_BOOTSTRAPS,
+    TRAINED,
     TRUTHS,
     ClassSettings,
 )
@@ -132,15 +132,15 @@ def smoke() -> list[dict[str, Any]]:
 
 def test_a_unit_has_a_row_for_every_method_and_truth_and_nothing_that_json_cannot_hold() -> None:
     rows = smoke()
-    for data, methods in (("digits", [*FITTED, *AROUND]), ("digits-30", ONE_RUN)):  # kernels are for few rows
-        names = [(TRUTHS[0], name) for name in (*AGAIN, ORACLE, "deterministic", *methods, ENSEMBLE)]
-        names += [(TRUTHS[1], name) for name in (AGAIN[1], "deterministic", *methods)]
+    for data, methods in (("digits", [*TRAINED, *POST_HOC]), ("digits-30", ONE_TRAINING)):  # kernels are for few rows
+        names = [(TRUTHS[0], name) for name in (*SECOND_BOOTSTRAPS, ORACLE, "deterministic", *methods, ENSEMBLE)]
+        names += [(TRUTHS[1], name) for name in (SECOND_BOOTSTRAPS[1], "deterministic", *methods)]
         assert [(row["truth"], row["method"]) for row in rows if row["data"] == data] == names
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     members = ClassSettings.from_preset("smoke").members[0]
     costs = {row["method"]: row["cost"] for row in rows}
-    assert {costs[method] for method in ONE_RUN} == {1}
-    assert costs[ENSEMBLE] == costs[AGAIN[0]] == members
+    assert {costs[method] for method in ONE_TRAINING} == {1}
+    assert costs[ENSEMBLE] == costs[SECOND_BOOTSTRAPS[0]] == members
 
 
 def test_the_net_without_spread_is_flat_and_methods_around_it_have_its_centre() -> None:
@@ -157,7 +157,9 @@ def test_the_net_without_spread_is_flat_and_methods_around_it_have_its_centre() 
 
 def made_up(**distances: float) -> list[dict[str, Any]]:
     """Rows of two sets and three seeds, all methods at a distance of 0.5 and of the right size, but for these."""
-    names = {name.replace(" ", "_").replace(",", "").replace("-", "_"): name for name in (*ONE_RUN, *AGAIN)}
+    names = {
+        name.replace(" ", "_").replace(",", "").replace("-", "_"): name for name in (*ONE_TRAINING, *SECOND_BOOTSTRAPS)
+    }
     given = {names[key]: value for key, value in distances.items()}
     figures = {
         **{"cost": 1, "time": 1.0, "ratio": 1.0, "probability_ratio": 1.0, "probability_correlation": 0.9, "off": 1.2},
@@ -165,12 +167,12 @@ def made_up(**distances: float) -> list[dict[str, Any]]:
     }
     return [
         {"data": data, "seed": seed, "truth": truth, "method": method, **figures,
-         "distance": given.get(method, 0.0 if method in AGAIN else 0.5) + 0.01 * seed}
+         "distance": given.get(method, 0.0 if method in SECOND_BOOTSTRAPS else 0.5) + 0.01 * seed}
         for data in ("a", "b")
         for seed in range(3)
         for truth in TRUTHS
-        for method in (*AGAIN, ORACLE, "deterministic", *ONE_RUN, ENSEMBLE)
-        if truth == TRUTHS[0] or method not in (AGAIN[0], ORACLE, ENSEMBLE)
+        for method in (*SECOND_BOOTSTRAPS, ORACLE, "deterministic", *ONE_TRAINING, ENSEMBLE)
+        if truth == TRUTHS[0] or method not in (SECOND_BOOTSTRAPS[0], ORACLE, ENSEMBLE)
     ]  # fmt: skip
 
 
@@ -203,11 +205,11 @@ def test_sizes_and_the_share_of_first_weights_go_by_the_ratio() -> None:
         if row["data"] == "b" and row["truth"] == TRUTHS[1]:
             row["ratio"] = 1.3
     assert holds(rows, "spread of influence, head is that") is False
-    assert holds(rows, "first weights and the order") is True
+    assert holds(rows, "initial weights and the order") is True
     for row in rows:
         if row["method"] == ENSEMBLE:
             row["ratio"] = 0.7  # of the variance, 49 %
-    assert holds(rows, "first weights and the order") is False
+    assert holds(rows, "initial weights and the order") is False
 
 
 def test_methods_that_were_not_measured_are_not_claimed() -> None:

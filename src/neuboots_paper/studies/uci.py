@@ -216,8 +216,8 @@ class Uci(Study):
         key = f"coverage {OURS}"
         covered = {name: fmean(line[key] for line in splits) for name, splits in self._rows_by_dataset(rows).items()}
         return Check(
-            f"the regressor's {LEVEL:.0%} prediction intervals cover {MIN_COVERAGE:.0%} to {MAX_COVERAGE:.0%} of the test "
-            f"rows, in the mean over {over}, on every set",
+            f"the regressor's {LEVEL:.0%} prediction intervals cover {MIN_COVERAGE:.0%} to {MAX_COVERAGE:.0%} of the "
+            f"test rows, in the mean over {over}, on every set",
             all(MIN_COVERAGE <= value <= MAX_COVERAGE for value in covered.values()),
             "; ".join(f"{name} {value:.1%}" for name, value in covered.items()),
         )

@@ -159,11 +159,11 @@ class Validity(Study):
     def note(self) -> str:
         return (
             f"Curves on (−2, 2): smooth is sin 2x, wiggly sin 3.5x, gap sin 2x without data between −0.5 and 0.5, edge "
-            "sin 4x + x/2, with an extremum at the end of the data; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of three "
-            f"hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, with cosine "
+            "sin 4x + x/2, with an extremum at the end of the data; noise is 0.3, or varies as 0.1 + 0.2 |x|. Nets of "
+            f"three hidden ReLU layers; {self.steps} steps of Adam on batches of {self.batch_size}, with cosine "
             f"annealing from {self.learning_rate:g}. The true bootstrap draws Dirichlet weights and other initial "
             "weights for each net. Where the fitted curve is biased, as at the edge, no bootstrap of the net can cover "
-            "the function. The rules of the influence bootstrap were chosen, among several, on curves of the same kind, "
+            "the function. The rules of the influence bootstrap were chosen, among several, on curves of this kind, "
             f"but on other data sets. {self._measured} The recommendation for a confidence band follows from this "
             'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
             "trained net; for a wide net, if a second training is affordable, `fit` with `num_calibration_fits=1`. The "

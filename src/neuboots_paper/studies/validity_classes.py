@@ -1,10 +1,10 @@
-"""The study of validity, for classes: how far are a method's replicates from those of a true bootstrap?
+"""The study `validity` for classification: distance of a method's replicates from those of a true bootstrap.
 
     f_k = argmin 1/n Σᵢ w_{ki} ℓ(f(Xᵢ), yᵢ),  k = 1 … K,   against   f_b of a method, b = 1 … B
 
-A true bootstrap draws three things anew for each net: the weights of the data, the first weights of the net, and the
-order of its rows. Whatever goes around one trained net can know the first alone, so there are two truths: nets from
-first weights of their own, as a bootstrap has them, and nets that all begin where the one net began.
+A true bootstrap draws three things for each net: the weights of the data, the initial weights of the net, and the order
+of its rows. A post-hoc method can only reproduce the first, so that there are two references: nets with different
+initial weights, as in a bootstrap, and nets with the initial weights of the one net.
 """
 
 import copy
@@ -45,45 +45,45 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 TRUTHS = ("true bootstrap", "true bootstrap from one start")
-AGAIN = "another " + TRUTHS[0], "another " + TRUTHS[1]
+SECOND_BOOTSTRAPS = "another " + TRUTHS[0], "another " + TRUTHS[1]
 ORACLE = "true spread around one net"
 ENSEMBLE, REFITTED = "deep-ensemble", "influence, refitted head"
 
-AROUND: dict[str, Callable[[], Any]] = {  # one trained net
+POST_HOC: dict[str, Callable[[], Any]] = {  # post-hoc methods
     "influence, head": InfluenceBootstrap,
     REFITTED: partial(InfluenceBootstrap, refit=True),
     "laplace": Laplace,
 }
-KERNEL: dict[str, Callable[[], Any]] = {  # the same, where a kernel matrix can hold the rows
+KERNEL: dict[str, Callable[[], Any]] = {  # post-hoc methods with a kernel matrix of the rows
     "influence, last 2 layers": partial(InfluenceBootstrap, layers=2),
     "influence, whole net": partial(InfluenceBootstrap, layers="all"),
     "influence, whole net, HC3": partial(InfluenceBootstrap, layers="all", residuals="hc3"),
 }
-FITTED: dict[str, Callable[[], Any]] = {  # with a training of their own
+TRAINED: dict[str, Callable[[], Any]] = {  # methods with their own training
     "neuboots-paper": NeuBoots.paper,
     "neuboots": NeuBoots,
     "calibrated-neuboots": lambda: create_method("calibrated-neuboots"),
     "mc-dropout": MCDropout,
 }
-ALL = {**FITTED, **AROUND, **KERNEL}
-ONE_RUN = tuple(ALL)  # each trains one net
+ALL = {**TRAINED, **POST_HOC, **KERNEL}
+ONE_TRAINING = tuple(ALL)  # each trains one net
 
 
 @dataclass(frozen=True)
 class ClassSettings:
-    """What is measured, at the scale of a CPU; tuples go by the place in `data`. "digits-200" is a name of digits."""
+    """Settings, by default of the scale cpu; tuples have one value per dataset. "digits-200" is a subset of digits."""
 
     data: tuple[str, ...] = ("digits", "digits-200", "fashion_mnist", "fashion_mnist-200")
     nets: tuple[str, ...] = ("mlp-100-100",) * 4
     n: tuple[int, ...] = (1438, 200, 3000, 200)
     n_test: tuple[int, ...] = (359, 359, 1000, 500)
     epochs: tuple[int, ...] = (40, 60, 20, 60)
-    members: tuple[int, ...] = (16, 16, 10, 10)  # K true nets, as many again, and so many of the ensemble
+    members: tuple[int, ...] = (16, 16, 10, 10)  # K nets of each true bootstrap and of the ensemble
     batch_size: int = 64
     num_samples: int = 100  # B
-    refits: int = 40  # B of refitted heads, each of which is a fit of its own
-    kernel_rows: int = 200  # the most rows that kernels of several layers are made of
-    methods: tuple[str, ...] = ONE_RUN
+    refits: int = 40  # B of refitted heads
+    kernel_rows: int = 200  # maximum number of rows of a kernel
+    methods: tuple[str, ...] = ONE_TRAINING
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @classmethod
@@ -94,16 +94,16 @@ class ClassSettings:
     @property
     def dataset_names(self) -> tuple[str, ...]:
         """The data sets that are read."""
-        return tuple(dict.fromkeys(map(_set_of, self.data)))
+        return tuple(dict.fromkeys(map(_dataset_name, self.data)))
 
     def case(self, data: str) -> "Case":
         k = self.data.index(data)
-        return Case(_set_of(data), self.nets[k], self.n[k], self.n_test[k], self.epochs[k], self.members[k])
+        return Case(_dataset_name(data), self.nets[k], self.n[k], self.n_test[k], self.epochs[k], self.members[k])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A data set, and what is trained on it."""
+    """A dataset and the training on it."""
 
     data: str
     net: str
@@ -113,9 +113,9 @@ class Case:
     members: int
 
 
-def _set_of(name: str) -> str:
+def _dataset_name(name: str) -> str:
     """
-    >>> _set_of("digits-200")
+    >>> _dataset_name("digits-200")
     'digits'
     """
     return name.partition("-")[0]
@@ -125,7 +125,7 @@ def _set_of(name: str) -> str:
 
 
 def measure(data: str, seed: int, settings: ClassSettings, context: RunContext) -> list[dict[str, Any]]:
-    """A row for each method and each of the two truths; those that go around a net all go around the same one."""
+    """One row per method and reference; post-hoc methods use the same net."""
     case = settings.case(data)
     source = load_with_rows(context, case.data, case.n)
     train, test = load_images(source, "train", case.n, seed), load_images(source, "test", case.n_test)
@@ -133,12 +133,12 @@ def measure(data: str, seed: int, settings: ClassSettings, context: RunContext) 
     model = image_net(case.net, source)
 
     def config(part: str) -> TrainingConfig:
-        """The plain net has the seed itself; all others have seeds of their own."""
+        """Training options; the plain net has the seed itself, the others derived seeds."""
         named = seed if part == "deterministic" else derive_seed(seed, part)
         return context.config(part, epochs=case.epochs, batch_size=settings.batch_size, seed=named)
 
     def drawn(predictor: Predictor, size: int = settings.num_samples) -> Tensor:
-        """Its replicates at the test inputs, or its members: (B, N, C)."""
+        """Replicates or members at the test inputs: (B, N, C)."""
         distinct = predictor.num_distinct
         return predictor.predict(x, size if distinct is None else max(2, distinct), seed=seed).samples.detach()
 
@@ -148,68 +148,72 @@ def measure(data: str, seed: int, settings: ClassSettings, context: RunContext) 
         return drawn(BayesianBootstrap(num_members=case.members).fit(make, train, config(part)))
 
     truths = {name: bootstrap(name, one_start=k == 1) for k, name in enumerate(TRUTHS)}
-    again = {name: bootstrap(name, one_start=k == 1) for k, name in enumerate(AGAIN)}
-    plain, plain_seconds = _timed(lambda: Deterministic().fit(model, train, config("deterministic")))
+    again = {name: bootstrap(name, one_start=k == 1) for k, name in enumerate(SECOND_BOOTSTRAPS)}
+    plain, plain_seconds = _time(lambda: Deterministic().fit(model, train, config("deterministic")))
     centre = drawn(plain)
-    spread = again[AGAIN[0]] - again[AGAIN[0]].mean(0)
+    spread = again[SECOND_BOOTSTRAPS[0]] - again[SECOND_BOOTSTRAPS[0]].mean(0)
     arms: list[tuple[str, Row, Tensor]] = [
         *((name, {"cost": case.members}, samples) for name, samples in again.items()),
         (ORACLE, {"cost": case.members + 1}, centre[:1] + spread),
         ("deterministic", {"cost": 1, "time": 1.0}, centre),
     ]
-    makers = _makers(settings, plain.fitted, model, train, config)
+    makers = _fit_functions(settings, plain.fitted, model, train, config)
     ensemble = DeepEnsemble(num_members=case.members)
     makers[ENSEMBLE] = partial(ensemble.fit, model, train, config(ENSEMBLE))
     for name, make in makers.items():
-        predictor, seconds = _timed(make)
+        predictor, seconds = _time(make)
         cost = case.members if name == ENSEMBLE else 1
-        before = plain_seconds if name in AROUND or name in KERNEL else 0.0  # the plain net's training
+        before = plain_seconds if name in POST_HOC or name in KERNEL else 0.0  # training of the plain net
         samples = drawn(predictor, settings.refits) if name == REFITTED else drawn(predictor)
         arms.append((name, {"cost": cost, "time": (before + seconds) / plain_seconds}, samples))
     return [
-        {"method": name, "truth": truth, **_rounded({**about, **compare_replicates(true, samples, labels, seed=seed)})}
+        {
+            "method": name,
+            "truth": truth,
+            **_round_row({**about, **compare_replicates(true, samples, labels, seed=seed)}),
+        }
         for truth, true in truths.items()
         for name, about, samples in arms
-        if truth == TRUTHS[0] or name not in (AGAIN[0], ORACLE, ENSEMBLE)  # which begin elsewhere
+        if truth == TRUTHS[0] or name not in (SECOND_BOOTSTRAPS[0], ORACLE, ENSEMBLE)  # with other initial weights
     ]
 
 
-def _makers(
+def _fit_functions(
     settings: ClassSettings,
     net: nn.Module,
     model: Callable[[], nn.Module],
     train: TensorDataset,
     config: Callable[[str], TrainingConfig],
 ) -> dict[str, Callable[[], Predictor]]:
-    """What makes the predictor of each method that trains one net."""
+    """Functions that fit the predictor of each method with one training."""
     found: dict[str, Callable[[], Predictor]] = {}
     for name in settings.methods:
         method = ALL[name]()
-        if name in FITTED:
+        if name in TRAINED:
             found[name] = partial(method.fit, model, train, config(name))
-        elif name in AROUND or len(train) <= settings.kernel_rows:
+        elif name in POST_HOC or len(train) <= settings.kernel_rows:
             found[name] = partial(method.from_trained, net, train, batch_size=config("deterministic").batch_size)
     return found
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and the seconds of the processor that it took."""
+def _time(work: Callable[[], T]) -> tuple[T, float]:
+    """Result of a function and its CPU seconds."""
     began = time.process_time()
     found = work()
     return found, time.process_time() - began
 
 
-def _rounded(row: Row) -> dict[str, Any]:
-    """Six digits after the point; what is not finite is not known."""
+def _round_row(row: Row) -> dict[str, Any]:
+    """Round to six digits; None for values that are not finite."""
     return {
         key: (round(value, 6) if math.isfinite(value) else None) if isinstance(value, float) else value
         for key, value in row.items()
     }
 
 
-# -- what the rows say ---------------------------------------------------------------------------------
+# -- tables, checks and plots ---------------------------------------------------------------------------------
 
-RIGHT_SIZE = 1.25  # the factor by which a spread may be too wide or too narrow
+MAX_SPREAD_FACTOR = 1.25  # accepted factor between spreads
 
 _COLUMNS = (
     MetricColumn("distance", "distance", digits=3),
@@ -222,7 +226,7 @@ _COLUMNS = (
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Nearness to either truth, and how good the replicates are together; nothing of no rows."""
+    """Distances from both references, and metrics of the predictive mean; none without rows."""
     if not rows:
         return []
     seeds = f"mean ± standard deviation over {len({row['seed'] for row in rows})} seeds"
@@ -258,21 +262,20 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 _NOTES = (
     "The distance is the energy distance of the replicates' probabilities, over the mean distance of two true ones: 0 "
-    "is the same distribution, 1 what a true replicate by itself has on average. Sizes are the standard deviation over "
+    "is the same distribution, 1 the average of a single true replicate. Sizes are the standard deviation over "
     "that of the true replicates: of logits, and of probabilities. The correlation is that of the variance of the "
     "probabilities over inputs, corrected for few replicates. The factor off is by how much the standard deviation of "
     "the logits is wrong at a typical input, once its size over all inputs is right, corrected likewise. The shift "
-    "of the centre is in true standard deviations. Methods that go around a net all go around the plain one, whose "
+    "of the centre is in true standard deviations. Post-hoc methods use the plain net, whose "
     "training their time includes; a net for 200 rows trains so fast that a kernel of all its weights takes longer. "
     f"“{ORACLE}” is no method: it has the deviations of another true bootstrap around the plain net, and shows what is "
     "missing when the spread is right but the centre is not. Kernels of several layers were measured for few rows.",
-    "All true nets begin with the first weights of the plain net: what is left is what other weights of the data do, "
-    "and the order of rows.",
+    "All true nets have the initial weights of the plain net and differ only in the weights and the order of the rows.",
 )
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """What the rows say for themselves: who is near to a true bootstrap, and who is not; nothing of no rows."""
+    """Checks of the distances from a true bootstrap; none without rows."""
     if not rows:
         return []
     sets = [*dict.fromkeys(row["data"] for row in rows)]
@@ -298,21 +301,21 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         ("influence, head", "laplace"),
     )
     return [
-        _as_near_as_can_be(whole, sets),
+        _check_nearest(whole, sets),
         *(nearer(*pair, whole, f"a {TRUTHS[0]}") for pair in pairs if known >= {*pair}),
-        *(_right_size(start, sets, method) for method in (*AROUND, *KERNEL) if method in known),
-        _mostly_first_weights(whole, sets),
+        *(_check_spread(start, sets, method) for method in (*POST_HOC, *KERNEL) if method in known),
+        _check_initial_weights(whole, sets),
     ]
 
 
-def _as_near_as_can_be(rows: Sequence[Row], sets: Sequence[str]) -> Check:
-    """The nearest method that trains one net, by its mean distance, against another true bootstrap."""
+def _check_nearest(rows: Sequence[Row], sets: Sequence[str]) -> Check:
+    """Check that the nearest method with one training is as near as another true bootstrap."""
     parts = []
     for data in sets:
-        means = {method: _mean(rows, data, method, "distance") for method in ONE_RUN}
+        means = {method: _mean(rows, data, method, "distance") for method in ONE_TRAINING}
         known = {method: mean for method, mean in means.items() if mean is not None}
         best = min(known, key=known.__getitem__)
-        pair = ({"data": data, "method": best}, {"data": data, "method": AGAIN[0]})
+        pair = ({"data": data, "method": best}, {"data": data, "method": SECOND_BOOTSTRAPS[0]})
         parts.append(compare_groups("", rows, "distance", *pair, expect="equal", margin=0.05, digits=3))
     return combine_checks(
         "the nearest method that trains one net is as near to a true bootstrap as another true bootstrap, within 0.05, "
@@ -321,26 +324,27 @@ def _as_near_as_can_be(rows: Sequence[Row], sets: Sequence[str]) -> Check:
     )
 
 
-def _right_size(rows: Sequence[Row], sets: Sequence[str], method: str) -> Check:
-    """Within the factor STD_RATIO_TOLERANCE, in the mean over seeds, on every set."""
+def _check_spread(rows: Sequence[Row], sets: Sequence[str], method: str) -> Check:
+    """Check that the mean ratio of spreads over seeds is within MAX_SPREAD_FACTOR, on every dataset."""
     ratios = {data: _mean(rows, data, method, "ratio") for data in sets}
     known = {data: ratio for data, ratio in ratios.items() if ratio is not None}
     return Check(
-        f"the spread of {method} is that of true nets from the same start, within a factor {RIGHT_SIZE}, on every set",
-        all(1 / RIGHT_SIZE <= ratio <= RIGHT_SIZE for ratio in known.values()) if known else None,
+        f"the spread of {method} is that of true nets from the same start, within a factor {MAX_SPREAD_FACTOR}, "
+        "on every set",
+        all(1 / MAX_SPREAD_FACTOR <= ratio <= MAX_SPREAD_FACTOR for ratio in known.values()) if known else None,
         "; ".join(f"{data} {ratio:.2f}" for data, ratio in known.items()),
     )
 
 
-def _mostly_first_weights(rows: Sequence[Row], sets: Sequence[str]) -> Check:
-    """Variance of the ensemble's logits, whose nets differ in first weights and order alone, over the bootstrap's."""
+def _check_initial_weights(rows: Sequence[Row], sets: Sequence[str]) -> Check:
+    """Check the variance of the deep ensemble, which lacks the weights of the data, over the bootstrap's."""
     ratios = {data: _mean(rows, data, ENSEMBLE, "ratio") for data in sets}
-    shares = {data: ratio**2 for data, ratio in ratios.items() if ratio is not None}
+    fractions = {data: ratio**2 for data, ratio in ratios.items() if ratio is not None}
     return Check(
-        "more than half of a true bootstrap's variance is that of first weights and the order of rows, which nothing "
-        "around one net can know, on every set",
-        all(share > 0.5 for share in shares.values()) if shares else None,
-        "; ".join(f"{data} {share:.0%}" for data, share in shares.items()),
+        "more than half of a true bootstrap's variance is due to initial weights and the order of rows, which no "
+        "post-hoc method can reproduce, on every set",
+        all(value > 0.5 for value in fractions.values()) if fractions else None,
+        "; ".join(f"{data} {value:.0%}" for data, value in fractions.items()),
     )
 
 
