@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots._validation import ArgumentError
 from neuboots.data.corruptions import CORRUPTIONS, ROTATION, CorruptedDataset, Corruption, rotate
+from neuboots.data.dataset import Standardizer
 
 LEVELS = [1, 2, 3, 4, 5]
 NOISES = ["gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"]
@@ -262,7 +263,9 @@ def test_saturate_takes_colour_and_adds_it() -> None:
 @pytest.mark.parametrize("name", ["shot_noise", "jpeg"])
 def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
     x, y = pictures(num=7), torch.arange(7)
-    data = CorruptedDataset(TensorDataset(x, y), CORRUPTIONS[name], 2, seed=5, transform=lambda image: 2 * image - 1)
+    standardizer = Standardizer((0.5,) * x.shape[1], (0.5,) * x.shape[1])
+    clean = TensorDataset(standardizer(x), y)
+    data = CorruptedDataset(clean, CORRUPTIONS[name], 2, seed=5, standardizer=standardizer)
     batches = list(DataLoader(data, batch_size=3))
     torch.testing.assert_close(torch.cat([part for part, _ in batches]), 2 * CORRUPTIONS[name](x, 2, seed=5) - 1)
     assert torch.cat([labels for _, labels in batches]).tolist() == y.tolist()
@@ -307,9 +310,9 @@ def test_bad_indices_and_angles_get_a_sentence() -> None:
     for seed in (0.5, "0", True, None):
         with pytest.raises(ArgumentError):
             CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, seed=seed)
-    for degrees in (float("nan"), "a", None):
+    for degrees in (float("nan"), torch.arange(3.0)):
         with pytest.raises(ArgumentError):
-            rotate(pictures(num=1), degrees)
+            rotate(pictures(num=2), degrees)
 
 
 def test_a_bad_data_set_gets_a_sentence() -> None:

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from neuboots._validation import ArgumentError
 from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
-from neuboots.data.corruptions import CORRUPTIONS
-from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, TensorSource, to_unit_range
+from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, LoadOptions, TensorSource, to_unit_range
 from neuboots.loading import EpochLoader, load_class_labels, load_targets
 
 
@@ -265,43 +264,10 @@ def test_augmented_is_train_with_its_augmentation() -> None:
     assert stream.augment is noisy
 
 
-def test_an_imbalanced_set_has_the_counts_and_is_still_augmented() -> None:
-    data = data_set()
-    few = data.with_class_counts([1, 2, 3, 4], seed=1)
-    assert isinstance(few.train, LazyDataset)
-    assert torch.bincount(load_class_labels(few.train)).tolist() == [1, 2, 3, 4]
-    assert isinstance(few.augmented_train, LazyDataset)
-    assert few.augmented_train.augment is noisy
-    assert few.test is data.test
-    assert few.train.rows == data.with_class_counts([1, 2, 3, 4], seed=1).train.rows  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="toys"):
-        data_set(train=StreamingDataset(numbers)).with_class_counts([1])
-    with pytest.raises(ValueError, match="toys"):
-        data_set(task="segmentation").with_class_counts([1])
-
-
-def test_a_corrupted_set_is_corrupted_before_it_is_normalised() -> None:
-    data = data_set()
-    assert isinstance(data.test, LazyDataset)
-    raw = data.test.source.read(range(30, 40))[0]
-    expected = data.test.transform(CORRUPTIONS["contrast"](torch.stack(raw), 5))
-    found = data.with_corruption("contrast", 5).test
-    assert found is not None
-    assert torch.allclose(torch.stack([x for x, _ in found]), expected, atol=1e-5)  # type: ignore[attr-defined]
-    assert [int(y) for _, y in found] == [row % 4 for row in range(30, 40)]  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="fog"):
-        data.with_corruption("fog", 1)
-    with pytest.raises(ValueError, match="toys"):
-        data_set(test=StreamingDataset(numbers)).with_corruption("jpeg", 1)
-    masks = LazyDataset(
-        TensorSource(torch.rand(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.int64)), data.test.transform
-    )
-    segmented = data_set(task="segmentation", test=masks)
-    assert segmented.with_corruption("contrast", 5).test is not None
-    with pytest.raises(ValueError, match="rotation"):
-        segmented.with_corruption("rotation", 1)
-    with pytest.raises(ValueError, match="toys"):
-        data_set(standardizer=Standardizer((0.0,), (1.0,), axes=0)).with_corruption("jpeg", 1)
+def test_load_options_are_validated() -> None:
+    for options in ({"val_fraction": 1.0}, {"val_fraction": "0.1"}, {"seed": 0.5}, {"split": -1}):
+        with pytest.raises(ArgumentError):
+            LoadOptions(**options)
 
 
 def test_streams_are_streams_to_torch() -> None:

@@ -209,8 +209,6 @@ def test_a_set_without_rows_to_test_on(tmp_path: Path) -> None:
     write_images(tmp_path / "cifar10/data", counts={"train": 20})
     data = load_dataset("cifar10", root=tmp_path)
     assert data.test is None
-    with pytest.raises(ValueError, match="test"):
-        data.with_corruption("jpeg", 1)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -358,14 +356,7 @@ def test_names_as_people_write_them(given: str, name: str) -> None:
     assert resolve_name(given) == name
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "cifar11",
-        "svhm",
-        "camvd",
-    ],
-)
+@pytest.mark.parametrize("wrong", ["cifar11", "svhm", "camvd"])
 def test_a_wrong_name_gets_the_closest_first_and_all(wrong: str) -> None:
     with pytest.raises(ArgumentError) as error:
         load_dataset(wrong)

@@ -14,29 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from neuboots._validation import ArgumentError
-from neuboots.data import exponential_counts, subsample_classes
+from neuboots.data import subsample_classes
 
 LABELS = torch.arange(30) % 3
-
-
-def test_exponential_counts_match_long_tailed_cifar() -> None:
-    """12,406 rows of CIFAR-10 and 10,847 of CIFAR-100 at ratio 100, as in the literature."""
-    assert sum(exponential_counts(5000, 100, 10)) == 12406
-    assert sum(exponential_counts(500, 100, 100)) == 10847
-    assert exponential_counts(500, 1, 3) == [500, 500, 500]
-    assert exponential_counts(7, 3, 1) == [7]
-    assert exponential_counts(500, 10, 2) == [500, 50]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((0, 10, 3), "largest"), ((10, 0.5, 3), "ratio"), ((10, 5, 0), "classes"), ((10, float("nan"), 3), "ratio"),
-     ((10, 11, 3), "ratio")],
-)  # fmt: skip
-def test_invalid_exponential_counts_are_errors(arguments: tuple[Any, ...], name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        exponential_counts(*arguments)
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)

@@ -20,6 +20,7 @@ from neuboots.data import (
     StreamingDataset,
     load_dataset,
 )
+from neuboots.data.dataset import LoadOptions
 from neuboots.data.image_datasets import CAMVID, VOC2012, WBC_SEGMENTATION, load_image_dataset, voc_color
 from neuboots.data.images import decode_mask
 from neuboots.loading import EpochLoader
@@ -151,11 +152,11 @@ def test_cells_come_in_one_size_or_in_their_own(tmp_path: Path) -> None:
         assert (x.shape, y.shape) == ((3, 120, 120), (120, 120))
         assert set(y.unique().tolist()) <= {0, 1, 2}  # no void comes in
     own = load_image_dataset(
-        replace(WBC_SEGMENTATION, resize=None), tmp_path, val_fraction=0.0, seed=0, streaming=False
+        replace(WBC_SEGMENTATION, resize=None), tmp_path, LoadOptions(val_fraction=0.0, seed=0, streaming=False)
     )
     assert [tuple(y.shape) for _, y in part_of(own.test)] == [sizes[row % 3] for row in (1000, 1001, 1002)]
     thirty = load_image_dataset(
-        replace(WBC_SEGMENTATION, resize=30), tmp_path, val_fraction=0.0, seed=0, streaming=False
+        replace(WBC_SEGMENTATION, resize=30), tmp_path, LoadOptions(val_fraction=0.0, seed=0, streaming=False)
     )
     assert (part_of(thirty.train)[0][1].numpy() == mask_pixels(0, (30, 30), 3, None)).all()  # of this size already
 
@@ -167,7 +168,9 @@ def test_resized_masks_go_with_their_images(tmp_path: Path) -> None:
     columns = {"image": [encoded(image)] * 2, "mask": [encoded(mask)] * 2}
     for split in ("train", "test"):
         write_split(tmp_path / "wbc_segmentation/data", split, columns)
-    data = load_image_dataset(replace(WBC_SEGMENTATION, resize=64), tmp_path, val_fraction=0.0, seed=0, streaming=False)
+    data = load_image_dataset(
+        replace(WBC_SEGMENTATION, resize=64), tmp_path, LoadOptions(val_fraction=0.0, seed=0, streaming=False)
+    )
     x, y = part_of(data.test)[0]
     assert isinstance(data.standardizer, Standardizer)
     assert y.unique().tolist() == [0, 2]  # nothing between the classes
@@ -225,12 +228,7 @@ def test_voc_that_is_missing_says_both_ways_to_get_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_bad_masks_are_named(tmp_path: Path, streaming: bool) -> None:
     good = encoded(mask_pixels(0, (4, 6), 11, 11))
-    for bad in (
-        encoded(np.full((4, 6), 12)),
-        encoded(np.zeros((4, 5))),
-        encoded(pixels_of(0, (4, 6, 3))),
-        good[:50],
-    ):
+    for bad in (encoded(np.full((4, 6), 12)), encoded(np.zeros((4, 5))), encoded(pixels_of(0, (4, 6, 3))), good[:50]):
         columns = {"image": [encoded(pixels_of(0, (4, 6, 3)))] * 3, "mask": [good, bad, good]}
         for split in ("train", "validation", "test"):
             write_split(tmp_path / "camvid/data", split, columns)

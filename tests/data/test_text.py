@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError
 from neuboots.data._common import CorruptFileError, DatasetNotFoundError
-from neuboots.data.dataset import DatasetBundle
+from neuboots.data.dataset import DatasetBundle, LoadOptions
 from neuboots.data.text import PADDING, UNKNOWN, Vocabulary, load_sst2, tokenize
 
 __all__ = ["own_cache"]
@@ -68,7 +68,6 @@ def test_what_is_encoded_can_be_decoded(texts: list[str], text: str, length: int
     real = int((x != PADDING).sum())
     assert bool((x[:real] != PADDING).all())
     assert torch.equal(vocabulary.encode(text, length + 3)[:length][:real], x[:real])
-    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
 def test_words_are_numbered_by_frequency_as_scikit_learn_counts_them() -> None:
@@ -105,9 +104,6 @@ def test_a_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
     for ids in (torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor([[1]])):
         with pytest.raises(ArgumentError):
             vocabulary.decode(ids)
-    for text in ("{", "[]", "{}", '{"words": 3, "length": 4}'):
-        with pytest.raises(ValueError, match="JSON"):
-            Vocabulary.from_json(text)
 
 
 # -- SST-2 ---------------------------------------------------------------------------------------------
@@ -154,7 +150,7 @@ def decoded(data: DatasetBundle, part: str) -> list[str]:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_splits_of_a_data_root(streaming: bool, tmp_path: Path) -> None:
     written = write(tmp_path)
-    data = load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming})
+    data = load_sst2(tmp_path, LoadOptions(**{**OPTIONS, "streaming": streaming}))
     assert (data.task, data.classes) == ("classification", ("negative", "positive"))
     assert sorted(data.vocabulary.words) == sorted(WORDS)  # what comes once is not known
     assert data.channels == data.vocabulary.size == 12
@@ -170,7 +166,7 @@ def test_the_splits_of_a_data_root(streaming: bool, tmp_path: Path) -> None:
 def test_labels_that_are_not_public(streaming: bool, tmp_path: Path) -> None:
     """As on the hub: the test part is its validation rows, and a share of the training rows is for validation."""
     written = write(tmp_path, column="sentence", test_label=-1)
-    data = load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming})
+    data = load_sst2(tmp_path, LoadOptions(**{**OPTIONS, "streaming": streaming}))
     assert tensors(data.test)[1].tolist() == [k % 2 for k in range(10)]
     assert [text.removesuffix(" <unknown>") for text in decoded(data, "test")] == [
         " ".join(text.split()[:6]) for text in written["validation"]
@@ -179,7 +175,7 @@ def test_labels_that_are_not_public(streaming: bool, tmp_path: Path) -> None:
     assert (len(train), len(validation)) == (40, 10)
     both = Counter(text.removesuffix(" <unknown>") for part in PARTS[:2] for text in decoded(data, part))
     assert both == Counter(" ".join(text.split()[:6]) for text in written["train"])
-    assert load_sst2(tmp_path, **{**OPTIONS, "streaming": streaming, "val_fraction": 0}).validation is None
+    assert load_sst2(tmp_path, LoadOptions(**{**OPTIONS, "streaming": streaming, "val_fraction": 0})).validation is None
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -190,7 +186,7 @@ def test_the_vocabulary_is_that_of_the_training_rows_alone(streaming: bool, tmp_
     write(tmp_path, test_label=-1, train=texts)
     seen = set()
     for seed in range(12):
-        data = load_sst2(tmp_path, val_fraction=0.6, seed=seed, streaming=streaming)
+        data = load_sst2(tmp_path, LoadOptions(val_fraction=0.6, seed=seed, streaming=streaming))
         counts = Counter(word for text in _texts_of(data, texts) for word in tokenize(text))
         assert {*data.vocabulary.words} == {word for word, count in counts.items() if count >= 2}
         seen.add("rareword" in data.vocabulary.words)
@@ -208,30 +204,30 @@ def test_sentences_without_a_word_and_sentences_that_are_none(streaming: bool, t
     texts: list[Any] = sentences(50, 0)
     texts[7] = "   "
     write(tmp_path / "empty", train=texts)
-    data = load_sst2(tmp_path / "empty", **{**OPTIONS, "streaming": streaming})
+    data = load_sst2(tmp_path / "empty", LoadOptions(**{**OPTIONS, "streaming": streaming}))
     assert tensors(data.train)[0][7].tolist() == [UNKNOWN] + [PADDING] * 63
     texts[8] = None
     write(tmp_path / "none", train=texts, column="sentence")
     with pytest.raises(CorruptFileError):
-        load_sst2(tmp_path / "none", **{**OPTIONS, "streaming": streaming})
+        load_sst2(tmp_path / "none", LoadOptions(**{**OPTIONS, "streaming": streaming}))
 
 
 def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     write(tmp_path, labels=[7 if k == 9 else k % 2 for k in range(50)])
     with pytest.raises(CorruptFileError):
-        load_sst2(tmp_path, **OPTIONS)
+        load_sst2(tmp_path, LoadOptions(**OPTIONS))
 
 
 def test_a_set_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
-        load_sst2(tmp_path, **OPTIONS)
+        load_sst2(tmp_path, LoadOptions(**OPTIONS))
 
 
 @pytest.mark.skipif(data_root() is None, reason="no data root: set NEUBOOTS_DATA")
 def test_the_real_set() -> None:
     """6,920 / 872 / 1,821 sentences; few words of the test part are not known, and counts of words tell the classes
     apart: naive Bayes is right at least three times in four."""
-    data = load_sst2(data_root(), **OPTIONS)
+    data = load_sst2(data_root(), LoadOptions(**OPTIONS))
     parts = {part: tensors(getattr(data, part)) for part in PARTS}
     assert [len(y) for _, y in parts.values()] == [6920, 872, 1821]
     x, y = parts["test"]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from neuboots._validation import ArgumentError
 from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip
-from neuboots.data.dataset import LazyDataset, StreamingDataset
+from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset
 from neuboots.data.volumes import (
     find_volume_file,
     load_hippocampus3d,
@@ -366,7 +366,9 @@ def test_one_label_is_no_task(tmp_path: Path) -> None:
 def test_hippocampus_in_either_layout(tmp_path: Path, name: str) -> None:
     kinds = ("images", "labels") if name == "hippocampus3d" else ("imagesTr", "labelsTr")
     pairs(tmp_path / name, 20, names=kinds)
-    data, other = (load_hippocampus3d(tmp_path, val_fraction=0.25, seed=seed, streaming=False) for seed in (0, 1))
+    data, other = (
+        load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0.25, seed=seed, streaming=False)) for seed in (0, 1)
+    )
     assert data.classes == ("background", "anterior", "posterior")
     assert [len(part) for part in (data.train, data.validation, data.test)] == [12, 4, 4]
     assert data.test.rows == other.test.rows  # one test set for all
@@ -377,7 +379,9 @@ def test_hippocampus_in_either_layout(tmp_path: Path, name: str) -> None:
 
 def test_streams_give_the_same_rows(tmp_path: Path) -> None:
     pairs(tmp_path / "hippocampus3d", 20)
-    data, flowing = (load_hippocampus3d(tmp_path, val_fraction=0.25, seed=0, streaming=s) for s in (False, True))
+    data, flowing = (
+        load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0.25, seed=0, streaming=s)) for s in (False, True)
+    )
     for name in ("train", "validation", "test"):
         part, stream = getattr(data, name), getattr(flowing, name)
         assert isinstance(part, LazyDataset)
@@ -385,22 +389,22 @@ def test_streams_give_the_same_rows(tmp_path: Path) -> None:
         rows = list(stream)
         assert len(rows) == len(part)
         assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(rows, part, strict=True))
-    assert load_hippocampus3d(tmp_path, val_fraction=0, seed=0, streaming=True).validation is None
+    assert load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0, seed=0, streaming=True)).validation is None
     assert next(iter(DataLoader(flowing.augmented_train, batch_size=2)))[0].shape == (2, 1, 32, 48, 32)
 
 
 def test_a_hippocampus_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
-        load_hippocampus3d(tmp_path, val_fraction=0.1, seed=0, streaming=False)
+        load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
     with pytest.raises(DatasetNotFoundError):
-        load_hippocampus3d(None, val_fraction=0.1, seed=0, streaming=False)
+        load_hippocampus3d(None, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
 
 
 def test_the_real_hippocampus() -> None:
     root = data_root()
     if root is None or not (root / "hippocampus3d").is_dir():
         pytest.skip("no folder of real data: set NEUBOOTS_DATA to one with hippocampus3d")
-    data = load_hippocampus3d(root, val_fraction=0.1, seed=0, streaming=False)
+    data = load_hippocampus3d(root, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
     assert sum(len(part) for part in (data.train, data.validation, data.test)) == 160
     rows = data.train.__getitems__(range(12))
     for x, y in rows:

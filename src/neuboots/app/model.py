@@ -137,6 +137,11 @@ class Model(ABC):
     def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
         """Read a file or folder in batches, with labels if requested."""
 
+    def inputs(self, batch: RowBatch) -> Tensor:
+        """Standardized inputs of the predictor."""
+        inputs: Tensor = batch.x
+        return inputs
+
     @abstractmethod
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
         """Predict a batch from B replicates; intervals have this level."""

@@ -42,7 +42,7 @@ from neuboots.prediction import Predictor
 from neuboots.serialization import Artifact, ArtifactError
 
 LEVEL = 0.95  # level of the interval whose width the reject rule limits
-_MAX_STD = 1e6  # inputs are clipped, so that sums in the net do not overflow
+_MAX_STD = 1e6  # inputs are clipped at so many standard deviations, so that sums in the net do not overflow
 _MAX_TEST_BATCH = 1 << 14
 _MAX_NAMES = 20  # columns and values in a message
 _MIN_COUNTER_ROWS = 20  # fewer rows may be consecutive integers by chance
@@ -116,7 +116,7 @@ class TabularModel(Model):
                     frame = self._parse_copied(frame, {*copied}, file.decimal)
                 y = self.schema.read_target(frame) if target else None
                 issues.add(frame, y)
-                batch = RowBatch(keys, self.schema.encode(frame).clamp_(-_MAX_STD, _MAX_STD), y)
+                batch = RowBatch(keys, self._clip(self.schema.encode(frame, standardize=False)), y)
         assert batch is not None, "an empty table is an error"
         yield replace(batch, notes=issues.notes)  # the last one
 
@@ -128,10 +128,14 @@ class TabularModel(Model):
             frame = frame.assign(**{name: column.str.replace(decimal, ".") if numeric else column})
         return frame
 
+    def inputs(self, batch: RowBatch) -> Tensor:
+        """Standardized inputs of the predictor."""
+        inputs: Tensor = self.estimator.inputs(batch.x.numpy())
+        return inputs
+
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = LEVEL) -> PredictionTable:
         """Predict a batch from B replicates; intervals have this level."""
-        x = np.asarray(batch.x)
-        inputs = self.estimator.inputs(x)
+        x, inputs = batch.x.numpy(), self.inputs(batch)
         score, probs = self.ood(inputs), None
         if self.classes:
             values = class_values(self.schema.target)
@@ -156,6 +160,10 @@ class TabularModel(Model):
                 raise ValueError(f"the {name} of row {row} is not finite; train the model again")
         return PredictionTable(columns, probs)
 
+    def _clip(self, x: Tensor) -> Tensor:
+        mean, std = map(x.new_tensor, (self.schema.standardizer.mean, self.schema.standardizer.std))
+        return torch.clamp(x, mean - _MAX_STD * std, mean + _MAX_STD * std)
+
     def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         estimator, tensors = self.estimator.to_artifact()
         config = {"schema": json.loads(self.schema.to_json()), "rule": self.rule.config(), "estimator": estimator}
@@ -179,7 +187,7 @@ class TabularModel(Model):
             raise ArtifactError(artifact.folder, "its parts are of different models")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.predict(RowBatch({"row": np.ones(1)}, torch.zeros(1, len(schema.features))), num_samples=2)
+            model.predict(RowBatch({"row": np.ones(1)}, torch.tensor([schema.standardizer.mean])), num_samples=2)
         return model
 
 
@@ -323,25 +331,16 @@ def fit_table(
             check_int(name, value, minimum=minimum)
     if max_width is not None and not 0 < max_width < math.inf:
         raise ArgumentError("max_width", max_width, f"a positive number in the units of {target!r}")
-    encoded = read_table(
-        path,
-        target=target,
-        task=task,
-        ignore=ignore,
-        val_fraction=0,
-        test_fraction=test_fraction,
-        seed=seed,
-        max_categories=max_categories,
-        drop_high_cardinality=True,
-    )
+    options = task, ignore, (0.0, test_fraction), seed, max_categories
+    encoded = read_table(path, target, *options, drop_high_cardinality=True, standardize=False)
     schema, classes, train, test = encoded.schema, encoded.schema.target.classes, encoded.split == 0, encoded.split == 2
     assert encoded.x is not None, "rows are encoded"
     x, y = encoded.x[train], encoded.y[train]
     if on_start is not None:
         on_start(schema, _find_counters(schema, x))
     estimator_class = NeuBootsClassifier if classes else NeuBootsRegressor
-    options: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
-    estimator = estimator_class(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **options)
+    limit: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+    estimator = estimator_class(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **limit)
     estimator.fit(x.numpy(), y.numpy() if classes else y.numpy()[:, 0])
     held_out = torch.from_numpy(estimator.held_out_)
     inputs = estimator.inputs(x.numpy())
@@ -375,7 +374,7 @@ def _find_counters(schema: TableSchema, x: Tensor) -> list[str]:
     """Return a note for each column that seems to number the rows, which makes every new row out of distribution."""
     notes = []
     for k, column in enumerate(schema.numbers):
-        values = np.sort(np.asarray(x[:, k].double() * column.std + column.mean))
+        values = np.sort(x[:, k].numpy())
         integer = bool((np.abs(values - values.round()) < 0.1).all())
         dense = values[-1] - values[0] < 1.5 * len(x) and bool((np.diff(values) > 0.5).all())
         if column.kind == "number" and not column.missing and integer and dense and len(x) >= _MIN_COUNTER_ROWS:

@@ -200,7 +200,7 @@ class Suggest:
                 for key in batch.keys:
                     keys.setdefault(key, unique_name(key, {*keys.values(), *columns, "rank", "score", "why"}))
                 columns |= {keys[key]: values for key, values in batch.keys.items()}
-                features = distance_features(batch.x) if diverse else None
+                features = distance_features(model.inputs(batch)) if diverse else None
                 selector.add(strategy.score(predictions), features, columns)
                 notes += [note for note in dict.fromkeys(batch.notes) if note not in notes]
                 step(f"scored {selector.num_rows:,} rows")

@@ -4,7 +4,7 @@ from neuboots.data._common import CorruptFileError, DatasetNotFoundError, train_
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
 from neuboots.data.image_folder import load_image_folder, load_mask_folder, load_voc_folder
-from neuboots.data.imbalance import exponential_counts, subsample_classes
+from neuboots.data.imbalance import subsample_classes
 from neuboots.data.registry import DATASETS, load_dataset
 from neuboots.data.tabular import TableSchema, encode_file, load_table
 from neuboots.data.text import Vocabulary
@@ -23,7 +23,6 @@ __all__ = [
     "TableSchema",
     "Vocabulary",
     "encode_file",
-    "exponential_counts",
     "find_volume_file",
     "load_dataset",
     "load_image_folder",

@@ -49,14 +49,9 @@ class CropFlipCutout:
     fill: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        _set_fields(
-            self,
-            size=check_sides("size", self.size, axes=(2,)),
-            padding=check_int("padding", self.padding, minimum=0),
-            flip=bool(self.flip),
-            cutout=check_int("cutout", self.cutout, minimum=0),
-            fill=_to_floats("fill", self.fill),
-        )
+        check_sides("size", self.size, axes=(2,))
+        check_int("padding", self.padding, minimum=0)
+        check_int("cutout", self.cutout, minimum=0)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,32 +112,24 @@ class CropFlip:
     ignore_index: int = 255
 
     def __post_init__(self) -> None:
-        size, scale = check_sides("size", self.size, axes=(1, 2, 3)), _to_floats("scale", self.scale)
-        if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
+        axes = len(check_sides("size", self.size, axes=(1, 2, 3)))
+        if not 0 < self.scale[0] <= self.scale[1] < math.inf:
             raise ArgumentError("scale", self.scale, "minimum and maximum factor, above 0")
-        flips = [check_int("flips", axis) for axis in self.flips]
-        if any(not -len(size) <= axis < len(size) for axis in flips):
-            raise ArgumentError("flips", self.flips, f"axes from {-len(size)} to {len(size) - 1}")
-        _set_fields(
-            self,
-            size=size,
-            scale=scale,
-            flips=tuple(sorted({axis % len(size) for axis in flips})),
-            fill=_to_floats("fill", self.fill),
-            ignore_index=check_int("ignore_index", self.ignore_index),
-        )
+        if any(not -axes <= check_int("flips", axis) < axes for axis in self.flips):
+            raise ArgumentError("flips", self.flips, f"axes from {-axes} to {axes - 1}")
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         axes = len(self.size)
         _check_images(x, y, axes, self.fill)
+        flips = {axis % axes for axis in self.flips}
         draws = torch.rand(len(x), 1 + 2 * axes, dtype=torch.float64).tolist()
         new_x = x.new_tensor(self.fill).view(-1, *[1] * axes).repeat(len(x), x.shape[1] // len(self.fill), *self.size)
         new_y = y.new_full((len(y), *self.size), self.ignore_index) if y.ndim > 1 else y
         for i, (u, *others) in enumerate(draws):
             factor = self.scale[0] + (self.scale[1] - self.scale[0]) * u
             crops = [
-                _crop_axis(x.shape[2 + axis], factor, self.size[axis], start, axis in self.flips and mirror < 0.5)
+                _crop_axis(x.shape[2 + axis], factor, self.size[axis], start, axis in flips and mirror < 0.5)
                 for axis, (start, mirror) in enumerate(zip(others[:axes], others[axes:], strict=True))
             ]
             image, mask = x[i], y[i]
@@ -192,12 +179,6 @@ def _check_images(x: Tensor, y: Tensor, axes: int, fill: tuple[float, ...]) -> N
         raise ArgumentError("fill", fill, f"one number, or one for each of {x.shape[1]} channels")
 
 
-def _set_fields(augment: Any, **values: Any) -> None:
-    """Set fields of a frozen dataclass to canonical values: equal options have equal representations."""
-    for name, value in values.items():
-        object.__setattr__(augment, name, value)
-
-
 def check_sides(name: str, values: Any, *, axes: tuple[int, ...]) -> tuple[Any, ...]:
     """Return the size of an image or volume as a tuple of integers.
 
@@ -215,13 +196,3 @@ def check_sides(name: str, values: Any, *, axes: tuple[int, ...]) -> tuple[Any, 
     if isinstance(values, str) or not hasattr(values, "__len__") or len(values) not in axes:
         raise ArgumentError(name, values, f"{' or '.join(map(str, axes))} positive integers")
     return tuple(check_int(name, value, minimum=1) for value in values)
-
-
-def _to_floats(name: str, values: Any) -> tuple[Any, ...]:
-    try:
-        floats = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        floats = ()
-    if not floats or not all(map(math.isfinite, floats)):
-        raise ArgumentError(name, values, "a tuple of finite numbers such as (0.5,)")
-    return floats

@@ -13,10 +13,8 @@ Hendrycks and Dietterich, Benchmarking neural network robustness to common corru
 
 import hashlib
 import io
-import math
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_int
-from neuboots.data._common import identity, import_optional
+from neuboots.data._common import import_optional
 
 _Draw = Callable[[Callable[[torch.Generator, Tensor], Tensor]], Tensor]  # draws for each image from its own generator
 
@@ -141,7 +139,9 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
         True
     """
     _check_images(images)
-    angles = _to_radians(degrees, len(images)).view(-1, 1, 1)
+    angles = torch.as_tensor(degrees, dtype=torch.float64, device="cpu").detach().deg2rad().view(-1, 1, 1)
+    if len(angles) not in (1, len(images)) or not bool(angles.isfinite().all()):
+        raise ArgumentError("degrees", degrees, f"a finite number, or one for each of {len(images)} images")
     if len(images) == 0:
         return images.clone()
     height, width = images.shape[2:]
@@ -157,17 +157,6 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
 
 def _rotation(x: Tensor, degrees: float, draw: _Draw) -> Tensor:
     return rotate(x, degrees)
-
-
-def _to_radians(degrees: Any, n: int) -> Tensor:
-    """Angles in radians, float64: (1,) or (n,)."""
-    if isinstance(degrees, Tensor) and degrees.ndim == 1 and not degrees.is_complex():
-        if degrees.shape != (n,) or not bool(degrees.isfinite().all()):
-            raise ArgumentError("degrees", degrees, f"a finite number for each of {n} images")
-        return degrees.detach().cpu().double().deg2rad()
-    if not isinstance(degrees, Real) or not math.isfinite(degrees):
-        raise ArgumentError("degrees", degrees, "a finite number")
-    return torch.tensor([math.radians(degrees)], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -252,16 +241,12 @@ def _standard_normal(rng: torch.Generator, image: Tensor) -> Tensor:
 
 def _check_images(images: Any) -> None:
     """Reject images whose range or channels would give wrong corruptions silently."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise ArgumentError("images", got, "a tensor (N, C, H, W) with C = 1 or 3")
-    if not images.is_floating_point():
-        raise ArgumentError("images", images.dtype, "floating-point numbers", hint="use images.float() / 255")
-    if len(images) and images.numel() == 0:
-        raise ArgumentError("images", tuple(images.shape), "at least one pixel")
-    if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
-        limits = f"values from {float(images.amin()):g} to {float(images.amax()):g}"
-        raise ArgumentError("images", limits, "values in [0, 1]", hint="standardize images after corrupting them")
+    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+        hint = "use images.float() / 255, and standardize images after corrupting them"
+        raise ArgumentError("images", images.dtype, "floating-point values in [0, 1]", hint=hint)
 
 
 CORRUPTIONS: dict[str, Corruption] = {
@@ -278,22 +263,21 @@ CORRUPTIONS: dict[str, Corruption] = {
         Corruption("pixelate", (0.95, 0.9, 0.85, 0.75, 0.65), _pixelate),
         Corruption("saturate", ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)), _saturate),
     )
-}
-"""The corruptions of CIFAR-10-C by name."""
+}  # of CIFAR-10-C
 
+# rotation by 15 degrees per severity; means over corruptions are those of CIFAR-10-C, without it
 ROTATION: dict[str, Corruption] = {"rotation": Corruption("rotation", tuple(range(15, 181, 15)), _rotation)}
-"""Rotation by 15 degrees per severity; not in CORRUPTIONS, because means over corruptions are those of CIFAR-10-C."""
 
 
 class CorruptedDataset(Dataset[Any]):
     """Data set whose images are corrupted when they are read.
 
     Args:
-        data: Data set of (x, y), x an image (C, H, W) in [0, 1].
+        data: Data set of (x, y), x an image (C, H, W) in [0, 1] or standardized.
         corruption: The corruption.
         severity: Its severity, from 1 on.
         seed: Random seed.
-        transform: Applied to the corrupted image.
+        standardizer: Standardization of the data, which is undone before and repeated after the corruption.
 
     Raises:
         ArgumentError: If there is no such severity.
@@ -313,11 +297,11 @@ class CorruptedDataset(Dataset[Any]):
         severity: int,
         *,
         seed: int = 0,
-        transform: Callable[[Tensor], Tensor] = identity,
+        standardizer: Any = None,
     ) -> None:
         corruption.level(severity)  # raises here rather than in a worker process
         self.data, self.corruption, self.severity = data, corruption, severity
-        self.seed, self.transform = check_int("seed", seed), transform
+        self.seed, self.standardizer = check_int("seed", seed), standardizer
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))
@@ -326,7 +310,6 @@ class CorruptedDataset(Dataset[Any]):
         if not 0 <= row < len(self):  # ends a loop over the data set; −1 would have other draws than the last row
             raise IndexError(f"Row {row} is out of range for {len(self)} rows.")
         x, y = self.data[row]
-        if not isinstance(x, Tensor):
-            raise TypeError(f"Expected images as tensors (C, H, W) in [0, 1], got {type(x).__name__}.")
-        corrupted = self.corruption(x[None], self.severity, seed=self.seed, index=torch.tensor([row]))
-        return self.transform(corrupted[0]), y
+        raw = x if self.standardizer is None else self.standardizer.inverse(x).clamp(0.0, 1.0)
+        corrupted = self.corruption(raw[None], self.severity, seed=self.seed, index=torch.tensor([row]))[0]
+        return corrupted if self.standardizer is None else self.standardizer(corrupted), y

@@ -19,19 +19,14 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.data._common import draw_rows, identity
-from neuboots.data.corruptions import CORRUPTIONS, ROTATION, CorruptedDataset
-from neuboots.data.imbalance import subsample_classes
 
 STREAM_BATCH_SIZE = 32  # rows of a stream that are transformed at once
 LARGE_EXAMPLE = 1 << 16  # values of a row that is transformed by itself
 
 Task = Literal["classification", "regression", "segmentation"]
 
-Transform = Callable[[Tensor], Tensor]
-"""(N, C, *) → (N, C, *)."""
-
-Augmentation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Images (N, C, *) in [0, 1] with labels (N,) or masks (N, *) → the same after a random change."""
+Transform = Callable[[Tensor], Tensor]  # (N, C, *) → (N, C, *)
+Augmentation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # images in [0, 1] with labels (N,) or masks (N, *)
 
 
 class Source(Protocol):
@@ -272,7 +267,7 @@ def hold_out(
 
 
 def complete_splits(
-    splits: Mapping[str, LazyDataset], *, val_fraction: float, test_fraction: float, seed: int, stratify: bool = False
+    splits: Mapping[str, LazyDataset], val_fraction: float, test_fraction: float, seed: int, *, stratify: bool = False
 ) -> tuple[LazyDataset, LazyDataset | None, LazyDataset | None]:
     """Hold out the splits that a data set does not have.
 
@@ -289,23 +284,45 @@ def complete_splits(
     Raises:
         ArgumentError: If the fractions leave no row for training.
     """
-    fractions = {"validation": val_fraction, "test": test_fraction}
-    for name, argument in (("validation", "val_fraction"), ("test", "test_fraction")):
-        check_fraction(argument, fractions[name], zero=True)
-    missing = {name: float(fraction) for name, fraction in fractions.items() if name not in splits}
-    if sum(missing.values()) >= 1:
-        raise ArgumentError("val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}")
+    check_fraction("val_fraction", val_fraction, zero=True)
+    check_fraction("test_fraction", test_fraction, zero=True)
     found: dict[str, Any] = dict(splits)
     remaining = 1.0
-    for name in ("test", "validation"):
-        if name in missing:
+    for name, fraction in (("test", test_fraction), ("validation", val_fraction)):
+        if name not in splits:
+            if fraction >= remaining:
+                raise ArgumentError(
+                    "val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}"
+                )
             strata = found["train"].targets if stratify else None
-            fraction = missing[name] / remaining
-            found["train"], found[name] = hold_out(
-                found["train"], fraction, seed=check_int("seed", seed), strata=strata
+            train, held_out = hold_out(
+                found["train"], fraction / remaining, seed=check_int("seed", seed), strata=strata
             )
-            remaining -= missing[name]
+            found |= {"train": train, name: held_out}
+            remaining -= fraction
     return found["train"], found["validation"], found["test"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of the loaders of named data sets.
+
+    Args:
+        val_fraction: Fraction of the training rows for validation, where there is no validation split.
+        seed: Random seed of the validation split.
+        streaming: Whether splits are streams.
+        split: Number of the test split, where there are several.
+    """
+
+    val_fraction: float = 0.1
+    seed: int = 0
+    streaming: bool = False
+    split: int = 0
+
+    def __post_init__(self) -> None:
+        check_fraction("val_fraction", self.val_fraction, zero=True)
+        check_int("seed", self.seed)
+        check_int("split", self.split, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -435,52 +452,6 @@ class DatasetBundle:
         names = [name for name in ("train", "validation", "test") if getattr(self, name) is not None]
         return replace(self, **{name: function(getattr(self, name)) for name in names})
 
-    def with_class_counts(self, counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "DatasetBundle":
-        """Subsample the training split to given numbers of rows per class.
-
-        Args:
-            counts: counts[c] rows of class c (paper, section 4.5: 50 ... 500).
-            seed: Random seed.
-
-        Returns:
-            The bundle with an imbalanced training split.
-
-        Raises:
-            ValueError: If the data set is a stream or has no classes.
-        """
-        if self.task != "classification" or isinstance(self.train, IterableDataset):
-            raise ValueError(f"{self.name} has no rows to count by class: it must be a map-style classification set.")
-        subset = subsample_classes(self.train, counts, seed=seed)
-        train = self.train.take(subset.indices) if isinstance(self.train, LazyDataset) else subset
-        return replace(self, train=train)
-
-    def with_corruption(self, corruption: str, severity: int, *, seed: int = 0) -> "DatasetBundle":
-        """Corrupt the test images before they are standardized.
-
-        Args:
-            corruption: Name of a corruption, or "rotation"; see `neuboots.data.corruptions`.
-            severity: Severity, from 1 on.
-            seed: Random seed.
-
-        Returns:
-            The bundle with a corrupted test split.
-
-        Raises:
-            ValueError: If there are no test images that can be indexed, or masks would not turn with their images.
-        """
-        known = CORRUPTIONS | ROTATION
-        if corruption not in known:
-            raise ArgumentError("corruption", corruption, f"one of {', '.join(known)}")
-        if not isinstance(self.standardizer, Standardizer) or self.standardizer.axes != 2:
-            raise ValueError(f"The inputs of {self.name} are not images.")
-        if corruption in ROTATION and self.task == "segmentation":
-            raise ArgumentError("corruption", corruption, f"one of {', '.join(CORRUPTIONS)}, as masks do not rotate")
-        if self.test is None or isinstance(self.test, IterableDataset):
-            raise ValueError(f"{self.name} has no test rows that can be indexed.")
-        raw = _RawImages(self.test, self.standardizer)
-        test = CorruptedDataset(raw, known[corruption], severity, seed=seed, transform=self.standardizer)
-        return replace(self, test=test)
-
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {_format_size(getattr(self, name))}" for name in ("train", "validation", "test"))
         kind = f"{self.num_classes} classes" if self.classes else "numbers"
@@ -499,18 +470,3 @@ def _format_size(split: Dataset[Any] | None) -> str:
     if split is None:
         return "none"
     return f"{len(split):,}" if hasattr(split, "__len__") else "streamed"
-
-
-@dataclass(frozen=True, eq=False)
-class _RawImages(Dataset[Any]):
-    """Images in [0, 1], as they were before standardization."""
-
-    data: Dataset[Any]
-    standardizer: Standardizer
-
-    def __len__(self) -> int:
-        return len(self.data)  # type: ignore[arg-type]
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
-        x, y = self.data[i]
-        return self.standardizer.inverse(x).clamp(0.0, 1.0), y

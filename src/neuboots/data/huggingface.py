@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import check_fraction, check_int
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
@@ -33,13 +32,12 @@ from neuboots.data._common import (
     format_names,
     import_optional,
 )
-from neuboots.data.dataset import LazyDataset, StreamingDataset, Transform, hold_out
+from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, hold_out
 
 ROWS_PER_READ = 64  # rows of a stream that are in memory at once
 _TIMEOUT_SECONDS = 10.0  # for the hub's first answer
 
-Decoder = Callable[[Any, str], Tensor]
-"""Value of a column and a description of its row → tensor; sent to worker processes."""
+Decoder = Callable[[Any, str], Tensor]  # of a value and a description of its row; sent to worker processes
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,8 @@ def _load_from_root(
                     streaming=streaming,
                 )
         except Exception as error:  # of Arrow, fsspec and datasets
-            raise _diagnose(paths, error) from None
+            hint = "Download it again, or set HF_HOME to a folder with free space."
+            raise CorruptFileError(paths[0].parent, _one_line(error), hint) from None
     return tables
 
 
@@ -176,23 +175,6 @@ def _read_common_columns(paths: list[Path]) -> list[str]:
         if rows == 0:  # which `datasets` cannot load
             raise CorruptFileError(path, "it has no rows")
     return [name for name in columns[0] if all(name in others for others in columns)]
-
-
-def _diagnose(paths: list[Path], error: Exception) -> ValueError:
-    """Name the file that cannot be read; if there is none, the cache could not be written or column types differ."""
-    parquet = import_optional("pyarrow.parquet")
-    for path in paths:
-        try:
-            with parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=256):
-                    del batch
-        except Exception as inner:
-            return CorruptFileError(path, f"not a complete Parquet file ({type(inner).__name__})")
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    hint = "set HF_HOME to a folder with free space" if isinstance(cause, OSError) else "files must have the same types"
-    return ValueError(f"Cannot load {paths[0].parent} ({_one_line(cause)}): {hint}.")
 
 
 def _one_line(error: BaseException) -> str:
@@ -457,15 +439,8 @@ def is_held_out(number: int, fraction: float, phase: float) -> bool:
 
 
 def build_splits(
-    name: str,
-    tables: Mapping[str, Any],
-    columns: ColumnSpec,
-    transform: Transform,
-    *,
-    val_fraction: float,
-    seed: int,
-    streaming: bool,
-) -> dict[str, Any]:
+    name: str, tables: Mapping[str, Any], columns: ColumnSpec, transform: Transform, options: LoadOptions
+) -> tuple[Any, Any, Any]:
     """Make data sets of the splits of a table; a missing validation split is held out of the training split.
 
     Args:
@@ -473,24 +448,21 @@ def build_splits(
         tables: Table of each split, as `open_tables` returns them.
         columns: How columns become inputs and targets.
         transform: Transform of the inputs.
-        val_fraction: Fraction of the training rows for validation, where there is no validation split.
-        seed: Random seed of the validation split.
-        streaming: Whether the tables are streams.
+        options: Options of the splits.
 
     Returns:
-        "train", "validation" and "test" → data set or None.
+        Training, validation and test split; None for one that does not exist.
 
     Raises:
         CorruptFileError: If an integer target is not valid.
     """
-    seed, val_fraction = check_int("seed", seed), check_fraction("val_fraction", val_fraction, zero=True)
     names = {split: split for split in tables}
     if "test" not in names and "validation" in names:
         names["test"] = names.pop("validation")
     splits: dict[str, Any] = {"validation": None, "test": None}
     for split, table_name in names.items():
         where, table = f"{name}, split {table_name}", tables[table_name]
-        if streaming:
+        if options.streaming:
             stream = ArrowStream(table, where, columns)
             splits[split] = StreamingDataset(stream, transform, decode=stream.decode)
         else:
@@ -498,13 +470,16 @@ def build_splits(
             if columns.integer_target:
                 source.check_targets()
             splits[split] = LazyDataset(source, transform)
-    if "validation" not in names and val_fraction > 0:
-        train = splits["train"]
-        if streaming:
-            rest = replace(train.read, fraction=val_fraction, seed=seed)
-            splits["validation"] = replace(train, read=replace(rest, held_out=True))
-            splits["train"] = replace(train, read=rest)
+    train = splits["train"]
+    if "validation" not in names and options.val_fraction > 0:
+        if options.streaming:
+            rest = replace(train.read, fraction=options.val_fraction, seed=options.seed)
+            splits |= {
+                "train": replace(train, read=rest),
+                "validation": replace(train, read=replace(rest, held_out=True)),
+            }
         else:
             strata = train.targets if columns.integer_target else None
-            splits["train"], splits["validation"] = hold_out(train, val_fraction, seed=seed, strata=strata)
-    return splits
+            rest, held_out = hold_out(train, options.val_fraction, seed=options.seed, strata=strata)
+            splits |= {"train": rest, "validation": held_out}
+    return splits["train"], splits["validation"], splits["test"]

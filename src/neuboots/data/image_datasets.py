@@ -32,12 +32,13 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots.data._common import CorruptFileError, import_optional
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, import_optional
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.corruptions import rotate
 from neuboots.data.dataset import (
     DatasetBundle,
     LazyDataset,
+    LoadOptions,
     Source,
     Standardizer,
     TensorSource,
@@ -259,18 +260,13 @@ VOC2012 = ImageDatasetSpec(
 ROTATED_MNIST = replace(MNIST, mean=(0.1306,), std=(0.2898,))  # interpolation smooths
 
 
-def load_image_dataset(
-    spec: ImageDatasetSpec, root: Path | None, *, val_fraction: float, seed: int, streaming: bool
-) -> DatasetBundle:
+def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load an image data set from a data root or the hub.
 
     Args:
         spec: The data set.
         root: Data root; None for the hub.
-        val_fraction: Fraction of the training rows for validation, where there is no validation split; stratified, or
-            at even distances in a stream.
-        seed: Random seed of the validation split.
-        streaming: Whether to stream.
+        options: Options of the splits; validation rows are stratified, or at even distances in a stream.
 
     Returns:
         Its splits.
@@ -279,82 +275,56 @@ def load_image_dataset(
         DatasetNotFoundError: If it is not found.
         CorruptFileError: If a file cannot be read.
     """
-    tables = open_tables(spec.location, root, [("image", "img"), spec.target], streaming=streaming)
-    stored = read_class_names(tables["train"], spec.target[0])
-    if spec.task == "classification" and len(stored) == len(spec.classes):
+    tables = open_tables(spec.location, root, [("image", "img"), spec.target], streaming=options.streaming)
+    stored, is_classes = read_class_names(tables["train"], spec.target[0]), spec.task == "classification"
+    if is_classes and len(stored) == len(spec.classes):
         spec = replace(spec, classes=stored)
-    standardizer = Standardizer(spec.mean, spec.std)
-    columns = ColumnSpec(
-        "image",
-        spec.target[0],
-        spec.decode_input,
-        spec.decode_target,
-        integer_target=spec.task == "classification",
-    )
-    splits = build_splits(
-        spec.location.name,
-        tables,
-        columns,
-        standardizer,
-        val_fraction=val_fraction,
-        seed=seed,
-        streaming=streaming,
-    )
-    return DatasetBundle(
-        name=spec.location.name,
-        task=spec.task,
-        **splits,
-        channels=len(spec.mean),
-        classes=spec.classes,
-        standardizer=standardizer,
-        augmentation=replace(spec.augmentation, fill=spec.mean),
-        ignore_index=None if spec.ignore_index is None else IGNORE_INDEX,
-    )
+    name, standardizer = spec.location.name, Standardizer(spec.mean, spec.std)
+    columns = ColumnSpec("image", spec.target[0], spec.decode_input, spec.decode_target, integer_target=is_classes)
+    splits = build_splits(name, tables, columns, standardizer, options)
+    augmentation = replace(spec.augmentation, fill=spec.mean)
+    ignore_index = None if spec.ignore_index is None else IGNORE_INDEX
+    channels = len(spec.mean)
+    return DatasetBundle(name, spec.task, *splits, channels, spec.classes, standardizer, augmentation, ignore_index)
 
 
-def load_voc2012(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
+def load_voc2012(root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load PASCAL VOC 2012 from its published folders, else from Parquet files or the hub.
 
     Args:
-        root: Data root; its folders VOCdevkit/VOC2012 and VOC2012, also in voc2012, are searched; None for the hub.
-        val_fraction: Fraction of the training rows for validation.
-        seed: Random seed of the validation split.
-        streaming: Whether to stream.
+        root: Data root; None for the hub.
+        options: Options of the splits.
 
     Returns:
         2,913 images of several sizes with masks of 21 classes.
     """
-    parents = [] if root is None else [root / "voc2012", root / "pascal-voc-2012", root]
-    folders = [parent / name for parent in parents for name in (".", "VOC2012", "VOCdevkit/VOC2012")]
-    folder = next((folder for folder in folders if (folder / "JPEGImages").is_dir()), None)
-    if folder is None:
-        return load_image_dataset(VOC2012, root, val_fraction=val_fraction, seed=seed, streaming=streaming)
-    data = load_voc_folder(folder, val_fraction=val_fraction, seed=seed)
-    return data.map_splits(LazyDataset.to_stream) if streaming else data
+    try:
+        data = load_voc_folder(root or "", val_fraction=options.val_fraction, seed=options.seed)
+    except DatasetNotFoundError:
+        return load_image_dataset(VOC2012, root, options)
+    return data.map_splits(LazyDataset.to_stream) if options.streaming else data
 
 
-def load_rotated_mnist(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
+def load_rotated_mnist(root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load MNIST with each image rotated by an angle uniform on [0°, 360°), a function of (seed, split, row) alone.
 
     Args:
         root: Data root; None for the hub.
-        val_fraction: Fraction of the training rows for validation.
-        seed: Random seed of the validation split and of the angles.
-        streaming: Whether to stream.
+        options: Options of the splits; its seed gives the angles, too.
 
     Returns:
         The rotated splits.
     """
-    upright = load_image_dataset(MNIST, root, val_fraction=val_fraction, seed=seed, streaming=streaming)
+    upright = load_image_dataset(MNIST, root, options)
     standardizer = Standardizer(ROTATED_MNIST.mean, ROTATED_MNIST.std)
 
     def rotate_split(dataset: Any, split: str) -> Any:
         if dataset is None:
             return None
-        if streaming:
-            decode = partial(_decode_rotated, decode=dataset.decode, seed=seed, split=split)
+        if options.streaming:
+            decode = partial(_decode_rotated, decode=dataset.decode, seed=options.seed, split=split)
             return replace(dataset, decode=decode, transform=standardizer)
-        return replace(dataset, source=RotatedSource(dataset.source, seed, split), transform=standardizer)
+        return replace(dataset, source=RotatedSource(dataset.source, options.seed, split), transform=standardizer)
 
     return replace(
         upright,
@@ -421,37 +391,21 @@ class RotatedSource:
         return self.source.read_targets(rows)
 
 
-def load_digits(root: Path | None = None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
+def load_digits(root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load the digits of scikit-learn: 1,797 images of 8 × 8 pixels; a fixed fifth of each class is the test split.
 
     Args:
         root: Not used: the data set is shipped with scikit-learn.
-        val_fraction: Fraction of the other rows for validation.
-        seed: Random seed of the validation split.
-        streaming: Whether to stream.
+        options: Options of the splits.
 
     Returns:
         Its splits.
-
-    Example:
-        >>> load_digits(val_fraction=0.1, seed=0, streaming=False)
-        DatasetBundle('digits', classification, 10 classes, 1 channels; train 1,294, validation 144, test 359)
     """
     digits = import_optional("sklearn.datasets").load_digits()
     x = torch.from_numpy(digits.images).float().div(16)[:, None]  # (1797, 1, 8, 8)
-    standardizer = Standardizer((0.3051,), (0.3760,))
+    standardizer, augmentation = Standardizer((0.3051,), (0.3760,)), CropFlipCutout((8, 8), padding=1, flip=False)
     dataset = LazyDataset(TensorSource(x, torch.from_numpy(digits.target).long()), standardizer)
     rest, test = hold_out(dataset, 0.2, seed=0, strata=dataset.targets)
-    train, validation = hold_out(rest, val_fraction, seed=seed, strata=rest.targets)
-    data = DatasetBundle(
-        name="digits",
-        task="classification",
-        train=train,
-        validation=validation,
-        test=test,
-        channels=1,
-        classes=MNIST.classes,
-        standardizer=standardizer,
-        augmentation=CropFlipCutout((8, 8), padding=1, flip=False),
-    )
-    return data.map_splits(LazyDataset.to_stream) if streaming else data
+    splits = *hold_out(rest, options.val_fraction, seed=options.seed, strata=rest.targets), test
+    data = DatasetBundle("digits", "classification", *splits, 1, MNIST.classes, standardizer, augmentation)
+    return data.map_splits(LazyDataset.to_stream) if options.streaming else data

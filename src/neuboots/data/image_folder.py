@@ -23,7 +23,7 @@ from torch import Tensor
 from neuboots._validation import ArgumentError, check_int
 from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, format_names
 from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
-from neuboots.data.dataset import Augmentation, DatasetBundle, LazyDataset, Standardizer, complete_splits, hold_out
+from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, complete_splits, hold_out
 from neuboots.data.images import ImageSize, decode_image, decode_mask, read_image_and_mask
 
 IMAGE_SUFFIXES = (
@@ -37,8 +37,7 @@ MAX_MASK_CLASSES = 64  # mask values that are taken for classes; masks with smoo
 IMAGENET_STANDARDIZERS = {
     1: Standardizer((0.449,), (0.226,)),
     3: Standardizer((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
-"""Default standardization for 1 and 3 channels: the statistics of ImageNet, as pretrained nets expect."""
+}  # default for 1 and 3 channels: the statistics of ImageNet, as pretrained nets expect
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "dining table",
@@ -316,24 +315,12 @@ def load_image_folder(
         raise DatasetNotFoundError(
             f"{splits['train']} has {len(classes)} folder(s); expected at least two, one of images for each class."
         )
-    datasets = {
-        split: LazyDataset(_list_images(entry, classes, size, channels), standardizer)
-        for split, entry in splits.items()
-    }
-    train, validation, test = complete_splits(
-        datasets, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed, stratify=True
-    )
-    return DatasetBundle(
-        folder.resolve().name,
-        "classification",
-        train,
-        validation,
-        test,
-        channels,
-        classes,
-        standardizer,
-        size and CropFlipCutout(size, padding=max(1, min(size) // 8), fill=standardizer.mean),
-    )
+    sources = {split: _list_images(entry, classes, size, channels) for split, entry in splits.items()}
+    datasets = {split: LazyDataset(source, standardizer) for split, source in sources.items()}
+    complete = complete_splits(datasets, val_fraction, test_fraction, seed, stratify=True)
+    augmentation = size and CropFlipCutout(size, padding=max(1, min(size) // 8), fill=standardizer.mean)
+    name = folder.resolve().name
+    return DatasetBundle(name, "classification", *complete, channels, classes, standardizer, augmentation)
 
 
 def _list_images(folder: Path, classes: tuple[str, ...], size: ImageSize | None, channels: int) -> ImageFileSource:
@@ -578,22 +565,10 @@ def load_mask_folder(
     masks = [mask for files in pairs.values() for mask in files.targets]
     names, label_map = read_label_map(masks, lambda file: decode_mask(file, file), classes, ignore_index)
     datasets = _make_mask_datasets(pairs, label_map, channels, size, standardizer)
-    train, validation, test = complete_splits(
-        datasets, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed
-    )
+    splits = complete_splits(datasets, val_fraction, test_fraction, seed)
     augmentation = size and CropFlip(size, scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
-    return DatasetBundle(
-        folder.resolve().name,
-        "segmentation",
-        train,
-        validation,
-        test,
-        channels,
-        names,
-        standardizer,
-        augmentation,
-        IGNORE_INDEX,
-    )
+    name = folder.resolve().name
+    return DatasetBundle(name, "segmentation", *splits, channels, names, standardizer, augmentation, IGNORE_INDEX)
 
 
 def _make_mask_datasets(
@@ -649,34 +624,17 @@ def load_voc_folder(
     standardizer = IMAGENET_STANDARDIZERS[3]
     label_map = LabelMap(tuple(range(len(VOC_CLASSES))), IGNORE_INDEX)
     datasets = _make_mask_datasets(pairs, label_map, 3, size, standardizer)
-    train, validation = hold_out(datasets["train"], val_fraction, seed=check_int("seed", seed))
-    augmentation: Augmentation = CropFlip(
-        size or (513, 513), scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX
-    )
-    return DatasetBundle(
-        "voc2012",
-        "segmentation",
-        train,
-        validation,
-        datasets["test"],
-        3,
-        VOC_CLASSES,
-        standardizer,
-        augmentation,
-        IGNORE_INDEX,
-    )
+    splits = *hold_out(datasets["train"], val_fraction, seed=check_int("seed", seed)), datasets["test"]
+    crop = CropFlip(size or (513, 513), scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
+    return DatasetBundle("voc2012", "segmentation", *splits, 3, VOC_CLASSES, standardizer, crop, IGNORE_INDEX)
 
 
 def _find_voc_root(folder: Path) -> Path:
-    patterns = ("*/VOC2012", "*/VOCdevkit/VOC2012")
-    candidates = [folder, folder / "VOC2012", folder / "VOCdevkit" / "VOC2012"]
-    for root in [*candidates, *(found for pattern in patterns for found in sorted(folder.glob(pattern)))]:
-        if (root / "JPEGImages").is_dir() and (root / "ImageSets" / "Segmentation").is_dir():
-            return root
-    raise DatasetNotFoundError(
-        f"{folder} has no folder VOC2012 with JPEGImages, SegmentationClass and ImageSets/Segmentation: unpack "
-        "VOCtrainval_11-May-2012.tar there."
-    )
+    for pattern in (".", "voc2012", "VOC2012", "VOCdevkit/VOC2012", "*/VOC2012", "*/VOCdevkit/VOC2012"):
+        for root in [folder] if pattern == "." else sorted(folder.glob(pattern)):
+            if (root / "JPEGImages").is_dir() and (root / "ImageSets" / "Segmentation").is_dir():
+                return root
+    raise DatasetNotFoundError(f"{folder} has no folder VOC2012: unpack VOCtrainval_11-May-2012.tar there.")
 
 
 def _list_voc_pairs(root: Path, list_file: Path, masks: Path) -> FilePairs:

@@ -55,12 +55,7 @@ def decode_image(
 
 
 def decode_mask(
-    data: EncodedImage,
-    where: str | Path,
-    *,
-    size: ImageSize | None = None,
-    stretch: bool = False,
-    colors: Colors = (),
+    data: EncodedImage, where: str | Path, *, size: ImageSize | None = None, stretch: bool = False, colors: Colors = ()
 ) -> Tensor:
     """Decode a mask.
 

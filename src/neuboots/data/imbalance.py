@@ -1,10 +1,5 @@
-"""Imbalanced training sets: a given number of rows of each class (paper, section 4.5 and figure 5).
+"""Imbalanced training sets: a given number of rows of each class (paper, section 4.5 and figure 5)."""
 
-Cui, Jia, Lin, Song and Belongie, Class-balanced loss based on effective number of samples, CVPR 2019 (exponential
-counts).
-"""
-
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,35 +9,6 @@ from torch.utils.data import Dataset, Subset
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_int
 from neuboots.loading import check_length, load_class_labels
-
-
-def exponential_counts(largest: int, ratio: float, classes: int) -> list[int]:
-    """Counts of a long-tailed data set: counts[c] = ⌊largest · ratio^(−c / (C − 1))⌋.
-
-    Args:
-        largest: Number of rows of class 0.
-        ratio: Largest count divided by the smallest one, at least 1.
-        classes: Number of classes C.
-
-    Returns:
-        Number of rows of each class.
-
-    Raises:
-        ArgumentError: If the last class would have no row.
-
-    Example:
-        >>> exponential_counts(5000, 100, 10)  # the usual long-tailed CIFAR-10
-        [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
-    """
-    check_int("largest", largest, minimum=1)
-    check_int("classes", classes, minimum=1)
-    if not 1 <= ratio < math.inf:
-        raise ArgumentError("ratio", ratio, "a number of at least 1")
-    fractions = [ratio ** (-c / max(1, classes - 1)) for c in range(classes)]
-    counts = [math.floor(largest * fraction * (1 + 1e-12)) for fraction in fractions]  # 49.999… is 50, rounded
-    if counts[-1] < 1:
-        raise ArgumentError("ratio", ratio, f"at most {largest}, so that the last class has a row")
-    return counts
 
 
 def subsample_classes(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError
 from neuboots.data import image_datasets as images
 from neuboots.data._common import resolve_data_root
-from neuboots.data.dataset import DatasetBundle, Task
+from neuboots.data.dataset import DatasetBundle, LoadOptions, Task
 from neuboots.data.tabular import load_sklearn_table, load_uci
 from neuboots.data.text import SST2_LOCATION, load_sst2
 from neuboots.data.volumes import load_hippocampus3d
@@ -35,7 +35,7 @@ class DatasetEntry:
         shipped: Whether it is part of scikit-learn.
     """
 
-    loader: Callable[..., DatasetBundle]
+    loader: Callable[[Path | None, LoadOptions], DatasetBundle]
     summary: str
     task: Task = "classification"
     hub: str | None = None
@@ -94,7 +94,6 @@ DATASETS: dict[str, DatasetEntry] = {
     "uci/yacht": _uci_entry("yacht", "308 yachts, 6 columns: their resistance"),
     "sst2": DatasetEntry(load_sst2, "sentences of film reviews, 2 classes", hub=SST2_LOCATION.hub),
 }
-"""Every named data set."""
 
 _ALIASES = {"voc": "voc2012", "pascalvoc": "voc2012", "pascalvoc2012": "voc2012", "hippocampus": "hippocampus3d"}
 
@@ -130,20 +129,13 @@ def load_dataset(
         >>> data
         DatasetBundle('digits', classification, 10 classes, 1 channels; train 1,294, validation 144, test 359)
         >>> x, y = data.augmented_train[0]
-        >>> x.shape, len(data.with_class_counts([5, 10, 15, 20, 25, 30, 35, 40, 45, 50]).train)
-        (torch.Size([1, 8, 8]), 275)
+        >>> x.shape, int(y)
+        (torch.Size([1, 8, 8]), 0)
     """
     entry = DATASETS[resolve_name(name)]
-    options: dict[str, Any] = {
-        "val_fraction": val_fraction,
-        "seed": check_int("seed", seed),
-        "streaming": bool(streaming),
-    }
-    if entry.splits:
-        options["split"] = check_int("split", split, minimum=0)
-    elif split != 0:
+    if split != 0 and not entry.splits:
         raise ArgumentError("split", split, f"0, as {name} has one test split")
-    return entry.loader(resolve_data_root(root), **options)
+    return entry.loader(resolve_data_root(root), LoadOptions(val_fraction, seed, streaming, split))
 
 
 def resolve_name(name: str) -> str:

@@ -39,7 +39,7 @@ from neuboots.data._common import (
     resolve_data_root,
     train_val_test_split,
 )
-from neuboots.data.dataset import DatasetBundle, Standardizer, StreamingDataset
+from neuboots.data.dataset import DatasetBundle, LoadOptions, Standardizer, StreamingDataset, Task
 from neuboots.data.table_files import TableFile, select_columns
 
 ColumnKind = Literal["number", "boolean", "date", "text"]
@@ -47,8 +47,8 @@ ColumnKind = Literal["number", "boolean", "date", "text"]
 MAX_INTEGER_CLASSES = 20  # distinct integers of a target that are taken for classes
 UCI_DATASETS = ("boston", "concrete", "energy", "power", "wine_red", "yacht")
 _CURRENCY = r"(?:[$€£¥]|EUR|USD|GBP|CHF)"
+# texts that may be meant as a number or a date, such as 1,5 or 28.2.2024
 NUMBER_LIKE = rf"[-+]?(?:{_CURRENCY} ?)?[-+]?[\d.,'/:\s-]*\d(?:[eE][-+]?\d+)?(?: ?(?:%|{_CURRENCY}))?"
-"""Texts that may be meant as a number or a date, such as 1,5 or 28.2.2024."""
 
 _ISO_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
@@ -136,8 +136,8 @@ class TableSchema:
         >>> schema.encode(frame)
         tensor([[1., 0., 0., 1.],
                 [0., 1., 0., 0.]])
-        >>> schema.features, schema.encode_target(frame).tolist(), schema.find_unknown(frame)
-        (('age', 'age is missing', 'town=Bonn', 'town=Rome'), [1, 0], {'town': ('Oslo',)})
+        >>> schema.features, schema.encode_target(frame).tolist()
+        (('age', 'age is missing', 'town=Bonn', 'town=Rome'), [1, 0])
         >>> TableSchema.from_json(schema.to_json()) == schema
         True
     """
@@ -175,14 +175,15 @@ class TableSchema:
         mean, std = ([getattr(column, name) for column in self.numbers] for name in ("mean", "std"))
         return Standardizer((*mean, *[0.0] * indicators), (*std, *[1.0] * indicators), axes=0)
 
-    def encode(self, frame: Any) -> Tensor:
+    def encode(self, frame: Any, *, standardize: bool = True) -> Tensor:
         """Encode rows as inputs.
 
         Args:
             frame: Pandas frame with the columns of the schema, in any order and among others.
+            standardize: Whether numbers are standardized; otherwise they keep their units.
 
         Returns:
-            Inputs (N, C), float32.
+            Inputs (N, C): float32, or float64 without standardization. Missing numbers are imputed by the mean.
 
         Raises:
             ValueError: If columns are missing or repeated, or a value is not of its column's kind.
@@ -194,16 +195,17 @@ class TableSchema:
         scaled = np.where(missing, 0.0, (values - mean) / std)
         if (far := np.argwhere(np.abs(scaled) > np.finfo(np.float32).max)).size:
             row, k = far[0].tolist()
-            expected = f"a number closer to the training rows, of mean {mean[k]:g} and standard deviation {std[k]:g}"
-            raise _value_error(frame, row, self.numbers[k].name, f"{values[row, k]:g}", expected)
-        blocks = [scaled, missing[:, [column.missing for column in self.numbers]]]
+            raise _value_error(frame, row, self.numbers[k].name, f"{values[row, k]:g}", "a number in single precision")
+        numbers = scaled if standardize else np.where(missing, mean, values)
+        blocks = [numbers, missing[:, [column.missing for column in self.numbers]]]
         for column in self.categories:
             rows, distinct = _factorize(frame[column.name])
             texts = to_texts(distinct)
             blocks.append(_to_positions(texts, column.values)[rows][:, None] == np.arange(len(column.values)))
             if column.missing:
                 blocks.append(np.array([text is None for text in texts], dtype=bool)[rows][:, None])
-        return torch.from_numpy(np.concatenate(blocks, 1, dtype=np.float32, casting="unsafe"))
+        dtype = np.float32 if standardize else np.float64
+        return torch.from_numpy(np.concatenate(blocks, 1, dtype=dtype, casting="unsafe"))
 
     def encode_target(self, frame: Any) -> Tensor:
         """Encode targets.
@@ -236,18 +238,6 @@ class TableSchema:
         if self.target.task == "regression":
             return torch.from_numpy(to_numbers(frame, [(name, kind)]))
         return torch.from_numpy(_to_positions(to_labels(frame, name, kind), self.target.classes))
-
-    def find_unknown(self, frame: Any) -> dict[str, tuple[str, ...]]:
-        """Find categories that no training row has.
-
-        Args:
-            frame: Pandas frame with the columns of the schema.
-
-        Returns:
-            The unknown categories of each column that has any.
-        """
-        found = {column.name: _unique_texts(frame[column.name]) - {*column.values, None} for column in self.categories}
-        return {name: tuple(sorted(map(str, values))) for name, values in found.items() if values}
 
     def to_json(self) -> str:
         """Serialize to JSON.
@@ -536,36 +526,30 @@ class _RunningMoments:
         return np.where(constant, self.low, self.mean), np.where(constant | (std == 0), 1.0, std)
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """Result of the first pass: kinds of the columns, all targets, and the rows themselves if they are kept."""
-
-    kinds: dict[str, ColumnKind | None]
-    target: Any  # a pandas series
-    frames: list[Any] | None
-
-
-def _scan(file: TableFile, target: str, ignore: Sequence[str], *, keep: bool) -> _Columns:
-    """Infer the kind of each column; rows are not kept where texts such as 01 were read as numbers in some chunk."""
+def _scan(
+    file: TableFile, target: str, ignore: Sequence[str], *, keep: bool
+) -> tuple[dict[str, ColumnKind | None], Any, list[Any] | None]:
+    """Kind of each column, targets as a series, and all rows, unless texts such as 01 were read as numbers somewhere."""
     pandas = import_optional("pandas")
     kinds: dict[str, ColumnKind | None] = {name: None for name in file.names if name and name not in ignore}
-    parsed: dict[str, set[ColumnKind | None]] = {name: set() for name in kinds}
+    parsed = set[str]()
     frames, targets = [], []
     for frame in file.frames(kinds):
         empty = frame.isna().all().to_numpy()
         for name, dtype, is_empty in zip(frame.columns, frame.dtypes, empty, strict=True):
-            is_number = dtype.kind in "iuf"
-            kind = None if is_empty else "number" if is_number else infer_column_kind(frame[name])
-            kinds[name] = kinds[name] if kind is None else kind if kinds[name] in (None, kind) else "text"
-            if kind is not None and dtype.kind in "iufb":
-                parsed[name].add(kind)
+            if is_empty:
+                continue
+            kind = "number" if dtype.kind in "iuf" else infer_column_kind(frame[name])
+            kinds[name] = kind if kinds[name] in (None, kind) else "text"
+            if dtype.kind in "iufb":
+                parsed.add(name)
         targets.append(frame[target])
         if keep:
             frames.append(frame)
-    reread = [name for name, kind in kinds.items() if kind == "text" and parsed[name]]
+    reread = [name for name in parsed if kinds[name] == "text"]
     if target in reread:
         targets = [frame[target] for frame in file.frames([target], texts=[target], checked=True)]
-    return _Columns(kinds, pandas.concat(targets), frames if keep and not reread else None)
+    return kinds, pandas.concat(targets), frames if keep and not reread else None
 
 
 def _infer_target(
@@ -633,7 +617,9 @@ def _infer_schema(
         for name, found in list(texts.items()):
             found |= _unique_texts(frame[name][selected])
             if len(found - {None}) > max_categories:
-                dropped = _high_cardinality_error(file, name, frame[name], max_categories)
+                expected = f"at least the number of distinct texts in column {name!r} of {file.path}"
+                hint = "ignore the column, or write numbers as 1.5 and dates as 2024-02-29"
+                dropped = ArgumentError("max_categories", max_categories, expected, hint=hint)
                 is_number_like = frame[name].dropna().astype(str).str.strip().str.fullmatch(NUMBER_LIKE).mean() > 0.5
                 if not drop or is_number_like:
                     raise dropped
@@ -654,20 +640,6 @@ def _infer_schema(
     schema = TableSchema(tuple(numbers), tuple(categories), target)
     used = {target.name, *schema.columns}
     return replace(schema, excluded=tuple(name or "(no name)" for name in file.names if name not in used))
-
-
-def _high_cardinality_error(file: TableFile, name: str, column: Any, max_categories: int) -> ValueError:
-    texts = column.dropna()
-    other = texts[import_optional("pandas").to_numeric(texts, errors="coerce").isna()]
-    is_mostly_numeric = 0 < len(other) < len(texts) / 2
-    hint = f"most of them are numbers, but not {format_names(other[:1].tolist())}; " if is_mostly_numeric else ""
-    return ArgumentError(
-        "max_categories",
-        max_categories,
-        f"at least the number of distinct texts in column {name!r} of {file.path}, such as "
-        f"{format_names(texts.unique()[:3].tolist())}",
-        hint=f"{hint}ignore the column, or write numbers as 1.5 and dates as 2024-02-29",
-    )
 
 
 # -- the user's own tables -----------------------------------------------------------------------------
@@ -694,16 +666,16 @@ class EncodedTable:
 
 def read_table(
     path: str | Path,
-    *,
     target: str,
     task: Literal["classification", "regression"] | None = None,
     ignore: Sequence[str] = (),
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.1,
+    fractions: tuple[float, float] = (0.1, 0.1),
     seed: int = 0,
     max_categories: int = 256,
     drop_high_cardinality: bool = False,
+    *,
     encode: bool = True,
+    standardize: bool = True,
 ) -> EncodedTable:
     """Infer the schema of a table, split its rows and encode them.
 
@@ -713,12 +685,12 @@ def read_table(
         task: "classification" or "regression". None infers it: texts, Booleans and at most 20 distinct integers that
             occur five times on average (two integers always) are classes, other numbers a regression target.
         ignore: Columns to exclude.
-        val_fraction: Fraction of the rows that are not in the test split, for validation.
-        test_fraction: Fraction of the rows for testing.
+        fractions: Fraction of the rows that are not in the test split for validation, and of all rows for testing.
         seed: Random seed of the splits, which are stratified by class; every class is in the training split.
         max_categories: Maximum number of categories of a text column.
         drop_high_cardinality: Whether a text column with more categories is excluded; otherwise it is an error.
         encode: Whether to keep the rows in memory and encode them; otherwise the file is read twice.
+        standardize: Whether encoded numbers are standardized.
 
     Returns:
         The encoded rows.
@@ -729,28 +701,28 @@ def read_table(
     """
     if task is not None:
         check_choice("task", task, ("classification", "regression"))
-    check_fraction("val_fraction", val_fraction, zero=True)
-    check_fraction("test_fraction", test_fraction, zero=True)
+    for name, fraction in zip(("val_fraction", "test_fraction"), fractions, strict=True):
+        check_fraction(name, fraction, zero=True)
     check_int("max_categories", max_categories, minimum=2)
     file = TableFile.open(path)
     _check_names(file, target, ignore)
-    columns = _scan(file, target, ignore, keep=encode)
-    column, y = _infer_target(file, columns.target, columns.kinds.pop(target), task)
-    strata = y if column.classes else None
-    split = train_val_test_split(len(y), val_fraction, test_fraction, seed=seed, strata=strata)
+    kinds, values, kept = _scan(file, target, ignore, keep=encode)
+    column, y = _infer_target(file, values, kinds.pop(target), task)
+    split = train_val_test_split(len(y), *fractions, seed=seed, strata=y if column.classes else None)
     train = split == TRAIN
     if not column.classes:
         moments = _RunningMoments(1)
         moments.add(y[train].numpy())
         mean, std = moments.mean_and_std([target])
         column = replace(column, mean=float(mean[0]), std=float(std[0]))
-    frames: Iterable[Any] | None = columns.frames
+    frames: Iterable[Any] | None = kept
     if frames is None:
-        texts = [name for name, kind in {**columns.kinds, target: column.kind}.items() if kind == "text"]
-        frames = file.frames((target, *columns.kinds), texts=texts, checked=True)
+        texts = [name for name, kind in {**kinds, target: column.kind}.items() if kind == "text"]
+        frames = file.frames((target, *kinds), texts=texts, checked=True)
         frames = list(frames) if encode else frames
-    schema = _infer_schema(file, frames, columns.kinds, column, train, max_categories, drop=drop_high_cardinality)
-    return EncodedTable(file, schema, split, torch.cat([*map(schema.encode, frames)]) if encode else None, y)
+    schema = _infer_schema(file, frames, kinds, column, train, max_categories, drop=drop_high_cardinality)
+    blocks = [schema.encode(frame, standardize=standardize) for frame in frames] if encode else []
+    return EncodedTable(file, schema, split, torch.cat(blocks) if encode else None, y)
 
 
 def load_table(
@@ -802,27 +774,18 @@ def load_table(
         >>> data.schema.features, data.classes
         (('weight', 'hair=long', 'hair=short'), ('cat', 'dog'))
     """
-    table = read_table(
-        path,
-        target=target,
-        task=task,
-        ignore=ignore,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-        max_categories=max_categories,
-        drop_high_cardinality=drop_high_cardinality,
-        encode=not streaming,
-    )
-    schema, split = table.schema, table.split
-    scale = None if schema.target.classes else Standardizer((schema.target.mean,), (schema.target.std,), axes=0)
+    fractions, encode = (val_fraction, test_fraction), not streaming
+    options = task, ignore, fractions, seed, max_categories, drop_high_cardinality
+    table = read_table(path, target, *options, encode=encode)
+    schema, split, classes = table.schema, table.split, table.schema.target.classes
+    scale = None if classes else Standardizer((schema.target.mean,), (schema.target.std,), axes=0)
     if table.x is None:
         splits: list[Any] = [StreamingDataset(partial(_iterate_rows, table.file, schema, split, k)) for k in range(3)]
     else:
         y = table.y if scale is None else scale(table.y).float()
         splits = [TensorDataset(table.x[split == k], y[split == k]) for k in range(3)]
-    name, classes = table.file.path.stem, schema.target.classes
-    return _build_bundle(name, splits, split, classes, schema.standardizer, scale, schema)
+    bundle = _build_bundle(table.file.path.stem, splits, split, classes, schema.standardizer, scale)
+    return replace(bundle, schema=schema)
 
 
 def _check_names(file: TableFile, target: str, ignore: Sequence[str]) -> None:
@@ -868,58 +831,48 @@ def encode_file(path: str | Path, schema: TableSchema) -> Iterator[Tensor]:
 # -- scikit-learn and UCI ------------------------------------------------------------------------------
 
 
-def load_sklearn_table(
-    name: str, root: Path | None = None, *, val_fraction: float, seed: int, streaming: bool
-) -> DatasetBundle:
+def load_sklearn_table(name: str, root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load a table that is shipped with scikit-learn; a fifth of its rows is the test split.
 
     Args:
         name: "diabetes", "breast_cancer" or "wine".
         root: Not used.
-        val_fraction: Fraction of the other rows for validation.
-        seed: Random seed of the splits.
-        streaming: Whether splits are streams.
+        options: Options of the splits.
 
     Returns:
         The splits.
 
     Example:
-        >>> data = load_sklearn_table("diabetes", val_fraction=0.1, seed=0, streaming=False)
+        >>> data = load_sklearn_table("diabetes", None, LoadOptions())
         >>> data
         DatasetBundle('diabetes', regression, numbers, 10 channels; train 319, validation 35, test 88)
         >>> x, y = data.test[0]
         >>> x.shape, bool(25 <= data.target_standardizer.inverse(y) <= 346)
         (torch.Size([10]), True)
     """
-    options = {"scaled": False} if name == "diabetes" else {}
-    table = getattr(import_optional("sklearn.datasets"), f"load_{name}")(**options)
+    arguments = {"scaled": False} if name == "diabetes" else {}
+    table = getattr(import_optional("sklearn.datasets"), f"load_{name}")(**arguments)
     x, y = torch.from_numpy(table.data), torch.from_numpy(table.target)
     classes = tuple(str(label) for label in table.get("target_names", ()))
-    val_fraction = check_fraction("val_fraction", val_fraction, zero=True)
-    split = train_val_test_split(len(x), val_fraction, 0.2, seed=seed, strata=y if classes else None)
-    return _standardize_splits(name, x, y, split, classes, streaming)
+    strata = y if classes else None
+    split = train_val_test_split(len(x), options.val_fraction, 0.2, seed=options.seed, strata=strata)
+    return _standardize_splits(name, x, y, split, classes, options.streaming)
 
 
-def load_uci(
-    name: str, root: str | Path | None, *, split: int = 0, val_fraction: float, seed: int, streaming: bool
-) -> DatasetBundle:
+def load_uci(name: str, root: str | Path | None, options: LoadOptions) -> DatasetBundle:
     """Load a UCI regression data set with one of its 20 standard test splits.
 
     Args:
         name: One of `UCI_DATASETS`.
         root: Data root with uci/<name>.csv (target y) and uci/<name>.test_splits.json: {"0": [test rows], …}.
-        split: Number of the test split.
-        val_fraction: Fraction of the other rows for validation.
-        seed: Random seed of the validation split.
-        streaming: Whether splits are streams.
+        options: Options of the splits.
 
     Returns:
         The splits.
     """
-    x, y, test = read_uci(name, root, split=split)
-    val_fraction = check_fraction("val_fraction", val_fraction, zero=True)
-    assigned = train_val_test_split(len(x), val_fraction, test, seed=seed)
-    return _standardize_splits(name, x, y, assigned, (), streaming)
+    x, y, test = read_uci(name, root, split=options.split)
+    split = train_val_test_split(len(x), options.val_fraction, test, seed=options.seed)
+    return _standardize_splits(name, x, y, split, (), options.streaming)
 
 
 def read_uci(name: str, root: str | Path | None, *, split: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -941,10 +894,7 @@ def read_uci(name: str, root: str | Path | None, *, split: int = 0) -> tuple[Ten
     folder = resolve_data_root(root)
     files = [Path(folder or "<data root>", "uci", f"{name}.{end}") for end in ("csv", "test_splits.json")]
     if missing := [file for file in files if not file.is_file()]:
-        hint = (
-            f"put {files[0].name}, with the features and the target y, and {files[1].name}, with the test rows of each "
-            f"split, into the folder uci of a data root, and pass it as root=... or in {DATA_ROOT_VARIABLE}"
-        )
+        hint = f"put it, as features and y, and its test splits into the folder uci of the root in {DATA_ROOT_VARIABLE}"
         raise DatasetNotFoundError.for_dataset(name, missing if folder else [NO_DATA_ROOT], hint)
     frame = import_optional("pandas").concat(list(TableFile.open(files[0]).frames()))
     if "y" not in frame or len(frame.columns) < 2:
@@ -982,25 +932,9 @@ def _standardize_splits(
 
 
 def _build_bundle(
-    name: str,
-    splits: Sequence[Any],
-    split: Tensor,
-    classes: tuple[str, ...],
-    standardizer: Standardizer,
-    target: Standardizer | None,
-    schema: TableSchema | None = None,
+    name: str, splits: Sequence[Any], split: Tensor, classes: tuple[str, ...], x: Standardizer, y: Standardizer | None
 ) -> DatasetBundle:
     train, validation, test = (data if bool((split == k).any()) else None for k, data in enumerate(splits))
     assert train is not None, "train_val_test_split leaves rows for training"
-    return DatasetBundle(
-        name,
-        "classification" if classes else "regression",
-        train,
-        validation,
-        test,
-        channels=len(standardizer.mean),
-        classes=classes,
-        standardizer=standardizer,
-        target_standardizer=target,
-        schema=schema,
-    )
+    task: Task = "classification" if classes else "regression"
+    return DatasetBundle(name, task, train, validation, test, len(x.mean), classes, x, target_standardizer=y)

@@ -6,12 +6,11 @@ Socher et al., Recursive deep models for semantic compositionality over a sentim
 classes as in Wang et al., GLUE, ICLR 2019.
 """
 
-import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.data._common import CorruptFileError, identity
-from neuboots.data.dataset import DatasetBundle, StreamingDataset
+from neuboots.data.dataset import DatasetBundle, LoadOptions, StreamingDataset
 from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables
 
 PADDING, UNKNOWN = 0, 1
@@ -139,68 +138,31 @@ class Vocabulary:
             raise ArgumentError("ids", ids, f"integers (T,) from 0 to {self.size - 1}")
         return " ".join(words[number] for number in ids.tolist() if number != PADDING)
 
-    def to_json(self) -> str:
-        """Serialize to JSON.
 
-        Returns:
-            JSON text.
-        """
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Vocabulary":
-        """Restore a vocabulary from JSON.
-
-        Args:
-            text: What `to_json` returned.
-
-        Returns:
-            The vocabulary.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        try:
-            fields = json.loads(text)
-            return cls(tuple(fields["words"]), fields["length"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"Not a vocabulary in JSON ({type(error).__name__}: {error}).") from None
-
-
-def load_sst2(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
+def load_sst2(root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load SST-2, sentences of film reviews with two classes; the vocabulary is that of the training split.
 
     The hub has no labels of its test rows: there the validation rows are the test split.
 
     Args:
         root: Data root; None for the hub.
-        val_fraction: Fraction of the training rows for validation, where there is no other validation split.
-        seed: Random seed of the validation split.
-        streaming: Whether to stream.
+        options: Options of the splits.
 
     Returns:
         Splits of token ids (64,): `TensorDataset`s, or streams.
     """
-    tables = open_tables(SST2_LOCATION, root, [("sentence", "text"), ("label",)], streaming=streaming)
+    tables = open_tables(SST2_LOCATION, root, [("sentence", "text"), ("label",)], streaming=options.streaming)
     if "test" in tables and next(iter(tables["test"].iter(batch_size=1))).column("label").to_pylist()[0] == -1:
         del tables["test"]
 
-    def build(encoder: "_Encoder") -> dict[str, Any]:
+    def build(encoder: "_Encoder") -> tuple[Any, Any, Any]:
         columns = ColumnSpec("sentence", "label", encoder, _decode_label, integer_target=True)
-        options: dict[str, Any] = {"val_fraction": val_fraction, "seed": seed, "streaming": streaming}
-        return build_splits("sst2", tables, columns, identity, **options)
+        return build_splits("sst2", tables, columns, identity, options)
 
-    vocabulary = Vocabulary.from_texts(_iterate_sentences(build(_Encoder(None))["train"]))
-    splits = build(_Encoder(vocabulary))
-    data = DatasetBundle(
-        "sst2",
-        "classification",
-        **splits,
-        channels=vocabulary.size,
-        classes=("negative", "positive"),
-        vocabulary=vocabulary,
-    )
-    return data if streaming else data.map_splits(_load_tensors)
+    vocabulary = Vocabulary.from_texts(_iterate_sentences(build(_Encoder(None))[0]))
+    splits, classes = build(_Encoder(vocabulary)), ("negative", "positive")
+    data = DatasetBundle("sst2", "classification", *splits, vocabulary.size, classes, vocabulary=vocabulary)
+    return data if options.streaming else data.map_splits(_load_tensors)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
@@ -30,7 +30,7 @@ from neuboots.data._common import (
     import_optional,
 )
 from neuboots.data.augment import CropFlip
-from neuboots.data.dataset import DatasetBundle, LazyDataset, complete_splits, hold_out
+from neuboots.data.dataset import DatasetBundle, LazyDataset, LoadOptions, complete_splits, hold_out
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     LabelMap,
@@ -149,24 +149,14 @@ def load_volume_folder(
         split: LazyDataset(VolumeFileSource(images, labels, label_map, channels, skipped))
         for split, (images, labels, skipped) in pairs.items()
     }
-    train, validation, test = complete_splits(
-        datasets, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed
-    )
-    return DatasetBundle(
-        folder.resolve().name,
-        "segmentation",
-        train,
-        validation,
-        test,
-        channels,
-        names,
-        standardize_volumes,
-        None if crop is None else CropFlip(crop, flips=(0,), ignore_index=IGNORE_INDEX),
-        IGNORE_INDEX,
-    )
+    splits = complete_splits(datasets, val_fraction, test_fraction, seed)
+    augmentation = None if crop is None else CropFlip(crop, flips=(0,), ignore_index=IGNORE_INDEX)
+    transform = standardize_volumes
+    name = folder.resolve().name
+    return DatasetBundle(name, "segmentation", *splits, channels, names, transform, augmentation, IGNORE_INDEX)
 
 
-def load_hippocampus3d(root: Path | None, *, val_fraction: float, seed: int, streaming: bool) -> DatasetBundle:
+def load_hippocampus3d(root: Path | None, options: LoadOptions) -> DatasetBundle:
     """Load task 4 of the Decathlon: brain scans of about 35 × 50 × 36 voxels with two parts of the hippocampus.
 
     A fixed fifth of the labeled volumes is the test split, because its test labels are not public. Crops of the
@@ -174,9 +164,7 @@ def load_hippocampus3d(root: Path | None, *, val_fraction: float, seed: int, str
 
     Args:
         root: Data root with the folder hippocampus3d or Task04_Hippocampus.
-        val_fraction: Fraction of the other volumes for validation.
-        seed: Random seed of the validation split.
-        streaming: Whether to stream.
+        options: Options of the splits.
 
     Returns:
         The splits.
@@ -184,25 +172,18 @@ def load_hippocampus3d(root: Path | None, *, val_fraction: float, seed: int, str
     Raises:
         DatasetNotFoundError: If the folder does not exist.
     """
-    names = ("hippocampus3d", "Task04_Hippocampus")
-    candidates = [] if root is None else [root / name for name in names]
+    name = "hippocampus3d"
+    candidates = [] if root is None else [root / name, root / "Task04_Hippocampus"]
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None:
-        hint = (
-            "download Task04_Hippocampus.tar from http://medicaldecathlon.com, unpack it, and pass its parent folder "
-            f"as root=... or in {DATA_ROOT_VARIABLE}"
-        )
-        raise DatasetNotFoundError.for_dataset(names[0], candidates or [NO_DATA_ROOT], hint)
-    data = load_volume_folder(
-        folder,
-        classes=("background", "anterior", "posterior"),
-        val_fraction=0.0,
-        test_fraction=HIPPOCAMPUS_TEST_FRACTION,
-        crop=HIPPOCAMPUS_CROP,
-    )
-    train, validation = hold_out(_check_lazy(data.train), val_fraction, seed=check_int("seed", seed))
-    data = replace(data, name=names[0], train=train, validation=validation)
-    return data.map_splits(LazyDataset.to_stream) if streaming else data
+        hint = f"unpack Task04_Hippocampus.tar from medicaldecathlon.com, and pass its parent in {DATA_ROOT_VARIABLE}"
+        raise DatasetNotFoundError.for_dataset(name, candidates or [NO_DATA_ROOT], hint)
+    classes = ("background", "anterior", "posterior")
+    test_fraction, crop = HIPPOCAMPUS_TEST_FRACTION, HIPPOCAMPUS_CROP
+    data = load_volume_folder(folder, classes=classes, val_fraction=0.0, test_fraction=test_fraction, crop=crop)
+    train, validation = hold_out(_check_lazy(data.train), options.val_fraction, seed=options.seed)
+    data = replace(data, name=name, train=train, validation=validation)
+    return data.map_splits(LazyDataset.to_stream) if options.streaming else data
 
 
 def standardize_volumes(x: Tensor) -> Tensor:
