@@ -30,7 +30,7 @@ from neuboots.evaluation.ood import (
     ReplicateDetector,
     holdout_split,
 )
-from neuboots.evaluation.ood._common import select_logistic_rule
+from neuboots.evaluation.ood.detector import _select_logistic_rule
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import SampleStream, stream_forward_passes
@@ -157,11 +157,11 @@ def test_candidates_are_judged_on_held_out_rows() -> None:
     random, signal = noise(80, 40).double(), torch.zeros(80, 40).double()
     signal[:, 0] = noise(80, seed=1) + 2 * (torch.arange(80) >= 40)
     both = torch.stack([random, signal])  # (G, n, K)
-    best, rule = select_logistic_rule(both[:, :40], both[:, 40:], seed=0)
+    best, rule = _select_logistic_rule(both[:, :40], both[:, 40:], seed=0)
     assert best == 1
     torch.testing.assert_close(rule.weights, LogisticRule.fit(signal[:40], signal[40:]).weights)
     with pytest.raises(ArgumentError, match="id_data"):
-        select_logistic_rule(both[:, :1], both[:, 40:], seed=0)
+        _select_logistic_rule(both[:, :1], both[:, 40:], seed=0)
 
 
 # -- common behavior -----------------------------------------------------------------------------------

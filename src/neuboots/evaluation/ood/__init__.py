@@ -8,11 +8,11 @@ Scores are larger where an input is farther out of distribution. All detectors s
 `PredictiveStd`, which reads the standard deviation over replicates alone.
 """
 
-from neuboots.evaluation.ood._common import LogisticRule
 from neuboots.evaluation.ood.detector import (
     Detector,
     Energy,
     Entropy,
+    LogisticRule,
     MaxSoftmax,
     MutualInformation,
     PredictiveStd,

@@ -31,17 +31,17 @@ from torch import Tensor, nn
 from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import LabeledData, iter_batches
-from neuboots.evaluation.ood._common import (
+from neuboots.evaluation.ood.detector import (
+    Detector,
     LogisticRule,
-    hash_batch,
-    input_gradients,
-    make_leaves,
-    perturb,
-    replace_float_tensors,
-    select_logistic_rule,
-    to_double,
+    _hash_batch,
+    _input_gradients,
+    _make_leaves,
+    _perturb,
+    _replace_float_tensors,
+    _select_logistic_rule,
+    _to_double,
 )
-from neuboots.evaluation.ood.detector import Detector
 from neuboots.head import (
     HeadSplit,
     call_net,
@@ -116,7 +116,7 @@ class ClassMoments:
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add features (N, D) and their classes (N,)."""
-        phi = to_double(features.detach())
+        phi = _to_double(features.detach())
         y = _check_labels(labels, len(features)).to(phi.device)
         if not bool(phi.isfinite().all()):
             raise ArgumentError("train_data", "NaN or infinite features", "finite features", hint="check the net")
@@ -461,10 +461,10 @@ class LayerGaussians:
             with torch.no_grad():
                 return torch.stack([torch.stack(self._distances(x), 1)] * len(epsilons))
         with torch.inference_mode(False), torch.enable_grad():
-            leaves = make_leaves(x)
-            totals = [distance.sum() for distance in self._distances(replace_float_tensors(x, leaves))]
+            leaves = _make_leaves(x)
+            totals = [distance.sum() for distance in self._distances(_replace_float_tensors(x, leaves))]
             # A layer that depends on no floating-point input, such as an embedding of tokens, does not move.
-            directions = [[-slope.sign() for slope in slopes] for slopes in input_gradients(totals, leaves)]
+            directions = [[-slope.sign() for slope in slopes] for slopes in _input_gradients(totals, leaves)]
         with torch.no_grad():
             return torch.stack([self._moved_distances(x, directions, epsilon) for epsilon in epsilons])
 
@@ -472,12 +472,12 @@ class LayerGaussians:
         """With an input, and so a pass, for each layer: (N, L)."""
         if epsilon == 0:
             return torch.stack(self._distances(x), 1)
-        moved = (self._distances(perturb(x, mine, epsilon))[layer] for layer, mine in enumerate(directions))
+        moved = (self._distances(_perturb(x, mine, epsilon))[layer] for layer, mine in enumerate(directions))
         return torch.stack([*moved], 1)
 
     def _distances(self, x: Any) -> list[Tensor]:
         pairs = zip(self.gaussians, extract_features(self.split, self.names, x), strict=True)
-        return [gaussians.distances(to_double(features)) for gaussians, features in pairs]
+        return [gaussians.distances(_to_double(features)) for gaussians, features in pairs]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -536,7 +536,7 @@ class Mahalanobis(Detector):
                 features = extract_features(split, names, x)
             for each, part in zip(moments, features, strict=True):
                 each.add(part, y)
-            hashes.append(hash_batch(x))
+            hashes.append(_hash_batch(x))
         assert split is not None, "iter_batches gives at least one batch"
         fitted = LayerGaussians(split, names, tuple(each.gaussians() for each in moments))
         return replace(self, fitted=fitted), hashes
@@ -595,5 +595,5 @@ class MahalanobisEnsemble(Mahalanobis):
         return self._layers.distances(x, candidates)
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best, rule = select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
+        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
         return replace(self, epsilon=self.epsilons[best], rule=rule)

@@ -29,17 +29,17 @@ from torch import Tensor
 
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import mean_per_input
-from neuboots.evaluation.ood._common import (
+from neuboots.evaluation.ood.detector import (
+    Detector,
     LogisticRule,
-    input_gradients,
-    make_leaves,
-    perturb,
-    replace_float_tensors,
-    select_best_candidate,
-    select_logistic_rule,
-    to_double,
+    _input_gradients,
+    _make_leaves,
+    _perturb,
+    _replace_float_tensors,
+    _select_best_candidate,
+    _select_logistic_rule,
+    _to_double,
 )
-from neuboots.evaluation.ood.detector import Detector
 from neuboots.head import check_inputs
 from neuboots.prediction import Predictor, SampleStream, Summary, class_probabilities, summarize_stream
 
@@ -77,8 +77,8 @@ def confidence_direction(
     """
     check_inputs(x)
     with torch.inference_mode(False), torch.enable_grad():
-        leaves = make_leaves(x)
-        stream = predictor.stream(replace_float_tensors(x, leaves), num_samples, seed=seed)
+        leaves = _make_leaves(x)
+        stream = predictor.stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)
         size = _chunk_size(stream)
         with torch.no_grad():
             sums = [_tempered_probs(chunk, temperature).sum(0) for chunk in stream.chunks(size)]
@@ -89,13 +89,13 @@ def confidence_direction(
         for chunk in stream.chunks(size):
             p = _tempered_probs(chunk, temperature)  # (b, N, C, *)
             fractions = p.gather(2, labels.expand(len(p), *labels.shape)) / total_prob
-            total = [a + b for a, b in zip(total, input_gradients([fractions.sum()], leaves)[0], strict=True)]
+            total = [a + b for a, b in zip(total, _input_gradients([fractions.sum()], leaves)[0], strict=True)]
         return [slope.sign() for slope in total]
 
 
 def _tempered_probs(chunk: Tensor, temperature: float) -> Tensor:
     """In double precision: a confidence of 1 − 10⁻¹⁰ still has a gradient."""
-    return class_probabilities(to_double(chunk) / temperature, 2)
+    return class_probabilities(_to_double(chunk) / temperature, 2)
 
 
 def _chunk_size(stream: SampleStream) -> int:
@@ -120,7 +120,7 @@ def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num
         stream = predictor.stream(x, num_samples, seed=seed)
 
         def chunks(size: int) -> Iterator[Tensor]:
-            return (to_double(chunk) / temperature for chunk in stream.chunks(size))
+            return (_to_double(chunk) / temperature for chunk in stream.chunks(size))
 
         return summarize_stream(replace(stream, chunks=chunks, moments=None))
 
@@ -174,12 +174,12 @@ class Odin(Detector):
             }
             if epsilon and temperature not in directions:
                 directions[temperature] = confidence_direction(self.predictor, x, **options)
-            at = perturb(x, directions[temperature], epsilon) if epsilon else x
+            at = _perturb(x, directions[temperature], epsilon) if epsilon else x
             scores.append(mean_per_input(-_summarize_tempered(self.predictor, at, **options).confidence))
         return torch.stack(scores)[..., None]
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best = select_best_candidate(id_statistics[..., 0], ood_statistics[..., 0])
+        best = _select_best_candidate(id_statistics[..., 0], ood_statistics[..., 0])
         temperature, epsilon = self._candidates[best]
         return replace(self, temperature=temperature, epsilon=epsilon)
 
@@ -221,7 +221,7 @@ class ReplicateDetector(Detector):
         """Return the four statistics, in the order of STATISTICS, in double precision: (N, 4)."""
         summary = self._summarize(x)
         values = (summary.confidence, summary.std.mean(1), summary.expected_entropy, summary.entropy)
-        return torch.stack([mean_per_input(to_double(value)) for value in values], 1)
+        return torch.stack([mean_per_input(_to_double(value)) for value in values], 1)
 
     @property
     def _candidates(self) -> tuple[Any, ...]:
@@ -234,8 +234,8 @@ class ReplicateDetector(Detector):
             directions = confidence_direction(
                 self.predictor, x, temperature=self.temperature, num_samples=self.num_samples, seed=self.seed
             )
-        return torch.stack([self.statistics(perturb(x, directions, e) if e else x) for e in candidates])
+        return torch.stack([self.statistics(_perturb(x, directions, e) if e else x) for e in candidates])
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best, rule = select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
+        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
         return replace(self, epsilon=self._candidates[best], rule=rule)

@@ -12,12 +12,13 @@ Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
@@ -98,21 +99,12 @@ def find_boundaries(labels: Tensor, *, ignore_index: int) -> Tensor:
         >>> find_boundaries(torch.tensor([[0, 0, 0, 1, 255, 0]]), ignore_index=255).int()
         tensor([[0, 0, 1, 1, 0, 0]], dtype=torch.int32)
     """
-    labels, ignored = labels.int(), labels == ignore_index
-    low = labels.masked_fill(ignored, torch.iinfo(torch.int32).max)
-    high = labels.masked_fill(ignored, torch.iinfo(torch.int32).min)
-    for axis in range(1, labels.ndim):
-        low, high = _dilate(low, axis, torch.minimum), _dilate(high, axis, torch.maximum)
-    return (low < high) & ~ignored
-
-
-def _dilate(values: Tensor, axis: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Each value combined with its two neighbors along an axis."""
-    wide, count = values.clone(), values.shape[axis] - 1
-    for ours, theirs in ((0, 1), (1, 0)):
-        side = wide.narrow(axis, ours, count)
-        side.copy_(combine(side, values.narrow(axis, theirs, count)))
-    return wide
+    ignored = labels == ignore_index
+    max_pool = getattr(functional, f"max_pool{labels.ndim - 1}d")
+    signed = (part.float().masked_fill(ignored, -torch.inf) for part in (labels, -labels))
+    highest, lowest = (max_pool(part[:, None], 3, 1, 1)[:, 0] for part in signed)
+    boundary: Tensor = (highest > -lowest) & ~ignored
+    return boundary
 
 
 @dataclass(frozen=True, eq=False)
