@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import neuboots
+from neuboots import NeuBoots, TrainingConfig
 
 ROOT = Path(neuboots.__file__).parents[1]
 
@@ -60,8 +61,8 @@ def fit_and_predict() -> None:
 
     x = torch.randn(64, 2)
     net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
-    config = neuboots.TrainingConfig(epochs=2, progress=False)
-    neuboots.NeuBoots().fit(net, (x, (x[:, 0] > 0).long()), config).predict(x)
+    config = TrainingConfig(epochs=2, progress=False)
+    NeuBoots().fit(net, (x, (x[:, 0] > 0).long()), config).predict(x)
 
 
 def fit_and_predict_table(folder: Path) -> None:

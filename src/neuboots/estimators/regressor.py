@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -32,11 +32,13 @@ from neuboots.estimators._base import (
     append_weights,
     mean_and_std,
 )
-from neuboots.estimators._confidence_band import ConfidenceBand, find_mean_net, fit_confidence_band
 from neuboots.evaluation.conformal import conformal_quantile
 from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods import find_method
 from neuboots.weights import Dirichlet
+
+if TYPE_CHECKING:
+    from neuboots.estimators._confidence_band import ConfidenceBand
 
 SCALE_EXPONENT = 0.5  # b
 _MIN_STD = 1e-6  # in units of the targets' standard deviation: 0 would make intervals infinite or empty
@@ -243,8 +245,10 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def _noise(self) -> NoiseScale:
         return NoiseScale(self.noise_offset_, float(self.noise_exponent_), self.scores_, self.score_counts_)
 
-    def _fit_band(self, rows: TrainingRows, target: Tensor, loss: Loss) -> ConfidenceBand | None:
+    def _fit_band(self, rows: TrainingRows, target: Tensor, loss: Loss) -> "ConfidenceBand | None":
         """Band of the single net behind the mean; None if there is none, or the loss is another one."""
+        from neuboots.estimators._confidence_band import find_mean_net, fit_confidence_band
+
         train = rows.split == TRAIN
         some = torch.nonzero(train)[:1000, 0]  # enough to see whether a net gives the mean
         mean = self._predict_moments(rows.x[some], self.num_samples)[0]
@@ -379,6 +383,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.band_ = None
         if (error := getattr(self, "band_error_", None)) is not None:
+            from neuboots.estimators._confidence_band import ConfidenceBand
+
             net = self.predictor_.net
             if net is None:
                 raise KeyError("net")
