@@ -49,21 +49,6 @@ def hugging(kind: str, config: str, **options: Any) -> Make:
     return make
 
 
-def upernet() -> nn.Module:
-    transformers = library("transformers")
-    stages = [f"stage{i}" for i in range(1, 5)]
-    config = transformers.UperNetConfig(
-        backbone_config=transformers.ConvNextConfig(**STAGES, out_features=stages),
-        hidden_size=16,
-        pool_scales=[1, 2],
-        auxiliary_in_channels=8,
-        auxiliary_channels=8,
-        num_labels=3,
-    )
-    net: nn.Module = transformers.UperNetForSemanticSegmentation(config)
-    return net
-
-
 class Upsampled(nn.Module):
     """A net whose maps are smaller than its images, brought to the size of the labels."""
 
@@ -95,12 +80,10 @@ SEGFORMER = {
     "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
     "num_attention_heads": [1, 2], "strides": [2, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, "num_labels": 3,
 }  # fmt: skip
-STAGES = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
 GPT2 = {
     "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 1,
 }  # fmt: skip
-DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20, "num_labels": 3}
 
 # The net, an input, the head that is found with that input as an example, its width D and the shape of the output.
 # All have 3 outputs.
@@ -113,20 +96,6 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         8,
         (2, 3, 16, 16, 16),
     ),
-    "DynUNet": (
-        monai("DynUNet", 2, 1, 3, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8)),
-        IMAGE,
-        "output_block.conv.conv",
-        4,
-        (2, 3, 32, 32),
-    ),
-    "AttentionUnet": (
-        monai("AttentionUnet", 2, 1, 3, channels=(4, 8), strides=(2,)),
-        IMAGE,
-        "model.2.conv",
-        4,
-        (2, 3, 32, 32),
-    ),
     "UNETR, 3D": (
         monai("UNETR", 1, 3, (16,) * 3, feature_size=4, hidden_size=24, mlp_dim=24, num_heads=3, needs=("einops",)),
         VOLUME,
@@ -134,24 +103,7 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         4,
         (2, 3, 16, 16, 16),
     ),
-    "SwinUNETR": (
-        monai(
-            "SwinUNETR", 1, 3, spatial_dims=2, feature_size=12, depths=(1,) * 4, num_heads=(1,) * 4, needs=("einops",)
-        ),
-        noise(2, 1, 64, 64),
-        "out.conv.conv",
-        12,
-        (2, 3, 64, 64),
-    ),
-    "VNet, 3D": (monai("VNet", 3, 1, 3), VOLUME, "out_tr.conv2", 3, (2, 3, 16, 16, 16)),
     "DenseNet121": (monai("DenseNet121", 2, 3, 3), COLOUR, "class_layers.out", 1024, (2, 3)),
-    "MONAI's ResNet, 3D": (
-        monai("ResNet", "basic", [1] * 4, [8] * 4, n_input_channels=1, num_classes=3),
-        VOLUME,
-        "fc",
-        8,
-        (2, 3),
-    ),
     # MONAI's UNet ends in a 3×3 (transposed) convolution: a 1×1 one is put after it
     "UNet and a head": (
         then(monai("UNet", 2, 1, 8, channels=(8, 16), strides=(2,)), lambda: nn.Conv2d(8, 3, 1)),
@@ -160,22 +112,8 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         8,
         (2, 3, 32, 32),
     ),
-    "residual UNet and a head, 3D": (
-        then(monai("UNet", 3, 1, 8, channels=(8, 16), strides=(2,), num_res_units=2), lambda: nn.Conv3d(8, 3, 1)),
-        VOLUME,
-        "1",
-        8,
-        (2, 3, 16, 16, 16),
-    ),
     "BERT": (hugging("BertForSequenceClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3)),
     "BERT, tokens": (hugging("BertForTokenClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3, 6)),
-    "DistilBERT": (
-        hugging("DistilBertForSequenceClassification", "DistilBertConfig", **DISTILBERT),
-        TEXT,
-        "classifier",
-        16,
-        (2, 3),
-    ),
     "RoBERTa": (
         hugging("RobertaForSequenceClassification", "RobertaConfig", **WORDS),
         TEXT,
@@ -184,13 +122,6 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         (2, 3),
     ),
     "GPT-2": (hugging("GPT2ForSequenceClassification", "GPT2Config", **GPT2), TEXT, "score", 16, (2, 3)),
-    "Llama": (
-        hugging("LlamaForSequenceClassification", "LlamaConfig", **WORDS, num_key_value_heads=2, pad_token_id=0),
-        TEXT,
-        "score",
-        16,
-        (2, 3),
-    ),
     "ViT": (
         hugging("ViTForImageClassification", "ViTConfig", **PATCHES),
         {"pixel_values": COLOUR},
@@ -199,28 +130,6 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         (2, 3),
     ),
     "ViT, positions": (hugging("ViTForImageClassification", "ViTConfig", **PATCHES), COLOUR, "classifier", 16, (2, 3)),
-    "ResNet": (
-        hugging(
-            "ResNetForImageClassification",
-            "ResNetConfig",
-            embedding_size=8,
-            hidden_sizes=[8, 16],
-            depths=[1, 1],
-            layer_type="basic",
-            num_labels=3,
-        ),
-        COLOUR,
-        "classifier.1",
-        16,
-        (2, 3),
-    ),
-    "ConvNeXt": (
-        hugging("ConvNextForImageClassification", "ConvNextConfig", **STAGES, num_labels=3),
-        COLOUR,
-        "classifier",
-        8,
-        (2, 3),
-    ),
     "SegFormer": (
         hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER),
         {"pixel_values": COLOUR},
@@ -249,9 +158,8 @@ NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
         16,
         (2, 3, 16, 16),
     ),
-    "UPerNet": (upernet, COLOUR, "decode_head.classifier", 16, (2, 3, 32, 32)),
 }
-GUESSED_WRONGLY = {"BEiT", "UPerNet"}
+GUESSED_WRONGLY = {"BEiT"}
 every_net = pytest.mark.parametrize("name", NETS)
 
 

@@ -1,6 +1,7 @@
 """split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -26,13 +27,13 @@ by_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 
 @by_case
 @torch.no_grad()
-def test_head_is_found_by_running_the_net(case: Case) -> None:
+def test_head_found_by_running(case: Case) -> None:
     assert split_head(make(case), example=case.x).name == case.head
 
 
 @by_case
 @torch.no_grad()
-def test_the_pass_sees_features_and_repeats_what_follows(case: Case) -> None:
+def test_trace_replays_what_follows_the_head(case: Case) -> None:
     net = make(case)
     split = split_head(net, example=case.x)
     plain = extract_output(call_net(net, case.x))
@@ -48,7 +49,7 @@ def test_the_pass_sees_features_and_repeats_what_follows(case: Case) -> None:
 
 @by_case
 @torch.no_grad()
-def test_the_net_is_left_as_it_was(case: Case) -> None:
+def test_net_unchanged(case: Case) -> None:
     net = make(case)
     inner = unwrap_model(net)
     before = {name: id(module) for name, module in inner.named_modules()}
@@ -61,7 +62,7 @@ def test_the_net_is_left_as_it_was(case: Case) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in inner.modules())
 
 
-def test_the_net_is_left_as_it_was_after_an_error() -> None:
+def test_net_unchanged_after_an_error() -> None:
     net = TwoBranches()
     split = split_head(net)
     with pytest.raises(RuntimeError, match="boom"):
@@ -83,14 +84,14 @@ def test_features_skip_what_follows_the_head() -> None:
     assert net.finished == 0
 
 
-def test_the_user_may_name_the_layer() -> None:
+def test_head_by_name() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     assert split_head(net, "0").width == 4
     with pytest.raises(ArgumentError, match="head"):
         split_head(net, "1")
 
 
-def test_torchvision_style_auxiliary_head_does_not_mislead() -> None:
+def test_auxiliary_head_is_not_the_head() -> None:
     class Auxiliary(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +111,7 @@ def test_torchvision_style_auxiliary_head_does_not_mislead() -> None:
         split_head(net).trace(x)
 
 
-def test_a_wrong_guess_by_registration_is_noticed_at_the_first_pass() -> None:
+def test_wrong_guess_raises_at_the_first_pass() -> None:
     class HeadFirst(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,47 +137,82 @@ class Shared(nn.Module):
         return self.head(self.body(x)) + self.head(self.body(-x))
 
 
-@pytest.mark.parametrize("name", [None, "head"])
-def test_a_head_used_twice_is_refused(name: str | None) -> None:
-    x = torch.zeros(2, 4)
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(Shared(), name, example=x).trace(x)
+class Functional(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.body(x), self.head.weight)
 
 
-def test_a_head_never_used_is_refused() -> None:
-    class Functional(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(self.body(x), self.head.weight)
-
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(Functional()).features(torch.zeros(2, 4))
+class Parallel(TwoBranches):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) + self.right(x)
 
 
-def test_parallel_heads_are_listed() -> None:
-    class Parallel(TwoBranches):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.left(x) + self.right(x)
-
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(Parallel(), example=torch.zeros(2, 4))
+class Branching(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.head(self.body(x))
+        return z if z.sum() > 0 else -z
 
 
-def test_a_net_without_a_linear_head_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()))
+class Writing(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(len(x), 3)
+        out[:] = self.head(self.body(x))
+        return out
 
 
-def test_learned_layers_after_the_last_candidate_are_not_guessed_over() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 3, padding=1))
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(net)
-    with pytest.raises(ArgumentError, match="head"):
-        split_head(net, example=torch.zeros(1, 2, 4, 4))
-    x = torch.randn(1, 2, 4, 4)
-    assert torch.equal(split_head(net, "0").trace(x).output, net(x))  # named, it is taken at its word
+class Replaced(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.head(self.body(x))
+        z.data = 2 * z.data
+        return z
 
 
-def test_only_plain_layers_are_candidates() -> None:
+class ChangedLater(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        factor = torch.ones(3)
+        z = self.head(self.body(x)) * factor
+        factor += 1
+        return z * factor
+
+
+class Pair(Shared):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(self.body(x)), x
+
+
+X = torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("head", lambda: split_head(Shared(), example=X)),
+        ("head", lambda: split_head(Shared(), "head").trace(X)),
+        ("head", lambda: split_head(Functional()).features(X)),
+        ("head", lambda: split_head(Parallel(), example=X)),
+        ("head", lambda: split_head(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()))),
+        ("model", lambda: split_head(Branching()).trace(X)),
+        ("model", lambda: split_head(Writing()).trace(X)),
+        ("model", lambda: split_head(Replaced()).trace(X)),
+        ("model", lambda: split_head(ChangedLater()).trace(X)),
+        ("model", lambda: split_head(Pair()).trace(X)),
+    ],
+)
+def test_net_that_cannot_be_split_raises(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert caught.value.name == name
+
+
+def test_learned_layers_after_the_last_candidate_raise() -> None:
+    net, x = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 3, padding=1)), torch.randn(1, 2, 4, 4)
+    for example in (None, x):
+        with pytest.raises(ArgumentError, match="head"):
+            split_head(net, example=example)
+    assert torch.equal(split_head(net, "0").trace(x).output, net(x))  # a named head is accepted
+
+
+def test_head_candidates_are_plain_layers() -> None:
     class Cosine(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(F.normalize(x), F.normalize(self.weight))
@@ -187,63 +223,13 @@ def test_only_plain_layers_are_candidates() -> None:
     assert find_head_candidates(nn.ModuleList([nn.LazyLinear(3), nn.Conv1d(4, 4, 1, padding="same")])) == ["1"]
 
 
-def test_a_head_with_hooks_or_a_forward_of_its_own_is_refused() -> None:
+def test_head_with_hooks_or_own_forward_raises() -> None:
     hooked, patched = TwoBranches(), TwoBranches()
     hooked.fc.register_forward_hook(lambda module, inputs, output: 3 * output)
     patched.fc.forward = lambda phi: phi[:, :3]
     for net in (hooked, patched):
         with pytest.raises(ArgumentError, match="head"):
             split_head(net)
-
-
-def test_branching_on_values_after_the_head_is_refused() -> None:
-    class Branching(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.head(self.body(x))
-            return z if z.sum() > 0 else -z
-
-    with pytest.raises(ArgumentError, match="model"):
-        split_head(Branching()).trace(torch.ones(2, 4))
-
-
-def test_writing_into_another_tensor_is_refused() -> None:
-    class Writing(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            out = torch.zeros(len(x), 3)
-            out[:] = self.head(self.body(x))
-            return out
-
-    with pytest.raises(ArgumentError, match="model"):
-        split_head(Writing()).trace(torch.ones(2, 4))
-
-
-def test_changes_that_cannot_be_repeated_are_refused() -> None:
-    class Replaced(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.head(self.body(x))
-            z.data = 2 * z.data
-            return z
-
-    class ChangedLater(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            factor = torch.ones(3)
-            z = self.head(self.body(x)) * factor
-            factor += 1
-            return z * factor
-
-    with pytest.raises(ArgumentError, match="model"):
-        split_head(Replaced()).trace(torch.ones(2, 4))
-    with pytest.raises(ArgumentError, match="model"):
-        split_head(ChangedLater()).trace(torch.ones(2, 4))
-
-
-def test_outputs_that_cannot_be_told_apart_are_listed() -> None:
-    class Pair(Shared):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.head(self.body(x)), x
-
-    with pytest.raises(ArgumentError, match="model"):
-        split_head(Pair()).trace(torch.ones(2, 4))
 
 
 def test_eval_mode_restores_every_module() -> None:
@@ -255,7 +241,7 @@ def test_eval_mode_restores_every_module() -> None:
     assert [module.training for module in net.modules()] == before
 
 
-def test_inputs_follow_the_net() -> None:
+def test_cast_inputs() -> None:
     net = TwoBranches().double()
     x = {"a": torch.zeros(2, dtype=torch.float32), "b": (torch.zeros(2, dtype=torch.int64),)}
     moved = cast_inputs(net, x)
@@ -268,7 +254,7 @@ class Parts(NamedTuple):
     right: Tensor
 
 
-def test_a_named_tuple_stays_one() -> None:
+def test_cast_inputs_keeps_named_tuples() -> None:
     """torch's loader collates rows that are named tuples to one of batches."""
     moved = cast_inputs(TwoBranches().double(), Parts(torch.ones(2), torch.ones(2, dtype=torch.int64)))
     assert isinstance(moved, Parts)
@@ -290,7 +276,7 @@ class Laid(Tensor):
         raise AssertionError("its data were touched")
 
 
-def test_tensors_with_functions_of_their_own_become_plain() -> None:
+def test_cast_inputs_converts_tensor_subclasses() -> None:
     net, x = TwoBranches(), torch.randn(2, 4)
     dressed = x.as_subclass(Dressed)
     moved = cast_inputs(net, {"a": dressed, "b": [dressed, 3], "c": None})
@@ -304,7 +290,7 @@ def test_tensors_with_functions_of_their_own_become_plain() -> None:
     assert cast_inputs(net, laid) is laid  # it is where it should be, and its data were not touched
 
 
-def test_two_threads_may_use_one_net() -> None:
+def test_trace_from_two_threads() -> None:
     net = TwoBranches().eval()
     split = split_head(net)
     inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(20)]
@@ -323,7 +309,7 @@ def test_two_threads_may_use_one_net() -> None:
     assert all(torch.equal(got[i], wanted[i]) for i in range(20))
 
 
-def test_a_hugging_face_model_goes_through() -> None:
+def test_trace_of_hugging_face_model() -> None:
     import transformers
 
     config = transformers.BertConfig(

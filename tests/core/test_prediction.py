@@ -420,42 +420,6 @@ class LiveBytes(TorchDispatchMode):
         return out
 
 
-@dataclass(frozen=True)
-class Counting(Fake):
-    """Says how many replicates were asked for at once, and how many of those it gave are still alive."""
-
-    log: tuple[list[int], list[int]] = ((), ())
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
-        alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        at_once, sizes = self.log
-
-        def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                count = min(size, num_samples - start)
-                chunk = x.new_full((count, len(x), *self.shape), float(start))
-                alive.add(chunk.untyped_storage())
-                sizes.append(count)
-                at_once.append(sum(s.nbytes() for s in alive) // (chunk[0].numel() * chunk.element_size()))
-                yield chunk
-                del chunk
-
-        return SampleStream(num_samples, len(x) * math.prod(self.shape) * x.element_size(), chunks)
-
-
-@pytest.mark.parametrize("quantiles", [(), (0.025, 0.975)], ids=["moments", "quantiles"])
-def test_summary_holds_few_replicates(quantiles: tuple[float, ...]) -> None:
-    """Whatever B: at most 8 to a chunk, of which three may be alive (this one, the one before, the last of all)."""
-    x = torch.zeros(4, 5)
-    for B in (8, 9, 50, 100):
-        predictor = Counting((2, 64, 64), torch.float32, log=([], []))  # 128 kB for each replicate
-        predictor.summarize(x, B, quantiles=quantiles)
-        at_once, sizes = predictor.log
-        assert sum(sizes) % B == 0
-        assert max(sizes) <= 8
-        assert max(at_once) <= 24
-
-
 @pytest.mark.parametrize("quantiles", [(), (0.025, 0.975)], ids=["moments", "quantiles"])
 @pytest.mark.parametrize("kind", ["fake", "plain"])
 def test_summary_memory_does_not_grow_with_B(kind: str, quantiles: tuple[float, ...]) -> None:
@@ -681,9 +645,3 @@ def test_residual_std(pixels: tuple[int, ...]) -> None:
     error = (y - mean).numpy()
     axes = tuple(axis for axis in range(error.ndim) if axis != 1)
     np.testing.assert_allclose(residual_std(predictor, x, y), np.sqrt((error**2).mean(axes)))
-
-
-def test_residual_std_accepts_targets_n_for_outputs_n_1() -> None:
-    predictor, x, y = Fake((1,)), random(50, 5), random(50, seed=1)
-    assert residual_std(predictor, x, y).shape == (1,)
-    assert torch.equal(residual_std(predictor, x, y), residual_std(predictor, x, y[:, None]))

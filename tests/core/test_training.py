@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig
 from neuboots.generator import BootstrapGenerator
-from neuboots.loading import Batch, EpochLoader, IndexedDataset, load_targets
-from neuboots.losses import weighted_mean
+from neuboots.loading import Batch, EpochLoader, load_targets
 from neuboots.methods.neuboots import make_blocks
 from neuboots.nets import MLP
 from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar, resolve_fit, train
@@ -153,15 +152,6 @@ def test_weights_independent_of_workers() -> None:
     alone = NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict()
     helped = NeuBoots().fit(dropout_net, Augmented(), replace(CONFIG, num_workers=2)).state_dict()
     assert same(alone, helped)
-
-
-@pytest.mark.parametrize("method", [Deterministic(), NeuBoots()])
-def test_fit_keeps_global_random_states(method: Any) -> None:
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    method.fit(dropout_net, Hidden(Augmented()), CONFIG)
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert np.random.get_state()[1].tolist() == states[2]
 
 
 def test_checkpoint_of_another_run_raises(tmp_path: Path) -> None:
@@ -306,17 +296,6 @@ def test_epoch_may_start_in_the_middle() -> None:
     assert all(torch.equal(a[2], b[2]) for a, b in zip(late, whole[2:], strict=True))
 
 
-def test_stream_indices_repeat() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return ((torch.full((2,), float(i)), i) for i in range(10))
-
-    loader = EpochLoader(Stream(), batch_size=3, seed=0, steps_per_epoch=3)
-    for _ in range(2):
-        for _, batch, _ in loader.epoch(0):
-            assert batch.index.tolist() == batch.y.tolist()
-
-
 class Noisy(IterableDataset[Any]):
     """A stream that draws as it goes."""
 
@@ -435,28 +414,6 @@ class Hidden(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         return self.inner[i]
-
-
-def test_custom_loop_learns() -> None:
-    """A plain PyTorch loop that we did not write: wrap the data, resample, weight the loss. It learns."""
-    x = rows(200, 4)
-    data = TensorDataset(x, (x[:, 0] > 0).long())
-    torch.manual_seed(0)
-    method = NeuBoots.paper()
-    g = method.make_generator(MLP(4, 2, widths=(32,)))
-    plan = method.make_schedule(g, data, seed=0)
-    optimizer = torch.optim.Adam(g.parameters(), lr=0.01)
-    loader = DataLoader(IndexedDataset(data), batch_size=32, shuffle=True)
-    for epoch in range(15):
-        weights = plan.at_epoch(epoch)
-        for inputs, labels, index in loader:
-            alpha, w = weights(index)
-            loss = weighted_mean(F.cross_entropy(g(inputs, alpha), labels, reduction="none"), w)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    with torch.no_grad():
-        assert float((g(x).argmax(1) == data.tensors[1]).float().mean()) > 0.95
 
 
 def test_fit_matches_custom_loop() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from neuboots import ArgumentError
 from neuboots._prng import derive_keys
 from neuboots.weights import (
-    WEIGHT_DISTRIBUTIONS,
     BlockTable,
     Constant,
     Dirichlet,
@@ -134,13 +133,6 @@ def test_sample_row_depends_on_its_key_only(weight_distribution: WeightDistribut
     assert torch.equal(weight_distribution.sample(derive_keys(rows, 9), 6), sample(weight_distribution, 8, 6, 9)[rows])
 
 
-def test_distributions_by_name() -> None:
-    assert {name: weight_distribution().name for name, weight_distribution in WEIGHT_DISTRIBUTIONS.items()} == {
-        name: name for name in WEIGHT_DISTRIBUTIONS
-    }
-    assert sorted(WEIGHT_DISTRIBUTIONS) == ["constant", "dirichlet", "exponential", "multinomial"]
-
-
 # -- links ---------------------------------------------------------------------------------------------
 
 
@@ -153,13 +145,6 @@ def test_dirichlet_laplace_transform_matches_series(c: float, size: int, t: floa
         rounding = 10 * (1 + math.lgamma(size * c + t * size)) * torch.finfo(torch.float64).eps
         assert Dirichlet(c).laplace_transform(t, parts, size) == pytest.approx(exact, rel=rounding)
     assert Dirichlet(c).laplace_transform(t, size, size) == math.exp(-t * size)
-
-
-@pytest.mark.parametrize("c", [0.3, 1.0, 5.0])
-def test_dirichlet_laplace_transform_matches_scipy(c: float) -> None:
-    for size in (2, 7, 20):
-        theirs = scipy.special.hyp1f1(c, size * c, -float(size))
-        assert Dirichlet(c).laplace_transform(1.0, 1, size) == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -204,12 +189,6 @@ def test_link_moments_large_S() -> None:
             moments = np.array(link_moments(Dirichlet(c), "exp", size))
             assert np.abs(moments - limit).max() < 1 / size
             assert moments[2] < 0  # what one block has the others lack
-
-
-def test_links() -> None:
-    alpha = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
-    assert apply_link(alpha, "identity") is alpha
-    assert torch.equal(apply_link(alpha, "exp"), torch.exp(-alpha))
 
 
 # -- blocks --------------------------------------------------------------------------------------------
@@ -257,10 +236,6 @@ def test_blocks_are_uniform() -> None:
         assert scipy.stats.chisquare(torch.bincount(places, minlength=4).numpy()).pvalue > p_value(3)
     together = int((tables[:, 0] == tables[:, 1]).sum())
     assert scipy.stats.binomtest(together, 2000, 30 / 156).pvalue > p_value(3)
-
-
-def test_single_block_holds_all_points() -> None:
-    assert assign_blocks(7, 1, strata=torch.arange(7) % 2).tolist() == [0] * 7
 
 
 @pytest.mark.parametrize(
@@ -326,11 +301,6 @@ def test_strata_of_masks_are_majority_classes() -> None:
     masks = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [3, 0]], [[255, 255], [255, 4]], [[255, 255], [255, 255]]])
     assert compute_strata(masks, ignore_index=255).tolist() == [1, 3, 4, -1]
     assert compute_strata(masks.to(torch.uint8), ignore_index=255).tolist() == [1, 3, 4, -1]
-
-
-def test_strata_of_uint8_masks() -> None:
-    """156 = −100 modulo 256."""
-    assert compute_strata(torch.full((1, 2, 2), 156, dtype=torch.uint8)).tolist() == [156]
 
 
 # -- streams -------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from neuboots import ArgumentError, NeuBoots, TrainingConfig, load, nets
 from neuboots.head import split_head
-from neuboots.methods import METHODS, MethodInfo
 from neuboots.nets import (
     MLP,
     DeepLabV3,
@@ -208,25 +207,6 @@ def test_net_trains_predicts_and_saves(case: Case, tmp_path: Path) -> None:
     predictor.save(tmp_path / "model")
     again = load(tmp_path / "model")
     assert torch.equal(again.predict(x, 3).samples, predictor.predict(x, 3).samples)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [info for info in METHODS.values() if info.needs_net], ids=lambda info: info.name)
-@pytest.mark.parametrize("name", ["small_deeplab", "UResNet", "TextTransformer"])
-def test_every_method_trains_predicts_and_saves(name: str, method: MethodInfo, tmp_path: Path) -> None:
-    """Images, volumes and texts; a replicate is one function of x, within rounding."""
-    case = NETS[name]
-    data = TensorDataset(case.x(4), torch.randint(0, 3, case.out(4)[:1] + case.out(4)[2:]))
-    made = method.make(num_members=2) if method.members else method.make()
-    predictor = made.fit(case.make, data, TrainingConfig(epochs=1, batch_size=2, progress=False))
-    x = case.x(2)
-    samples = predictor.predict(x, 3, seed=1).samples
-    assert samples.shape == (3, *case.out(2))
-    assert bool((samples.std(0) > 0).any()) == method.random
-    single = torch.cat([predictor.predict(row[None], 3, seed=1).samples for row in x], 1)
-    torch.testing.assert_close(single, samples, rtol=0, atol=1e-4 * float(samples.abs().max()))
-    predictor.save(tmp_path / "model")
-    assert torch.equal(load(tmp_path / "model").predict(x, 3, seed=1).samples, samples)
 
 
 @every_net
