@@ -1,4 +1,4 @@
-"""What each method costs: training time, prediction time and peak memory at K = 1 … 5, on one CNN and one MLP.
+"""Training time, prediction time and peak memory of each method at K = 1 … 5, on one CNN and one MLP.
 
     python -m benchmarks.costs [--methods NAME …] [--repeats 2] [--write]
 
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.measure import Watch, interleave
 from benchmarks.memory import EXACT, resident
-from benchmarks.timing import Watch, interleave
 from neuboots import Method, Predictor, TrainingConfig, load, save
 from neuboots.losses import Loss
 from neuboots.methods import METHODS, MethodInfo, find_method

@@ -1,4 +1,4 @@
-"""Which options should NeuBoots have by default? Measured, not guessed.
+"""Comparison of options of NeuBoots, on which its defaults are based.
 
     python -m benchmarks.defaults --data-root FOLDER [--sets digits:1000 energy] [--seeds 0 1 2]
                                   [--variants NAME …]

@@ -1,4 +1,4 @@
-"""What the influence bootstrap of a head costs after training: time of its set-up and of prediction, and memory.
+"""Time and memory of the influence bootstrap of a head after training.
 
     python -m benchmarks.influence N
 
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks import fresh
+from benchmarks import measure
+from benchmarks.measure import SEED, Parts, Row, Scale, Watch, Watched, compare_runs, interleave
 from benchmarks.memory import EXACT, resident
-from benchmarks.row import SEED, Row, Scale, against
-from benchmarks.timing import Parts, Watch, Watched, interleave
 from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig
 from neuboots.nets import resnet8, resnet20, resnet110
 from neuboots.training import EpochReport
@@ -66,7 +65,7 @@ def predict(scale: Scale) -> Row:
     runs: dict[str, Callable[[], object]] = {"plain": lambda: net(x), "predict": partial(predictor.predict, x, num)}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
     title = "ResNet-8" if scale.quick else "ResNet-110"
-    return against(series, "plain", "predict", f"{title}: influence, predict, B = {num} / plain pass", 1.15)
+    return compare_runs(series, "plain", "predict", f"{title}: influence, predict, B = {num} / plain pass", 1.15)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ def extra(n: int) -> int:
 
 def memory(scale: Scale) -> Row:
     few = 16 if scale.quick else 500
-    peaks = [fresh.numbers("-m", "benchmarks.influence", str(n), env=EXACT)[0] for n in (few, 8 * few)]
+    peaks = [measure.run_python("-m", "benchmarks.influence", str(n), env=EXACT)[0] for n in (few, 8 * few)]
     name = f"influence, set-up of a head of 10 × 65: peak memory, n = {8 * few} / n = {few}"
     return Row(name, peaks[1] / max(1.0, peaks[0]), at_most=1.2, note=f"{peaks[0] / 2**20:.0f} MB at n = {few}")
 

@@ -1,4 +1,4 @@
-"""Peak extra memory of `summarize`, and of all figures of calibration, in a process of its own.
+"""Peak memory of `summarize` and of the calibration metrics, each in a new process.
 
     python -m benchmarks.memory CASE B [--quick]
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from benchmarks import fresh
+from benchmarks import measure
 from neuboots import NeuBoots, Predictor
 from neuboots.evaluation.calibration import evaluate_calibration
 from neuboots.evaluation.segmentation import predict_segmentation
@@ -127,7 +127,7 @@ def extra(case: Case, num_samples: int) -> int:
 def peak(case: str, num: int, *, quick: bool, exact: bool) -> float:
     """Bytes at the peak with B = num, in a fresh process."""
     flags = ["--quick"] if quick else []
-    return fresh.numbers("-m", "benchmarks.memory", case, str(num), *flags, env=EXACT if exact else {})[0]
+    return measure.run_python("-m", "benchmarks.memory", case, str(num), *flags, env=EXACT if exact else {})[0]
 
 
 def growth(case: str, few: int, many: int, *, quick: bool, exact: bool) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The benchmarks' harness: its arithmetic, its table, its file and its exit code. No wall-clock time is asserted."""
+"""Tests of the benchmarks: ratios, bounds, results file and exit code. No wall-clock time is asserted."""
 
 import itertools
 import json
@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import costs, fresh, memory, rows
+from benchmarks import costs, measure, memory
 from benchmarks.__main__ import main
-from benchmarks.rows import TOPICS, Row, Scale
-from benchmarks.timing import Parts, Series, Watch, Watched, interleave, stopping
+from benchmarks.measure import Parts, Row, Scale, Series, Watch, Watched, interleave, run_python, stop_after_step
+from benchmarks.topics import TOPICS
 from neuboots.methods import METHODS, find_method
 
 
@@ -29,13 +29,13 @@ def of(*whole: float) -> list[Parts]:
 # -- timing --------------------------------------------------------------------------------------------
 
 
-def test_a_ratio_takes_the_best_of_each_part() -> None:
+def test_ratio_has_the_minimum_of_each_part() -> None:
     series = Series({"a": [Parts(10.0, 3.0), Parts(30.0, 2.0)], "b": [Parts(9.0, 5.0), Parts(20.0, 1.0)]})
     assert series.ratio("a", "b") == pytest.approx((9.0 + 2.0) / (9.0 + 1.0))
     assert series.whole_ratio("a", "b") == pytest.approx(13.0 / 14.0)
 
 
-def test_a_watch_tells_the_shared_part_from_the_rest() -> None:
+def test_watch_separates_the_shared_part() -> None:
     watch = Watch(clock=ticking())
 
     def run() -> None:
@@ -48,7 +48,7 @@ def test_a_watch_tells_the_shared_part_from_the_rest() -> None:
     assert runner() == Parts(shared=3.0, own=4.0)  # each run starts at zero
 
 
-def test_every_runner_warms_up_and_then_takes_turns() -> None:
+def test_runners_are_warmed_up_and_interleaved() -> None:
     calls: list[str] = []
 
     def runner(name: str) -> Parts:
@@ -64,10 +64,10 @@ def test_every_runner_warms_up_and_then_takes_turns() -> None:
     assert {name: len(parts) for name, parts in series.runs.items()} == dict.fromkeys(names, 4)
 
 
-def test_watched_layers_are_timed_forward_and_from_their_gradient_to_the_step() -> None:
+def test_watched_layers_are_timed_forward_and_backward() -> None:
     watch = Watch(clock=ticking())
     net = nn.Sequential(Watched(nn.Linear(3, 4), watch, training=True), nn.Linear(4, 1))
-    optimizer = stopping(torch.optim.SGD(net.parameters(), lr=0.1), watch)
+    optimizer = stop_after_step(torch.optim.SGD(net.parameters(), lr=0.1), watch)
     loss = net(torch.ones(2, 3)).sum()
     assert watch.seconds == 1.0
     loss.backward()
@@ -79,14 +79,15 @@ def test_watched_layers_are_timed_forward_and_from_their_gradient_to_the_step() 
 # -- fresh processes and memory ------------------------------------------------------------------------
 
 
-def test_a_fresh_process_prints_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_python_returns_printed_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     code = "import os, sys; print(1, 2.5, os.environ['MINE'], 'PYTHONDONTWRITEBYTECODE' in os.environ and 7 or 8)"
-    assert fresh.numbers("-S", "-c", code, env={"MINE": "3"}) == [1.0, 2.5, 3.0, 8.0]
+    assert run_python("-S", "-c", code, env={"MINE": "3"}) == [1.0, 2.5, 3.0, 8.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", memory.CASES)
-def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
+def test_memory_cases_have_the_right_output_shape(case: str) -> None:
     made = memory.CASES[case](quick=True)
     axes = {"flat": 2, "upsampled": 4, "labelled": 2, "deeplab": 4, "volume": 5, "tiles": 5}[case]
     assert made.net(made.x).ndim == axes
@@ -97,14 +98,14 @@ def test_memory_is_measured_on_outputs_of_the_right_shape(case: str) -> None:
     assert memory.extra(made, 3) >= -slack
 
 
-def test_growth_is_the_ratio_of_two_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_is_a_ratio_of_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def numbers(*args: str, env: Mapping[str, str] | None = None) -> list[float]:
         asked.append((args[2:], dict(env or {})))
         return [float(2**20 * int(args[3]))]
 
-    monkeypatch.setattr(fresh, "numbers", numbers)
+    monkeypatch.setattr(measure, "run_python", numbers)
     assert memory.growth("flat", 10, 1000, quick=False, exact=True) == (100.0, 10.0)
     assert asked == [(("flat", "10"), memory.EXACT), (("flat", "1000"), memory.EXACT)]
 
@@ -123,7 +124,7 @@ def test_growth_is_the_ratio_of_two_peaks(monkeypatch: pytest.MonkeyPatch) -> No
         (Row("r", float("nan"), at_most=1.0), "≤ 1", False),
     ],
 )
-def test_a_row_keeps_its_bound_or_not(row: Row, bound: str, holds: bool | None) -> None:
+def test_row_compares_with_its_bound(row: Row, bound: str, holds: bool | None) -> None:
     assert row.bound == bound
     assert row.holds is holds
 
@@ -133,7 +134,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, *found: Row) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "code"), [(1.2, 1), (1.1, 0)])
-def test_a_broken_bound_is_exit_code_1(
+def test_violated_bound_gives_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, code: int
 ) -> None:
     faked(monkeypatch, Row("other", 7.0), Row("bounded", ratio, at_most=1.1))
@@ -143,7 +144,7 @@ def test_a_broken_bound_is_exit_code_1(
     assert results["command"] == f"python -m benchmarks --only mlp --repeats 3 --out {out}"
     assert results["torch"] == torch.__version__
     assert results["threads"] == torch.get_num_threads()
-    assert (results["seed"], results["repeats"], results["quick"]) == (rows.SEED, 3, False)
+    assert (results["seed"], results["repeats"], results["quick"]) == (measure.SEED, 3, False)
     assert "T" in results["date"]
     assert [row["holds"] for row in results["rows"]] == [None, code == 0]
     assert results["rows"][1] | {"note": ""} == {
@@ -153,7 +154,7 @@ def test_a_broken_bound_is_exit_code_1(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_failed_run_leaves_the_old_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_run_keeps_the_old_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(scale: Scale) -> list[Row]:
         raise RuntimeError("no memory left")
 
@@ -166,17 +167,18 @@ def test_a_failed_run_leaves_the_old_results(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize(("argv", "named"), [(["--only", "gpu"], "gpu"), (["--repeats", "0"], "--repeats 0")])
-def test_what_cannot_be_run_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
+def test_invalid_option_is_rejected(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
     with pytest.raises(SystemExit):
         main(argv)
     assert named in capsys.readouterr().err
 
 
-def test_all_rows_are_there_at_quick_scale(
+@pytest.mark.slow
+def test_quick_scale_has_all_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Everything is run for real but the processes that would each load torch anew."""
-    monkeypatch.setattr(fresh, "numbers", lambda *args, env=None: [3.0, 0.5])
+    monkeypatch.setattr(measure, "run_python", lambda *args, env=None: [3.0, 0.5])
     monkeypatch.setattr(memory, "extra", None)  # never in this process
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     out = tmp_path / "r.json"
@@ -214,12 +216,12 @@ def test_all_rows_are_there_at_quick_scale(
 # -- what each method costs ------------------------------------------------------------------------------
 
 
-def test_the_page_of_costs_shows_the_committed_rows() -> None:
+def test_cost_table_shows_the_committed_rows() -> None:
     text = costs.PAGE.read_text(encoding="utf-8")
     assert costs.page_with(text, costs.read_rows()) == text
 
 
-def test_the_rows_have_every_method_at_every_k() -> None:
+def test_committed_costs_cover_every_method_and_k() -> None:
     found = {(row["net"], row["method"], row["K"]) for row in costs.read_rows()}
     wanted = {
         (net, name, K)

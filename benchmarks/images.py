@@ -1,4 +1,4 @@
-"""What is claimed of segmentation and of the way of the data: time, memory, and rows a second."""
+"""Time and memory of segmentation, and throughput of image loading."""
 
 import tempfile
 from collections.abc import Callable
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks import memory
-from benchmarks.row import SEED, Row, Scale, against
-from benchmarks.timing import Watch, Watched, interleave
+from benchmarks.measure import SEED, Row, Scale, Watch, Watched, compare_runs, interleave
 from neuboots import NeuBoots
 from neuboots.data import CropFlipCutout, LazyDataset, Standardizer, load_dataset
 from neuboots.data.dataset import TensorSource
@@ -74,7 +73,7 @@ def _against_plain(
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
     size = " × ".join(map(str, x.shape[2:]))
     return [
-        against(series, "plain", f"summarize {num}", f"{title}, {size}: summarize, B = {num} / plain pass", bound)
+        compare_runs(series, "plain", f"summarize {num}", f"{title}, {size}: summarize, B = {num} / plain pass", bound)
         for num, bound in bounds.items()
     ]
 

@@ -1,6 +1,6 @@
-"""What is claimed of the front door: `fit` beside scikit-learn's MLPs, and `predict` over a file of a million rows.
+"""Estimators against scikit-learn's MLPs, and `neuboots predict` on a file of a million rows.
 
-    python -m benchmarks.front MODEL FILE OUT
+    python -m benchmarks.tabular MODEL FILE OUT
 
 answers the rows of FILE with the model as the command does, and prints the bytes by which the process grew at its peak
 beyond what it held with torch alone.
@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import fresh
+from benchmarks import measure
+from benchmarks.measure import SEED, Row, Scale, Watch, interleave
 from benchmarks.memory import resident
-from benchmarks.row import SEED, Row, Scale
-from benchmarks.timing import Watch, interleave
 
 COLUMNS, B = 20, 100
 ROUNDS = 3  # over a file of a million rows each
@@ -98,7 +97,7 @@ def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title:
     watch = Watch()
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, min(ROUNDS, scale.repeats))
     seconds = min(part.whole for part in series.runs["replicates"])
-    grown = fresh.numbers("-m", "benchmarks.front", str(folders["neuboots"]), str(big), str(out))[0]
+    grown = measure.run_python("-m", "benchmarks.tabular", str(folders["neuboots"]), str(big), str(out))[0]
     return [
         Row(
             f"{title}, B = {B}: the command / the same with the plain net", series.ratio("replicates", "plain"),

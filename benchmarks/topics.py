@@ -1,4 +1,4 @@
-"""What is claimed of speed and memory, one function a topic; each gives the rows of the table."""
+"""Benchmarks by topic; each function returns rows of the table."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from benchmarks import fresh, memory
-from benchmarks.front import fit, predict
+from benchmarks import measure, memory
+from benchmarks.images import data_path, pixels
 from benchmarks.influence import influence
-from benchmarks.pixels import data_path, pixels
-from benchmarks.row import SEED, Row, Scale, against
-from benchmarks.timing import Parts, Runner, Watch, Watched, interleave, stopping
+from benchmarks.measure import (
+    SEED,
+    Parts,
+    Row,
+    Runner,
+    Scale,
+    Watch,
+    Watched,
+    compare_runs,
+    interleave,
+    stop_after_step,
+)
+from benchmarks.tabular import fit, predict
 from neuboots import Deterministic, Method, NeuBoots, TrainingConfig
 from neuboots.generator import BootstrapGenerator
 from neuboots.methods import MCDropout, NeuBootsPredictor, StandardBootstrap
@@ -52,7 +62,7 @@ def resnet(scale: Scale) -> list[Row]:
     runs |= {f"predict {num}": partial(predictor.predict, x, num) for num in bounds}
     runs |= {f"loop {num}": partial(loop, num) for num in (100, 1000)}
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
-    row = partial(against, series, "plain")
+    row = partial(compare_runs, series, "plain")
     return [
         *(row(f"predict {num}", f"{title}: predict, B = {num} / plain pass", bound) for num, bound in bounds.items()),
         row("moments", f"{title}: exact moments / plain pass", 1.03),
@@ -103,8 +113,8 @@ def dropout(scale: Scale) -> list[Row]:
     }
     series = interleave({name: watch.timed(run) for name, run in runs.items()}, scale.repeats)
     return [
-        against(series, "plain", "predict", f"{title}: MC dropout before the head, B = {num} / plain pass", 1.15),
-        against(series, "plain", "summarize", f"{title}: the same, summarize / plain pass"),
+        compare_runs(series, "plain", "predict", f"{title}: MC dropout before the head, B = {num} / plain pass", 1.15),
+        compare_runs(series, "plain", "summarize", f"{title}: the same, summarize / plain pass"),
     ]
 
 
@@ -144,7 +154,7 @@ def training(scale: Scale) -> list[Row]:
         return net
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return stopping(torch.optim.AdamW(parameters, lr=1e-3), watch)
+        return stop_after_step(torch.optim.AdamW(parameters, lr=1e-3), watch)
 
     def epoch(method: Method) -> Parts:
         reports: list[EpochReport] = []
@@ -160,8 +170,8 @@ def training(scale: Scale) -> list[Row]:
     series = interleave(runners, scale.repeats)
     title = "ResNet-8" if scale.quick else "ResNet-20"
     return [
-        against(series, "plain", "default", f"{title}: epoch, NeuBoots() / Plain()", 1.03),
-        against(series, "plain", "paper", f"{title}: epoch, NeuBoots.paper() / Plain()", 1.03),
+        compare_runs(series, "plain", "default", f"{title}: epoch, NeuBoots() / Plain()", 1.03),
+        compare_runs(series, "plain", "paper", f"{title}: epoch, NeuBoots.paper() / Plain()", 1.03),
     ]
 
 
@@ -233,11 +243,11 @@ def importing(scale: Scale) -> list[Row]:
     """`import neuboots` is `import torch`, which is shared, and the rest; each time in a fresh process."""
 
     def run(rest: str) -> Parts:
-        return Parts(*fresh.numbers("-c", _IMPORT.format(rest=rest)))
+        return Parts(*measure.run_python("-c", _IMPORT.format(rest=rest)))
 
     runners: dict[str, Runner] = {"torch": partial(run, ""), "neuboots": partial(run, "import neuboots")}
     series = interleave(runners, scale.repeats)
-    return [against(series, "torch", "neuboots", "import neuboots / import torch", 1.15)]
+    return [compare_runs(series, "torch", "neuboots", "import neuboots / import torch", 1.15)]
 
 
 TOPICS: dict[str, Callable[[Scale], list[Row]]] = {
