@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ class ImageModel(VisionModel):
         rule: When to abstain.
     """
 
-    kind: ClassVar[str] = "images"
+    kind = "images"
 
     rule: RejectRule
 

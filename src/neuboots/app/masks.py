@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class MaskModel(VisionModel):
         max_uncertain_fraction: Largest fraction of uncertain pixels of an accepted image.
     """
 
-    kind: ClassVar[str] = "masks"
+    kind = "masks"
 
     label_map: LabelMap
     min_confidence: float = 0.0

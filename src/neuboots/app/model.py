@@ -162,7 +162,11 @@ class Model(ABC):
 
 
 def check_model_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise FileExistsError if a model could not be saved here; for a check before the training."""
+    """Raise FileExistsError if a model could not be saved here; for a check before the training.
+
+    Args:
+        folder: Folder of the model.
+    """
     check_artifact_folder(folder)
 
 

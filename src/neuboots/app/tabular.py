@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ class TabularModel(Model):
         rule: When to abstain.
     """
 
-    kind: ClassVar[str] = "table"
+    kind = "table"
 
     card: ModelCard
     schema: TableSchema
@@ -312,6 +312,7 @@ def fit_table(
         ArgumentError: If an argument is wrong or does not suit the table.
 
     Example:
+        >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "pets.csv")
         >>> lines = [f"{20 + k % 17},{'short' if k % 2 else 'long'},{k % 2 + k % 17 / 4}" for k in range(300)]
         >>> _ = file.write_text("\\n".join(["weight,hair,price", *lines]), encoding="utf-8")

@@ -123,7 +123,7 @@ class Evaluate:
                 }
             )
 
-    def _write(self, model: "Model", report: "EvaluationReport", counts: "RowCounts", title: str, path: Path) -> None:
+    def _write(self, model: "Model", report: "EvaluationReport", counts: "_RowCounts", title: str, path: Path) -> None:
         from neuboots.report.html import render_html
 
         sections = report.sections()
@@ -151,7 +151,7 @@ class Evaluate:
 
 
 @dataclass
-class RowCounts:
+class _RowCounts:
     """Rows that were read, rows without a label, and notes on the source."""
 
     rows: int = 0
@@ -166,7 +166,7 @@ class RowCounts:
 
 def evaluate_model(
     model: "Model", source: str | Path, *, num_samples: int = 100, level: float = 0.95, progress: bool = True
-) -> tuple["EvaluationReport", RowCounts]:
+) -> tuple["EvaluationReport", _RowCounts]:
     """Evaluate a model on the labeled rows of a file or folder.
 
     Args:
@@ -181,7 +181,7 @@ def evaluate_model(
     """
     from neuboots.report.evaluation import Reference
 
-    card, counts = model.card, RowCounts()
+    card, counts = model.card, _RowCounts()
     reference = Reference(card.metrics, card.rows.get("test", 0), card.rows.get("held out", 0), card.target)
     with progress_bar("evaluating", None, enabled=progress) as step:
         if card.task == "segmentation":
@@ -198,7 +198,7 @@ Labeled = tuple[
 
 
 def _iterate_labeled(
-    model: "Model", source: str | Path, counts: RowCounts, num_samples: int, level: float, step: Any
+    model: "Model", source: str | Path, counts: _RowCounts, num_samples: int, level: float, step: Any
 ) -> Iterator[Labeled]:
     """Read and predict batches; rows without a label (−1 or NaN) are counted and removed."""
     for batch in model.read(source, with_labels=True):
@@ -217,7 +217,7 @@ def _iterate_labeled(
 
 
 def _evaluate_classes(
-    model: "Model", batches: Iterator[Labeled], counts: RowCounts, reference: "Reference"
+    model: "Model", batches: Iterator[Labeled], counts: _RowCounts, reference: "Reference"
 ) -> "EvaluationReport":
     from neuboots.metrics import ClassificationMetrics
     from neuboots.report.classification import SCORES, build_classification_report
@@ -240,7 +240,7 @@ def _evaluate_classes(
 def _evaluate_regression(
     model: "Model",
     batches: Iterator[Labeled],
-    counts: RowCounts,
+    counts: _RowCounts,
     reference: "Reference",
     num_samples: int,
     level: float,
@@ -271,7 +271,7 @@ def _evaluate_regression(
 
 
 def _evaluate_masks(
-    model: Any, source: str | Path, counts: RowCounts, reference: "Reference", num_samples: int, step: Any
+    model: Any, source: str | Path, counts: _RowCounts, reference: "Reference", num_samples: int, step: Any
 ) -> "EvaluationReport":
     from neuboots.app.masks import evaluate_masks
     from neuboots.report.segmentation import build_segmentation_report

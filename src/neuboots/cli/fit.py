@@ -91,7 +91,7 @@ class Fit:
             describe = partial(self._describe_table if kind == "table" else self._describe_images, say)
             model = fit(self.data, **options, command=command_line(self), progress=not self.json, on_start=describe)
             model.save(out)
-            for line in (*describe_card(model.card), *(f"  note: {note}" for note in notes)):
+            for line in (*_describe_card(model.card), *(f"  note: {note}" for note in notes)):
                 say(line)
         new = "NEW_IMAGES" if kind != "table" else f"NEW{Path(self.data).suffix or '.csv'}"
         target = "predictions" if kind == "masks" else "predictions.csv"
@@ -148,7 +148,7 @@ class Fit:
         return out
 
     def _describe_table(self, say: Callable[[str], None], schema: "TableSchema", notes: Sequence[str]) -> None:
-        for line in describe_schema(self.data, schema, notes, task=self.task, ignore=self.ignore):
+        for line in _describe_schema(self.data, schema, notes, task=self.task, ignore=self.ignore):
             say(line)
 
     def _describe_images(self, say: Callable[[str], None], chosen: Mapping[str, Any], notes: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class Fit:
             say(f"  note: {note}")
 
 
-def describe_schema(
+def _describe_schema(
     data: str, schema: "TableSchema", notes: Sequence[str], *, task: str | None, ignore: Sequence[str]
 ) -> Iterator[str]:
     """Describe the inferred task and columns of a table, line by line."""
@@ -213,7 +213,7 @@ def _reason(target: Any, task: str | None) -> str:
     return f"because it has non-integer values, or more than {MAX_INTEGER_CLASSES} distinct ones"
 
 
-def describe_card(card: "ModelCard") -> Iterator[str]:
+def _describe_card(card: "ModelCard") -> Iterator[str]:
     """Describe the metrics of the test split, line by line."""
     metrics, splits = card.metrics, ", ".join(f"{count:,} {split}" for split, count in card.rows.items())
     yield ""

@@ -134,7 +134,16 @@ class Predict:
 
 
 def read_batches(model: "Model", source: str, keep: tuple[str, ...]) -> Any:
-    """Read the rows of a source in batches, with the columns of a table to copy."""
+    """Read the rows of a source in batches, with the columns of a table to copy.
+
+    Args:
+        model: The model.
+        source: File or folder.
+        keep: Columns to copy.
+
+    Returns:
+        Iterator over batches.
+    """
     if model.kind == "table":
         return model.read(source, keep="all" if keep == ("all",) else keep)  # type: ignore[call-arg]
     if keep:

@@ -46,7 +46,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Strategy:
+class _Strategy:
     """How useful the label of a row is: tasks, its score (larger is better) and the reason in words."""
 
     meaning: str
@@ -77,39 +77,39 @@ def _top_classes(row: Mapping[str, Any]) -> str:
 
 
 _CLASSES = ("classification", "segmentation")
-STRATEGIES: dict[str, Strategy] = {
-    "margin": Strategy("small margin between the two most probable classes", _CLASSES, _margin, _top_classes),
-    "entropy": Strategy(
+STRATEGIES: dict[str, _Strategy] = {
+    "margin": _Strategy("small margin between the two most probable classes", _CLASSES, _margin, _top_classes),
+    "entropy": _Strategy(
         "high entropy of the class probabilities",
         _CLASSES,
         _column("entropy", "mean_entropy"),
         lambda row: f"entropy {row['score']:.2f} nats; {_top_classes(row)}",
     ),
-    "mutual-information": Strategy(
+    "mutual-information": _Strategy(
         "replicates disagree about the class",
         _CLASSES,
         _column("mutual_information", "mean_mutual_information"),
         lambda row: f"mutual information {row['score']:.3f} nats; {_top_classes(row)}",
     ),
-    "std": Strategy(
+    "std": _Strategy(
         "the probability of its class varies over replicates",
         ("classification",),
         _column("std"),
         lambda row: f"{row['prediction']} {row['probability']:.0%} ± {row['std']:.0%}",
     ),
-    "band": Strategy(
+    "band": _Strategy(
         "wide confidence band of the regression function",
         ("regression",),
         lambda table: table.columns["confidence_high"] - table.columns["confidence_low"],
         lambda row: f"mean between {row['confidence_low']:.4g} and {row['confidence_high']:.4g}",
     ),
-    "ood": Strategy(
+    "ood": _Strategy(
         "out of distribution",
         (*_CLASSES, "regression"),
         _column("ood_score"),
         lambda row: f"OOD score {row['score']:.2g}",
     ),
-    "random": Strategy(
+    "random": _Strategy(
         "random sample", (*_CLASSES, "regression"), lambda table: np.zeros(len(table)), lambda row: "random"
     ),
 }

@@ -36,6 +36,13 @@ class Check:
 def combine_checks(claim: str, checks: Sequence[Check]) -> Check:
     """Combine checks into one, which fails if one fails and is open if one is open.
 
+    Args:
+        claim: The combined claim.
+        checks: Checks of its parts.
+
+    Returns:
+        The combined check.
+
     Example:
         >>> str(combine_checks("better everywhere", [Check("a", True, "1 < 2"), Check("b", None, "2 ≈ 2")]))
         'not resolved: better everywhere (1 < 2; 2 ≈ 2)'
@@ -78,6 +85,9 @@ def compare_groups(
         margin: Largest difference that counts as equal, in units of scale × key.
         level: Level of the interval.
 
+    Returns:
+        The check.
+
     Example:
         >>> rows = [
         ...     {"method": m, "seed": s, "ece": e + s / 1000} for m, e in (("a", 0.1), ("b", 0.2)) for s in range(3)
@@ -105,12 +115,27 @@ def compare_groups(
 
 
 def decide(supported: bool, contradicted: bool) -> bool | None:
-    """Return True, False or None for a claim that the data support, contradict, or leave open."""
+    """Return True, False or None for a claim that the data support, contradict, or leave open.
+
+    Args:
+        supported: Whether the data support the claim.
+        contradicted: Whether they contradict it.
+
+    Returns:
+        The outcome.
+    """
     return True if supported else False if contradicted else None
 
 
 def wilson_interval(proportion: float, count: float) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a proportion among `count` examples.
+
+    Args:
+        proportion: Observed proportion.
+        count: Number of examples.
+
+    Returns:
+        Lower and upper limit.
 
     Example:
         >>> [round(end, 3) for end in wilson_interval(0.0, 10)], [round(end, 3) for end in wilson_interval(0.5, 1000)]

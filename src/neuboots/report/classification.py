@@ -125,7 +125,7 @@ def build_classification_report(
                 )
             ],
             [
-                check_error(error, count, reference.metrics.get("error"), reference.num_test),
+                _check_error(error, count, reference.metrics.get("error"), reference.num_test),
                 check_better_than_baseline("error", *interval, majority_evidence, 1 - majority),
             ],
             ["confusion"],
@@ -145,7 +145,7 @@ def build_classification_report(
                     ],
                 )
             ],
-            [check_calibration(metrics["mean_confidence"], metrics["accuracy"], count)],
+            [_check_calibration(metrics["mean_confidence"], metrics["accuracy"], count)],
             ["reliability"],
         ),
         Topic(
@@ -167,8 +167,8 @@ def build_classification_report(
                 ),
             ],
             [
-                check_selective_risk(_mean(accepted), len(accepted), _mean(rejected), len(rejected)),
-                check_error_detection(error_auroc["entropy"], num_wrong, len(wrong) - num_wrong),
+                _check_selective_risk(_mean(accepted), len(accepted), _mean(rejected), len(rejected)),
+                _check_error_detection(error_auroc["entropy"], num_wrong, len(wrong) - num_wrong),
             ],
             ["risk-coverage", "entropy"],
         ),
@@ -254,38 +254,38 @@ def _plots(
 # -- checks --------------------------------------------------------------------------------------------
 
 
-def check_error(error: float, count: int, training_error: Any, num_test: int) -> Check | None:
+def _check_error(error: float, count: int, training_error: Any, num_test: int) -> Check | None:
     """Check that the error is not above that of the test split at training time; None if that is unknown.
 
     Example:
-        >>> str(check_error(0.3, 100, 0.1, 100))
+        >>> str(_check_error(0.3, 100, 0.1, 100))
         'does NOT hold: no more errors than on the test split at training time (30.0 % against 10.0 %)'
     """
     if not isinstance(training_error, float | int) or num_test < 1:
         return None
-    low, high = newcombe_interval((error, count), (training_error, num_test))
+    low, high = _newcombe_interval((error, count), (training_error, num_test))
     evidence = f"{format_percent(error)} against {format_percent(training_error)}"
     return Check("no more errors than on the test split at training time", decide(high < 0.05, low > 0), evidence)
 
 
-def newcombe_interval(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, float]:
+def _newcombe_interval(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, float]:
     """Return Newcombe's 95 % interval of the difference of two proportions, each with its count.
 
     Newcombe, Interval estimation for the difference between independent proportions, Statistics in Medicine 1998.
 
     Example:
-        >>> [round(end, 3) for end in newcombe_interval((0.3, 100), (0.1, 100))]
+        >>> [round(end, 3) for end in _newcombe_interval((0.3, 100), (0.1, 100))]
         [0.09, 0.306]
     """
     (a, low_a, high_a), (b, low_b, high_b) = ((p, *wilson_interval(p, count)) for p, count in (one, other))
     return a - b - math.hypot(a - low_a, high_b - b), a - b + math.hypot(high_a - a, b - low_b)
 
 
-def check_calibration(confidence: float, accuracy: float, count: int) -> Check:
+def _check_calibration(confidence: float, accuracy: float, count: int) -> Check:
     """Check that the mean confidence equals the accuracy.
 
     Example:
-        >>> check_calibration(0.99, 0.7, 500).holds, check_calibration(0.9, 0.9, 5000).holds
+        >>> _check_calibration(0.99, 0.7, 500).holds, _check_calibration(0.9, 0.9, 5000).holds
         (False, True)
     """
     low, high = wilson_interval(accuracy, count)
@@ -295,11 +295,11 @@ def check_calibration(confidence: float, accuracy: float, count: int) -> Check:
     return Check("the confidence equals the accuracy", decide(within, beyond), evidence)
 
 
-def check_error_detection(auroc: float | None, wrong: int, right: int) -> Check:
+def _check_error_detection(auroc: float | None, wrong: int, right: int) -> Check:
     """Check that wrong predictions are less confident, by the Mann–Whitney test of AUROC ½.
 
     Example:
-        >>> check_error_detection(0.9, 50, 500).holds, check_error_detection(0.55, 5, 5).holds
+        >>> _check_error_detection(0.9, 50, 500).holds, _check_error_detection(0.55, 5, 5).holds
         (True, None)
     """
     claim = "wrong predictions are less confident"
@@ -310,11 +310,11 @@ def check_error_detection(auroc: float | None, wrong: int, right: int) -> Check:
     return Check(claim, holds, f"AUROC {auroc:.3f} of the entropy for wrong predictions; 0.5 is chance")
 
 
-def check_selective_risk(error: float | None, accepted: int, other: float | None, rejected: int) -> Check:
+def _check_selective_risk(error: float | None, accepted: int, other: float | None, rejected: int) -> Check:
     """Check that accepted predictions are wrong less often than those the model abstains from.
 
     Example:
-        >>> check_selective_risk(0.02, 900, 0.4, 100).holds, check_selective_risk(0.1, 10, None, 0).holds
+        >>> _check_selective_risk(0.02, 900, 0.4, 100).holds, _check_selective_risk(0.1, 10, None, 0).holds
         (True, None)
     """
     claim = "accepted predictions are wrong less often than the others"
@@ -322,6 +322,6 @@ def check_selective_risk(error: float | None, accepted: int, other: float | None
         return Check(claim, False, "the model abstains on every row")
     if other is None:
         return Check(claim, None, "the model abstains on no row")
-    low, high = newcombe_interval((other, rejected), (error, accepted))
+    low, high = _newcombe_interval((other, rejected), (error, accepted))
     evidence = f"{format_percent(error)} wrong of {accepted:,} accepted, {format_percent(other)} of {rejected:,} others"
     return Check(claim, decide(low > 0, high < 0), evidence)

@@ -220,6 +220,14 @@ def check_in_distribution(num_ood: int, count: int, num_held_out: int) -> Check:
     The score exceeds 1 above the r-th largest of m held-out rows, which a new row does with a probability distributed
     as Beta(r, m − r + 1); with few held-out rows many new rows may exceed it.
 
+    Args:
+        num_ood: Rows with a score above 1.
+        count: Rows.
+        num_held_out: Rows that the score was calibrated on.
+
+    Returns:
+        The check.
+
     Example:
         >>> check_in_distribution(30, 100, 1000).holds, check_in_distribution(10, 1000, 1000).holds
         (False, True)
@@ -238,7 +246,18 @@ def check_in_distribution(num_ood: int, count: int, num_held_out: int) -> Check:
 
 
 def check_better_than_baseline(name: str, low: float, high: float, evidence: str, baseline: float) -> Check:
-    """Check that an error in [low, high] is below that of a constant prediction."""
+    """Check that an error in [low, high] is below that of a constant prediction.
+
+    Args:
+        name: Name of the error.
+        low: Lower limit of its interval.
+        high: Upper limit of its interval.
+        evidence: The values in words.
+        baseline: Error of a constant prediction.
+
+    Returns:
+        The check.
+    """
     return Check(f"better than a constant prediction ({name})", decide(high < baseline, low > baseline), evidence)
 
 
@@ -272,17 +291,38 @@ def thin_curve(*parts: Tensor, points: int = 400) -> list[Tensor]:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun in the right number."""
+    """Return a count with its noun in the right number.
+
+    Args:
+        count: The count.
+        noun: Singular noun.
+
+    Returns:
+        Text such as "2 rows".
+    """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_integer(value: float) -> str:
-    """Return an integer with thousands separators."""
+    """Return an integer with thousands separators.
+
+    Args:
+        value: The integer.
+
+    Returns:
+        Text such as "1,200".
+    """
     return f"{value:,.0f}"
 
 
 def format_percent(fraction: float) -> str:
     """Return a fraction in %.
+
+    Args:
+        fraction: The fraction.
+
+    Returns:
+        The text.
 
     Example:
         >>> format_percent(0.0721), format_percent(1.0)
@@ -294,6 +334,13 @@ def format_percent(fraction: float) -> str:
 def format_interval(low: float, high: float) -> str:
     """Return the interval of a fraction in %, to follow its value.
 
+    Args:
+        low: Lower limit.
+        high: Upper limit.
+
+    Returns:
+        The text.
+
     Example:
         >>> format_interval(0.911, 0.97)
         ' (91.1–97.0 %)'
@@ -303,6 +350,12 @@ def format_interval(low: float, high: float) -> str:
 
 def format_number(value: float | None) -> str:
     """Return a number with four significant digits.
+
+    Args:
+        value: The number; None is missing.
+
+    Returns:
+        The text.
 
     Example:
         >>> format_number(1234.5678), format_number(None), format_number(math.inf)

@@ -69,13 +69,27 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def prefix_ids(svg: str, name: str) -> str:
-    """Prefix every id of an SVG element, and every reference to one, with `name`."""
+    """Prefix every id of an SVG element, and every reference to one, with `name`.
+
+    Args:
+        svg: SVG text.
+        name: The prefix.
+
+    Returns:
+        The new SVG text.
+    """
     prefix = slug(name)
     return re.sub(r'( id="|url\(#| href="#)', rf"\g<1>{prefix}-", svg)
 
 
 def slug(name: str) -> str:
     """Return the name in characters that an HTML id may have.
+
+    Args:
+        name: Any text.
+
+    Returns:
+        The id.
 
     Example:
         >>> slug("reliability-uci/energy (B = 5)")
@@ -85,7 +99,14 @@ def slug(name: str) -> str:
 
 
 def describe_figure(figure: Figure) -> str:
-    """Return titles, axis labels and legends of a figure as alternative text."""
+    """Return titles, axis labels and legends of a figure as alternative text.
+
+    Args:
+        figure: The figure.
+
+    Returns:
+        The text.
+    """
     panels = []
     for ax in figure.axes:
         axes = " against ".join(label for label in (ax.get_ylabel(), ax.get_xlabel()) if label)

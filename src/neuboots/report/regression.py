@@ -127,7 +127,7 @@ def build_regression_report(
                 )
             ],
             [
-                check_rmse(mse, square_std, len(y), reference.metrics.get("rmse"), reference.num_test),
+                _check_rmse(mse, square_std, len(y), reference.metrics.get("rmse"), reference.num_test),
                 check_better_than_baseline("RMSE", mse - half, mse + half, evidence, variance),
             ],
             ["predictions"],
@@ -158,7 +158,7 @@ def build_regression_report(
                     num_keys=2,
                 ),
             ],
-            [check_coverage(coverage, level, len(y))],
+            [_check_coverage(coverage, level, len(y))],
             ["coverage-by-level", "pit"],
         ),
         Topic(
@@ -174,7 +174,7 @@ def build_regression_report(
                     ],
                 )
             ],
-            [check_error_correlation(correlation, len(y))],
+            [_check_error_correlation(correlation, len(y))],
             ["risk-coverage", "spread-skill"],
         ),
         data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(y), reference.num_held_out),
@@ -268,15 +268,15 @@ def _plots(
 # -- checks --------------------------------------------------------------------------------------------
 
 
-def check_rmse(mse: float, std: float, count: int, training_rmse: Any, num_test: int) -> Check | None:
+def _check_rmse(mse: float, std: float, count: int, training_rmse: Any, num_test: int) -> Check | None:
     """Check that squared errors of this mean and std are not above those of the test split; None if unknown.
 
     Squares of normal errors have a std of √2 times their mean; few rows may show less by chance.
 
     Example:
-        >>> str(check_rmse(9.0, 13.0, 100, 1.0, 100))
+        >>> str(_check_rmse(9.0, 13.0, 100, 1.0, 100))
         'does NOT hold: errors no larger than on the test split at training time (RMSE 3 against 1)'
-        >>> check_rmse(9.0, 0.0, 1, 1.0, 100).holds
+        >>> _check_rmse(9.0, 0.0, 1, 1.0, 100).holds
     """
     if not isinstance(training_rmse, float | int) or num_test < 1 or not training_rmse > 0:
         return None
@@ -287,14 +287,14 @@ def check_rmse(mse: float, std: float, count: int, training_rmse: Any, num_test:
     return Check("errors no larger than on the test split at training time", holds, evidence)
 
 
-def check_coverage(coverage: float, level: float, count: int) -> Check:
+def _check_coverage(coverage: float, level: float, count: int) -> Check:
     """Check that intervals cover at least as often as their level says.
 
     Example:
         >>> (
-        ...     check_coverage(0.8, 0.95, 500).holds,
-        ...     check_coverage(0.95, 0.95, 5000).holds,
-        ...     check_coverage(1.0, 0.95, 5).holds,
+        ...     _check_coverage(0.8, 0.95, 500).holds,
+        ...     _check_coverage(0.95, 0.95, 5000).holds,
+        ...     _check_coverage(1.0, 0.95, 5).holds,
         ... )
         (False, True, None)
     """
@@ -306,11 +306,11 @@ def check_coverage(coverage: float, level: float, count: int) -> Check:
     return Check("the intervals cover as often as their level says", holds, evidence)
 
 
-def check_error_correlation(correlation: float | None, count: int) -> Check:
+def _check_error_correlation(correlation: float | None, count: int) -> Check:
     """Check that errors grow with the standard deviation, by Spearman's correlation.
 
     Example:
-        >>> check_error_correlation(0.5, 100).holds, check_error_correlation(0.0, 100).holds
+        >>> _check_error_correlation(0.5, 100).holds, _check_error_correlation(0.0, 100).holds
         (True, None)
     """
     claim = "errors are larger where the standard deviation is"

@@ -52,12 +52,26 @@ class Section:
 
 
 def format_text(section: Section) -> str:
-    """Return the tables and checks of a section as plain text."""
+    """Return the tables and checks of a section as plain text.
+
+    Args:
+        section: The section.
+
+    Returns:
+        The text.
+    """
     return "\n\n".join([*[table.text for table in section.tables], "\n".join(map(str, section.checks))])
 
 
 def format_markdown(section: Section) -> str:
-    """Return a section as Markdown: claim, checks, tables and how to repeat the run."""
+    """Return a section as Markdown: claim, checks, tables and how to repeat the run.
+
+    Args:
+        section: A section of a study.
+
+    Returns:
+        The Markdown text.
+    """
     checks = "\n".join(f"- **{check.outcome}**: {check.claim} ({check.evidence})" for check in section.checks)
     tables = "\n".join(table.markdown for table in section.tables)
     note = f"{section.note}\n\n" if section.note else ""
@@ -68,7 +82,16 @@ def format_markdown(section: Section) -> str:
 
 
 def format_markdown_report(sections: Sequence[Section], *, title: str, introduction: str) -> str:
-    """Return a Markdown page: a summary of all checks, then the sections."""
+    """Return a Markdown page: a summary of all checks, then the sections.
+
+    Args:
+        sections: Sections of studies.
+        title: Title of the page.
+        introduction: First paragraph.
+
+    Returns:
+        The Markdown text.
+    """
     counts = count_outcomes([check for section in sections for check in section.checks])
     lines, seen = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"], Counter[str]()
     for section in sections:
@@ -85,7 +108,14 @@ def format_markdown_report(sections: Sequence[Section], *, title: str, introduct
 
 
 def count_outcomes(checks: Sequence[Check]) -> dict[str, int]:
-    """Return the number of checks of each outcome."""
+    """Return the number of checks of each outcome.
+
+    Args:
+        checks: Checks.
+
+    Returns:
+        Counts by outcome.
+    """
     return {outcome: [check.outcome for check in checks].count(outcome) for outcome in OUTCOMES}
 
 

@@ -39,7 +39,13 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of a table cell, the number to sort by if it is one, and whether it is the best of its column."""
+    """A table cell.
+
+    Args:
+        text: Its text.
+        value: The number to sort by, if it is one.
+        best: Whether it is the best of its column.
+    """
 
     text: str
     value: float | None = None
@@ -137,6 +143,9 @@ def tabulate(
         paper: The paper's values by group (a value of `by`, or a tuple of them) and key of the metric.
         link: Name of the group's plot, such as "reliability-{method}", formatted with the values of `by`.
         note: Remark below the table.
+
+    Returns:
+        The table.
 
     Example:
         >>> rows = [{"method": "mlp", "seed": s, "error": 0.1 + s / 50} for s in (0, 1)]
