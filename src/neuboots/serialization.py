@@ -272,9 +272,10 @@ def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = 
         >>> build_net({"net": "MLP", "options": {"in_features": 4, "out_features": 2}}).head
         Linear(in_features=500, out_features=2, bias=True)
     """
-    import neuboots.nets  # noqa: F401 (registers its classes)
+    import neuboots.nets
 
     try:
+        getattr(neuboots.nets, str(description["net"]), None)  # imports the module that registers the class
         return _NETS[description["net"]](**description["options"])
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(path, f"no net can be built from {description!r} ({error!r})") from error
