@@ -208,9 +208,9 @@ def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest
     seen = []
     row = Jacobian._explicit_row
 
-    def counted(jacobian: Jacobian, x: Any) -> Tensor:
+    def counted(jacobian: Jacobian, x: Any, outputs: int) -> Tensor:
         seen.append(x)
-        return row(jacobian, x)
+        return row(jacobian, x, outputs)
 
     monkeypatch.setattr(Jacobian, "_explicit_row", counted)
     predictor = InfluenceBootstrap(layers="all").from_trained(odd, TensorDataset(noise(12, 6), torch.arange(12) % 2))

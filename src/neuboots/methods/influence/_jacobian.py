@@ -187,16 +187,7 @@ class Jacobian:
         for factors in rows.factors:
             slopes = torch.einsum("nco,nck->nko", factors.d, coefficients.to(factors.d))
             parts.append(torch.einsum("nko,nd->kod", slopes, factors.inputs))
-        if self._explicit:
-            with _gradients(self.net):
-                z, wanted = self._forward(rows.x, self._explicit)
-                z = z[:, : rows.outputs]
-                columns = [
-                    torch.autograd.grad((z * column.to(z)).sum(), wanted, retain_graph=True, materialize_grads=True)
-                    for column in coefficients.unbind(-1)
-                ]
-            parts += [torch.stack(part) for part in zip(*columns, strict=True)]
-        return parts
+        return parts + self._pull_explicit(rows.x, coefficients)
 
     def push(self, rows: JacobianRows, directions: Sequence[Tensor]) -> Tensor:
         """J u for K directions of the weights, in parts as `pull` gives them: (N, C, K)."""
@@ -317,21 +308,28 @@ class Jacobian:
             return
         n, step = len(rows.z), max(1, _MAX_STORED_ELEMENTS // (rows.outputs * self._explicit_size))
         for start in range(0, n, step):
-            stop = min(start + step, n)
-            J = torch.stack([self._explicit_row(take_rows(rows.x, slice(i, i + 1))) for i in range(start, stop)])
+            inputs = (take_rows(rows.x, slice(i, i + 1)) for i in range(start, min(start + step, n)))
+            J = torch.stack([self._explicit_row(x, rows.outputs) for x in inputs])
             if len(J) == n:
                 rows.stored.append(J)
             yield start, J
 
-    def _explicit_row(self, x: Any) -> Tensor:
-        """The explicit part of J at one input: (C, P)."""
+    def _pull_explicit(self, x: Any, coefficients: Tensor) -> list[Tensor]:
+        """The explicit parts of Jᵀ c: (K, *weights) each."""
+        if not self._explicit:
+            return []
         with _gradients(self.net):
             z, wanted = self._forward(x, self._explicit)
-            slopes = [
-                torch.autograd.grad(output, wanted, retain_graph=True, materialize_grads=True)
-                for output in z[0, : self.outputs]
+            z = z[:, : coefficients.shape[1]]
+            columns = [
+                torch.autograd.grad((z * column.clone().to(z)).sum(), wanted, retain_graph=True, materialize_grads=True)
+                for column in coefficients.unbind(-1)
             ]
-        return torch.stack([torch.cat([part.flatten() for part in slope]) for slope in slopes])
+        return [torch.stack(part) for part in zip(*columns, strict=True)]
+
+    def _explicit_row(self, x: Any, outputs: int) -> Tensor:
+        """The explicit part of J at one input: (C, P)."""
+        return torch.cat([part.flatten(1) for part in self._pull_explicit(x, torch.eye(outputs)[None])], 1)
 
 
 @contextmanager
