@@ -316,13 +316,13 @@ def check_no_side_effects(method: MethodUnderTest) -> None:
         method: The method under test.
     """
     predictor, x = method.predictor, method.x
+    before = _random_states()
     expected = predictor.predict(x, 3).samples
     module = predictor.module
     module.train()
     next(iter(module.children()), module).eval()
     modes = [part.training for part in module.modules()]
     state = {name: value.clone() for name, value in predictor.state_dict().items()}
-    before = _random_states()
     assert torch.equal(predictor.predict(x, 3).samples, expected), "a module in training mode predicts otherwise"
     predictor.summarize(x, 3)
     assert _random_states() == before, "prediction changed the random state of torch, NumPy or Python"

@@ -43,6 +43,7 @@ from neuboots.testing import (
     check_seeds,
 )
 from neuboots.training import TrainingConfig
+from neuboots.weights import Dirichlet
 
 NETS = [name for name, info in METHODS.items() if info.needs_net]
 X = noise(9, 4, seed=5)
@@ -82,6 +83,54 @@ def test_invalid_names_and_facts_raise(call: Any, argument: str) -> None:
     with pytest.raises(ArgumentError) as error:
         call()
     assert error.value.name == argument
+
+
+NAN = float("nan")
+NOT_A_LOSS = nn.CrossEntropyLoss  # a class, not an instance
+INVALID: dict[str, dict[str, list[Any]]] = {
+    "neuboots": {
+        "loss": [NOT_A_LOSS],
+        "weight_distribution": ["dirichlet", Dirichlet],
+        "num_blocks": [0, 2.5],
+        "resample": ["day"],
+        "warmup": [-1],
+        "link": ["log"],
+    },
+    "deep-ensemble": {"num_members": [0, 2.5, True], "vectorized": ["no"]},
+    "batch-ensemble": {"num_members": [0], "init": ["ones"]},
+    "mimo": {"num_members": [0], "input_repetition": [1.5], "batch_repetition": [0]},
+    "mc-dropout": {"rate": [0.0, 1, True, NAN], "where": ["tail"], "granularity": ["row"], "head": [3, "fc"]},
+    "swag": {
+        "start": [1.0, -0.1, True],
+        "rank": [1, 2.5],
+        "scale": [0.0, "1"],
+        "every": [0, True],
+        "learning_rate": [0, float("inf")],
+        "refresh_rows": [1, None],
+        "loss": [NOT_A_LOSS],
+    },
+    "adversarial-deep-ensemble": {"epsilon": [0.0, -1.0, NAN, "a", True]},
+    "gbs": {"num_blocks": [0], "weight_distribution": [Dirichlet], "resample": ["never"], "loss": [NOT_A_LOSS]},
+    "lp-bnn": {"num_members": [0], "latent": [0, 2.5], "elbo_weight": [-1, NAN]},
+    "amortized-bootstrap": {
+        "num_resamples": [0],
+        "resample_every": [0],
+        "latent": [1.5],
+        "hidden": [-1],
+        "spread": [0],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [(method, name, value) for method, table in INVALID.items() for name, values in table.items() for value in values],
+    ids=lambda value: str(getattr(value, "__name__", value)),
+)
+def test_invalid_options_raise(method: str, name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError) as error:
+        create_method(method, **{name: value})
+    assert error.value.name == name
 
 
 # -- custom methods ------------------------------------------------------------------------------------
@@ -249,22 +298,6 @@ def test_one_logit_and_ignored_labels(name: str) -> None:
     method = create_method(name, loss=nn.CrossEntropyLoss(ignore_index=2))
     samples = method.fit(TwoBranches, class_data(), QUICK).predict(X, 2).samples
     assert bool(torch.isfinite(samples).all())
-
-
-class Augmented(Dataset[Any]):
-    """Examples with noise drawn at each reading, targets as Python numbers."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return noise(4, seed=i) + 0.1 * torch.randn(4), i % 3
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_augmentation_is_reproducible(name: str) -> None:
-    first, second = (create_method(name).fit(TwoBranches, Augmented(), QUICK) for _ in range(2))
-    assert torch.equal(first.predict(X, 3).samples, second.predict(X, 3).samples)
 
 
 @pytest.mark.parametrize("name", NETS)

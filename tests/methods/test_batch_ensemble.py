@@ -276,13 +276,6 @@ def test_nets_whose_members_cannot_be_tiled_raise(factory: Any, shape: tuple[int
         fit(factory, noise(*shape))
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_members", 0), ("init", "ones")])
-def test_invalid_options_raise(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError) as error:
-        BatchEnsemble(**{name: value})
-    assert error.value.name == name
-
-
 class CalledByName(ListedLayers):
     def forward(self, x: Tensor) -> Tensor:
         return self.last.forward(self.first.forward(x).relu())

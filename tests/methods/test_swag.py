@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import ZOO, make, noise
+from _nets import ZOO, TwoInputs, make, noise
 from _reference import standard_errors
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
@@ -304,34 +304,24 @@ def test_frozen_statistics_are_kept(both: bool, tmp_path: Any) -> None:
     assert torch.equal(load(tmp_path / "model", model=FrozenNorm(both)).predict(X, 3).samples, samples)
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(4, 6), nn.Linear(2, 6)
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)
-
-    def forward(self, a: Tensor, c: Tensor) -> Tensor:
-        return self.head(self.norm(self.left(a) + self.right(c)).relu())
-
-
 class Dicts(Dataset[Any]):
     def __len__(self) -> int:
         return 48
 
     def __getitem__(self, i: int) -> Any:
-        return {"a": X[i], "c": X[i, :2]}, i % 3
+        return {"a": X[i], "b": -X[i]}, i % 3
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "subset"])
 def test_stored_inputs_of_nets_with_several_inputs(form: str, tmp_path: Any) -> None:
-    pairs = TensorDataset(X, X[:, :2], DATA.tensors[1])
+    pairs = TensorDataset(X, -X, DATA.tensors[1])
     data = {"tuple": pairs, "dict": Dicts(), "subset": Subset(pairs, list(range(40, 8, -1)))}[form]
     predictor = SWAG(refresh_rows=20).fit(TwoInputs, data, CONFIG)
     assert predictor.iterates.inputs is not None
-    a, c = predictor.iterates.inputs.buffers()
+    a, b = predictor.iterates.inputs.buffers()
     assert a.shape == (20, 4)
-    assert torch.equal(c, a[:, :2])
-    x = {"a": X[:5], "c": X[:5, :2]} if form == "dict" else (X[:5], X[:5, :2])
+    assert torch.equal(b, -a)
+    x = {"a": X[:5], "b": -X[:5]} if form == "dict" else (X[:5], -X[:5])
     samples = predictor.predict(x, 3).samples
     save(predictor, tmp_path / "model")
     assert torch.equal(load(tmp_path / "model", model=TwoInputs()).predict(x, 3).samples, samples)
@@ -418,21 +408,3 @@ def test_replicates_of_any_net_are_nets_with_their_tensors(case: Any) -> None:
     net.load_state_dict({**net.state_dict(), **predictor.tensors(1)})
     with torch.no_grad():
         torch.testing.assert_close(add_output_axis(compute_output(net.eval(), case.x)), prediction.samples[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("start", value) for value in (1.0, -0.1, True)),
-        *(("rank", value) for value in (1, 2.5)),
-        *(("scale", value) for value in (0.0, "1")),
-        *(("every", value) for value in (0, True)),
-        *(("learning_rate", value) for value in (0, math.inf)),
-        *(("refresh_rows", value) for value in (1, None)),
-        ("loss", nn.CrossEntropyLoss),
-    ],
-)
-def test_invalid_options_raise(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError) as error:
-        SWAG(**{name: value})
-    assert error.value.name == name

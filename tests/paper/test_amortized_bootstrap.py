@@ -177,16 +177,6 @@ def test_any_net_is_trained(factory: Any, data: Any, loss: Any, shape: tuple[int
     assert predictor.predict(x, 2).samples.shape == (2, *shape)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_resamples", 0), ("resample_every", 0), ("latent", 1.5), ("hidden", -1), ("spread", 0.0)],
-)
-def test_invalid_options_raise(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError) as error:
-        AmortizedBootstrap(**{name: value})
-    assert error.value.name == name
-
-
 def test_invalid_data_and_nets_raise() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:

@@ -187,15 +187,6 @@ def test_any_net_is_trained(factory: Any, data: Any, loss: Any, shape: tuple[int
 # -- errors --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"num_blocks": 0}, {"weight_distribution": Dirichlet}, {"resample": "never"}, {"loss": nn.CrossEntropyLoss}],
-)
-def test_invalid_options_raise(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        GBS(**options)
-
-
 def test_invalid_alpha_raises() -> None:
     generator = GBSGenerator(small_net(), S)
     for shape in ((S + 1,), (2, 6, S), ()):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from neuboots import TrainingConfig
-from neuboots._validation import ArgumentError
 from neuboots.head import copy_to_meta
 from neuboots.methods._base import set_context
 from neuboots.methods._rank_one import (
@@ -177,16 +176,6 @@ def test_codes_are_constant_and_all_else_is_trained() -> None:
             assert torch.equal(value, trained[name]) == name.endswith(".r"), name
     samples = predictor.predict(noise(3, 4), 20).samples
     assert len({tuple(sample.flatten().tolist()) for sample in samples}) == 20  # of a single member
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_members", 0), ("latent", 0), ("latent", 2.5), ("elbo_weight", -1), ("elbo_weight", float("nan"))],
-)
-def test_invalid_options_raise(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError) as error:
-        LPBNN(**{name: value})
-    assert error.value.name == name
 
 
 @pytest.mark.parametrize("factory", [nn.Flatten, ListedLayers, CenteredInTraining])
