@@ -1,6 +1,7 @@
 """Nets that the library has never seen, each with an input and the name of its head; and a predictor by table."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,6 +223,38 @@ def make(case: Case) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return case.make().eval()
+
+
+class MixedInputs(nn.Module):
+    """Two inputs, by position or by name; one of them integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(5, 3), nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, a: Tensor, kind: Tensor) -> Tensor:
+        return self.head((self.body(a) + self.embed(kind)).tanh())
+
+
+class PassPredictor(Predictor):
+    """Replicate b is a pass through net b; the requested chunk sizes are recorded."""
+
+    net = None
+
+    def __init__(self, nets: list[nn.Module]) -> None:
+        self.nets, self.sizes = nets, list[int]()
+
+    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
+        def chunks(size: int) -> Iterator[Tensor]:
+            self.sizes.append(size)
+            for start in range(0, num_samples, size):
+                passes = range(start, min(start + size, num_samples))
+                yield torch.stack([self.nets[b % len(self.nets)](x) for b in passes])
+
+        return SampleStream(num_samples, 1, chunks)
+
+    def config(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True)

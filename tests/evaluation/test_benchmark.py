@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import noise
-from torch import Tensor, nn
+from _nets import MixedInputs, noise
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import neuboots.evaluation.benchmark as module
@@ -221,28 +221,17 @@ def test_gpu_memory_is_read_from_the_allocator(monkeypatch: pytest.MonkeyPatch) 
 # -- methods and errors --------------------------------------------------------------------------------
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 1)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        out: Tensor = self.fc(torch.cat([a, b], 1))
-        return out
-
-
 def test_real_methods_with_several_inputs() -> None:
-    loss = nn.MSELoss()
     methods: dict[str, Any] = {
-        "deterministic": lambda K: Deterministic(loss),
-        "neuboots": lambda K: NeuBoots.regression(),
-        "bootstrap": lambda K: BayesianBootstrap(loss, num_members=K),
-        "ensemble": lambda K: DeepEnsemble(loss, num_members=K),
+        "deterministic": lambda K: Deterministic(),
+        "neuboots": lambda K: NeuBoots(),
+        "bootstrap": lambda K: BayesianBootstrap(num_members=K),
+        "ensemble": lambda K: DeepEnsemble(num_members=K),
     }
-    x = (noise(9, 2), noise(9, 2, seed=1))
-    data = TensorDataset(*x, noise(9, seed=2))
+    x = (noise(9, 4), torch.arange(9) % 5)
+    data = TensorDataset(*x, torch.arange(9) % 2)
     result = benchmark_methods(
-        methods, TwoInputs, data, x, CONFIG, num_members=(1, 3), repeats=1, memory=False, progress=False
+        methods, MixedInputs, data, x, CONFIG, num_members=(1, 3), repeats=1, memory=False, progress=False
     )
     assert [(row.method, row.num_members) for row in result.rows] == [(name, K) for K in (1, 3) for name in methods]
     assert all(row.fit_ratio > 0 and row.predict_ratio > 0 for row in result.rows)

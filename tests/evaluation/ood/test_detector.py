@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import TwoBranches, Upsampling, noise
+from _nets import MixedInputs, PassPredictor, TwoBranches, Upsampling, noise
 from _reference import figures, standard_errors
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots import DeepEnsemble, Laplace, MCDropout, NeuBoots, Predictor, TrainingConfig
@@ -33,7 +33,6 @@ from neuboots.evaluation.ood import (
 from neuboots.evaluation.ood.detector import _select_logistic_rule
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
-from neuboots.prediction import SampleStream, stream_forward_passes
 
 SIMPLE = [MaxSoftmax, Entropy, MutualInformation, PredictiveStd, Energy]
 QUIET: dict[str, Any] = {"progress": False}
@@ -48,23 +47,6 @@ def identity() -> DeterministicPredictor:
 @pytest.fixture(scope="module")
 def boots() -> Predictor:
     return NeuBoots().fit(TwoBranches, TRAIN, TrainingConfig(epochs=2, batch_size=16, progress=False))
-
-
-class Passes(Predictor):
-    """Replicate b is a pass through net b."""
-
-    def __init__(self, nets: list[nn.Module]) -> None:
-        self.nets = nets
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        return stream_forward_passes(num_samples, lambda b: self.nets[b % len(self.nets)](x))
-
-    def config(self) -> dict[str, Any]:
-        return {}
 
 
 def fit_all(predictor: Predictor) -> list[Detector]:
@@ -105,7 +87,7 @@ def test_confident_predictions_in_distribution_are_separated(kind: type[Detector
 @pytest.mark.parametrize("kind", ["one pass", "passes"])
 def test_scores_are_statistics_of_the_samples(boots: Predictor, kind: str) -> None:
     torch.manual_seed(1)
-    predictor = boots if kind == "one pass" else Passes([nn.Linear(4, 3) for _ in range(11)])
+    predictor = boots if kind == "one pass" else PassPredictor([nn.Linear(4, 3) for _ in range(11)])
     x = noise(7, 4, seed=3)
     options: dict[str, Any] = {"num_samples": 11, "seed": 4}
     prediction = predictor.predict(x, 11, seed=4)
@@ -128,7 +110,7 @@ def test_disagreement_of_replicates_raises_the_energy() -> None:
     nets = [nn.Linear(4, 2), nn.Linear(4, 2)]
     for net, bias in zip(nets, ([4.0, 0.0], [0.0, 4.0]), strict=True):
         net.load_state_dict({"weight": torch.zeros(2, 4), "bias": torch.tensor(bias)})
-    apart, equal = (Energy(Passes(some)).score(noise(1, 4), **QUIET) for some in (nets, nets[:1]))
+    apart, equal = (Energy(PassPredictor(some)).score(noise(1, 4), **QUIET) for some in (nets, nets[:1]))
     assert float(apart) > float(equal) + 1
 
 
@@ -208,20 +190,8 @@ def test_detectors_do_not_change_the_net() -> None:
         fit_all(DeterministicPredictor(net))[-2].score(noise(5, 7), **QUIET)
 
 
-class TwoInputs(nn.Module):
-    """Two inputs, by position or by name; one of them integers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.body, self.head = nn.Embedding(5, 3), nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, a: Tensor, kind: Tensor) -> Tensor:
-        out: Tensor = self.head((self.body(a) + self.embed(kind)).tanh())
-        return out
-
-
 def test_detectors_accept_several_inputs() -> None:
-    predictor = DeterministicPredictor(TwoInputs())
+    predictor = DeterministicPredictor(MixedInputs())
     a, kind = noise(12, 4), torch.arange(12) % 5
     for detector in (
         Odin(predictor, epsilon=0.1),

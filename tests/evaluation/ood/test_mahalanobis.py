@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sklearn.covariance
 import torch
-from _nets import TwoBranches, noise
+from _nets import MixedInputs, TwoBranches, noise
 from scipy.spatial.distance import mahalanobis as scipy_mahalanobis
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -342,17 +342,8 @@ def test_layers_are_weighted_on_validation_data() -> None:
     assert float(fitted.evaluate(a[30:], b[30:], **QUIET).auroc) > 0.9
 
 
-class TokenAndNumber(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.body, self.head = nn.Embedding(5, 3), nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, a: Tensor, kind: Tensor) -> Tensor:
-        return self.head((self.body(a) + self.embed(kind)).tanh())
-
-
 def test_layer_without_gradient_does_not_move() -> None:
-    predictor = DeterministicPredictor(TokenAndNumber().double())
+    predictor = DeterministicPredictor(MixedInputs().double())
     a, kind = noise(60, 4).double(), torch.arange(60) % 5
     detector = MahalanobisEnsemble(predictor, layers=("embed", "body"), epsilons=(0.1,))
     train = TensorDataset(a, kind, torch.arange(60) % 2)

@@ -1,13 +1,12 @@
 """ODIN and the detector of replicate statistics against slow references."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from _nets import TwoBranches, noise
+from _nets import PassPredictor, TwoBranches, noise
 from _reference import figures
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -21,7 +20,6 @@ from neuboots.evaluation.ood import Energy, MaxSoftmax, Odin, ReplicateDetector
 from neuboots.evaluation.ood.odin import confidence_direction
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
-from neuboots.prediction import SampleStream
 
 QUIET: dict[str, Any] = {"progress": False}
 
@@ -36,28 +34,9 @@ def boots() -> Predictor:
     return fit_boots()
 
 
-class Passes(Predictor):
-    """Replicate b is a pass through net b; the requested chunk sizes are recorded."""
-
-    def __init__(self, count: int) -> None:
-        torch.manual_seed(1)
-        self.nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double() for _ in range(count)]
-        self.sizes: list[int] = []
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        def chunks(size: int) -> Iterator[Tensor]:
-            self.sizes.append(size)
-            for start in range(0, num_samples, size):
-                yield torch.stack([self.nets[b](x) for b in range(start, min(start + size, num_samples))])
-
-        return SampleStream(num_samples, 1, chunks)
-
-    def config(self) -> dict[str, Any]:
-        return {}
+def make_passes(count: int) -> PassPredictor:
+    torch.manual_seed(1)
+    return PassPredictor([nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double() for _ in range(count)])
 
 
 # -- ODIN ----------------------------------------------------------------------------------------------
@@ -84,7 +63,7 @@ def test_odin_of_a_single_net_is_that_of_the_paper(temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 100.0])
 @pytest.mark.parametrize("kind", ["one pass", "passes"])
 def test_direction_agrees_with_finite_differences(kind: str, temperature: float) -> None:
-    predictor: Predictor = Passes(12)
+    predictor: Predictor = make_passes(12)
     if kind == "one pass":
         predictor = fit_boots()
         predictor.net.double()  # type: ignore[union-attr]
@@ -102,7 +81,7 @@ def test_direction_agrees_with_finite_differences(kind: str, temperature: float)
 
 
 def test_direction_differentiates_few_passes_at_a_time() -> None:
-    predictor, x = Passes(40), noise(2, 4).double().requires_grad_()
+    predictor, x = make_passes(40), noise(2, 4).double().requires_grad_()
     (found,) = confidence_direction(predictor, x.detach(), temperature=1.0, num_samples=40, seed=0)
     assert max(predictor.sizes) <= 5
     samples = predictor.predict(x, 40).samples
