@@ -331,8 +331,8 @@ class ConformalClassifier(_ConformalPredictor):
         mask = scores <= limits.view(1, -1, *[1] * (scores.ndim - 2))
         if self.allow_empty:
             return mask
-        likeliest = scores.argmin(1, keepdim=True)  # (N, 1, *)
-        return mask.scatter(1, likeliest, mask.gather(1, likeliest) | ~mask.any(1, keepdim=True))
+        most_probable = scores.argmin(1, keepdim=True)  # (N, 1, *)
+        return mask.scatter(1, most_probable, mask.gather(1, most_probable) | ~mask.any(1, keepdim=True))
 
     def _scores(self, x: Any) -> tuple[Tensor, float]:
         """s(x, c) for every class, (N, C, *) in float64, and how far another batch may move a score below 1."""
