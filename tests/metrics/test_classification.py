@@ -1,7 +1,9 @@
 """Metrics of class probabilities against third-party libraries, and edge cases."""
 
+import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torchmetrics.functional.classification import (
 
 from neuboots._validation import ArgumentError
 from neuboots.metrics import (
+    ConfidenceRanking,
     ConfusionMatrix,
     accuracy,
     adaptive_ece,
@@ -35,6 +38,7 @@ from neuboots.metrics import (
     precision,
     recall,
     reliability_curve,
+    risk_coverage_curve,
 )
 
 SMOOTH = [error, nll, brier, ece]
@@ -204,6 +208,94 @@ def test_metric_is_invariant_to_order_of_inputs(metric: Callable[..., Tensor]) -
     probs, labels = random_case(0, 100, 3)
     value = metric(probs.flip(0), labels.flip(0)).item()
     assert value == pytest.approx(metric(probs, labels).item())
+
+
+# -- ranking by confidence ---------------------------------------------------------------------------------------
+
+
+@many
+@given(cases, st.integers(1, 20))
+def test_adaptive_ece_matches_definition(case: tuple[Tensor, Tensor], num_bins: int) -> None:
+    """NumPy cuts the sorted inputs into parts whose sizes differ by at most one; a part may be empty."""
+    probs, labels = case
+    confidence, preds = (part.numpy() for part in probs.max(1))
+    order = np.argsort(confidence)
+    correct = preds == labels.numpy()
+    parts = [part for part in np.array_split(order, num_bins) if len(part)]
+    gaps = [len(part) * abs(correct[part].mean() - confidence[part].mean()) for part in parts]
+    value = adaptive_ece(probs, labels, num_bins=num_bins).item()
+    assert value == pytest.approx(sum(gaps) / len(labels))
+
+
+@many
+@given(cases)
+def test_risk_coverage_curve_matches_definition(case: tuple[Tensor, Tensor]) -> None:
+    probs, labels = case
+    curve = risk_coverage_curve(probs, labels)
+    confidence, preds = probs.max(1)
+    assert curve.threshold.tolist() == sorted(set(confidence.tolist()), reverse=True)
+    for coverage, risk, threshold in zip(curve.coverage, curve.risk, curve.threshold, strict=True):
+        accepted = confidence >= threshold
+        assert coverage.item() == pytest.approx(accepted.double().mean().item())
+        theirs = sklearn.metrics.zero_one_loss(labels[accepted].numpy(), preds[accepted].numpy())
+        assert risk.item() == pytest.approx(theirs)
+
+
+# -- ties: few inputs, whose confidences are tenths ----------------------------------------------------
+
+tenths = st.lists(st.tuples(st.integers(6, 8), st.booleans()), min_size=1, max_size=6)
+
+
+def of_tenths(rows: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
+    probs = torch.tensor([[k / 10, 1 - k / 10] for k, _ in rows], dtype=torch.float64)
+    return probs, torch.tensor([0 if correct else 1 for _, correct in rows])
+
+
+@many
+@given(tenths)
+def test_aurc_is_expectation_over_orders_of_ties(rows: list[tuple[int, bool]]) -> None:
+    found = []
+    for order in itertools.permutations(rows):
+        if [k for k, _ in order] != sorted((k for k, _ in rows), reverse=True):
+            continue
+        wrong = np.cumsum([not correct for _, correct in order])
+        risk = wrong / np.arange(1, len(rows) + 1)
+        area = np.trapezoid(risk, np.arange(1, len(rows) + 1) / len(rows)) / (1 - 1 / max(2, len(rows)))
+        found.append(area if len(rows) > 1 else risk[0])
+    assert aurc(*of_tenths(rows)).item() == pytest.approx(np.mean(found))
+
+
+@many
+@given(tenths, st.integers(1, 4))
+def test_adaptive_bins_divide_ties_in_proportion(rows: list[tuple[int, bool]], num_bins: int) -> None:
+    """Each input counts with the accuracy of all that have its confidence."""
+    accuracy = {}
+    for k, _ in rows:
+        tied = [correct for other, correct in rows if other == k]
+        accuracy[k] = Fraction(sum(tied), len(tied))
+    rising = sorted(k for k, _ in rows)
+    parts = np.array_split(np.array(rising), num_bins)
+    total = sum(abs(sum(accuracy[int(k)] - Fraction(int(k), 10) for k in part)) for part in parts)
+    value = adaptive_ece(*of_tenths(rows), num_bins=num_bins).item()
+    assert value == pytest.approx(float(total) / len(rows), abs=1e-15)
+
+
+# -- edges ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "name"),
+    [
+        (torch.rand(3), torch.ones(2) > 0, "correct.shape"),
+        (torch.tensor([0.5, torch.nan]), torch.ones(2) > 0, "confidence"),
+        (torch.rand(2), torch.ones(2), "correct.dtype"),
+        (torch.arange(2), torch.ones(2) > 0, "confidence.dtype"),
+    ],
+)
+def test_invalid_confidence_is_an_error(confidence: Tensor, correct: Tensor, name: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        ConfidenceRanking.from_confidence(confidence, correct)
+    assert error.value.name == name
 
 
 # -- invalid arguments ---------------------------------------------------------------------------------

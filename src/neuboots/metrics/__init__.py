@@ -7,11 +7,15 @@ properties. `neuboots.metrics.modular` wraps a state as a torchmetrics `Metric`.
 from neuboots.metrics._base import MetricState, RunningMean
 from neuboots.metrics.classification import (
     ClassificationMetrics,
+    ConfidenceRanking,
     ConfusionMatrix,
     ProbabilityMetrics,
     ReliabilityBins,
     ReliabilityCurve,
+    RiskCoverageCurve,
     accuracy,
+    adaptive_ece,
+    aurc,
     brier,
     confusion_matrix,
     ece,
@@ -24,6 +28,15 @@ from neuboots.metrics.classification import (
     precision,
     recall,
     reliability_curve,
+    risk_coverage_curve,
+)
+from neuboots.metrics.detection import (
+    DetectionMetrics,
+    aupr,
+    auroc,
+    detection_accuracy,
+    fpr_at_tpr,
+    tnr_at_tpr,
 )
 from neuboots.metrics.diversity import (
     DiversityMetrics,
@@ -32,19 +45,6 @@ from neuboots.metrics.diversity import (
     pairwise_kl,
     q_statistic,
     ratio_error,
-)
-from neuboots.metrics.ranking import (
-    ConfidenceRanking,
-    DetectionMetrics,
-    RiskCoverageCurve,
-    adaptive_ece,
-    aupr,
-    aurc,
-    auroc,
-    detection_accuracy,
-    fpr_at_tpr,
-    risk_coverage_curve,
-    tnr_at_tpr,
 )
 from neuboots.metrics.regression import (
     CalibrationCurve,

@@ -16,7 +16,6 @@ from torch import Tensor
 from neuboots._validation import ArgumentError, check_int
 
 MAX_CHUNK_ELEMENTS = 1 << 20  # elements of intermediate results that are held at a time
-_HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +87,12 @@ class RunningMean(MetricState):
     @property
     def value(self) -> Tensor:
         """The mean."""
-        return self.total / check_nonempty(self.count)
+        return self.total / check_int("count", self.count, minimum=1)
 
 
 def concat_values(parts: tuple[Tensor, ...]) -> Tensor:
     """Concatenate all stored values: (N,)."""
     return torch.cat([part.to(parts[0].device) for part in parts])
-
-
-def check_nonempty(count: Tensor) -> Tensor:
-    """Return `count`; raise ArgumentError if it is zero (a batch may be empty, the data set may not)."""
-    if count == 0:
-        raise ArgumentError("count", 0, "at least one input", hint="check that the data set is not empty")
-    return count
 
 
 def run_ends(sorted_values: Tensor) -> Tensor:
@@ -115,55 +107,6 @@ def run_ends(sorted_values: Tensor) -> Tensor:
 
 
 # -- validation ----------------------------------------------------------------------------------------
-
-
-def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
-    """Check (N, C, *) and (N, *), and flatten them to (N, C) and (N,) without the labels equal to `ignore_index`."""
-    flat, y = flatten_outputs("probs", probs, labels)
-    if ignore_index is not None and bool((y == check_int("ignore_index", ignore_index)).any()):
-        flat, y = flat[y != ignore_index], y[y != ignore_index]
-    if len(y) == 0:
-        return flat, y
-    if flat.isnan().any():
-        raise ArgumentError("probs", "NaN", "probabilities", hint="check the outputs of the net")
-    # Rounding moves an entry by half of eps of itself, a row's sum by half of eps, and each of the smallest entries by
-    # half the spacing there. Rows of a wide dtype may come from half precision, so its tolerance holds for all.
-    deviation = (flat.sum(1, dtype=torch.float64) - 1).abs().max()
-    if flat.min() < 0 or deviation > max(1e-3, torch.finfo(flat.dtype).eps) + flat.shape[1] * _HALF_STEP:
-        found = f"entries ≥ {flat.min():.3g} with sums up to {deviation:.3g} from 1"
-        raise ArgumentError("probs", found, "probabilities", hint="pass logits through softmax(1) first")
-    check_label_range("labels", y, flat.shape[1])
-    return flat, y
-
-
-def flatten_outputs(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check outputs (N, C, *) and integer labels (N, *), and flatten them to (N, C) and (N,)."""
-    if values.dim() < 2 or values.shape[1] == 0:
-        raise ArgumentError(f"{name}.shape", tuple(values.shape), "(N, C, *) with at least one class")
-    expected = (values.shape[0], *values.shape[2:])
-    if labels.shape != expected:
-        hint = f"reshape them, or {name} of shape {tuple(values.shape)}"
-        raise ArgumentError("labels.shape", tuple(labels.shape), f"{expected}", hint=hint)
-    if not values.is_floating_point():
-        raise ArgumentError(f"{name}.dtype", values.dtype, "floating-point numbers", hint="use .float()")
-    check_integers(labels=labels)
-    flat = values.detach().movedim(1, -1).reshape(-1, values.shape[1])  # (N, C)
-    return flat, labels.reshape(-1).to(flat.device).long()
-
-
-def check_label_range(name: str, labels: Tensor, num_classes: int) -> None:
-    """Check that labels are 0 … C − 1."""
-    if labels.numel() and (labels.min() < 0 or labels.max() >= num_classes):
-        found, expected = f"{labels.min()} to {labels.max()}", f"0 to {num_classes - 1} for {num_classes} classes"
-        raise ArgumentError(name, found, expected, hint="renumber the labels, or drop the inputs without a label")
-
-
-def check_integers(**values: Tensor) -> None:
-    """Check that tensors are of one shape and of an integer dtype."""
-    check_same_shape(**values)
-    for name, value in values.items():
-        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-            raise ArgumentError(f"{name}.dtype", value.dtype, "integers", hint="use .long()")
 
 
 def check_same_shape(**values: Tensor) -> None:
@@ -185,3 +128,10 @@ def flatten_reals(*, allow_infinite: bool = False, **values: Tensor) -> list[Ten
             found = "NaN" if allow_infinite else "NaN or infinite values"
             raise ArgumentError(name, found, "numbers", hint="check the outputs of the net and the data")
     return [value.detach().to(device).double().flatten() for value in values.values()]
+
+
+def check_float_scores(name: str, scores: Tensor) -> None:
+    """Check that scores are of a floating-point dtype (−s of an unsigned integer would overflow) and not NaN."""
+    if not scores.is_floating_point():
+        raise ArgumentError(f"{name}.dtype", scores.dtype, "floating-point numbers", hint="use .float()")
+    flatten_reals(allow_infinite=True, **{name: scores})

@@ -2,6 +2,7 @@
 
     error = mean 1[argmax p ≠ y],   NLL = mean −log p_y,   Brier = mean Σ_c (p_c − 1[y = c])²
     ECE = Σ_k (n_k / n) |accuracy_k − confidence_k|,   MCE = max_k |accuracy_k − confidence_k|
+    risk(c) = error among the fraction c of inputs with the highest confidence,   AURC = ∫ risk(c) dc
     precision_c = n_cc / Σ_t n_tc,   recall_c = n_cc / Σ_g n_cg,   F1_c = 2 n_cc / (Σ_t n_tc + Σ_g n_cg)
     IoU_c = n_cc / (Σ_t n_tc + Σ_g n_cg − n_cc),   Dice_c = F1_c
 
@@ -9,9 +10,13 @@ Everywhere `probs` is (N, C, *), probabilities along the class axis, and `labels
 pixels count as inputs of their own. The bins k of the confidence max p are (a, b], so that confidence 1 falls in the
 last one and confidence 0 in the first. n_tg is the number of inputs of class t that are predicted as g; a ratio of
 counts that is 0 / 0, as for a class that occurs nowhere, is 0 (scikit-learn's `zero_division=0`). Sums are in float64.
+Inputs of equal confidence have no order among themselves: for risk and AURC each counts with the mean accuracy of its
+tie, which is the expectation over their orders; in adaptive bins, a tie that spans two bins is divided in proportion.
 
 C. Guo, G. Pleiss, Y. Sun, K. Weinberger, On calibration of modern neural networks, ICML 2017.
 M. Pakdaman Naeini, G. Cooper, M. Hauskrecht, Obtaining well calibrated probabilities using Bayesian binning, AAAI 2015.
+Y. Geifman, G. Uziel, R. El-Yaniv, Bias-reduced uncertainty estimation for deep neural classifiers, ICLR 2019.
+J. Nixon, M. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in deep learning, CVPR Workshops 2019.
 """
 
 from dataclasses import dataclass
@@ -25,14 +30,76 @@ from neuboots._validation import ArgumentError, check_int
 from neuboots.metrics._base import (
     MetricState,
     RunningMean,
-    check_integers,
-    check_label_range,
-    check_nonempty,
-    flatten_outputs,
-    flatten_probs,
+    check_float_scores,
+    check_same_shape,
+    concat_values,
     flatten_reals,
+    run_ends,
 )
-from neuboots.metrics.ranking import ConfidenceRanking
+
+# -- validation ----------------------------------------------------------------------------------------
+
+_HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
+
+
+def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
+    """Check probabilities and labels, and flatten pixels to inputs.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        ignore_index: Label of inputs that are removed.
+
+    Returns:
+        Probabilities (N, C) and labels (N,).
+
+    Raises:
+        ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
+    """
+    flat, y = _flatten_outputs("probs", probs, labels)
+    if ignore_index is not None and bool((y == check_int("ignore_index", ignore_index)).any()):
+        flat, y = flat[y != ignore_index], y[y != ignore_index]
+    if len(y) == 0:
+        return flat, y
+    # Rounding moves an entry by half of eps of itself, a row's sum by half of eps, and each of the smallest entries by
+    # half the spacing there. Rows of a wide dtype may come from half precision, so its tolerance holds for all.
+    deviation = (flat.sum(1, dtype=torch.float64) - 1).abs().max()
+    tolerance = max(1e-3, torch.finfo(flat.dtype).eps) + flat.shape[1] * _HALF_STEP
+    if not (flat.min() >= 0 and deviation <= tolerance):  # false for NaN
+        found = f"entries ≥ {flat.min():.3g} with sums up to {deviation:.3g} from 1"
+        raise ArgumentError("probs", found, "probabilities", hint="pass logits through softmax(1) first")
+    _check_label_range("labels", y, flat.shape[1])
+    return flat, y
+
+
+def _flatten_outputs(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Check outputs (N, C, *) and integer labels (N, *), and flatten them to (N, C) and (N,)."""
+    if values.dim() < 2 or values.shape[1] == 0:
+        raise ArgumentError(f"{name}.shape", tuple(values.shape), "(N, C, *) with at least one class")
+    expected = (values.shape[0], *values.shape[2:])
+    if labels.shape != expected:
+        hint = f"reshape them, or {name} of shape {tuple(values.shape)}"
+        raise ArgumentError("labels.shape", tuple(labels.shape), f"{expected}", hint=hint)
+    if not values.is_floating_point():
+        raise ArgumentError(f"{name}.dtype", values.dtype, "floating-point numbers", hint="use .float()")
+    check_integers(labels=labels)
+    flat = values.detach().movedim(1, -1).reshape(-1, values.shape[1])  # (N, C)
+    return flat, labels.reshape(-1).to(flat.device).long()
+
+
+def _check_label_range(name: str, labels: Tensor, num_classes: int) -> None:
+    """Check that labels are 0 … C − 1."""
+    if labels.numel() and (labels.min() < 0 or labels.max() >= num_classes):
+        found, expected = f"{labels.min()} to {labels.max()}", f"0 to {num_classes - 1} for {num_classes} classes"
+        raise ArgumentError(name, found, expected, hint="renumber the labels, or drop the inputs without a label")
+
+
+def check_integers(**values: Tensor) -> None:
+    """Check that tensors are of an integer dtype."""
+    for name, value in values.items():
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise ArgumentError(f"{name}.dtype", value.dtype, "integers", hint="use .long()")
+
 
 # -- states --------------------------------------------------------------------------------------------
 
@@ -88,19 +155,20 @@ class ReliabilityBins(MetricState):
     @property
     def reliability_curve(self) -> ReliabilityCurve:
         """Mean confidence and accuracy of each bin."""
-        check_nonempty(self.bin_count.sum())
+        check_int("count", self.bin_count.sum(), minimum=1)
         confidence, accuracy = self.bin_confidence / self.bin_count, self.bin_correct.double() / self.bin_count
         return ReliabilityCurve(confidence, accuracy, self.bin_count)
 
     @property
     def ece(self) -> Tensor:
         """Expected calibration error."""
-        return (self.bin_correct - self.bin_confidence).abs().sum() / check_nonempty(self.bin_count.sum())
+        gap = (self.bin_correct - self.bin_confidence).abs().sum()
+        return gap / check_int("count", self.bin_count.sum(), minimum=1)
 
     @property
     def mce(self) -> Tensor:
         """Maximum calibration error."""
-        check_nonempty(self.bin_count.sum())
+        check_int("count", self.bin_count.sum(), minimum=1)
         return ((self.bin_correct - self.bin_confidence).abs() / self.bin_count.clamp_min(1)).max()
 
 
@@ -133,12 +201,11 @@ class ConfusionMatrix(MetricState):
             ArgumentError: If shapes differ, or a class is out of range.
         """
         num_classes = check_int("num_classes", num_classes, minimum=1)
+        check_same_shape(preds=preds, labels=labels)
         check_integers(preds=preds, labels=labels)
-        check_label_range("preds", preds, num_classes)
-        check_label_range("labels", labels, num_classes)
-        row, column = labels.flatten().to(preds.device).long(), preds.flatten().long()
-        cells = torch.bincount(row * num_classes + column, minlength=num_classes**2)
-        return cls(cells.reshape(num_classes, num_classes))
+        _check_label_range("preds", preds, num_classes)
+        _check_label_range("labels", labels, num_classes)
+        return cls(_count_cells(preds.flatten().long(), labels.flatten().to(preds.device).long(), num_classes))
 
     @property
     def count(self) -> int:
@@ -148,7 +215,7 @@ class ConfusionMatrix(MetricState):
     @property
     def confusion_matrix(self) -> Tensor:
         """The matrix, of at least one input: (C, C)."""
-        check_nonempty(self.matrix.sum())
+        check_int("count", self.matrix.sum(), minimum=1)
         return self.matrix
 
     @property
@@ -203,6 +270,117 @@ class ConfusionMatrix(MetricState):
 
 
 @dataclass(frozen=True, eq=False)
+class RiskCoverageCurve:
+    """Error among the most confident inputs, by their fraction.
+
+    Args:
+        coverage: Fraction of inputs with confidence ≥ threshold, (K,).
+        risk: Error among them, (K,).
+        threshold: The confidences that occur, falling, (K,).
+    """
+
+    coverage: Tensor
+    risk: Tensor
+    threshold: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ConfidenceRanking(MetricState):
+    """State of metrics that rank inputs by confidence; it stores the confidence of each input.
+
+    Args:
+        confidence: Confidences by batch, (N,) each.
+        correct: Whether predictions are correct, by batch, (N,) each.
+
+    Example:
+        >>> first = ConfidenceRanking.from_confidence(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
+        >>> state = first + ConfidenceRanking.from_confidence(torch.tensor([0.8]), torch.tensor([True]))
+        >>> state.risk_coverage_curve.risk.tolist(), state.aurc
+        ([0.0, 0.0, 0.3333333333333333], tensor(0.0833, dtype=torch.float64))
+    """
+
+    confidence: tuple[Tensor, ...]
+    correct: tuple[Tensor, ...]
+
+    @classmethod
+    def from_confidence(cls, confidence: Tensor, correct: Tensor) -> Self:
+        """Return the state of one batch.
+
+        Args:
+            confidence: Floating-point scores (N,), larger for inputs to trust first.
+            correct: Whether each prediction is correct, (N,) booleans.
+
+        Raises:
+            ArgumentError: If shapes or dtypes do not fit, or a confidence is NaN.
+        """
+        check_same_shape(confidence=confidence, correct=correct)
+        if correct.dtype != torch.bool:
+            raise ArgumentError("correct.dtype", correct.dtype, "torch.bool", hint="pass preds == labels")
+        check_float_scores("confidence", confidence)
+        return cls((confidence.detach().flatten().clone(),), (correct.detach().flatten().clone(),))
+
+    @classmethod
+    def from_probs(cls, probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Self:
+        """Return the state of one batch with the confidence max p.
+
+        Args:
+            probs: Probabilities (N, C, *).
+            labels: Labels (N, *).
+            ignore_index: Label of inputs that do not count.
+        """
+        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
+        confidence, preds = p.max(1)
+        return cls.from_confidence(confidence, preds == y)
+
+    @property
+    def count(self) -> int:
+        """Number of inputs."""
+        return sum(map(len, self.correct))
+
+    def _accepted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each distinct confidence, falling; number of inputs with at least it; number of correct ones: (K,)."""
+        confidence, order = concat_values(self.confidence).sort(descending=True)
+        check_int("count", len(confidence), minimum=1)
+        accepted = run_ends(confidence)
+        correct = concat_values(self.correct)[order].cumsum(0)[accepted - 1]
+        return confidence[accepted - 1], accepted, correct
+
+    def _ties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each distinct confidence, falling; accuracy of the inputs that have it; their number: (K,)."""
+        values, accepted, correct = self._accepted()
+        count = accepted.diff(prepend=accepted.new_zeros(1))
+        return values, correct.diff(prepend=correct.new_zeros(1)).double() / count, count
+
+    @property
+    def risk_coverage_curve(self) -> RiskCoverageCurve:
+        """Risk by coverage, one point per distinct confidence."""
+        threshold, accepted, correct = self._accepted()
+        return RiskCoverageCurve(accepted.double() / accepted[-1], (accepted - correct).double() / accepted, threshold)
+
+    @property
+    def aurc(self) -> Tensor:
+        """Area under the risk–coverage curve."""
+        _, accuracy, count = self._ties()
+        errors = (1 - accuracy).repeat_interleave(count)  # (N,) in expectation over ties
+        risk = errors.cumsum(0) / torch.arange(1, len(errors) + 1, device=errors.device)
+        if len(risk) == 1:
+            return risk[0]
+        # The trapezoidal rule from coverage 1/N to 1, over that length: there is no risk at coverage 0.
+        return (risk.sum() - (risk[0] + risk[-1]) / 2) / (len(risk) - 1)
+
+    def compute_adaptive_ece(self, num_bins: int) -> Tensor:
+        """Expected calibration error over bins of equally many inputs.
+
+        Args:
+            num_bins: Number of bins.
+        """
+        num_bins = check_int("num_bins", num_bins, minimum=1)
+        values, accuracy, count = self._ties()
+        gap = (accuracy - values.double()).repeat_interleave(count).flip(0)  # (N,) confidence rising
+        return torch.stack([part.sum().abs() for part in gap.tensor_split(num_bins)]).sum() / len(gap)
+
+
+@dataclass(frozen=True, eq=False)
 class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
     """Metrics of class probabilities that store nothing per input, for data that come in batches.
 
@@ -239,7 +417,7 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
         confidence, preds = p.max(1)  # (N,), (N,)
         return cls(
             **vars(ReliabilityBins.from_confidence(confidence, preds == y, num_bins=num_bins)),
-            **vars(ConfusionMatrix.from_preds(preds, y, num_classes=p.shape[1])),
+            matrix=_count_cells(preds, y, p.shape[1]),
             log_losses=RunningMean.from_batch(_log_loss(p, y)),
             brier_scores=RunningMean.from_batch(_brier_score(p, y)),
             ignore_index=ignore_index,
@@ -349,7 +527,7 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
         >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
         tensor(0.6931, dtype=torch.float64)
     """
-    return RunningMean.from_batch(_log_loss(*flatten_probs(probs, labels))).value
+    return _mean(_log_loss(*flatten_probs(probs, labels)))
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
@@ -366,7 +544,7 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
         >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
         tensor(0.5000, dtype=torch.float64)
     """
-    return RunningMean.from_batch(_brier_score(*flatten_probs(probs, labels))).value
+    return _mean(_brier_score(*flatten_probs(probs, labels)))
 
 
 def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
@@ -386,13 +564,13 @@ def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
         >>> nll_at_mean_logit(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         tensor(0.6931, dtype=torch.float64)
     """
-    z, y = flatten_outputs("logits", logits, labels)
+    z, y = _flatten_outputs("logits", logits, labels)
     if z.shape[1] == 1:
         hint = "a single logit z of the second of two classes is torch.cat([0 * z, z], 1)"
         raise ArgumentError("logits.shape", tuple(logits.shape), "at least two classes", hint=hint)
     flatten_reals(logits=z)
-    check_label_range("labels", y, z.shape[1])
-    return RunningMean.from_batch(cross_entropy(z.double(), y, reduction="none")).value
+    _check_label_range("labels", y, z.shape[1])
+    return _mean(cross_entropy(z.double(), y, reduction="none"))
 
 
 def paper_nll(logits: Tensor, labels: Tensor) -> Tensor:
@@ -466,6 +644,62 @@ def mce(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
         tensor(0.3000, dtype=torch.float64)
     """
     return _reliability_bins(probs, labels, num_bins).mce
+
+
+def adaptive_ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
+    """Σ_k (n_k / n) |accuracy_k − confidence_k| over bins of equally many inputs, sorted by confidence.
+
+    Of n inputs, the n mod K bins of least confidence have one more than the others.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+        num_bins: Number of bins K.
+
+    Returns:
+        The error, a 0-dim float64 tensor.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
+        >>> adaptive_ece(probs, torch.tensor([0, 1, 1, 1]), num_bins=2)
+        tensor(0.3500, dtype=torch.float64)
+    """
+    return ConfidenceRanking.from_probs(probs, labels).compute_adaptive_ece(num_bins)
+
+
+def risk_coverage_curve(probs: Tensor, labels: Tensor) -> RiskCoverageCurve:
+    """Error among the inputs with max p ≥ t, and their fraction, for each t that occurs.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The curve, thresholds falling.
+
+    Example:
+        >>> curve = risk_coverage_curve(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        >>> curve.coverage.tolist(), curve.risk.tolist()
+        ([0.5, 1.0], [0.0, 0.5])
+    """
+    return ConfidenceRanking.from_probs(probs, labels).risk_coverage_curve
+
+
+def aurc(probs: Tensor, labels: Tensor) -> Tensor:
+    """Mean risk over coverage from 1/N to 1 by the trapezoidal rule; for a single input, its error.
+
+    Args:
+        probs: Probabilities (N, C, *).
+        labels: Labels (N, *).
+
+    Returns:
+        The area, a 0-dim float64 tensor.
+
+    Example:
+        >>> aurc(torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2]]), torch.tensor([0, 1, 0]))
+        tensor(0.0833, dtype=torch.float64)
+    """
+    return ConfidenceRanking.from_probs(probs, labels).aurc
 
 
 def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
@@ -555,4 +789,14 @@ def _reliability_bins(probs: Tensor, labels: Tensor, num_bins: int) -> Reliabili
 
 def _confusion(probs: Tensor, labels: Tensor) -> ConfusionMatrix:
     p, y = flatten_probs(probs, labels)
-    return ConfusionMatrix.from_preds(p.argmax(1), y, num_classes=p.shape[1])
+    return ConfusionMatrix(_count_cells(p.argmax(1), y, p.shape[1]))
+
+
+def _count_cells(preds: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """n_tg of checked classes: (C, C)."""
+    cells = torch.bincount(labels * num_classes + preds, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes)
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.sum() / check_int("count", len(values), minimum=1)

@@ -20,15 +20,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_int
 from neuboots.metrics import _base
-from neuboots.metrics._base import (
-    MetricState,
-    RunningMean,
-    check_integers,
-    check_nonempty,
-    flatten_probs,
-)
+from neuboots.metrics._base import MetricState, RunningMean
+from neuboots.metrics.classification import check_integers, flatten_probs
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +54,7 @@ class PairwiseCounts(MetricState):
         if preds.dim() < 2 or len(preds) < 2 or preds.shape[1:] != labels.shape:
             expected = f"(B, *) with B ≥ 2 and (*) = {tuple(labels.shape)}, the shape of labels"
             raise ArgumentError("preds.shape", tuple(preds.shape), expected)
-        check_integers(preds=preds)
-        check_integers(labels=labels)
+        check_integers(preds=preds, labels=labels)
         flat = preds.detach().flatten(1)  # (B, N)
         correct = flat == labels.flatten().to(flat.device)  # (B, N)
         return cls(
@@ -72,7 +66,7 @@ class PairwiseCounts(MetricState):
     @property
     def disagreement(self) -> Tensor:
         """Mean fraction of inputs with different predictions."""
-        return _mean_over_pairs(1 - self.agree.double() / check_nonempty(self.count))
+        return _mean_over_pairs(1 - self.agree.double() / check_int("count", self.count, minimum=1))
 
     @property
     def q_statistic(self) -> Tensor:
@@ -99,7 +93,7 @@ class PairwiseCounts(MetricState):
     @property
     def _contingency(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """n₁₁, n₁₀, n₀₁, n₀₀: (B, B) each, in float64."""
-        check_nonempty(self.count)
+        check_int("count", self.count, minimum=1)
         n11 = self.both_correct.double()
         correct = n11.diagonal()
         n10, n01 = correct[:, None] - n11, correct[None, :] - n11

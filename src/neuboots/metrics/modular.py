@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_int
 from neuboots.metrics._base import MetricState, concat_values
 
 
@@ -101,8 +101,7 @@ class StreamingMetric(Metric):
             tensors = safetensors.torch.load(data[8:end])
             states.append(_build(self.state, (tensors[str(k)] for k in range(len(tensors))), self.options))
             data = data[end:]
-        if not states:
-            raise ArgumentError("batches", 0, "at least one update before compute")
+        check_int("batches", len(states), minimum=1)
         return sum(states[1:], states[0])
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.metrics import _base
-from neuboots.metrics._base import MetricState, RunningMean, check_nonempty, flatten_reals
+from neuboots.metrics._base import MetricState, RunningMean, flatten_reals
 
 _NUM_LEVELS = 99  # the levels 0.01, 0.02, …, 0.99 of check score and interval score
 
@@ -229,7 +229,7 @@ class RegressionMetrics(IntervalMetrics):
     def calibration_curve(self) -> CalibrationCurve:
         """Expected and observed coverage of central intervals."""
         expected = torch.linspace(0, 1, len(self.inside), dtype=torch.float64, device=self.inside.device)
-        return CalibrationCurve(expected, self.inside.double() / check_nonempty(self.squared_errors.count))
+        return CalibrationCurve(expected, self.inside.double() / check_int("count", self.count, minimum=1))
 
     @property
     def mean_absolute_calibration(self) -> Tensor:

@@ -1,16 +1,11 @@
-"""Metrics of scores that rank inputs: selective prediction by confidence, and detection of a positive class.
+"""Metrics of scores that detect a positive class, such as out-of-distribution inputs.
 
-    risk(c) = error among the fraction c of inputs with the highest confidence,   AURC = ∫ risk(c) dc
     TPR(t) = P(s⁺ ≥ t),   FPR(t) = P(s⁻ ≥ t),   precision(t) = n⁺(s ≥ t) / n(s ≥ t)
 
-Inputs of equal score have no order among themselves, so no metric depends on the order of the inputs. For risk and AURC
-each tied input counts with the mean accuracy of its tie, which is the expectation over their orders; in adaptive bins,
-a tie that spans two bins is divided in proportion. For detection the thresholds t are the scores that occur. The caller
-names the positive class, since the metrics depend on it: the paper counts in-distribution inputs as positive, other
-libraries the out-of-distribution ones.
+The thresholds t are the scores that occur: inputs of equal score pass together, so no metric depends on the order of
+the inputs. The caller names the positive class, since the metrics depend on it: the paper counts in-distribution inputs
+as positive, other libraries the out-of-distribution ones.
 
-Y. Geifman, G. Uziel, R. El-Yaniv, Bias-reduced uncertainty estimation for deep neural classifiers, ICLR 2019.
-J. Nixon, M. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in deep learning, CVPR Workshops 2019.
 D. Hendrycks, K. Gimpel, A baseline for detecting misclassified and out-of-distribution examples, ICLR 2017.
 K. Lee, K. Lee, H. Lee, J. Shin, A simple unified framework for detecting out-of-distribution samples, NeurIPS 2018.
 """
@@ -23,188 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_choice, check_fraction
 from neuboots.metrics._base import (
     MetricState,
-    check_nonempty,
+    check_float_scores,
     check_same_shape,
     concat_values,
-    flatten_probs,
     flatten_reals,
     run_ends,
 )
 
 PositiveClass = Literal["in", "out"]
-
-
-@dataclass(frozen=True, eq=False)
-class RiskCoverageCurve:
-    """Error among the most confident inputs, by their fraction.
-
-    Args:
-        coverage: Fraction of inputs with confidence ≥ threshold, (K,).
-        risk: Error among them, (K,).
-        threshold: The confidences that occur, falling, (K,).
-    """
-
-    coverage: Tensor
-    risk: Tensor
-    threshold: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class ConfidenceRanking(MetricState):
-    """State of metrics that rank inputs by confidence; it stores the confidence of each input.
-
-    Args:
-        confidence: Confidences by batch, (N,) each.
-        correct: Whether predictions are correct, by batch, (N,) each.
-
-    Example:
-        >>> first = ConfidenceRanking.from_confidence(torch.tensor([0.9, 0.6]), torch.tensor([True, False]))
-        >>> state = first + ConfidenceRanking.from_confidence(torch.tensor([0.8]), torch.tensor([True]))
-        >>> state.risk_coverage_curve.risk.tolist(), state.aurc
-        ([0.0, 0.0, 0.3333333333333333], tensor(0.0833, dtype=torch.float64))
-    """
-
-    confidence: tuple[Tensor, ...]
-    correct: tuple[Tensor, ...]
-
-    @classmethod
-    def from_confidence(cls, confidence: Tensor, correct: Tensor) -> Self:
-        """Return the state of one batch.
-
-        Args:
-            confidence: Floating-point scores (N,), larger for inputs to trust first.
-            correct: Whether each prediction is correct, (N,) booleans.
-
-        Raises:
-            ArgumentError: If shapes or dtypes do not fit, or a confidence is NaN.
-        """
-        check_same_shape(confidence=confidence, correct=correct)
-        if correct.dtype != torch.bool:
-            raise ArgumentError("correct.dtype", correct.dtype, "torch.bool", hint="pass preds == labels")
-        _check_float_scores("confidence", confidence)
-        return cls((confidence.detach().flatten().clone(),), (correct.detach().flatten().clone(),))
-
-    @classmethod
-    def from_probs(cls, probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Self:
-        """Return the state of one batch with the confidence max p.
-
-        Args:
-            probs: Probabilities (N, C, *).
-            labels: Labels (N, *).
-            ignore_index: Label of inputs that do not count.
-        """
-        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
-        confidence, preds = p.max(1)
-        return cls.from_confidence(confidence, preds == y)
-
-    @property
-    def count(self) -> int:
-        """Number of inputs."""
-        return sum(map(len, self.correct))
-
-    def _accepted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each distinct confidence, falling; number of inputs with at least it; number of correct ones: (K,)."""
-        confidence, order = concat_values(self.confidence).sort(descending=True)
-        check_nonempty(torch.tensor(len(confidence)))
-        accepted = run_ends(confidence)
-        correct = concat_values(self.correct)[order].cumsum(0)[accepted - 1]
-        return confidence[accepted - 1], accepted, correct
-
-    def _ties(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each distinct confidence, falling; accuracy of the inputs that have it; their number: (K,)."""
-        values, accepted, correct = self._accepted()
-        count = accepted.diff(prepend=accepted.new_zeros(1))
-        return values, correct.diff(prepend=correct.new_zeros(1)).double() / count, count
-
-    @property
-    def risk_coverage_curve(self) -> RiskCoverageCurve:
-        """Risk by coverage, one point per distinct confidence."""
-        threshold, accepted, correct = self._accepted()
-        return RiskCoverageCurve(accepted.double() / accepted[-1], (accepted - correct).double() / accepted, threshold)
-
-    @property
-    def aurc(self) -> Tensor:
-        """Area under the risk–coverage curve."""
-        _, accuracy, count = self._ties()
-        errors = (1 - accuracy).repeat_interleave(count)  # (N,) in expectation over ties
-        risk = errors.cumsum(0) / torch.arange(1, len(errors) + 1, device=errors.device)
-        if len(risk) == 1:
-            return risk[0]
-        # The trapezoidal rule from coverage 1/N to 1, over that length: there is no risk at coverage 0.
-        return (risk.sum() - (risk[0] + risk[-1]) / 2) / (len(risk) - 1)
-
-    def compute_adaptive_ece(self, num_bins: int) -> Tensor:
-        """Expected calibration error over bins of equally many inputs.
-
-        Args:
-            num_bins: Number of bins.
-        """
-        num_bins = check_int("num_bins", num_bins, minimum=1)
-        values, accuracy, count = self._ties()
-        gap = (accuracy - values.double()).repeat_interleave(count).flip(0)  # (N,) confidence rising
-        return torch.stack([part.sum().abs() for part in gap.tensor_split(num_bins)]).sum() / len(gap)
-
-
-def adaptive_ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
-    """Σ_k (n_k / n) |accuracy_k − confidence_k| over bins of equally many inputs, sorted by confidence.
-
-    Of n inputs, the n mod K bins of least confidence have one more than the others.
-
-    Args:
-        probs: Probabilities (N, C, *).
-        labels: Labels (N, *).
-        num_bins: Number of bins K.
-
-    Returns:
-        The error, a 0-dim float64 tensor.
-
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-        >>> adaptive_ece(probs, torch.tensor([0, 1, 1, 1]), num_bins=2)
-        tensor(0.3500, dtype=torch.float64)
-    """
-    return ConfidenceRanking.from_probs(probs, labels).compute_adaptive_ece(num_bins)
-
-
-def risk_coverage_curve(probs: Tensor, labels: Tensor) -> RiskCoverageCurve:
-    """Error among the inputs with max p ≥ t, and their fraction, for each t that occurs.
-
-    Args:
-        probs: Probabilities (N, C, *).
-        labels: Labels (N, *).
-
-    Returns:
-        The curve, thresholds falling.
-
-    Example:
-        >>> curve = risk_coverage_curve(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
-        >>> curve.coverage.tolist(), curve.risk.tolist()
-        ([0.5, 1.0], [0.0, 0.5])
-    """
-    return ConfidenceRanking.from_probs(probs, labels).risk_coverage_curve
-
-
-def aurc(probs: Tensor, labels: Tensor) -> Tensor:
-    """Mean risk over coverage from 1/N to 1 by the trapezoidal rule; for a single input, its error.
-
-    Args:
-        probs: Probabilities (N, C, *).
-        labels: Labels (N, *).
-
-    Returns:
-        The area, a 0-dim float64 tensor.
-
-    Example:
-        >>> aurc(torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2]]), torch.tensor([0, 1, 0]))
-        tensor(0.0833, dtype=torch.float64)
-    """
-    return ConfidenceRanking.from_probs(probs, labels).aurc
-
-
-# -- detection -----------------------------------------------------------------------------------------
 
 
 def auroc(scores: Tensor, *, positive: Tensor) -> Tensor:
@@ -322,13 +146,6 @@ def _cumulative_counts(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor
     return true, accepted - true
 
 
-def _check_float_scores(name: str, scores: Tensor) -> None:
-    """Check that scores are of a floating-point dtype (−s of an unsigned integer would overflow) and not NaN."""
-    if not scores.is_floating_point():
-        raise ArgumentError(f"{name}.dtype", scores.dtype, "floating-point numbers", hint="use .float()")
-    flatten_reals(allow_infinite=True, **{name: scores})
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class DetectionMetrics(MetricState):
     """Metrics of out-of-distribution detection for scores that come in batches; it stores the scores.
@@ -374,7 +191,7 @@ class DetectionMetrics(MetricState):
         """
         check_choice("positive", positive, get_args(PositiveClass))
         for name, scores in (("id_scores", id_scores), ("ood_scores", ood_scores)):
-            _check_float_scores(name, scores)
+            check_float_scores(name, scores)
         stored_id, stored_ood = (scores.detach().flatten().clone() for scores in (id_scores, ood_scores))
         return cls((stored_id,), (stored_ood,), positive, check_fraction("tpr", tpr))
 
