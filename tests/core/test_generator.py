@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from _nets import ZOO, Case, Scaled, Skipped, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
+from _nets import ZOO, Case, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
 from torch import Tensor, nn
 
 from neuboots import ArgumentError
@@ -15,7 +15,7 @@ from neuboots.head import call_net, extract_output, unwrap_model
 from neuboots.weights import Constant, Dirichlet, Exponential, Link, Multinomial, WeightDistribution, apply_link
 
 by_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
-LAWS = [Dirichlet(), Dirichlet(4.0), Exponential(), Exponential(0.5), Multinomial(), Constant()]
+DISTRIBUTIONS = [Dirichlet(), Dirichlet(4.0), Exponential(), Exponential(0.5), Multinomial(), Constant()]
 
 
 def draw(num: int, size: int, weight_distribution: WeightDistribution | None = None, seed: int = 0) -> Tensor:
@@ -30,7 +30,7 @@ def plain_output(net: nn.Module, x: object) -> Tensor:
 
 @by_case
 @torch.no_grad()
-def test_weights_of_one_are_the_plain_net_bit_for_bit(case: Case) -> None:
+def test_unit_weights_give_the_net(case: Case) -> None:
     net = make(case)
     g = BootstrapGenerator(net, example=case.x)
     expected = plain_output(net, case.x)
@@ -44,7 +44,7 @@ def test_weights_of_one_are_the_plain_net_bit_for_bit(case: Case) -> None:
 @pytest.mark.parametrize("link", ["identity", "exp"])
 @pytest.mark.parametrize("num_blocks", [None, 3, 40])
 @torch.no_grad()
-def test_replicates_are_the_generator_at_each_alpha(case: Case, link: Link, num_blocks: int | None) -> None:
+def test_replicates_match_forward(case: Case, link: Link, num_blocks: int | None) -> None:
     g = BootstrapGenerator(make(case), link=link, num_blocks=num_blocks, example=case.x)
     alphas = draw(6, g.num_blocks)
     replicates = g.replicates(case.x, alphas)
@@ -55,7 +55,7 @@ def test_replicates_are_the_generator_at_each_alpha(case: Case, link: Link, num_
 
 @by_case
 @torch.no_grad()
-def test_an_exported_replicate_is_a_plain_net(case: Case) -> None:
+def test_export_matches_forward(case: Case) -> None:
     net = make(case)
     g = BootstrapGenerator(net, example=case.x)
     before = copy.deepcopy(g.state_dict())
@@ -69,7 +69,7 @@ def test_an_exported_replicate_is_a_plain_net(case: Case) -> None:
 @pytest.mark.parametrize("tokens", [2, 3, 5])
 @pytest.mark.parametrize("kind", [Tokens, SoftCapped, Transposed])
 @torch.no_grad()
-def test_outputs_and_tokens_are_told_apart(kind: type[Tokens], tokens: int) -> None:
+def test_outputs_and_tokens_are_distinguished(kind: type[Tokens], tokens: int) -> None:
     """Three classes, and two, three or five tokens: outputs come to axis 1, also where the shapes are equal."""
     net = kind()
     x = {"input_ids": torch.arange(4 * tokens).view(4, tokens) % 11, "scale": torch.tensor(2.0)}
@@ -82,14 +82,8 @@ def test_outputs_and_tokens_are_told_apart(kind: type[Tokens], tokens: int) -> N
     torch.testing.assert_close(g.replicates(x, torch.ones(2, 6))[1], expected)
 
 
-def test_gradients_flow_past_operations_in_place() -> None:
-    x = torch.randn(5, 4, requires_grad=True)
-    BootstrapGenerator(Scaled()).replicates(x, draw(4, 8)).sum().backward()
-    assert x.grad is not None
-
-
 @torch.no_grad()
-def test_each_input_may_have_its_own_alpha() -> None:
+def test_one_alpha_per_input() -> None:
     for case in ZOO:
         g = BootstrapGenerator(make(case), num_blocks=5, example=case.x)
         rows = case.shape[0]
@@ -99,13 +93,11 @@ def test_each_input_may_have_its_own_alpha() -> None:
             torch.testing.assert_close(together[i], g(case.x, alphas[i])[i], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("weight_distribution", LAWS, ids=str)
+@pytest.mark.parametrize("weight_distribution", DISTRIBUTIONS, ids=str)
 @pytest.mark.parametrize("link", ["identity", "exp"])
 @pytest.mark.parametrize("num_blocks", [None, 3, 20])
 @torch.no_grad()
-def test_moments_are_the_limit_of_samples(
-    weight_distribution: WeightDistribution, link: Link, num_blocks: int | None
-) -> None:
+def test_moments_match_samples(weight_distribution: WeightDistribution, link: Link, num_blocks: int | None) -> None:
     case = ZOO[0]
     g = BootstrapGenerator(make(case).double(), link=link, num_blocks=num_blocks)
     x = case.x.double()
@@ -122,12 +114,12 @@ def test_moments_are_the_limit_of_samples(
 
 
 @torch.no_grad()
-def test_moments_against_the_covariance_written_out() -> None:
+def test_moments_match_explicit_covariance() -> None:
     """The oracle builds Cov α as a matrix and takes a Cov aᵀ with a = W diag φ."""
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     phi, head = net[1](net[0](x)), net[2]
-    for weight_distribution in LAWS:
+    for weight_distribution in DISTRIBUTIONS:
         v, c = weight_distribution.covariance(6)
         covariance = torch.full((6, 6), c, dtype=torch.float64).fill_diagonal_(v)
         contributions = head.weight * phi[:, None]  # (N, C, D)
@@ -149,14 +141,9 @@ def test_moments_after_upsampling(dims: int) -> None:
     torch.testing.assert_close(g(x), moments.mean, rtol=1e-9, atol=1e-9)
 
 
-def test_moments_after_a_nonlinear_finish_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="affine"):
-        BootstrapGenerator(Skipped()).moments(torch.randn(4, 4), Dirichlet())
-
-
 @pytest.mark.parametrize("finish", [torch.relu, torch.abs, torch.square])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-def test_moments_are_refused_at_every_scale(finish: Callable[[Tensor], Tensor], scale: float) -> None:
+def test_moments_after_nonlinear_function_raise(finish: Callable[[Tensor], Tensor], scale: float) -> None:
     class Finished(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             z = super().forward(x)
@@ -168,7 +155,7 @@ def test_moments_are_refused_at_every_scale(finish: Callable[[Tensor], Tensor], 
         BootstrapGenerator(net).moments(x, Dirichlet())
 
 
-def test_moments_after_a_saturating_finish_are_refused() -> None:
+def test_moments_after_saturating_function_raise() -> None:
     """Affine where α = 1 and not elsewhere: the check must look at other weights too."""
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Hardtanh(-1.0, 1.0))
     with torch.no_grad():
@@ -179,7 +166,7 @@ def test_moments_after_a_saturating_finish_are_refused() -> None:
         BootstrapGenerator(net).moments(x, Dirichlet())
 
 
-def test_gradients_reach_every_parameter_through_alpha() -> None:
+def test_gradients_reach_every_parameter() -> None:
     for case in ZOO:
         g = BootstrapGenerator(make(case), example=case.x)
         g(case.x, draw(1, g.num_blocks)[0]).square().sum().backward()
@@ -187,7 +174,7 @@ def test_gradients_reach_every_parameter_through_alpha() -> None:
 
 
 @torch.no_grad()
-def test_the_head_sees_the_linked_weights() -> None:
+def test_forward_definition() -> None:
     """Written out by hand: M(F(x) ⊙ h(α)), features dealt to the blocks in turn."""
     net = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 2))
     x, alpha = torch.randn(5, 4), torch.rand(3)
@@ -198,7 +185,7 @@ def test_the_head_sees_the_linked_weights() -> None:
         torch.testing.assert_close(BootstrapGenerator(net, num_blocks=3, link=link)(x, alpha), expected)
 
 
-def test_freezing_features_trains_the_head_alone() -> None:
+def test_freeze_features_trains_the_head_only() -> None:
     net = TwoBranches()
     g = BootstrapGenerator(net)
     g.freeze_features()
@@ -211,7 +198,7 @@ def test_freezing_features_trains_the_head_alone() -> None:
     assert {name for name, p in net.named_parameters() if p.grad is not None} == {"fc.weight", "fc.bias"}
 
 
-def test_freezing_below_a_tied_head_is_refused() -> None:
+def test_freeze_features_of_tied_head_raises() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,16 +213,7 @@ def test_freezing_below_a_tied_head_is_refused() -> None:
         BootstrapGenerator(Tied()).freeze_features()
 
 
-def test_a_copy_is_independent() -> None:
-    g = BootstrapGenerator(TwoBranches())
-    twin = copy.deepcopy(g)
-    with torch.no_grad():
-        twin.split.head.weight.zero_()
-    assert twin.net.fc is twin.split.head
-    assert bool((g.split.head.weight != 0).any())
-
-
-def test_the_generator_adds_no_parameters_or_state() -> None:
+def test_generator_adds_no_parameters() -> None:
     net = TwoBranches()
     g = BootstrapGenerator(net)
     assert [id(p) for p in g.parameters()] == [id(p) for p in net.parameters()]

@@ -29,7 +29,6 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
-    _RunningSums,
     num_bytes,
     residual_std,
     split_gaussian,
@@ -109,17 +108,6 @@ def test_statistics_match_third_party(shape: tuple[int, ...]) -> None:
     assert (prediction.labels == truth).double().mean().item() == pytest.approx(theirs.item())
 
 
-def test_golden_entropies() -> None:
-    """To the printed digits, as torch-uncertainty and baal give them."""
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(500, 4)) * 2
-    samples = logits[None] + rng.normal(size=(8, 500, 4)) * 0.7
-    prediction = Prediction(torch.from_numpy(samples))
-    assert f"{prediction.entropy.mean():.7f}" == "0.8323329"
-    assert f"{prediction.expected_entropy.mean():.7f}" == "0.7507586"
-    assert f"{prediction.mutual_information.mean():.7f}" == "0.0815744"
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_probabilities_sum_to_one(shape: tuple[int, ...]) -> None:
     for samples in (random(50, *shape, dtype=torch.float32), 1e4 * random(50, *shape, dtype=torch.float32)):
@@ -140,14 +128,6 @@ def test_single_output_is_a_binary_logit() -> None:
     for name in STATISTICS[2:]:
         torch.testing.assert_close(getattr(one, name), getattr(two, name))
     np.testing.assert_allclose(one.probs[:, 1], scipy.special.expit(samples[..., 0].numpy()).mean(0))
-
-
-def test_equal_replicates_have_no_mutual_information() -> None:
-    """Rounding makes it neither negative nor more than a few units in the last place of log 5."""
-    prediction = Prediction(random(1, 200, 5, dtype=torch.float32).expand(33, 200, 5))
-    assert (prediction.mutual_information >= 0).all()
-    assert prediction.mutual_information.max() < 50 * torch.finfo(torch.float32).eps
-    assert prediction.std.max() < 10 * torch.finfo(torch.float32).eps
 
 
 def test_mutual_information_is_not_negative() -> None:
@@ -189,16 +169,6 @@ def test_quantile_matches_numpy_and_torch(B: int, q: float, dtype: torch.dtype) 
     torch.testing.assert_close(ours, torch.quantile(samples, q, dim=0), **tolerance)
 
 
-def test_quantile_at_ends_and_ranks() -> None:
-    samples = random(11, 3, 2)
-    ordered, prediction = samples.sort(0).values, Prediction(samples)
-    for k in range(11):
-        torch.testing.assert_close(prediction.quantile(k / 10), ordered[k])
-    assert torch.equal(prediction.quantile(0.0), samples.amin(0))
-    assert torch.equal(prediction.quantile(1.0), samples.amax(0))
-    assert torch.equal(Prediction(samples[:1]).quantile(0.7), samples[0])
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
 @pytest.mark.parametrize("shape", [(7, 3), (2, 4, 3, 2)], ids=str)
 def test_intervals_match_numpy_and_scipy(shape: tuple[int, ...], level: float) -> None:
@@ -211,13 +181,6 @@ def test_intervals_match_numpy_and_scipy(shape: tuple[int, ...], level: float) -
     theirs = scipy.stats.norm.interval(level, loc=array.mean(0), scale=array.std(0, ddof=1))
     np.testing.assert_allclose(low, theirs[0])
     np.testing.assert_allclose(high, theirs[1])
-
-
-@pytest.mark.parametrize("kind", ["percentile", "normal"])
-def test_interval_of_single_sample_has_no_width(kind: str) -> None:
-    low, high = Prediction(random(1, 4, 2)).interval(method=kind)
-    assert torch.equal(low, high)
-    assert low.isfinite().all()
 
 
 def test_prediction_interval_adds_noise() -> None:
@@ -326,19 +289,6 @@ def test_summary_independent_of_chunks(monkeypatch: pytest.MonkeyPatch, B: int, 
     assert_same_statistics(summary, prediction, torch.float64)
     assert torch.equal(summary.quantile(0.1), prediction.quantile(0.1))
     assert torch.equal(summary.quantile(0.6), prediction.quantile(0.6))
-
-
-@pytest.mark.parametrize("shape", [(3,), (1,), (3, 7), (1, 5, 4), (4, 3, 2, 5)], ids=str)
-@pytest.mark.parametrize("B", [1, 2, 12])
-def test_large_replicates_are_added_one_by_one(monkeypatch: pytest.MonkeyPatch, B: int, shape: tuple[int, ...]) -> None:
-    monkeypatch.setattr("neuboots.prediction._SMALL_BYTES", 1)
-    predictor, x = Fake(shape), random(6, 5)
-    sizes = []
-    add = _RunningSums._add_one
-    monkeypatch.setattr(_RunningSums, "_add_one", lambda run, z: (sizes.append(z.shape), add(run, z)))
-    summary = predictor.summarize(x, B, quantiles=(0.1,))
-    assert sizes == [(6, *shape)] * B
-    assert_same_statistics(summary, predictor.predict(x, B), torch.float64)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
@@ -526,19 +476,6 @@ def test_gradients_kept_only_if_x_requires_them() -> None:
     with torch.no_grad():
         assert not predictor.predict(asking, 3).samples.requires_grad
     assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("large", [1, 1 << 26])
-def test_gradients_of_every_replicate(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
-    """Gathered in one piece or in many."""
-    monkeypatch.setattr("neuboots.prediction._MAX_BYTES", large)
-    x = random(4, 5).requires_grad_()
-    samples = Fake().predict(x, 6).samples
-    for b in range(6):
-        (gradient,) = torch.autograd.grad(samples[b].sum(), x, retain_graph=True)
-        (expected,) = torch.autograd.grad(Fake().predict(x, 6).samples[b].sum(), x)
-        assert gradient.abs().min() > 0
-        torch.testing.assert_close(gradient, expected)
 
 
 def test_dict_inputs_are_checked() -> None:

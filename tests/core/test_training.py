@@ -26,7 +26,7 @@ from neuboots.generator import BootstrapGenerator
 from neuboots.loading import Batch, EpochLoader, load_targets
 from neuboots.methods.neuboots import make_blocks
 from neuboots.nets import MLP
-from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar, resolve_fit, train
+from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar, train
 from neuboots.weights import WeightSchedule
 
 CONFIG = TrainingConfig(epochs=4, batch_size=8, progress=False)
@@ -338,23 +338,6 @@ def test_stream_that_is_too_short_raises() -> None:
         NeuBoots().fit(dropout_net, Noisy(), CONFIG)
 
 
-def test_blocks_independent_of_global_random_state() -> None:
-    """Targets that are drawn when read: the same blocks, whatever state the caller's generators are in."""
-
-    class Cropped(Dataset[Any]):
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-            return rows(4, seed=i), torch.randint(0, 3, (4, 4))
-
-    tables = []
-    for state in (1, 2):
-        torch.manual_seed(state)
-        tables.append(make_blocks(Cropped(), 6, seed=0).blocks)  # type: ignore[union-attr]
-    assert torch.equal(*tables)
-
-
 def test_subset_of_tensors_matches_its_examples() -> None:
     data = TensorDataset(rows(30, 4), torch.arange(30) % 3)
     places = [3, 29, 4, 8, 15, 16, 23, 0, 1, 2]
@@ -597,12 +580,6 @@ def test_members_of_a_module_are_reinitialized_copies() -> None:
 
     with pytest.raises(ArgumentError, match="scale"):
         DeepEnsemble(num_members=2).fit(Scaled(), Augmented(), CONFIG)
-
-
-def test_default_config() -> None:
-    inputs = resolve_fit(dropout_net, (rows(5, 4), torch.arange(5) % 3))
-    assert inputs.config == TrainingConfig()
-    assert inputs.val_data is None
 
 
 def test_describe_callable() -> None:

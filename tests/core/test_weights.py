@@ -86,14 +86,6 @@ def test_covariances_match_the_paper() -> None:
         assert Constant().covariance(S) == (0, 0)
 
 
-@pytest.mark.parametrize("weight_distribution", DISTRIBUTIONS, ids=str)
-def test_single_block_has_no_covariance(weight_distribution: WeightDistribution) -> None:
-    assert weight_distribution.covariance(1)[1] == 0
-    if not isinstance(weight_distribution, Exponential):
-        assert weight_distribution.covariance(1)[0] == 0
-        assert sample(weight_distribution, 5, 1, 0).tolist() == [[1.0]] * 5
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("concentration", [0.3, 1.0, 5.0])
 def test_dirichlet_rows_are_positive_and_sum_to_S(concentration: float, size: int) -> None:
@@ -155,15 +147,6 @@ def test_link_moments_of_multinomial_by_enumeration(size: int) -> None:
     assert variance == pytest.approx(multinomial_mean(size, lambda a: math.exp(-2 * a[0])) - exact**2, abs=1e-15)
     together = multinomial_mean(size, lambda a: math.exp(-a[0] - a[-1])) - exact**2 if size > 1 else 0.0
     assert covariance == pytest.approx(together, abs=1e-15)
-
-
-def test_link_moments_of_exponential_and_constant_in_closed_form() -> None:
-    """E exp(−t Gamma(c, 1/c)) = (1 + t/c)^−c."""
-    for c in (0.5, 1.0, 4.0):
-        mean, second = (1 + 1 / c) ** -c, (1 + 2 / c) ** -c
-        exact = (mean, second - mean**2, 0.0)
-        assert link_moments(Exponential(c), "exp", 10) == pytest.approx(exact, abs=1e-15)
-    assert link_moments(Constant(), "exp", 10) == pytest.approx((math.exp(-1), 0.0, 0.0), abs=1e-15)
 
 
 @pytest.mark.parametrize(("weight_distribution", "size"), distribution_and_size)
@@ -280,11 +263,6 @@ def test_strata_of_continuous_targets_are_quantile_bins(values: list[int], num_b
     assert spread(bins, used) <= 1
     for low in range(used - 1):
         assert y[bins == low].max() <= y[bins == low + 1].min()
-
-
-def test_strata_of_constant_target_are_balanced() -> None:
-    assert torch.bincount(compute_strata(torch.full((40,), 0.1))).tolist() == [4] * 10
-    assert torch.bincount(compute_strata(torch.full((40, 3), 0.1))).tolist() == [4] * 10
 
 
 def test_strata_of_several_columns() -> None:

@@ -84,24 +84,6 @@ def test_forward_any_image_size(size: tuple[int, int], training: bool) -> None:
         assert out.isfinite().all()
 
 
-@torch.no_grad()
-def test_upsampling_follows_the_head() -> None:
-    net = DeepLabV3(4, **TINY).eval()
-    x = torch.randn(2, 3, 33, 41)
-    phi = net.refine(net.aspp(net.backbone(x)))
-    assert phi.shape == (2, 6, 5, 6)
-    assert torch.equal(net(x), F.interpolate(net.head(phi), size=(33, 41), mode="bilinear"))
-
-
-def test_image_pooling_is_global_average() -> None:
-    pooling = randomize(DeepLabV3(4, **TINY).aspp.pooling)
-    x = torch.randn(2, 32, 5, 6).double()
-    norm = pooling.norm
-    mean = F.conv2d(x.flatten(2).mean(2)[..., None, None], pooling.conv.weight)  # type: ignore[union-attr]
-    wanted = norm(mean).relu()  # type: ignore[operator]
-    torch.testing.assert_close(pooling(x), wanted.expand(2, 6, 5, 6))
-
-
 def test_single_image_uses_running_statistics() -> None:
     """One value for each channel has no variance: there BatchNorm uses, and leaves, its running statistics."""
     net = DeepLabV3(4, **TINY).train()
@@ -126,12 +108,6 @@ def test_single_image_batches_train_members_that_share_the_net() -> None:
     config = TrainingConfig(epochs=1, batch_size=1, progress=False)
     predictor = BatchEnsemble(num_members=2).fit(lambda: small_deeplab(4), data, config)
     assert predictor.predict(data.tensors[0], 2).samples.isfinite().all()
-
-
-def test_two_images_update_running_statistics() -> None:
-    net = small_deeplab(4).train()
-    net(torch.randn(2, 3, 32, 32))
-    assert int(net.aspp.pooling.norm.num_batches_tracked) == 1  # type: ignore[arg-type]
 
 
 # -- torchvision's weights -----------------------------------------------------------------------------
