@@ -175,7 +175,7 @@ def _describe_schema(
         yield f"  {len(target.classes)} classes: {format_names(target.classes, _MAX_COLUMNS)}"
     else:
         yield f"  mean {target.mean:.4g}, standard deviation {target.std:.4g}"
-    yield f"Features: {len(schema.numbers):,} numeric, date or Boolean and {len(schema.categories):,} categorical columns:"
+    yield f"Features: {len(schema.numbers):,} numeric, date or Boolean and {len(schema.categories):,} categorical:"
     lines = [line for line in str(schema).splitlines()[1:] if not line.endswith(": excluded")]
     yield from (f"  {line}" for line in islice(lines, _MAX_COLUMNS))
     if len(lines) > _MAX_COLUMNS:

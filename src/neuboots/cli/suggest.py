@@ -185,7 +185,7 @@ class Suggest:
         echo_table(table, max_rows=_SHOWN)
 
     def _select(self, model: "Model", name: str, notes: list[str]) -> "tuple[dict[str, Array], int]":
-        """Return the selected rows, the best first (rank, keys, score, prediction and why), and the size of the pool."""
+        """Return the selected rows (rank, keys, score, prediction and why), and the size of the pool."""
         from neuboots.evaluation.active_learning import RowSelector, distance_features
 
         strategy, keys = STRATEGIES[name], dict[str, str]()

@@ -21,8 +21,6 @@ from neuboots.report.evaluation import (
     check_better_than_baseline,
     data_topic,
     format_count,
-    format_integer,
-    format_number,
     format_percent,
     make_table,
     metrics_table,
@@ -35,16 +33,16 @@ _MAX_CONFUSIONS = 20
 _MAX_JSON_CLASSES = 100  # whose confusion matrix is part of the JSON output
 _MAX_PLOTTED_CLASSES = 25
 _MAX_HISTOGRAM_ROWS = 5_000
-_SHOWN = {
-    "error": ("error", format_percent),
-    "nll": ("log loss, nats", format_number),
-    "brier": ("Brier score", format_number),
-    "ece": ("calibration error, ECE", format_percent),
-    "adaptive_ece": ("ECE, equal bins", format_percent),
-    "macro_f1": ("macro F1", format_percent),
-    "balanced_accuracy": ("balanced accuracy", format_percent),
-    "auroc": ("AUROC", format_number),
-    "aurc": ("AURC", format_percent),
+_LABELS = {
+    "error": "error",
+    "nll": "log loss, nats",
+    "brier": "Brier score",
+    "ece": "calibration error, ECE",
+    "adaptive_ece": "ECE, equal bins",
+    "macro_f1": "macro F1",
+    "balanced_accuracy": "balanced accuracy",
+    "auroc": "AUROC",
+    "aurc": "AURC",
 }
 
 
@@ -100,33 +98,29 @@ def build_classification_report(
         "ood_fraction": num_ood / len(wrong),
         **{f"error_auroc_{name}": value for name, value in error_auroc.items()},
     }
-    curve = state.reliability_curve
-    bins = list(zip(curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist(), strict=True))
-    classes, confusions = _class_rows(state, names), _confusion_rows(state.confusion_matrix, names)
+    bins, classes, confusions = _bin_rows(state), _class_rows(state, names), _confusion_rows(state, names)
     details = {
-        "classes": [
-            dict(zip(("class", "rows", "predictions", "precision", "recall", "f1"), r, strict=True)) for r in classes
-        ],
-        "confused": [dict(zip(("class", "predicted", "rows", "of"), row, strict=True)) for row in confusions],
+        "classes": classes,
+        "confused": confusions,
         "confusion": state.confusion_matrix.tolist() if len(names) <= _MAX_JSON_CLASSES else None,
-        "reliability": [dict(zip(("confidence", "accuracy", "count"), row, strict=True)) for row in bins if row[2]],
+        "reliability": bins,
     }
-    majority_evidence = f"{format_percent(error)} wrong against {format_percent(1 - majority)} of the majority class"
-    size = min(9.0, 2.2 + 0.55 * len(names))
-    num_wrong = int(wrong.sum())
+    decisions = [
+        {"rows": name, "number": len(rows), "fraction": len(rows) / len(wrong), "error": _mean(rows)}
+        for name, rows in (("accepted", accepted), ("abstained", rejected))
+    ]
+    evidence = f"{format_percent(error)} wrong against {format_percent(1 - majority)} of the majority class"
+    size, num_wrong = min(9.0, 2.2 + 0.55 * len(names)), int(wrong.sum())
+    title = f"{format_count(count, 'row')}, {len(names)} classes."
+    auroc_title = "AUROC of each score for wrong predictions; 0.5 is chance, 1 is perfect."
     topics = [
         Topic(
             "predictions",
             "How often is the predicted class right?",
-            [
-                metrics_table(
-                    f"{format_count(count, 'row')}, {len(names)} classes.",
-                    _SHOWN, metrics, baseline, reference.metrics, {"error": interval},
-                )
-            ],
+            [metrics_table(title, _LABELS, metrics, baseline, reference.metrics, {"error": interval})],
             [
                 _check_error(error, count, reference.metrics.get("error"), reference.num_test),
-                check_better_than_baseline("error", *interval, majority_evidence, 1 - majority),
+                check_better_than_baseline("error", *interval, evidence, 1 - majority),
             ],
             ["confusion"],
             (max(4.6, size), max(4.0, size)),
@@ -134,17 +128,7 @@ def build_classification_report(
         Topic(
             "calibration",
             "Are predictions with a confidence of 80 % right in 80 % of the rows?",
-            [
-                make_table(
-                    "Rows by confidence.",
-                    {"confidence": None, "rows": format_integer, "mean": format_percent, "accuracy": format_percent},
-                    [
-                        (f"{k / len(bins):.2f} to {(k + 1) / len(bins):.2f}", n, confidence, accuracy)
-                        for k, (confidence, accuracy, n) in enumerate(bins)
-                        if n
-                    ],
-                )
-            ],
+            [make_table("Rows by confidence.", bins)],
             [_check_calibration(metrics["mean_confidence"], metrics["accuracy"], count)],
             ["reliability"],
         ),
@@ -152,19 +136,8 @@ def build_classification_report(
             "selective prediction",
             "The model abstains on low-confidence and out-of-distribution rows. Does it abstain where it is wrong?",
             [
-                make_table(
-                    "Rows by the decision of the model.",
-                    {"rows": None, "number": format_integer, "fraction": format_percent, "error": format_percent},
-                    [
-                        (name, len(rows), len(rows) / len(wrong), _mean(rows))
-                        for name, rows in (("accepted", accepted), ("abstained", rejected))
-                    ],
-                ),
-                make_table(
-                    "AUROC of each score for wrong predictions; 0.5 is chance, 1 is perfect.",
-                    {"score": None, "AUROC": format_number},
-                    [(name.replace("_", " "), value) for name, value in error_auroc.items()],
-                ),
+                make_table("Rows by the decision of the model.", decisions),
+                make_table(auroc_title, [{"score": name, "AUROC": value} for name, value in error_auroc.items()]),
             ],
             [
                 _check_selective_risk(_mean(accepted), len(accepted), _mean(rejected), len(rejected)),
@@ -176,24 +149,12 @@ def build_classification_report(
             "classes",
             "Which classes are difficult, and with which are they confused?",
             [
-                make_table(
-                    "Classes, the lowest F1 first.",
-                    {
-                        **{"class": None, "rows": format_integer, "predictions": format_integer},
-                        **{"precision": format_percent, "recall": format_percent, "F1": format_percent},
-                    },
-                    sorted(classes, key=lambda row: row[5]),
-                ),
-                make_table(
-                    "Most frequent confusions." if confusions else "No class is confused with another.",
-                    {"class": None, "predicted": None, "rows": format_integer, "of its rows": format_percent},
-                    [(name, predicted, n, n / of) for name, predicted, n, of in confusions],
-                    num_keys=2,
-                ),
+                make_table("Classes, the lowest F1 first.", sorted(classes, key=lambda row: row["f1"])),
+                make_table("Most frequent confusions.", confusions, num_keys=2),
             ],
         ),
         data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(wrong), reference.num_held_out),
-    ]  # fmt: skip
+    ]
     return EvaluationReport(count, metrics, baseline, details, topics, partial(_plots, state, sample, names, metrics))
 
 
@@ -205,20 +166,30 @@ def _auroc(scores: Tensor, positive: Tensor) -> float | None:
     return float(auroc(scores, positive=positive)) if 0 < int(positive.sum()) < len(positive) else None
 
 
-def _class_rows(state: ClassificationMetrics, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Name, rows, predictions, precision, recall and F1 of each class that occurs."""
-    counts = (state.confusion_matrix.sum(1), state.confusion_matrix.sum(0), state.precision, state.recall, state.f1)
-    rows = zip(names, *(values.tolist() for values in counts), strict=True)
-    return [row for row in rows if row[1] or row[2]]
+def _bin_rows(state: ClassificationMetrics) -> list[dict[str, Any]]:
+    """Mean confidence, accuracy and rows of each bin that has rows."""
+    curve = state.reliability_curve
+    bins = zip(curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist(), strict=True)
+    return [dict(zip(("confidence", "accuracy", "count"), row, strict=True)) for row in bins if row[2]]
 
 
-def _confusion_rows(matrix: Tensor, names: tuple[str, ...]) -> list[tuple[str, str, int, int]]:
-    """Class, predicted class, rows and rows of the class, the most frequent confusion first."""
-    labels, matrix = matrix.sum(1), matrix.clone().fill_diagonal_(0)
+def _class_rows(state: ClassificationMetrics, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Counts, precision, recall and F1 of each class that occurs."""
+    matrix = state.confusion_matrix
+    columns = [each.tolist() for each in (matrix.sum(1), matrix.sum(0), state.precision, state.recall, state.f1)]
+    keys = ("class", "rows", "predictions", "precision", "recall", "f1")
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(names, *columns, strict=True)]
+    return [row for row in rows if row["rows"] or row["predictions"]]
+
+
+def _confusion_rows(state: ClassificationMetrics, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Pairs of true and predicted class, the most frequent confusion first."""
+    labels, matrix = state.confusion_matrix.sum(1), state.confusion_matrix.clone().fill_diagonal_(0)
     most = min(_MAX_CONFUSIONS, int((matrix > 0).sum()))
-    places = matrix.flatten().argsort(descending=True, stable=True)[:most].tolist()
-    pairs = (divmod(place, len(names)) for place in places)
-    return [(names[t], names[p], int(matrix[t, p]), int(labels[t])) for t, p in pairs]
+    pairs = [divmod(k, len(names)) for k in matrix.flatten().argsort(descending=True, stable=True)[:most].tolist()]
+    return [
+        {"class": names[t], "predicted": names[p], "rows": int(matrix[t, p]), "of": int(labels[t])} for t, p in pairs
+    ]
 
 
 def _plots(

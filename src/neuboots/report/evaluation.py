@@ -20,13 +20,16 @@ from neuboots.report.tables import MISSING, Cell, Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Format = Callable[[float], str]
 Draw = Callable[["Axes"], None]
 
 Z = 1.96  # standard errors of a 95 % interval
 MARGIN = 0.03  # tolerated gap between confidence and accuracy, or between coverage and level
 _OOD_QUANTILE = 0.99  # of the held-out rows have an OOD score below 1
 _MAX_OOD_FRACTION = 0.02
+_FRACTIONS = {
+    *("error", "ece", "adaptive_ece", "macro_f1", "balanced_accuracy", "aurc", "accuracy", "confidence", "precision"),
+    *("recall", "f1", "fraction", "level", "coverage", "mean_iou", "mean_dice", "iou", "dice", "accepted"),
+}
 OOD_LABEL = "OOD score (above 1: out of distribution)"
 
 
@@ -116,20 +119,12 @@ class EvaluationReport:
         return sections
 
 
-def make_table(
-    title: str,
-    columns: Mapping[str, Format | None],
-    rows: Sequence[Sequence[Any]],
-    *,
-    num_keys: int = 1,
-    note: str = "",
-) -> Table:
-    """Build a table from values.
+def make_table(title: str, rows: Sequence[Mapping[str, Any]], *, num_keys: int = 1, note: str = "") -> Table:
+    """Build a table from rows of values, formatted by their type and column.
 
     Args:
         title: Caption.
-        columns: Format of each column; None for text.
-        rows: Values of each row; None is missing.
+        rows: Values of each row by column; None is missing.
         num_keys: Number of leading columns that identify a row.
         note: Remark below the table.
 
@@ -137,25 +132,26 @@ def make_table(
         The table.
 
     Example:
-        >>> print(make_table("Classes.", {"class": None, "recall": format_percent}, [("cat", 0.5), ("dog", None)]).text)
+        >>> print(make_table("Classes.", [{"class": "cat", "recall": 0.5}, {"class": "dog", "recall": None}]).text)
         Classes.
         class  recall
         cat    50.0 %
         dog         –
     """
+    columns = tuple(rows[0]) if rows else ()
+    cells = [tuple(_make_cell(column, row[column]) for column in columns) for row in rows]
+    return Table(title, columns, tuple(cells), note=note, num_keys=num_keys)
 
-    def cell(value: Any, form: Format | None) -> Cell:
-        if form is None:
-            return Cell(str(value))
-        return Cell(MISSING) if value is None else Cell(form(value), float(value))
 
-    cells = tuple(tuple(map(cell, row, columns.values())) for row in rows)
-    return Table(title, tuple(columns), cells, note=note, num_keys=num_keys)
+def _make_cell(name: str, value: Any, more: str = "") -> Cell:
+    if value is None:
+        return Cell(MISSING)
+    return Cell(value) if isinstance(value, str) else Cell(format_value(name, value) + more, float(value))
 
 
 def metrics_table(
     title: str,
-    shown: Mapping[str, tuple[str, Format]],
+    labels: Mapping[str, str],
     metrics: Mapping[str, Any],
     baseline: Mapping[str, Any],
     training: Mapping[str, Any],
@@ -165,7 +161,7 @@ def metrics_table(
 
     Args:
         title: Caption.
-        shown: Title and format by name of the metric.
+        labels: Label by name of the metric.
         metrics: Metrics of these rows; None is omitted.
         baseline: Metrics of a constant prediction.
         training: Metrics of the test split.
@@ -174,20 +170,14 @@ def metrics_table(
     Returns:
         The table.
     """
-    names = [name for name in shown if metrics[name] is not None]
-    others = {
-        column: values
-        for column, values in (("constant prediction", baseline), ("at training", training))
-        if any(isinstance(values.get(name), float | int) for name in names)
-    }
+    names = [name for name in labels if metrics[name] is not None]
+    others = {"constant prediction": baseline, "at training": training}
+    others = {column: values for column, values in others.items() if any(values.get(n) is not None for n in names)}
     rows = []
     for name in names:
-        label, form = shown[name]
-        text = form(metrics[name]) + (format_interval(*intervals[name]) if name in intervals else "")
-        cells = [
-            Cell(form(v), v) if isinstance(v := o.get(name), float | int) else Cell(MISSING) for o in others.values()
-        ]
-        rows.append((Cell(label), Cell(text, metrics[name]), *cells))
+        interval = format_interval(*intervals[name]) if name in intervals else ""
+        cells = [_make_cell(name, values.get(name)) for values in others.values()]
+        rows.append((Cell(labels[name]), _make_cell(name, metrics[name], interval), *cells))
     return Table(title, ("metric", "here", *others), tuple(rows), num_keys=1)
 
 
@@ -204,12 +194,8 @@ def data_topic(num_rows: int, num_unlabeled: int, num_ood: int, count: int, num_
     Returns:
         The section.
     """
-    rows = [
-        ("rows", f"{num_rows:,}"),
-        ("without a label, excluded", f"{num_unlabeled:,}"),
-        ("out of distribution (score above 1)", format_percent(num_ood / count)),
-    ]
-    table = make_table("The rows.", {"rows": None, "number": None}, rows)
+    numbers = {"rows": num_rows, "without a label, excluded": num_unlabeled, "out of distribution": num_ood}
+    table = make_table("The rows.", [{"rows": name, "number": number} for name, number in numbers.items()])
     check = check_in_distribution(num_ood, count, num_held_out)
     return Topic("rows", "Are the rows from the distribution of the training data?", [table], [check], ["ood-score"])
 
@@ -303,16 +289,23 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def format_integer(value: float) -> str:
-    """Return an integer with thousands separators.
+def format_value(name: str, value: float) -> str:
+    """Return a value as text: integers with separators, fractions in %, other numbers with four digits.
 
     Args:
-        value: The integer.
+        name: Name of the metric or column.
+        value: The value.
 
     Returns:
-        Text such as "1,200".
+        The text.
+
+    Example:
+        >>> format_value("rows", 1200), format_value("recall", 0.5), format_value("rmse", 1234.5678)
+        ('1,200', '50.0 %', '1235')
     """
-    return f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return format_percent(value) if name in _FRACTIONS else format_number(value)
 
 
 def format_percent(fraction: float) -> str:

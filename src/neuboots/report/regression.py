@@ -24,7 +24,6 @@ from neuboots.report.evaluation import (
     check_better_than_baseline,
     data_topic,
     format_count,
-    format_integer,
     format_interval,
     format_number,
     format_percent,
@@ -37,16 +36,16 @@ from neuboots.report.evaluation import (
 _PIT_BINS = 20
 _MAX_GROUPS, _MIN_GROUP_ROWS = 10, 30
 _MAX_POINTS = 1_000  # rows of a scatter plot
-_SHOWN = {
-    "rmse": ("RMSE", format_number),
-    "mae": ("mean absolute error", format_number),
-    "r2": ("R²", format_number),
-    "bias": ("bias", format_number),
-    "nll": ("log loss, nats", format_number),
-    "crps": ("CRPS", format_number),
-    "coverage": ("coverage of the intervals", format_percent),
-    "mean_width": ("mean width", format_number),
-    "interval_score": ("interval score", format_number),
+_LABELS = {
+    "rmse": "RMSE",
+    "mae": "mean absolute error",
+    "r2": "R²",
+    "bias": "bias",
+    "nll": "log loss, nats",
+    "crps": "CRPS",
+    "coverage": "coverage of the intervals",
+    "mean_width": "mean width",
+    "interval_score": "interval score",
 }
 
 
@@ -115,17 +114,17 @@ def build_regression_report(
     square_std = float(r.square().std(correction=0))
     half = Z * square_std / math.sqrt(len(y)) if len(y) > 1 else math.inf
     evidence = f"RMSE {format_number(metrics['rmse'])} against {format_number(scale)} of their mean"
-    num_levels = levels[0]["rows"]
+    decisions = [
+        {"rows": name, "number": len(rows), "fraction": len(rows) / len(y), "rmse": _rms(rows)}
+        for name, rows in (("accepted", accepted), ("abstained", rejected))
+    ]
+    title = f"{format_count(count, 'row')}, in the units of {reference.target}; {100 * level:g} % intervals."
+    note = f"Of the first {levels[0]['rows']:,} rows." if levels[0]["rows"] < count else ""
     topics = [
         Topic(
             "predictions",
             "How large are the errors?",
-            [
-                metrics_table(
-                    f"{format_count(count, 'row')}, in the units of {reference.target}; {100 * level:g} % intervals.",
-                    _SHOWN, metrics, baseline, training, {"coverage": coverage_interval},
-                )
-            ],
+            [metrics_table(title, _LABELS, metrics, baseline, training, {"coverage": coverage_interval})],
             [
                 _check_rmse(mse, square_std, len(y), reference.metrics.get("rmse"), reference.num_test),
                 check_better_than_baseline("RMSE", mse - half, mse + half, evidence, variance),
@@ -136,26 +135,9 @@ def build_regression_report(
             "intervals",
             "Do prediction intervals contain the true value as often as their level says?",
             [
+                make_table("Intervals at several levels.", _with_intervals(levels), note=note),
                 make_table(
-                    "Intervals at several levels.",
-                    {"level": _format_level, "coverage": format_percent, "95 % interval": None, "mean width": format_number},
-                    [
-                        (row["level"], row["coverage"], format_interval(row["low"], row["high"])[2:-1], row["mean_width"])
-                        for row in levels
-                    ],
-                    note=f"Of the first {num_levels:,} rows." if num_levels < count else "",
-                ),
-                make_table(
-                    "Rows by predicted standard deviation, the smallest first.",
-                    {
-                        **{"from": format_number, "to": format_number, "rows": format_integer},
-                        **{"RMSE": format_number, "coverage": format_percent, "95 % interval": None},
-                    },
-                    [
-                        (g["from"], g["to"], g["rows"], g["rmse"], g["coverage"], format_interval(g["low"], g["high"])[2:-1])
-                        for g in groups
-                    ],
-                    num_keys=2,
+                    "Rows by predicted standard deviation, the smallest first.", _with_intervals(groups), num_keys=2
                 ),
             ],
             [_check_coverage(coverage, level, len(y))],
@@ -164,21 +146,12 @@ def build_regression_report(
         Topic(
             "selective prediction",
             "The model abstains on wide intervals and out-of-distribution rows. Are errors larger there?",
-            [
-                make_table(
-                    "Rows by the decision of the model.",
-                    {"rows": None, "number": format_integer, "fraction": format_percent, "RMSE": format_number},
-                    [
-                        (name, len(rows), len(rows) / len(y), _rms(rows))
-                        for name, rows in (("accepted", accepted), ("abstained", rejected))
-                    ],
-                )
-            ],
+            [make_table("Rows by the decision of the model.", decisions)],
             [_check_error_correlation(correlation, len(y))],
             ["risk-coverage", "spread-skill"],
         ),
         data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(y), reference.num_held_out),
-    ]  # fmt: skip
+    ]
     plots = partial(_plots, sample, metrics, details, normal.calibration_curve)
     return EvaluationReport(count, metrics, baseline, details, topics, plots)
 
@@ -187,8 +160,13 @@ def _rms(values: Tensor) -> float | None:
     return float(values.square().mean().sqrt()) if len(values) else None
 
 
-def _format_level(level: float) -> str:
-    return f"{100 * level:g} %"
+def _with_intervals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replace the limits "low" and "high" of the coverage by one column."""
+    return [
+        {name: value for name, value in row.items() if name not in ("low", "high")}
+        | {"95 % interval": format_interval(row["low"], row["high"])[2:-1]}
+        for row in rows
+    ]
 
 
 def _rank_correlation(std: Tensor, error: Tensor) -> float | None:

@@ -13,22 +13,20 @@ from neuboots.report.evaluation import (
     Topic,
     data_topic,
     format_count,
-    format_integer,
-    format_number,
     format_percent,
     make_table,
     metrics_table,
 )
 
 _MAX_PLOTTED_CLASSES = 12
-_SHOWN = {
-    "mean_iou": ("mean IoU", format_percent),
-    "mean_dice": ("mean Dice", format_percent),
-    "error": ("pixel error", format_percent),
-    "nll": ("log loss, nats", format_number),
-    "brier": ("Brier score", format_number),
-    "ece": ("calibration error, ECE", format_percent),
-    "accepted": ("images accepted", format_percent),
+_LABELS = {
+    "mean_iou": "mean IoU",
+    "mean_dice": "mean Dice",
+    "error": "pixel error",
+    "nll": "log loss, nats",
+    "brier": "Brier score",
+    "ece": "calibration error, ECE",
+    "accepted": "images accepted",
 }
 
 
@@ -51,27 +49,32 @@ def build_segmentation_report(
     metrics = {name: value for name, value in pixels.metrics.items() if name != "seconds"}
     metrics |= {"pixels": pixels.count, "accepted": 1 - num_rejected / count, "ood_fraction": num_ood / count}
     sizes = pixels.pixels.confusion_matrix.sum(1).tolist()
-    classes = [r for r in zip(names, sizes, metrics["iou"], metrics["dice"], strict=True) if r[2] is not None]
-    keys = ("class", "pixels", "iou", "dice")
-    details = {
-        "classes": [dict(zip(keys, row, strict=True)) for row in classes],
-        "confusion": pixels.pixels.confusion_matrix.tolist(),
-    }
-    columns = ("right", "wrong", "ratio", "auroc")
+    classes = [
+        {"class": name, "pixels": size, "iou": iou, "dice": dice}
+        for name, size, iou, dice in zip(names, sizes, metrics["iou"], metrics["dice"], strict=True)
+        if iou is not None
+    ]
+    details = {"classes": classes, "confusion": pixels.pixels.confusion_matrix.tolist()}
+    uncertainty = [
+        {
+            "uncertainty": name,
+            **{column: metrics[f"{name}_{column}"] for column in ("right", "wrong", "ratio", "auroc")},
+        }
+        for name in UNCERTAINTY_MEASURES
+    ]
+    title = f"{format_count(count, 'image')}, {pixels.count:,} labeled pixels, {len(names)} classes."
+    ece_check = Check(
+        "the confidence equals the accuracy",
+        decide(pixels.ece < MARGIN, pixels.ece > 0.1),
+        f"calibration error {format_percent(pixels.ece)} over pixels",
+    )
     topics = [
         Topic(
             "masks",
             "How well are pixels classified?",
             [
-                metrics_table(
-                    f"{format_count(count, 'image')}, {pixels.count:,} labeled pixels, {len(names)} classes.",
-                    _SHOWN, metrics, pixels.majority, reference.metrics, {},
-                ),
-                make_table(
-                    "Classes.",
-                    {"class": None, "pixels": format_integer, "IoU": format_percent, "Dice": format_percent},
-                    classes,
-                ),
+                metrics_table(title, _LABELS, metrics, pixels.majority, reference.metrics, {}),
+                make_table("Classes.", classes),
             ],
             _check_iou(pixels.mean_iou, pixels.majority["mean_iou"], reference.metrics),
             ["confusion"],
@@ -79,28 +82,12 @@ def build_segmentation_report(
         Topic(
             "uncertainty",
             "Does the confidence equal the accuracy, and are wrong pixels less confident?",
-            [
-                make_table(
-                    "Uncertainty of right and wrong pixels, means.",
-                    {"uncertainty": None, **dict.fromkeys(("right pixels", "wrong pixels", "ratio", "AUROC"), format_number)},
-                    [
-                        (name.replace("_", " "), *(metrics[f"{name}_{column}"] for column in columns))
-                        for name in UNCERTAINTY_MEASURES
-                    ],
-                )
-            ],
-            [
-                Check(
-                    "the confidence equals the accuracy",
-                    decide(pixels.ece < MARGIN, pixels.ece > 0.1),
-                    f"calibration error {format_percent(pixels.ece)} over pixels",
-                ),
-                _check_error_detection(pixels.entropy_ratio, metrics["entropy_auroc"]),
-            ],
+            [make_table("Uncertainty of right and wrong pixels, means.", uncertainty)],
+            [ece_check, _check_error_detection(pixels.entropy_ratio, metrics["entropy_auroc"])],
             ["reliability"],
         ),
         data_topic(count, 0, num_ood, count, reference.num_held_out),
-    ]  # fmt: skip
+    ]
 
     def plots() -> dict[str, Draw]:
         from neuboots.report.plots import plot_confusion, plot_reliability
