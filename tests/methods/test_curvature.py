@@ -68,7 +68,7 @@ def test_variance_below_its_floor_has_no_curvature() -> None:
 )
 def test_working_residuals_match_the_loss_to_second_order(loss: Any, outputs: int, target: Tensor) -> None:
     z = noise(5, outputs).double()
-    root, residual = working_residuals(loss, z, target)
+    root, residual, slope = working_residuals(loss, z, target)
     for i in range(5):
 
         def of_row(one, i=i):
@@ -79,13 +79,14 @@ def test_working_residuals_match_the_loss_to_second_order(loss: Any, outputs: in
         gradient = torch.autograd.functional.jacobian(of_row, z[i])
         curvature = torch.autograd.functional.hessian(of_row, z[i])
         torch.testing.assert_close(root[i] @ residual[i], -gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(slope[i], -gradient, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(root[i] @ root[i].T, curvature, rtol=1e-5, atol=2e-6)
 
 
 def test_working_residuals_of_a_gaussian_head_use_the_fisher_information() -> None:
     z, y = noise(6, 4).double(), noise(6, 2, seed=1).double()
     for beta in (0.0, 0.5):
-        root, residual = working_residuals(GaussianNLL(beta=beta), z, y)
+        root, residual, _ = working_residuals(GaussianNLL(beta=beta), z, y)
         mean, log_variance = z.chunk(2, 1)
         weight = (beta * log_variance).exp()
         expected = torch.cat(
@@ -99,10 +100,11 @@ def test_working_residuals_of_a_gaussian_head_use_the_fisher_information() -> No
 
 def test_loss_that_is_not_convex_keeps_its_gradient() -> None:
     z = noise(8, 3).double()
-    root, residual = working_residuals(BrierLoss(), z, torch.arange(8) % 3)
+    root, residual, _ = working_residuals(BrierLoss(), z, torch.arange(8) % 3)
     assert bool(torch.isfinite(root).all() and torch.isfinite(residual).all())
     z.requires_grad_()
     (slope,) = torch.autograd.grad(BrierLoss()(z, torch.arange(8) % 3).sum(), z)
     torch.testing.assert_close(torch.einsum("mcd,md->mc", root, residual), -slope)
-    with pytest.raises(ValueError, match="loss"):
-        working_residuals(nn.L1Loss(reduction="none"), z, torch.zeros(8, 3))
+    flat = working_residuals(nn.L1Loss(reduction="none"), z, torch.zeros(8, 3))
+    assert not bool(flat.root.any())
+    torch.testing.assert_close(flat.slope, -z.detach().sign())

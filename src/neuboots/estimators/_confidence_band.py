@@ -166,9 +166,8 @@ def _gradient(jacobian: Jacobian, loss: Loss, x: Tensor, y: Tensor, weighted: bo
         batch = slice(start, start + _MAX_BATCH)
         rows, target = jacobian.rows(x[batch], batch_rows=_MAX_BATCH), y[batch]
         weight = target[:, -1:] if weighted else torch.ones_like(target[:, :1])
-        root, residual = working_residuals(loss, rows.z, target[:, :-1] if weighted else target)
-        slopes = (weight[:, :, None] * root @ residual[:, :, None])[:, : rows.outputs]
-        parts = jacobian.pull(rows, slopes)
+        slope = working_residuals(loss, rows.z, target[:, :-1] if weighted else target).slope
+        parts = jacobian.pull(rows, (weight * slope)[:, : rows.outputs, None])
         total = [mine + part for mine, part in zip(total, parts, strict=True)] if total else parts
     return total
 

@@ -190,14 +190,15 @@ def output_hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | 
 
 
 class WorkingModel(NamedTuple):
-    """L and u at M points of C outputs."""
+    """L, u and −∂ℓ/∂z at M points of C outputs."""
 
     root: Tensor  # L: (M, C, C)
     residual: Tensor  # u: (M, C)
+    slope: Tensor  # −∂ℓ/∂z = L u, except where a loss has no curvature: (M, C)
 
 
 def working_residuals(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
-    """L and u of a loss at outputs z (M, C) and targets y, one for each point, in double precision.
+    """L, u and −∂ℓ/∂z of a loss at outputs z (M, C) and targets y, one for each point, in double precision.
 
     A loss without a closed form is differentiated twice; where it is not convex in the outputs, its curvature is
     replaced by a small positive one. For the squared error (halved) L = I and u = y − z; for classes u are Pearson's
@@ -206,26 +207,28 @@ def working_residuals(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
     z = z.double()
     likelihood = infer_likelihood(loss)
     if isinstance(loss, GaussianNLL):
-        return _gaussian(loss.beta, z, y)
-    if likelihood is None:
+        root, residual = _gaussian(loss.beta, z, y)
+    elif likelihood is None:
         return _differentiate_twice(loss, z, y)
-    if likelihood == "squared":
-        eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        return WorkingModel(eye.expand(len(z), -1, -1), y.reshape(z.shape).to(z) - z)
-    if likelihood == "softmax":
+    elif likelihood == "squared":
+        root = torch.eye(z.shape[1], dtype=z.dtype, device=z.device).expand(len(z), -1, -1)
+        residual = y.reshape(z.shape).to(z) - z
+    elif likelihood == "softmax":
         p = z.softmax(1).clamp_min(_MIN_PROBABILITY)
         smoothing = getattr(loss, "label_smoothing", 0.0)
         hard = y if y.is_floating_point() else torch.nn.functional.one_hot(y.long(), z.shape[1])  # torch takes both
         target = hard.to(z) * (1 - smoothing) + smoothing / z.shape[1]
         q = p.sqrt()
         # diag(p) − ppᵀ = L Lᵀ with L = diag(q)(I − qqᵀ); −∂ℓ/∂z = target − p sums to zero, so u = (target − p)/q
-        return WorkingModel(torch.diag_embed(q) - p[:, :, None] * q[:, None], (target - z.softmax(1)) / q)
-    p = z.sigmoid()
-    root = (p * (1.0 - p)).clamp_min(_MIN_PROBABILITY).sqrt()
-    return WorkingModel(torch.diag_embed(root), (y.reshape(z.shape).to(z) - p) / root)
+        root, residual = torch.diag_embed(q) - p[:, :, None] * q[:, None], (target - z.softmax(1)) / q
+    else:
+        p = z.sigmoid()
+        scale = (p * (1.0 - p)).clamp_min(_MIN_PROBABILITY).sqrt()
+        root, residual = torch.diag_embed(scale), (y.reshape(z.shape).to(z) - p) / scale
+    return WorkingModel(root, residual, (root @ residual[:, :, None])[:, :, 0])
 
 
-def _gaussian(beta: float, z: Tensor, y: Tensor) -> WorkingModel:
+def _gaussian(beta: float, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Of k means and k values of log σ², by the Fisher information (1/σ², ½); β weights a point by σ^(2β)."""
     mean, raw = z.chunk(2, 1)
     log_variance = raw.clamp_min(_MIN_LOG_VARIANCE)
@@ -234,7 +237,7 @@ def _gaussian(beta: float, z: Tensor, y: Tensor) -> WorkingModel:
     root = torch.cat([(-0.5 * log_variance).exp(), half], 1)
     residual = torch.cat([standardized, half * (standardized.square() - 1.0)], 1)
     weight = (0.5 * beta * log_variance).exp().repeat(1, 2)
-    return WorkingModel(torch.diag_embed(weight * root), weight * residual)
+    return torch.diag_embed(weight * root), weight * residual
 
 
 def pointwise_losses(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
@@ -261,24 +264,11 @@ def pointwise_losses(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
     raise first_error
 
 
-def loss_gradient(loss: Loss, z: Tensor, y: Tensor, *, create_graph: bool = False) -> Tensor:
-    """∂ℓ/∂z at outputs z that require gradients, by differentiation: (M, C)."""
-    (gradient,) = torch.autograd.grad(pointwise_losses(loss, z, y).sum(), z, create_graph=create_graph)
-    return gradient
-
-
-def negative_gradient(loss: Loss, z: Tensor, y: Tensor, model: WorkingModel) -> Tensor:
-    """−∂ℓ/∂z = L u at outputs z (M, C); differentiated for losses without a closed form, whose L may be zero."""
-    if infer_likelihood(loss) is None:
-        with torch.inference_mode(False), torch.enable_grad():
-            return -loss_gradient(loss, z.detach().clone().requires_grad_(), y)
-    return (model.root @ model.residual[:, :, None])[:, :, 0]
-
-
 def _differentiate_twice(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
+    """L, u and −∂ℓ/∂z by differentiation; L and u are zero if the second derivative is nowhere positive."""
     with torch.inference_mode(False), torch.enable_grad():
         z = z.detach().clone().requires_grad_()
-        gradient = loss_gradient(loss, z, y, create_graph=True)
+        (gradient,) = torch.autograd.grad(pointwise_losses(loss, z, y).sum(), z, create_graph=True)
         try:
             columns = [
                 torch.autograd.grad(part.sum(), z, retain_graph=True, materialize_grads=True)[0]
@@ -291,9 +281,10 @@ def _differentiate_twice(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
     values, vectors = torch.linalg.eigh(curvature)
     largest = float(values.max()) if len(values) else 1.0
     if not largest > 0.0:
-        raise ArgumentError("loss", loss, "a loss with a positive second derivative in the outputs, as nn.MSELoss()")
+        return WorkingModel(torch.zeros_like(curvature), torch.zeros_like(gradient), -gradient)
     root = values.clamp_min(_MIN_RELATIVE_CURVATURE * largest).sqrt()
-    return WorkingModel(vectors * root[:, None], torch.einsum("mck,mc->mk", vectors, -gradient) / root)
+    residual = torch.einsum("mck,mc->mk", vectors, -gradient) / root
+    return WorkingModel(vectors * root[:, None], residual, -gradient)
 
 
 # -- the GGN -------------------------------------------------------------------------------------------

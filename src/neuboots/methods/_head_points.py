@@ -17,11 +17,9 @@ from neuboots.loading import Batch
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import iterate_batches
 from neuboots.methods._curvature import (
-    WorkingModel,
     append_ones,
     head_parameters,
     infer_likelihood,
-    negative_gradient,
     to_double,
     working_residuals,
 )
@@ -118,35 +116,19 @@ class FeaturePass:
             if part.slope is None:
                 assert part.y is not None
                 y = part.y.to(z.device)
-                root, residual = model = self._working_residuals(z, y)
-                slope = negative_gradient(self.loss, z, y, model)
+                root, residual, slope = working_residuals(self.loss, z, y)
             else:
-                root = working_residuals(self.loss, z, self._any_targets(z)).root
+                mean = {"softmax": z.softmax(1), "bernoulli": z.sigmoid()}.get(str(self.likelihood), z)
+                # L does not depend on the targets
+                root = working_residuals(self.loss, z, z.chunk(2, 1)[0] if self.likelihood == "gaussian" else mean).root
                 # L⁺ = Lᵀ (LLᵀ)⁺; the slope of a point is divided by its weight
                 inverse = torch.linalg.pinv(root @ root.mT, rtol=1e-10, hermitian=True)
                 slope = part.slope / weight[:, None]
-                softmax = self.likelihood == "softmax"
-                mean = z.softmax(1) if softmax else z.sigmoid() if self.likelihood == "bernoulli" else z
                 y = mean + slope
                 residual = (root.mT @ (inverse @ slope[:, :, None]))[:, :, 0]
             if not bool(torch.isfinite(residual).all()):
                 raise ValueError("the loss is NaN or infinite on the training data; expected finite targets and losses")
             yield HeadPoints(phi, z, root, residual, slope, weight, part.row, y)
-
-    def _working_residuals(self, z: Tensor, y: Tensor) -> WorkingModel:
-        try:
-            return working_residuals(self.loss, z, y)
-        except ArgumentError:
-            if self.likelihood is not None:
-                raise
-            # none of these points has curvature; others may, as those of Huber's loss near its middle
-            return WorkingModel(torch.zeros(*z.shape, z.shape[1]).to(z), torch.zeros_like(z))
-
-    def _any_targets(self, z: Tensor) -> Tensor:
-        """Targets of the right type: L does not depend on their values."""
-        if self.likelihood == "softmax":
-            return torch.zeros(len(z), dtype=torch.int64, device=z.device)
-        return torch.zeros_like(z.chunk(2, 1)[0] if self.likelihood == "gaussian" else z)
 
     def _batches(self) -> Iterator[BatchFeatures]:
         if self._stored is not None:

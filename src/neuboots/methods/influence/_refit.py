@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from neuboots._validation import ArgumentError
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
 from neuboots.methods._base import describe_tensors, make_tensors
-from neuboots.methods._curvature import FullGGN, append_ones, negative_gradient, working_residuals
+from neuboots.methods._curvature import FullGGN, append_ones, working_residuals
 from neuboots.methods._head_points import FeaturePass, HeadPoints
 from neuboots.methods.influence._leverage import ridge_inverse
 from neuboots.prediction import num_bytes
@@ -65,7 +65,7 @@ class Refit(nn.Module):
             total, size = self.penalty * (at - theta) + offset, offset.abs()
             for phi, y, w in chunks:
                 z = phi @ at.T
-                slope = w[:, None] * negative_gradient(loss, z, y, working_residuals(loss, z, y))
+                slope = w[:, None] * working_residuals(loss, z, y).slope
                 total, size = total - slope.T @ phi, size + slope.abs().T @ phi.abs()
             return total, float(size.max())
 

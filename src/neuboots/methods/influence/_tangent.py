@@ -26,7 +26,7 @@ from neuboots.head import cast_inputs, load_example
 from neuboots.loading import check_length
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
-from neuboots.methods._curvature import WorkingModel, pointwise_losses, working_residuals
+from neuboots.methods._curvature import pointwise_losses, working_residuals
 from neuboots.methods.influence._head import InfluencePredictor, check_two_rows
 from neuboots.methods.influence._jacobian import Jacobian, JacobianRows
 from neuboots.methods.influence._leverage import (
@@ -242,7 +242,7 @@ class TangentKernel:
         rows = jacobian.rows(cast_inputs(net, x))
         n = len(rows.z)
         y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
-        (root, residual), num_valid = _working_residuals(method.loss, rows, y)
+        root, residual, num_valid = _working_residuals(method.loss, rows, y)
         if scale is not None:  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
             root, residual = root * scale[:, :, None], residual * scale
         kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
@@ -317,7 +317,7 @@ def build_tangent_predictor(
     return TangentKernel.compute(method, net, inputs, weighted=weighted).predictor(method, inputs.config.seed)
 
 
-def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[WorkingModel, int]:
+def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[Tensor, Tensor, int]:
     """L and u of the outputs that are bootstrapped, zero for ignored targets, and the number of valid rows."""
     y = y.to(rows.z.device)
     losses = pointwise_losses(loss, rows.z, y)  # raises where targets do not fit
@@ -325,13 +325,15 @@ def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[Worki
     mask = valid_mask(loss, y)
     if mask is not None and not bool(mask.any()):
         raise ValueError("all targets are ignored; expected at least one that counts")
-    root, residual = working_residuals(loss, rows.z, y if mask is None else y.where(mask, 0))
+    root, residual, _ = working_residuals(loss, rows.z, y if mask is None else y.where(mask, 0))
+    if not bool(root.any()):
+        raise ArgumentError("loss", loss, "a loss with a positive second derivative in the outputs")
     if mask is not None:
         root, residual = root * mask[:, None, None], residual * mask[:, None]
     if not (bool(torch.isfinite(root).all()) and bool(torch.isfinite(residual).all())):
         raise ValueError("the losses of the trained net are NaN or infinite; expected finite outputs and targets")
     num_valid = len(y) if mask is None else int(mask.sum())
-    return WorkingModel(root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs]), num_valid
+    return root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs], num_valid
 
 
 def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, float]:
