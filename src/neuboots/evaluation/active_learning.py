@@ -93,21 +93,9 @@ def _random_scores(summary: Summary) -> Tensor:
     return summary.mean.new_zeros(len(summary.mean))
 
 
-def _entropy(summary: Summary) -> Tensor:
-    return mean_per_input(summary.entropy)
-
-
 def _margin(summary: Summary) -> Tensor:
     first, *second = summary.probs.topk(min(2, summary.probs.shape[1]), 1).values.unbind(1)
     return mean_per_input(sum(second) - first)
-
-
-def _bald(summary: Summary) -> Tensor:
-    return mean_per_input(summary.mutual_information)
-
-
-def _std(summary: Summary) -> Tensor:
-    return mean_per_input(_rounded_std(summary).sum(1))
 
 
 def _rounded_std(summary: Summary | Prediction) -> Tensor:
@@ -123,10 +111,10 @@ def _total_variance(summary: Summary | Prediction) -> Tensor:
 
 ACQUISITION_FUNCTIONS: dict[str, AcquisitionFunction] = {
     "random": _random_scores,
-    "entropy": _entropy,
+    "entropy": lambda summary: mean_per_input(summary.entropy),
     "margin": _margin,
-    "bald": _bald,
-    "std": _std,
+    "bald": lambda summary: mean_per_input(summary.mutual_information),
+    "std": lambda summary: mean_per_input(_rounded_std(summary).sum(1)),
     "batch": _total_variance,  # of one input; `batch` then selects inputs jointly
 }
 _PROBABILITY_STRATEGIES = ("std", "batch")  # on class probabilities; the others use the outputs

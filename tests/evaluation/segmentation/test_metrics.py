@@ -192,7 +192,7 @@ def test_metrics_match_other_libraries(trained: Predictor) -> None:
         # Values that differ by less than 0.4 % count as equal.
         assert found[f"{name}_auroc"] == pytest.approx(sklearn.metrics.roc_auc_score(wrong, values), abs=2e-3)
     assert found["error_border"] == pytest.approx(wrong[rows["boundary"]].double().mean().item())
-    assert found["border_share"] == pytest.approx(rows["boundary"].double().mean().item())
+    assert found["border_fraction"] == pytest.approx(rows["boundary"].double().mean().item())
     lines = str(report).splitlines()
     assert lines[1].split() == ["metric", "value", "majority"]
     json.dumps(found, allow_nan=False)

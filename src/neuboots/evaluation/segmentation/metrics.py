@@ -254,7 +254,7 @@ class SegmentationReport(MetricState):
             }
         for name, kind in (("error_border", True), ("error_inside", False)):
             found[name] = _divide(count(wrong=True, boundary=kind), count(boundary=kind))
-        found["border_share"] = _divide(count(boundary=True), self.count)
+        found["border_fraction"] = _divide(count(boundary=True), self.count)
         found["seconds"] = self.seconds
         occurs = self.pixels.occurs.tolist()
         for name in ("iou", "dice"):
