@@ -53,7 +53,7 @@ def test_constant_predictor() -> None:
     found = evaluate_calibration(DeterministicPredictor(Lookup(0.0)), labelled(), num_samples=1, progress=False)
     assert found.error == pytest.approx(2 / 3)
     assert found.nll == pytest.approx(torch.tensor(3.0).log().item())
-    assert found.ece == pytest.approx(0.0, abs=1e-6)  # it says a third, and is right a third of the time
+    assert found.ece == pytest.approx(0.0, abs=1e-6)  # a confidence of 1/3, and an accuracy of 1/3
     assert found.metrics["aurc"] == pytest.approx(2 / 3)
     assert found.metrics["mutual_information"] == pytest.approx(0.0, abs=1e-6)
 
@@ -80,21 +80,21 @@ class Rows(IterableDataset[tuple[Tensor, Tensor]]):
 @pytest.mark.parametrize("batch_size", [1000, 64, 37])
 def test_metrics_are_independent_of_source_and_batch_size(fitted: neuboots.Predictor, batch_size: int) -> None:
     x, y = (part[600:900] for part in digits())
-    whole = fitted.predict(x, 20, seed=1)
+    prediction = fitted.predict(x, 20, seed=1)
     sources = [TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size), Rows(x, y)]
     for data in sources:
         found = evaluate_calibration(fitted, data, num_samples=20, seed=1, batch_size=batch_size, progress=False)
         assert found.count == 300
         expected = {
-            "error": metrics.error(whole.probs, y),
-            "ece": metrics.ece(whole.probs, y),
-            "nll": metrics.nll(whole.probs, y),
-            "brier": metrics.brier(whole.probs, y),
-            "adaptive_ece": metrics.adaptive_ece(whole.probs, y),
-            "aurc": metrics.aurc(whole.probs, y),
-            "paper_nll": metrics.paper_nll(whole.mean, y),
-            "entropy": whole.entropy.mean(),
-            "expected_entropy": whole.expected_entropy.mean(),
+            "error": metrics.error(prediction.probs, y),
+            "ece": metrics.ece(prediction.probs, y),
+            "nll": metrics.nll(prediction.probs, y),
+            "brier": metrics.brier(prediction.probs, y),
+            "adaptive_ece": metrics.adaptive_ece(prediction.probs, y),
+            "aurc": metrics.aurc(prediction.probs, y),
+            "paper_nll": metrics.paper_nll(prediction.mean, y),
+            "entropy": prediction.entropy.mean(),
+            "expected_entropy": prediction.expected_entropy.mean(),
         }
         for name, value in expected.items():
             # a confidence next to an edge of a bin may fall on its other side
@@ -140,11 +140,11 @@ def test_ignored_pixels_do_not_count() -> None:
         DeterministicPredictor(net), data, num_samples=1, batch_size=1, ignore_index=255, progress=False
     )
     assert found.count == 65
-    kept = y != 255
-    expected = nn.functional.cross_entropy(net(x), y.where(kept, -100))
+    counted = y != 255
+    expected = nn.functional.cross_entropy(net(x), y.where(counted, -100))
     assert found.nll == pytest.approx(expected.item(), rel=1e-5)
     assert found.metrics["entropy"] == pytest.approx(
-        float(DeterministicPredictor(net).predict(x, 1).entropy[kept].mean()), rel=1e-5
+        float(DeterministicPredictor(net).predict(x, 1).entropy[counted].mean()), rel=1e-5
     )
     with pytest.raises(ArgumentError, match="labels"):
         evaluate_calibration(DeterministicPredictor(net), data, num_samples=1, progress=False)

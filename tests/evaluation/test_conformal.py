@@ -68,13 +68,13 @@ class Spread(Predictor):
         return SampleStream(num_samples, num_bytes(x[:, 0]), chunks)
 
 
-def drawn(seed: int) -> torch.Generator:
+def seeded_rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def class_rows(seed: int, num: int, classes: int = 6, *, digits: int | None = None) -> TensorDataset:
-    """Logits and labels of other probabilities than theirs: an overconfident net. Rounded logits have ties."""
-    rng = drawn(seed)
+    """Logits of an overconfident net, and labels. Rounded logits have ties."""
+    rng = seeded_rng(seed)
     logits = 2 * torch.randn(num, classes, generator=rng, dtype=torch.float64)
     labels = torch.multinomial((0.5 * logits).softmax(1), 1, generator=rng)[:, 0]
     return TensorDataset(logits if digits is None else logits.round(decimals=digits), labels)
@@ -82,7 +82,7 @@ def class_rows(seed: int, num: int, classes: int = 6, *, digits: int | None = No
 
 def number_rows(seed: int, num: int, outputs: int = 1) -> TensorDataset:
     """Mean and spread of the replicates, and a y whose noise is neither: (N, 2, C) and (N, C)."""
-    rng = drawn(seed)
+    rng = seeded_rng(seed)
     mean = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
     spread = 0.2 + torch.rand(num, outputs, generator=rng, dtype=torch.float64)
     noise = torch.randn(num, outputs, generator=rng, dtype=torch.float64)
@@ -90,7 +90,7 @@ def number_rows(seed: int, num: int, outputs: int = 1) -> TensorDataset:
 
 
 def rank(level: float, n: int, pixels: int = 1) -> int:
-    """In whole numbers: ⌈level (n + 1) P⌉."""
+    """In exact arithmetic: ⌈level (n + 1) P⌉."""
     return math.ceil(Fraction(str(level)) * (n + 1) * pixels)
 
 
@@ -111,7 +111,7 @@ def covered(calibrate: Any, make_rows: Any, n: int) -> np.ndarray:
 
 
 def error_of_mean(p: float, n: int) -> float:
-    """Of the mean of DRAWS coverages, each of FRESH rows whose chance is Beta(k, n + 1 − k): a beta-binomial law."""
+    """Standard error of the mean of DRAWS coverages, each of FRESH rows: beta-binomial with Beta(k, n + 1 − k)."""
     return math.sqrt(p * (1 - p) * (1 / FRESH + (1 - 1 / FRESH) / (n + 2)) / DRAWS)
 
 
@@ -139,7 +139,7 @@ def test_coverage_given_calibration_data_is_beta() -> None:
     n, level = 30, 0.7
     quantiles = []
     for seed in range(300):
-        y = 2 * torch.rand(n, generator=drawn(seed), dtype=torch.float64) - 1
+        y = 2 * torch.rand(n, generator=seeded_rng(seed), dtype=torch.float64) - 1
         rule = fit_conformal_regressor(
             LOGITS, TensorDataset(torch.zeros(n, 1), y), level=level, score="absolute", **one
         )
@@ -178,11 +178,11 @@ def wide_net(seed: int, outputs: int) -> MLP:
 def test_ties_are_covered_in_batches_of_any_size(score: Any) -> None:
     """A float32 net rounds a row otherwise in another batch: all rows whose score is q must not drop out with that.
 
-    Of 300 rows only 6 differ, and targets are a few whole numbers: few scores, each of many rows.
+    Of 300 rows only 6 differ, and targets are a few integers: few scores, each of many rows.
     """
     needed = rank(0.9, 300)
     for seed in range(6):
-        rng = drawn(seed)
+        rng = seeded_rng(seed)
         some, which = torch.randn(6, 20, generator=rng), torch.randint(6, (300,), generator=rng)
         y = torch.randint(5 if score in SETS else 3, (300,), generator=rng)
         rows = TensorDataset(some[which], y)
@@ -269,7 +269,7 @@ def test_small_outputs_are_covered_despite_rounding_of_large_ones(score: Any) ->
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_rounding_tolerance_hardly_changes_quantiles(dtype: torch.dtype) -> None:
     x, y = class_rows(0, 400).tensors
-    z, noise = number_rows(0, 400).tensors[0][:, 0], torch.randn(400, 1, generator=drawn(1), dtype=torch.float64)
+    z, noise = number_rows(0, 400).tensors[0][:, 0], torch.randn(400, 1, generator=seeded_rng(1), dtype=torch.float64)
     exact = fit_conformal_classifier(
         LOGITS, TensorDataset(x.to(dtype).double(), y), score="threshold", **one
     ).quantiles[0]
@@ -285,7 +285,7 @@ def test_class_conditional_coverage() -> None:
     level, n = 0.8, 300
 
     def make_rows(seed: int, num: int) -> TensorDataset:
-        rng = drawn(seed)
+        rng = seeded_rng(seed)
         labels = (torch.rand(num, generator=rng) > 0.15).long()
         logits = torch.stack([torch.zeros(num), 1 + 0.5 * labels + torch.randn(num, generator=rng)], 1)
         return TensorDataset(logits, labels)
@@ -312,7 +312,7 @@ def test_images_with_dependent_pixels_are_covered() -> None:
     """
     found = []
     for seed in range(200):
-        y = torch.randn(114, 1, 1, 10, generator=drawn(seed))[..., :1].expand(-1, -1, -1, 10)
+        y = torch.randn(114, 1, 1, 10, generator=seeded_rng(seed))[..., :1].expand(-1, -1, -1, 10)
         x = torch.zeros(114, 1, 1, 10)
         rule = fit_conformal_regressor(LOGITS, TensorDataset(x[:14], y[:14]), level=0.9, score="absolute", **one)
         found.append(rule.evaluate(TensorDataset(x[14:], y[14:]), **quiet).coverage.item())
@@ -326,9 +326,9 @@ IGNORED = 255
 def sparse_images(seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
     """Half of the images are hard and have one pixel with a label, half are easy and have all ten.
 
-    Logits (N, 2, 10), labels (N, 10) with void, and targets (N, 1, 10), NaN where there is none.
+    Logits (N, 2, 10), labels (N, 10) with ignored ones, and targets (N, 1, 10), NaN where there is none.
     """
-    rng = drawn(seed)
+    rng = seeded_rng(seed)
     hard = torch.rand(num, 1, generator=rng) < 0.5
     noise = torch.where(hard, 3.0, 0.5) * torch.randn(num, 1, generator=rng)  # one for all pixels of an image
     logits = torch.stack([torch.zeros(num, 10), noise.expand(-1, 10)], 1)
@@ -338,7 +338,7 @@ def sparse_images(seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_images_count_equally_with_ignored_pixels() -> None:
-    """The mean over images of the share covered is promised; among all pixels together the hard ones hardly count."""
+    """The guarantee is about the mean over images; among all pixels together the hard ones hardly count."""
     n, level, found, pooled = 20, 0.8, {"sets": [], "intervals": []}, []
     for seed in range(150):
         x, labels, y = sparse_images(seed, n + 60)
@@ -357,11 +357,11 @@ def test_images_count_equally_with_ignored_pixels() -> None:
         )
         together = y[:n][~y[:n].isnan()].abs().sort().values
         q = together[rank(level, len(together)) - 1]
-        shares = ((y[n:].abs() <= q).sum((1, 2)) / (~y[n:].isnan()).sum((1, 2))).mean()
-        pooled.append(shares.item())
-    for shares in found.values():
-        assert np.mean(shares) > level - standard_errors(3) * np.std(shares) / math.sqrt(150)
-        assert np.mean(shares) < level + 0.1
+        fractions = ((y[n:].abs() <= q).sum((1, 2)) / (~y[n:].isnan()).sum((1, 2))).mean()
+        pooled.append(fractions.item())
+    for fractions in found.values():
+        assert np.mean(fractions) > level - standard_errors(3) * np.std(fractions) / math.sqrt(150)
+        assert np.mean(fractions) < level + 0.1
     assert np.mean(pooled) < level - standard_errors(3) * np.std(pooled) / math.sqrt(150)
 
 
@@ -369,7 +369,7 @@ def test_images_count_equally_with_ignored_pixels() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_quantile_of_images_is_smallest_that_reaches_level(seed: int, pixels: int) -> None:
     """By trying every score, in fractions; 12 numbers below 150 have no common multiple in 64 bits."""
-    rng = drawn(seed)
+    rng = seeded_rng(seed)
     n, level = 12, (0.3, 0.5, 0.75, 0.9)[seed]
     counts = torch.randint(pixels // 3, pixels, (n,), generator=rng)
     scores = torch.rand(int(counts.sum()), generator=rng, dtype=torch.float64).round(decimals=1)
@@ -383,17 +383,17 @@ def test_quantile_of_images_is_smallest_that_reaches_level(seed: int, pixels: in
 
 
 def test_ignored_pixels_do_not_count() -> None:
-    rng = drawn(0)
+    rng = seeded_rng(0)
     x, labels = 2 * torch.randn(80, 3, 4, generator=rng), torch.randint(3, (80, 4), generator=rng)
     labels[:, 3] = IGNORED
     labels[7] = IGNORED  # an image without any label
-    kept = torch.arange(80) != 7
+    counted = torch.arange(80) != 7
     for score in SETS:
         rule = fit_conformal_classifier(LOGITS, TensorDataset(x, labels), score=score, ignore_index=IGNORED, **one)
         assert rule.count == 79
         if score == "threshold":  # the other kinds' uniforms are named by all numbers of the image
             cut = fit_conformal_classifier(
-                LOGITS, TensorDataset(x[kept][..., :3], labels[kept][:, :3]), score=score, **one
+                LOGITS, TensorDataset(x[counted][..., :3], labels[counted][:, :3]), score=score, **one
             )
             assert cut.quantiles == rule.quantiles
         report = rule.evaluate(TensorDataset(x, labels), ignore_index=IGNORED, **quiet)
@@ -404,11 +404,11 @@ def test_ignored_pixels_do_not_count() -> None:
     y = x[:, :1] + 0.1 * torch.randn(80, 1, 4, generator=rng)
     y[:, :, 3], y[7] = -1.0, -1.0
     rule = fit_conformal_regressor(LOGITS, TensorDataset(x[:, :1], y), ignore_index=-1, **one)
-    cut = fit_conformal_regressor(LOGITS, TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **one)
+    cut = fit_conformal_regressor(LOGITS, TensorDataset(x[counted][:, :1, :3], y[counted][..., :3]), **one)
     assert (rule.count, rule.quantiles) == (79, pytest.approx(cut.quantiles))
     report, other = (
         rule.evaluate(TensorDataset(x[:, :1], y), ignore_index=-1.0, batch_size=7, **quiet),
-        rule.evaluate(TensorDataset(x[kept][:, :1, :3], y[kept][..., :3]), **quiet),
+        rule.evaluate(TensorDataset(x[counted][:, :1, :3], y[counted][..., :3]), **quiet),
     )
     for name, value in vars(report).items():
         torch.testing.assert_close(value, getattr(other, name), equal_nan=True)
@@ -429,7 +429,7 @@ def test_outputs_may_have_different_missing_targets() -> None:
 
 
 def test_images_may_have_different_sizes() -> None:
-    """Each counts the same: q is that of the shares, whatever the number of pixels."""
+    """Each counts the same: q is that of the fractions, whatever the number of pixels."""
     parts = [(torch.zeros(9, 1, k), torch.arange(1.0, 10)[:, None, None].expand(-1, -1, k)) for k in (1, 4)]
     rule = fit_conformal_regressor(LOGITS, parts, level=0.5, **one)
     assert rule.quantiles[0] == pytest.approx(5.0, rel=1e-4)  # 10 of 18 images reach 0.5 · 19
@@ -482,8 +482,8 @@ def test_sets_match_definition(score: Any, class_conditional: bool) -> None:
     scores = slow_scores(x, score, penalty, k_reg, seed)
     limits = []
     for c in range(4):
-        mine = sorted(scores[i, y[i]] for i in range(n) if not class_conditional or y[i] == c)
-        limits.append(mine[rank(level, len(mine)) - 1])
+        group = sorted(scores[i, y[i]] for i in range(n) if not class_conditional or y[i] == c)
+        limits.append(group[rank(level, len(group)) - 1])
     expected = [[c for c in range(4) if row[c] <= limits[c]] for row in slow_scores(fresh, score, penalty, k_reg, seed)]
     assert rule.predict(fresh, **quiet).labels == expected
 
@@ -534,8 +534,8 @@ def test_intervals_match_definition(score: Any) -> None:
 
 
 def test_gaussian_head_provides_noise() -> None:
-    """y's standard deviation is σ(x), which the head knows: the factor is then the normal quantile, everywhere."""
-    rng = drawn(0)
+    """y's standard deviation is σ(x), which the head predicts: the factor is then the normal quantile, everywhere."""
+    rng = seeded_rng(0)
     sigma = torch.where(torch.rand(8000, 1, generator=rng) < 0.5, 0.1, 3.0)
     x = torch.stack([torch.zeros(8000, 1), torch.zeros(8000, 1), 2 * sigma.log()], 1)
     y = sigma * torch.randn(8000, 1, generator=rng)
@@ -572,7 +572,7 @@ def test_allow_empty_false_fills_only_empty_sets() -> None:
 def test_uninformative_predictor() -> None:
     """Equal probabilities: the threshold keeps all classes or none, adaptive sets hold level · C of them on average."""
     classes, n, level = 10, 2000, 0.7
-    rng = drawn(0)
+    rng = seeded_rng(0)
     x = torch.rand(2 * n, 3, generator=rng)
     labels = torch.randint(classes, (2 * n,), generator=rng)
     net = nn.Linear(3, classes)
@@ -603,11 +603,11 @@ def test_sets_are_nested_in_level(score: Any) -> None:
 def test_set_is_independent_of_batch(score: Any) -> None:
     rows, x = class_rows(0, 100), class_rows(1, 60).tensors[0]
     rule = fit_conformal_classifier(LOGITS, rows, score=score, **one)
-    whole = rule.predict(x, **quiet).mask
-    order = torch.randperm(60, generator=drawn(0))
-    assert torch.equal(rule.predict(x[:7], **quiet).mask, whole[:7])
-    assert torch.equal(rule.predict(x[order], **quiet).mask, whole[order])
-    assert torch.equal(rule.predict(x, batch_size=1, **quiet).mask, whole)
+    mask = rule.predict(x, **quiet).mask
+    order = torch.randperm(60, generator=seeded_rng(0))
+    assert torch.equal(rule.predict(x[:7], **quiet).mask, mask[:7])
+    assert torch.equal(rule.predict(x[order], **quiet).mask, mask[order])
+    assert torch.equal(rule.predict(x, batch_size=1, **quiet).mask, mask)
 
 
 @pytest.mark.parametrize("score", INTERVALS)
@@ -631,7 +631,7 @@ def test_uniforms_depend_on_row_values_only() -> None:
     rule = ConformalClassifier(DeterministicPredictor(net), (0.2,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
     mask = rule.predict(x, **quiet).mask
     assert mask[:, 0].tolist() == (u / 2 <= 0.2).tolist()
-    signed = torch.where(torch.rand(500, 3, generator=drawn(2)) < 0.5, 0.0, x)
+    signed = torch.where(torch.rand(500, 3, generator=seeded_rng(2)) < 0.5, 0.0, x)
     positive = rule.predict(signed, **quiet).mask
     assert torch.equal(rule.predict(torch.where(signed == 0, -0.0, signed), **quiet).mask, positive)
     net.double()  # a copy of the input in double precision has the same numbers
@@ -699,7 +699,7 @@ def test_inputs_may_be_data_set_loader_or_iterator(source: Callable[[Tensor], An
 
 
 def test_error_closes_the_source() -> None:
-    """The traceback is held, and the loader is left nevertheless: so is the bar around it."""
+    """The traceback is referenced, but the loader and the progress bar are closed."""
     closed = []
 
     class Source:
@@ -720,8 +720,8 @@ def test_set_report_matches_counts() -> None:
     x, y = fresh.tensors
     rule = fit_conformal_classifier(LOGITS, rows, level=0.6, **one)
     sets, report = rule.predict(x, **quiet), rule.evaluate(fresh, **quiet)
-    inside = [label in chosen for label, chosen in zip(y.tolist(), sets.labels, strict=True)]
-    sizes = [len(chosen) for chosen in sets.labels]
+    inside = [label in classes for label, classes in zip(y.tolist(), sets.labels, strict=True)]
+    sizes = [len(classes) for classes in sets.labels]
     assert sets.size.tolist() == sizes
     assert (report.count, report.level) == (200, 0.6)
     assert report.coverage == pytest.approx(np.mean(inside))
@@ -729,13 +729,13 @@ def test_set_report_matches_counts() -> None:
     assert report.empty == pytest.approx(np.mean([size == 0 for size in sizes]))
     assert report.singleton == pytest.approx(np.mean([size == 1 for size in sizes]))
     for c in range(6):
-        mine = [held for held, label in zip(inside, y.tolist(), strict=True) if label == c]
-        assert int(report.class_count[c]) == len(mine)
-        assert float(report.class_coverage[c]) == pytest.approx(np.mean(mine))
+        group = [covered for covered, label in zip(inside, y.tolist(), strict=True) if label == c]
+        assert int(report.class_count[c]) == len(group)
+        assert float(report.class_coverage[c]) == pytest.approx(np.mean(group))
     for k in range(7):
-        mine = [held for held, size in zip(inside, sizes, strict=True) if size == k]
-        assert int(report.size_count[k]) == len(mine)
-        expected = np.mean(mine) if mine else math.nan
+        group = [covered for covered, size in zip(inside, sizes, strict=True) if size == k]
+        assert int(report.size_count[k]) == len(group)
+        expected = np.mean(group) if group else math.nan
         assert float(report.size_coverage[k]) == pytest.approx(expected, nan_ok=True)
     assert "coverage" in str(report)
     assert "100 calibration examples" in str(rule)
@@ -757,9 +757,9 @@ def test_interval_report_matches_metrics() -> None:
         assert sorted(report.bin_count[c].tolist()) == [50, 51, 51, 51]
         start = 0
         for k, size in enumerate(report.bin_count[c].tolist()):
-            mine = order[start : start + size]
-            assert float(report.bin_coverage[c, k]) == pytest.approx(inside[mine].mean().item())
-            assert float(report.bin_std[c, k]) == pytest.approx(std[mine, c].mean().item())
+            group = order[start : start + size]
+            assert float(report.bin_coverage[c, k]) == pytest.approx(inside[group].mean().item())
+            assert float(report.bin_std[c, k]) == pytest.approx(std[group, c].mean().item())
             start += size
     assert "interval_score" in str(report)
     assert "normalised intervals" in str(rule)
@@ -777,7 +777,7 @@ def test_config_round_trip_through_json() -> None:
 
 
 def test_pixels_have_own_sets_and_uniforms() -> None:
-    rng = drawn(0)
+    rng = seeded_rng(0)
     logits = 2 * torch.randn(60, 3, 4, 5, generator=rng)
     labels = torch.randint(3, (60, 4, 5), generator=rng)
     rows = TensorDataset(logits[:40], labels[:40])
@@ -797,8 +797,8 @@ def test_pixels_have_own_sets_and_uniforms() -> None:
 
 
 def test_single_logit_is_two_classes() -> None:
-    x = torch.randn(200, 1, generator=drawn(0))
-    y = (torch.rand(200, 1, generator=drawn(1)) < x.sigmoid()).float()
+    x = torch.randn(200, 1, generator=seeded_rng(0))
+    y = (torch.rand(200, 1, generator=seeded_rng(1)) < x.sigmoid()).float()
     rule = fit_conformal_classifier(LOGITS, TensorDataset(x, y), **one)
     assert rule.predict(x, **quiet).mask.shape == (200, 2)
     assert rule.evaluate(TensorDataset(x, y), **quiet).coverage >= 0.9
@@ -847,15 +847,17 @@ def test_rank_uses_level_as_typed() -> None:
 
 def test_class_with_few_examples_is_in_every_set() -> None:
     x, y = class_rows(0, 200, 3).tensors
-    kept = y != 2
-    kept[(y == 2).nonzero()[:5]] = True
-    rule = fit_conformal_classifier(LOGITS, TensorDataset(x[kept], y[kept]), class_conditional=True, **one)
+    counted = y != 2
+    counted[(y == 2).nonzero()[:5]] = True
+    rule = fit_conformal_classifier(LOGITS, TensorDataset(x[counted], y[counted]), class_conditional=True, **one)
     assert [math.isinf(q) for q in rule.quantiles] == [False, False, True]
     assert rule.predict(x, **quiet).mask[:, 2].all()
 
 
 RULE = fit_conformal_classifier(LOGITS, class_rows(0, 50), **one)
-BAND = fit_conformal_regressor(LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20, generator=drawn(0))), **one)
+BAND = fit_conformal_regressor(
+    LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20, generator=seeded_rng(0))), **one
+)
 
 CLASS_ROWS, PIXELS = class_rows(0, 50), TensorDataset(torch.zeros(50, 3, 2), torch.zeros(50, 2).long())
 classifier, regressor = (partial(fit, LOGITS, **one) for fit in (fit_conformal_classifier, fit_conformal_regressor))

@@ -61,7 +61,7 @@ def test_identity_corruption_has_clean_metrics(predictor: Predictor) -> None:
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "impulse_noise", "gaussian_blur"])
 def test_accuracy_falls_with_severity(predictor: Predictor, name: str) -> None:
-    """Severity 1 to 5 of a stronger form of the recipe, since eight pixels bear more than thirty-two."""
+    """Severity 1 to 5 of stronger corruptions, since images of 8 × 8 pixels are more robust."""
     _, test = digit_data()
     config = CORRUPTIONS[name]
     stronger = Corruption(name, tuple(4 * level for level in config.levels), config.apply)
@@ -128,18 +128,18 @@ def test_data_may_be_a_loader_or_a_stream() -> None:
 
     predictor = small_predictor()
     options: dict[str, Any] = {"severities": (1,), "num_samples": 1, **QUIET}
-    whole = evaluate_corruptions(predictor, small(), SOME, **options)
+    expected = evaluate_corruptions(predictor, small(), SOME, **options)
     for data in (DataLoader(small(), batch_size=4), Stream()):
         other = evaluate_corruptions(predictor, data, SOME, batch_size=4, **options)
-        torch.testing.assert_close(other.nll, whole.nll, rtol=1e-6, atol=0)
+        torch.testing.assert_close(other.nll, expected.nll, rtol=1e-6, atol=0)
         assert other.count == 30
     another = evaluate_corruptions(predictor, small(), SOME, seed=1, **options)
-    assert another.nll[0] != whole.nll[0], "the noise is named by the seed"
-    assert torch.equal(another.nll[1:], whole.nll[1:])
+    assert another.nll[0] != expected.nll[0], "the noise depends on the seed"
+    assert torch.equal(another.nll[1:], expected.nll[1:])
 
 
 def test_ignored_pixels_do_not_count() -> None:
-    """Segmentation, with a void label; no score is kept for a pixel."""
+    """Segmentation with an ignored label."""
     torch.manual_seed(0)
     predictor = DeterministicPredictor(nn.Conv2d(3, 4, 1))
     x = small().tensors[0]

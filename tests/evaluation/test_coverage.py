@@ -55,8 +55,8 @@ class FixedPredictor(Predictor):
     net = None
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        drawn = draw_normal(derive_keys(torch.arange(num_samples), seed), self.mean.numel()).view(-1, *self.mean.shape)
-        samples = self.mean + self.std * drawn
+        noise = draw_normal(derive_keys(torch.arange(num_samples), seed), self.mean.numel()).view(-1, *self.mean.shape)
+        samples = self.mean + self.std * noise
         moments = Moments(self.mean, torch.full_like(self.mean, self.std))
         return SampleStream(num_samples, 1, lambda size: iter(samples.split(size)), moments)
 
@@ -66,7 +66,7 @@ class FixedPredictor(Predictor):
 
 @dataclass(frozen=True)
 class Oracle:
-    """An estimator that errs by N(bias, error²) at every x, and says that it errs by N(0, (factor · error)²)."""
+    """An estimator that errs by N(bias, error²) at every x, and predicts an error of N(0, (factor · error)²)."""
 
     truth: SyntheticRegression = SINE
     error: float = 0.1
@@ -76,8 +76,8 @@ class Oracle:
     loss: Any = None
 
     def fit(self, model: Any, data: Any, config: TrainingConfig) -> Predictor:
-        drawn = draw_normal(derive_keys(torch.tensor([0]), config.seed, "error"), len(self.truth.grid))[0]
-        mean = self.truth.values.double() + self.bias + self.error * drawn
+        noise = draw_normal(derive_keys(torch.tensor([0]), config.seed, "error"), len(self.truth.grid))[0]
+        mean = self.truth.values.double() + self.bias + self.error * noise
         others = torch.full((len(mean), self.outputs - 1), 9.0)  # such as log σ²
         return FixedPredictor(torch.cat([mean[:, None], others], 1), self.factor * self.error)
 
@@ -135,8 +135,8 @@ def test_standard_errors_match_scatter_over_data_sets() -> None:
     @dataclass(frozen=True)
     class Together(Oracle):
         def fit(self, model: Any, data: Any, config: TrainingConfig) -> Predictor:
-            drawn = draw_normal(derive_keys(torch.tensor([0]), config.seed, "error"), 1)
-            return FixedPredictor(self.truth.values.double()[:, None] + self.error * drawn, self.error)
+            noise = draw_normal(derive_keys(torch.tensor([0]), config.seed, "error"), 1)
+            return FixedPredictor(self.truth.values.double()[:, None] + self.error * noise, self.error)
 
     found = checked(Together(), num_datasets=300)
     one = math.sqrt(found.mean * (1 - found.mean) / 299)
@@ -303,8 +303,8 @@ def test_every_problem_with_a_method(name: str, interval: Any) -> None:
     assert len(found.bands) == 2
     assert torch.equal(found.bands[1].x, truth.draw(20, seed=0, number=1).tensors[0])
     torch.testing.assert_close(torch.stack([band.high - band.low for band in found.bands]).mean(0), found.width)
-    held = [(band.low <= found.truth) & (found.truth <= band.high) for band in found.bands]
-    assert torch.equal(torch.stack(held), found.covered)
+    covered = [(band.low <= found.truth) & (found.truth <= band.high) for band in found.bands]
+    assert torch.equal(torch.stack(covered), found.covered)
     assert f"{name}: 2 data sets of n = 20, 95 % bands ({interval}) of B = 10" in str(found)
     assert (found.fit_seconds > 0).all()
 
@@ -360,11 +360,11 @@ def test_data_set_is_function_of_seed_and_number() -> None:
 
 def same(a: CoverageReport, b: CoverageReport) -> bool:
     """Bit for bit, but for the seconds."""
-    mine, theirs = ({f.name: getattr(c, f.name) for f in fields(c)} for c in (a, b))
-    tensors = [name for name, value in mine.items() if isinstance(value, Tensor) and "seconds" not in name]
+    first, second = ({f.name: getattr(c, f.name) for f in fields(c)} for c in (a, b))
+    tensors = [name for name, value in first.items() if isinstance(value, Tensor) and "seconds" not in name]
     assert len(tensors) == 7
     bands = zip(a.bands, b.bands, strict=True)
-    return all(torch.equal(mine[name], theirs[name]) for name in tensors) and all(
+    return all(torch.equal(first[name], second[name]) for name in tensors) and all(
         torch.equal(getattr(p, f.name), getattr(q, f.name)) for p, q in bands for f in fields(p)
     )
 
@@ -389,23 +389,23 @@ def test_interrupted_simulation_resumes_to_same_result(tmp_path: Path) -> None:
         inner: Any = BayesianBootstrap(nn.MSELoss(), num_members=3)  # noqa: RUF009 -- frozen
 
         def fit(self, model: Any, data: Any, config: TrainingConfig) -> Predictor:
-            if not (tmp_path / "mended").exists() and len(list((tmp_path / "kept").glob("job-*"))) == 2:
+            if not (tmp_path / "repaired").exists() and len(list((tmp_path / "results").glob("job-*"))) == 2:
                 raise RuntimeError("broken off")
             with (tmp_path / "fits").open("a") as log:
                 log.write("x")
             return self.inner.fit(model, data, config)
 
     def attempt(**options: Any) -> CoverageReport:
-        settings = {"num_datasets": 5, "n": 10, "num_samples": 3, "folder": tmp_path / "kept"} | QUIET | options
+        settings = {"num_datasets": 5, "n": 10, "num_samples": 3, "folder": tmp_path / "results"} | QUIET | options
         return simulate_coverage(Breaking(), lambda: nn.Linear(1, 1), LINE, CONFIG, **settings)
 
     with pytest.raises(RuntimeError, match="broken off"):
         attempt()
     assert (tmp_path / "fits").read_text() == "xx"
-    (tmp_path / "mended").touch()
+    (tmp_path / "repaired").touch()
     assert same(attempt(), small())
     assert (tmp_path / "fits").read_text() == "xxxxx"
-    assert json.loads((tmp_path / "kept" / "job-0004.json").read_text()).keys() >= {"mean", "std", "low", "high"}
+    assert json.loads((tmp_path / "results" / "job-0004.json").read_text()).keys() >= {"mean", "std", "low", "high"}
     more = attempt(num_datasets=6)
     assert torch.equal(more.covered[:5], small().covered)
     for other in ({"n": 11}, {"level": 0.9}, {"seed": 1}, {"num_samples": 2}, {"interval": "percentile"}):
@@ -421,7 +421,7 @@ def test_interrupted_simulation_resumes_to_same_result(tmp_path: Path) -> None:
             num_datasets=5,
             n=10,
             num_samples=3,
-            folder=tmp_path / "kept",
+            folder=tmp_path / "results",
         )
 
 

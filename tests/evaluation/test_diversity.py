@@ -123,7 +123,7 @@ def test_invalid_arguments_are_errors() -> None:
             evaluate_diversity(**options | change, progress=False)
     with pytest.raises(ArgumentError, match="labels"):
         measure(noise(2, 4, 3), torch.arange(4))
-    with pytest.raises(ArgumentError, match="NaN"):
+    with pytest.raises(ArgumentError, match="probs"):
         measure(noise(2, 4, 3) * torch.nan, torch.arange(4) % 3)
 
 

@@ -37,7 +37,7 @@ def measure(samples: Tensor, y: Tensor, **options: Any) -> ImbalanceReport:
 @pytest.mark.parametrize("batch_size", [3, 64])
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_f1_of_every_replicate_agrees_with_scikit_learn(outputs: int, batch_size: int) -> None:
-    """Also precision and recall of the predictive mean; one class is never there, and one hardly ever guessed."""
+    """Also precision and recall of the predictive mean; one class never occurs, and one is hardly ever predicted."""
     classes = max(2, outputs)
     samples = 2 * noise(6, 50, outputs)
     y = torch.randint(0, max(2, classes - 1), (50,), generator=torch.Generator().manual_seed(1))
@@ -48,9 +48,9 @@ def test_f1_of_every_replicate_agrees_with_scikit_learn(outputs: int, batch_size
         theirs = sklearn.metrics.f1_score(y.numpy(), full[b].argmax(1).numpy(), **options)
         np.testing.assert_allclose(found.f1_replicates[b], theirs, atol=1e-12)
     preds = full.softmax(2).mean(0).argmax(1).numpy()
-    for mine, score in (("f1", "f1"), ("precision", "precision"), ("recall", "recall")):
+    for name, score in (("f1", "f1"), ("precision", "precision"), ("recall", "recall")):
         theirs = getattr(sklearn.metrics, f"{score}_score")(y.numpy(), preds, **options)
-        np.testing.assert_allclose(getattr(found, mine), theirs, atol=1e-12)
+        np.testing.assert_allclose(getattr(found, name), theirs, atol=1e-12)
     np.testing.assert_allclose(found.f1_std, found.f1_replicates.numpy().std(0, ddof=1))
     assert found.support.tolist() == y.bincount(minlength=classes).tolist()
     assert found.macro_f1 == pytest.approx(float(found.f1.mean()))
@@ -85,7 +85,7 @@ def test_pixels_count_as_inputs() -> None:
 @pytest.mark.parametrize("ignore_index", [255, -100, 1])
 @pytest.mark.parametrize("batch_size", [1, 64])
 def test_ignored_pixels_do_not_count(ignore_index: int, batch_size: int) -> None:
-    """As if they were not there, also where a whole batch is void, or where void is the name of a class."""
+    """Also where a whole batch is ignored, or where ignore_index is the number of a class."""
     samples = 2 * noise(4, 5, 3, 2, 2)
     y = torch.randint(0, 3, (5, 2, 2), generator=torch.Generator().manual_seed(1))
     y[y == 1] = ignore_index
@@ -100,7 +100,7 @@ def test_ignored_pixels_do_not_count(ignore_index: int, batch_size: int) -> None
 
 
 def test_num_samples_is_at_most_number_of_members() -> None:
-    """Three members make three replicates, however many are asked for; counted again they would seem more alike."""
+    """Three members make three replicates, however many are requested."""
     samples, y = noise(3, 40, 3), torch.arange(40) % 3
     found = evaluate_imbalance(Stored(samples, num_distinct=3), numbered(y), num_samples=100, progress=False)
     assert found.num_samples == 3
@@ -109,7 +109,7 @@ def test_num_samples_is_at_most_number_of_members() -> None:
 
 def test_train_counts_define_minor_and_major_class() -> None:
     samples, y = noise(3, 40, 4), torch.arange(40) % 4
-    assert (measure(samples, y).minor, measure(samples, y).major) == (0, 0)  # all alike
+    assert (measure(samples, y).minor, measure(samples, y).major) == (0, 0)  # all equal
     found = measure(samples, y, train_counts=[30, 5, 500, 20])
     assert (found.minor, found.major) == (1, 2)
     lines = str(found).splitlines()
@@ -233,19 +233,19 @@ def test_interrupted_seeds_resume_and_more_can_be_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_stored_seeds_are_reused_in_any_order(tmp_path: Path, num_workers: int) -> None:
     """Each by its own number, whichever others were asked for before."""
-    whole = several(seeds=(0, 1, 2, 7))
+    expected = several(seeds=(0, 1, 2, 7))
     options = {"folder": tmp_path, "num_workers": num_workers}
     for seeds in ((0,), (1, 0, 2), (2, 7), (7, 2, 1, 0)):
         found = several(seeds=seeds, **options)
         places = [(0, 1, 2, 7).index(seed) for seed in seeds]
-        assert torch.equal(found.f1, whole.f1[places])
-        assert torch.equal(found.replicate_std, whole.replicate_std[places])
+        assert torch.equal(found.f1, expected.f1[places])
+        assert torch.equal(found.replicate_std, expected.replicate_std[places])
         assert found.seeds == seeds
     last = Breaking(at=0)
     with pytest.raises(ArgumentError, match="folder"):
         several(last, **options)
     assert last.fits == []
-    assert_same(several(seeds=(0, 1, 2, 7), config=replace(CONFIG, seed=5), **options), whole)
+    assert_same(several(seeds=(0, 1, 2, 7), config=replace(CONFIG, seed=5), **options), expected)
 
 
 def test_folder_of_other_settings_is_an_error(tmp_path: Path) -> None:

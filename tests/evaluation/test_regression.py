@@ -31,9 +31,9 @@ def test_report_agrees_with_metrics() -> None:
     found = evaluate_regression(
         fitted, TensorDataset(x[370:], y[370:]), noise_std=noise, num_samples=30, batch_size=20, progress=False
     )
-    whole = fitted.predict(x[370:], 30)
-    mean, std, truth = whole.mean, whole.predictive_std(noise), y[370:, None]
-    low, high = whole.prediction_interval(0.95, noise_std=noise)
+    prediction = fitted.predict(x[370:], 30)
+    mean, std, truth = prediction.mean, prediction.predictive_std(noise), y[370:, None]
+    low, high = prediction.prediction_interval(0.95, noise_std=noise)
     expected = {
         "rmse": metrics.rmse(mean, truth),
         "nll": metrics.gaussian_nll(mean, std, truth),

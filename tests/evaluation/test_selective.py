@@ -31,14 +31,14 @@ quiet: dict[str, Any] = {"progress": False}
 one: dict[str, Any] = {"progress": False, "num_samples": 1}
 
 
-def drawn(seed: int) -> torch.Generator:
+def seeded_rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def logits_of(confidence: Tensor, guess: Tensor) -> Tensor:
-    """Two logits whose softmax gives the guess this probability."""
+def make_logits(confidence: Tensor, preds: Tensor) -> Tensor:
+    """Two logits whose softmax gives the prediction this probability."""
     margin = torch.logit(confidence.double())
-    return torch.stack([margin.where(guess == 0, 0.0), margin.where(guess == 1, 0.0)], 1)
+    return torch.stack([margin.where(preds == 0, 0.0), margin.where(preds == 1, 0.0)], 1)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def test_score_may_be_a_function_of_the_summary(golden: tuple[Predictor, TensorD
 
 
 def test_perfect_score_has_no_excess_aurc() -> None:
-    """Sure where right, unsure where wrong: no risk up to the accuracy, and no excess."""
+    """Confident where correct, uncertain where incorrect: no risk up to the accuracy, and no excess."""
     right = torch.arange(50) % 5 > 0  # accuracy 0.8
-    rows = TensorDataset(logits_of(torch.where(right, 0.99, 0.6), torch.zeros(50)), (~right).long())
+    rows = TensorDataset(make_logits(torch.where(right, 0.99, 0.6), torch.zeros(50)), (~right).long())
     found = evaluate_selective_prediction(LOGITS, rows, **one)
     assert found.excess_aurc == 0
     assert found.risk == pytest.approx(0.2)
@@ -116,14 +116,14 @@ def test_perfect_score_has_no_excess_aurc() -> None:
     best = np.cumsum([0] * 40 + [1] * 10) / np.arange(1, 51)
     assert found.aurc == pytest.approx((best.sum() - best[-1] / 2) / 49)
     assert found.threshold_for(risk=0.0) == pytest.approx((0.99 + 0.6) / 2)
-    worst = TensorDataset(logits_of(torch.where(right, 0.6, 0.99), torch.zeros(50)), (~right).long())
+    worst = TensorDataset(make_logits(torch.where(right, 0.6, 0.99), torch.zeros(50)), (~right).long())
     assert evaluate_selective_prediction(LOGITS, worst, **one).excess_aurc > 0.3
 
 
 def test_constant_score_has_constant_risk() -> None:
-    """Rows of one score are kept together, whatever their order."""
+    """Inputs of one score are accepted together, whatever their order."""
     right = torch.arange(40) % 4 > 0
-    logits = logits_of(torch.full((40,), 0.7), torch.zeros(40))
+    logits = make_logits(torch.full((40,), 0.7), torch.zeros(40))
     for order in (torch.arange(40), right.long().argsort(), (~right).long().argsort()):
         found = evaluate_selective_prediction(LOGITS, TensorDataset(logits[order], (~right).long()[order]), **one)
         assert found.curve.coverage.tolist() == [1.0]
@@ -135,23 +135,23 @@ def test_constant_score_has_constant_risk() -> None:
 
 def test_result_is_independent_of_batch_size(golden: tuple[Predictor, TensorDataset]) -> None:
     predictor, data = golden
-    whole = evaluate_selective_prediction(predictor, data, num_samples=8, batch_size=500, **quiet)
+    expected = evaluate_selective_prediction(predictor, data, num_samples=8, batch_size=500, **quiet)
     loader = DataLoader(data, batch_size=33)
     for found in (
         evaluate_selective_prediction(predictor, data, num_samples=8, batch_size=41, **quiet),
         evaluate_selective_prediction(predictor, loader, num_samples=8, **quiet),
     ):
-        assert found.count == whole.count == 500
-        assert found.aurc == pytest.approx(whole.aurc, rel=1e-12)
-        assert found.excess_aurc == pytest.approx(whole.excess_aurc, rel=1e-12)
-        torch.testing.assert_close(found.curve.risk, whole.curve.risk)
+        assert found.count == expected.count == 500
+        assert found.aurc == pytest.approx(expected.aurc, rel=1e-12)
+        assert found.excess_aurc == pytest.approx(expected.excess_aurc, rel=1e-12)
+        torch.testing.assert_close(found.curve.risk, expected.curve.risk)
 
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("num", [1, 30])
 def test_all_correct_and_all_incorrect(right: bool, num: int) -> None:
     """One class is present, and the predictor always or never names it."""
-    logits = logits_of(torch.linspace(0.6, 0.9, num), torch.zeros(num))
+    logits = make_logits(torch.linspace(0.6, 0.9, num), torch.zeros(num))
     found = evaluate_selective_prediction(LOGITS, TensorDataset(logits, torch.full((num,), int(not right))), **one)
     risk = 0.0 if right else 1.0
     assert (found.risk, found.aurc, found.excess_aurc, found.risk_at(0.5)) == (risk, risk, 0.0, risk)
@@ -163,14 +163,14 @@ def test_all_correct_and_all_incorrect(right: bool, num: int) -> None:
 def test_threshold_for_coverage_is_exact_in_decimals() -> None:
     """0.1 + 0.2 of 100 rows is 30 of them, not 31."""
     confidence = torch.linspace(0.55, 0.95, 100)
-    rows = TensorDataset(logits_of(confidence, torch.zeros(100)), torch.zeros(100).long())
+    rows = TensorDataset(make_logits(confidence, torch.zeros(100)), torch.zeros(100).long())
     found = evaluate_selective_prediction(LOGITS, rows, **one)
     for fraction in (0.07, 0.1 + 0.2, 0.57, 1.0):
         assert (confidence.double() >= found.threshold_for(coverage=fraction)).sum() == round(100 * fraction)
 
 
 def test_regression_counts_errors_beyond_tolerance() -> None:
-    rng = drawn(0)
+    rng = seeded_rng(0)
     samples = torch.randn(6, 200, 2, generator=rng) * torch.rand(200, 1, generator=rng)
     y = 0.5 * torch.randn(200, 2, generator=rng)
     found = evaluate_selective_prediction(
@@ -189,7 +189,7 @@ def test_regression_counts_errors_beyond_tolerance() -> None:
 
 
 def test_pixels_count_as_inputs() -> None:
-    rng = drawn(0)
+    rng = seeded_rng(0)
     logits, labels = torch.randn(5, 3, 4, 2, generator=rng), torch.randint(3, (5, 4, 2), generator=rng)
     found = evaluate_selective_prediction(LOGITS, TensorDataset(logits, labels), **one)
     flat = evaluate_selective_prediction(
@@ -205,7 +205,7 @@ def test_pixels_count_as_inputs() -> None:
 
 
 def test_ignored_pixels_do_not_count() -> None:
-    rng = drawn(0)
+    rng = seeded_rng(0)
     logits, labels = torch.randn(6, 3, 4, 2, generator=rng), torch.randint(3, (6, 4, 2), generator=rng)
     labels[:, 1], labels[2] = 255, 255
     kept = labels.flatten() != 255
@@ -222,11 +222,11 @@ def test_ignored_pixels_do_not_count() -> None:
 
 def confident_rows(seed: int, num: int, *, digits: int | None, risk_of: Callable[[Tensor], Tensor]) -> TensorDataset:
     """Confidence g uniform on (½, 1), wrong with probability risk_of(g)."""
-    rng = drawn(seed)
+    rng = seeded_rng(seed)
     g = 0.5 + 0.4999 * torch.rand(num, generator=rng, dtype=torch.float64)
     g = g if digits is None else g.round(decimals=digits).clamp(0.51, 0.99)
     wrong = torch.rand(num, generator=rng) < risk_of(g)
-    return TensorDataset(logits_of(g, torch.zeros(num)), wrong.long())
+    return TensorDataset(make_logits(g, torch.zeros(num)), wrong.long())
 
 
 def falling(g: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ def test_risk_guarantee_holds_with_probability_one_minus_delta(
 def test_first_accepted_hypothesis_ends_the_search() -> None:
     """Errors first, then a hundred right answers: an order that is fixed does not look behind the failure."""
     wrong = torch.arange(200) < 40
-    rows = TensorDataset(logits_of(torch.linspace(0.95, 0.6, 200), torch.zeros(200)), wrong.long())
+    rows = TensorDataset(make_logits(torch.linspace(0.95, 0.6, 200), torch.zeros(200)), wrong.long())
     found = fit_risk_controlled_threshold(LOGITS, rows, risk=0.3, **one)
     assert scipy.stats.beta.ppf(0.9, 41, 160) < 0.3  # all rows together would have passed
     assert (found.threshold, found.coverage, found.bound) == (math.inf, 0.0, 1.0)
@@ -279,7 +279,7 @@ def test_equal_inputs_are_on_one_side_of_threshold() -> None:
     """Their scores differ in the last digits alone: a threshold among those would keep all of them later."""
     sure, unsure = torch.full((150,), 0.99), 0.6 + 6e-8 * torch.arange(100).remainder(2)
     wrong = torch.cat([torch.zeros(150), torch.arange(100) % 2 == 0]).long()  # the unsure that score higher are right
-    rows = TensorDataset(logits_of(torch.cat([sure, unsure]), torch.zeros(250)), wrong)
+    rows = TensorDataset(make_logits(torch.cat([sure, unsure]), torch.zeros(250)), wrong)
     found = fit_risk_controlled_threshold(LOGITS, rows, risk=0.1, **one)
     assert 0.7 < found.threshold < 0.9
     assert found.coverage == 0.6
@@ -287,7 +287,7 @@ def test_equal_inputs_are_on_one_side_of_threshold() -> None:
 
 def test_risk_bound_without_an_error() -> None:
     """45 rows without an error are the least that show a risk of at most 0.05 at δ = 0.1."""
-    logits = logits_of(torch.linspace(0.6, 0.9, 45), torch.zeros(45))
+    logits = make_logits(torch.linspace(0.6, 0.9, 45), torch.zeros(45))
     found = fit_risk_controlled_threshold(LOGITS, TensorDataset(logits, torch.zeros(45).long()), **one)
     assert (found.threshold, found.coverage, found.selective_risk, found.count) == (-math.inf, 1.0, 0.0, 45)
     assert found.bound == pytest.approx(1 - 0.1 ** (1 / 45))
@@ -306,7 +306,7 @@ def test_risk_bound_without_an_error() -> None:
 @pytest.fixture(scope="module")
 def digits() -> tuple[Predictor, TensorDataset]:
     x, y = load_digits(return_X_y=True)
-    order = torch.randperm(len(x), generator=drawn(0))
+    order = torch.randperm(len(x), generator=seeded_rng(0))
     x, y = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
     config = TrainingConfig(epochs=12, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.01), progress=False)
     net = partial(nn.Sequential, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -364,7 +364,7 @@ def test_wrap_uses_options_of_the_report(golden: tuple[Predictor, TensorDataset]
 
 
 def test_wrapped_regression_predicts_means() -> None:
-    samples, y = torch.randn(6, 80, 1, generator=drawn(0)), torch.zeros(80)
+    samples, y = torch.randn(6, 80, 1, generator=seeded_rng(0)), torch.zeros(80)
     options: dict[str, Any] = {"score": "std", "tolerance": 0.3, "num_samples": 6}
     found = evaluate_selective_prediction(Stored(samples), numbered(y), **options, **quiet)
     mean, abstain = found.wrap(Stored(samples), coverage=0.5).predict(torch.arange(80)[:, None], **quiet)
@@ -375,7 +375,7 @@ def test_wrapped_regression_predicts_means() -> None:
 
 
 def test_inputs_may_be_tensor_data_set_or_loader() -> None:
-    x = torch.randn(30, 3, generator=drawn(0))
+    x = torch.randn(30, 3, generator=seeded_rng(0))
     selective = SelectivePredictor(LOGITS, 0.6, num_samples=1)
     expected = selective.predict(x, **quiet)
     rows = TensorDataset(x, torch.zeros(30))
