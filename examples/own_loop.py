@@ -1,4 +1,4 @@
-"""NeuBoots in a training loop of your own: three lines more than plain PyTorch.
+"""NeuBoots in your own training loop: three lines more than plain PyTorch.
 
 python examples/own_loop.py
 """

@@ -1,8 +1,8 @@
-"""A curve, its confidence band and its prediction interval: writes regression_band.png (or the file you name).
+"""Regression with a confidence band and prediction intervals: writes regression_band.png (or the file you name).
 
     python examples/regression_band.py [out.png]
 
-Needs the extra `demo`.
+Needs the extra `all`.
 """
 
 import sys
@@ -41,7 +41,7 @@ def main(out: str) -> None:
     covers = (band[0] <= truth(grid)) & (truth(grid) <= band[1])
     inside = covers[(grid >= -2) & (grid <= 2)].float().mean()
     print(f"noise: {float(noise):.3f} estimated, 0.2 true")
-    print(f"the band holds the true curve at {float(inside):.0%} of the x in [-2, 2], where the data are")
+    print(f"the band covers the true function at {float(inside):.0%} of x in [-2, 2], the range of the data")
 
     matplotlib.use("Agg")
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -52,7 +52,7 @@ def main(out: str) -> None:
     axes.plot(x[:300], y[:300], "k.", markersize=2, label="training points")
     axes.legend()
     figure.savefig(out, dpi=120)
-    print(f"figure: {out}")
+    print(f"plot: {out}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots import NeuBoots, TrainingConfig
 
-VOID = 255  # the label of pixels that count for nothing
+IGNORE_INDEX = 255  # label of pixels that are ignored
 
 
 class HalfNet(nn.Module):
@@ -31,24 +31,24 @@ class HalfNet(nn.Module):
 
 
 def squares(n: int, rng: torch.Generator, size: int = 24) -> tuple[Tensor, Tensor]:
-    """Noisy images of one bright square each; the row and column where it begins are void."""
+    """Noisy images of one bright square each; its first row and column are ignored."""
     corner = torch.randint(2, size - 10, (n, 2), generator=rng)
     rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     down, right = rows - corner[:, :1, None], columns - corner[:, 1:, None]  # (n, size, size)
     labels = ((down >= 0) & (down < 8) & (right >= 0) & (right < 8)).long()
     x = labels[:, None] + 0.7 * torch.randn(n, 1, size, size, generator=rng)
-    return x, labels.masked_fill((down == 0) | (right == 0), VOID)
+    return x, labels.masked_fill((down == 0) | (right == 0), IGNORE_INDEX)
 
 
 def main() -> None:
     rng = torch.Generator().manual_seed(0)
     config = TrainingConfig(epochs=10, batch_size=32, optimizer=partial(torch.optim.AdamW, lr=3e-3))
-    method = NeuBoots(loss=nn.CrossEntropyLoss(ignore_index=VOID))
+    method = NeuBoots(loss=nn.CrossEntropyLoss(ignore_index=IGNORE_INDEX))
     predictor = method.fit(HalfNet, TensorDataset(*squares(400, rng)), config)
 
     x, y = squares(100, rng)
     maps = predictor.summarize(x, 100)  # memory does not grow with the 100
-    known = y != VOID
+    known = y != IGNORE_INDEX
     wrong = (maps.labels != y) & known
     print(f"probabilities {tuple(maps.probs.shape)}, entropy map {tuple(maps.entropy.shape)}")
     print(f"pixel error {float(wrong.sum() / known.sum()):.1%}")

@@ -1,8 +1,8 @@
-"""Eight questions put to the same predictors, a panel each: writes tasks.png (or the file you name).
+"""Eight evaluations of predictors, one panel each: writes evaluation.png (or the file you name).
 
-    python examples/tasks.py [out.png]
+    python examples/evaluation.py [out.png]
 
-Needs the extra `demo`; takes a minute or two on two cores. Small nets on small data: panels to learn from, no results.
+Needs the extra `all`; takes a minute or two on two cores. The nets and data are small, for illustration only.
 """
 
 import sys
@@ -24,9 +24,9 @@ from neuboots.evaluation.ood import ReplicateDetector, holdout_split
 from neuboots.evaluation.regression import evaluate_regression
 from neuboots.evaluation.selective import evaluate_selective_prediction
 from neuboots.nets import MLP
-from neuboots.report import plots as figures
+from neuboots.report import plots
 
-RECIPE = TrainingConfig(epochs=40, batch_size=32, progress=False)
+CONFIG = TrainingConfig(epochs=40, batch_size=32, progress=False)
 WORKERS = 2
 
 
@@ -45,13 +45,13 @@ def main(out: Path) -> None:
     x, y = digits()
     train, test = TensorDataset(x[:400], y[:400]), TensorDataset(x[1000:], y[1000:])
     nets: dict[str, Predictor] = {
-        "plain": Deterministic().fit(model, train, RECIPE),
-        "NeuBoots": NeuBoots().fit(model, train, RECIPE),
+        "plain": Deterministic().fit(model, train, CONFIG),
+        "NeuBoots": NeuBoots().fit(model, train, CONFIG),
     }
 
     curves = {name: evaluate_calibration(net, test).reliability_curve for name, net in nets.items()}
-    figures.plot_reliability(axes[0, 0], curves)
-    figures.plot_risk_coverage(
+    plots.plot_reliability(axes[0, 0], curves)
+    plots.plot_risk_coverage(
         axes[0, 1], {name: evaluate_selective_prediction(net, test).curve for name, net in nets.items()}
     )
 
@@ -61,15 +61,22 @@ def main(out: Path) -> None:
     found = detector.evaluate(test_in, test_out, positive="in")
     print(found)
     groups = {"digits": detector.score(test_in), "noise": detector.score(test_out)}
-    figures.plot_histograms(axes[0, 2], groups, label="log-odds of being out of distribution", bottom=-6, top=6)
+    plots.plot_histograms(axes[0, 2], groups, label="log-odds of being out of distribution", bottom=-6, top=6)
 
     pool = TensorDataset(x[:1000], y[:1000])
-    options = {"start": 50, "query": 50, "rounds": 4, "trials": 3, "num_samples": 50, "num_workers": WORKERS}
+    options = {
+        "initial_size": 50,
+        "query_size": 50,
+        "num_rounds": 4,
+        "num_trials": 3,
+        "num_samples": 50,
+        "num_workers": WORKERS,
+    }
     learned = {}
     for strategy in ("random", "margin", "batch"):
-        curve = run_active_learning(NeuBoots(), model, pool, test, RECIPE, strategy=strategy, **options)  # type: ignore[arg-type]
+        curve = run_active_learning(NeuBoots(), model, pool, test, CONFIG, strategy=strategy, **options)  # type: ignore[arg-type]
         learned[strategy] = (curve.num_labels.tolist(), curve.accuracy)
-    figures.plot_learning_curves(axes[0, 3], learned)
+    plots.plot_learning_curves(axes[0, 3], learned)
 
     methods = {
         "NeuBoots": NeuBoots.regression(),
@@ -80,7 +87,7 @@ def main(out: Path) -> None:
             method,
             lambda: MLP(1, 1, widths=(64, 64)),
             SYNTHETIC_REGRESSIONS["sine"],
-            RECIPE,
+            CONFIG,
             num_datasets=20,
             num_workers=WORKERS,
         )
@@ -88,7 +95,7 @@ def main(out: Path) -> None:
     }
     check = checks["NeuBoots"]
     band, grid = check.bands[0], check.x[:, 0]
-    figures.plot_regression_band(
+    plots.plot_regression_band(
         axes[1, 0],
         grid,
         band.mean,
@@ -99,15 +106,15 @@ def main(out: Path) -> None:
         points=(band.x[:, 0], band.y),
     )
     covered = {name: check.rate for name, check in checks.items()}
-    figures.plot_coverage(axes[1, 1], grid, covered, level=check.level, num_sets=check.num_sets)
+    plots.plot_coverage(axes[1, 1], grid, covered, level=check.level, num_sets=check.num_datasets)
 
     u, v = (torch.from_numpy(part).float() for part in load_diabetes(return_X_y=True))
     u, v = (u - u.mean(0)) / u.std(0), (v - v.mean()) / v.std()
-    curve = NeuBoots.regression().fit(lambda: MLP(10, 1, widths=(32,)), TensorDataset(u[:250], v[:250]), RECIPE)
+    curve = NeuBoots.regression().fit(lambda: MLP(10, 1, widths=(32,)), TensorDataset(u[:250], v[:250]), CONFIG)
     sigma = residual_std(curve, u[250:340], v[250:340])
     report = evaluate_regression(curve, TensorDataset(u[340:], v[340:]), noise_std=sigma)
     print(report)
-    figures.plot_calibration_curve(axes[1, 2], {"NeuBoots with noise": report.tally.calibration_curve})
+    plots.plot_calibration_curve(axes[1, 2], {"NeuBoots with noise": report.state.calibration_curve})
 
     images = TensorDataset(x[1000:].reshape(-1, 1, 8, 8), y[1000:])
     lines = {}
@@ -116,17 +123,17 @@ def main(out: Path) -> None:
             nets["NeuBoots"], images, {name: CORRUPTIONS[name]}, preprocess=lambda part: part.flatten(1)
         )
         lines[name.replace("_", " ")] = {int(row["severity"]): float(row["accuracy"]) for row in by.by_severity}
-    figures.plot_corruption(axes[1, 3], lines, label="accuracy of NeuBoots")
+    plots.plot_corruption(axes[1, 3], lines, label="accuracy of NeuBoots")
     titles = (
-        *("digits: as often right as it says?", "digits: which to answer?"),
-        *(f"out of distribution? AUROC {float(found.auroc):.3f}, in is positive", "digits: which to label?"),
-        *("a sine: one data set", "a sine: 20 data sets", "diabetes: intervals of every level", "digits: corrupted"),
+        *("digits: reliability", "digits: selective prediction"),
+        *(f"out-of-distribution detection, AUROC {float(found.auroc):.3f}", "digits: active learning"),
+        *("a sine: one dataset", "a sine: coverage over 20 datasets", "diabetes: calibration", "digits: corrupted"),
     )
     for ax, title in zip(axes.flat, titles, strict=True):
         ax.set_title(title, fontsize=11)
-    figures.save_png(sheet, out)
+    plots.save_png(sheet, out)
     print(f"wrote {out}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "tasks.png"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "evaluation.png"))
