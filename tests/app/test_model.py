@@ -1,19 +1,15 @@
 """Tests of app.model: loading, the reject rule and class predictions."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from _app import fitted_table_model
 from torch.utils.data import TensorDataset
 
-from neuboots.app import PredictionTable, load_model
+from neuboots.app import PredictionTable
 from neuboots.app.model import compute_classification_metrics, fit_reject_rule, predict_classes
 from neuboots.methods import DeterministicPredictor
-from neuboots.serialization import ArtifactError
 
 
 def calibrated_logits(n: int, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,22 +60,3 @@ def test_one_logit_is_a_class_of_two() -> None:
     table = predict_classes(DeterministicPredictor(torch.nn.Identity()), torch.tensor([[-2.0], [3.0]]), np.arange(2), 1)
     assert table.columns["prediction"].tolist() == [0, 1]
     np.testing.assert_allclose(table.columns["probability"], [1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-3))], rtol=1e-6)
-
-
-def test_damaged_model_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load_model(tmp_path / "nowhere")
-    folder, _ = fitted_table_model(tmp_path, "regression")
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    for change in ({"model": "songs"}, {"rule": {"width": "x"}}, {"schema": {}}, {"card": {}}, {"estimator": {}}):
-        file.write_text(json.dumps(config | change), encoding="utf-8")
-        with pytest.raises((ArtifactError, FileNotFoundError)):
-            load_model(folder)
-    file.write_text("[", encoding="utf-8")
-    with pytest.raises(ArtifactError):
-        load_model(folder)
-    file.write_text(json.dumps(config), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ArtifactError):
-        load_model(folder)

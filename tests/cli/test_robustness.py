@@ -75,29 +75,6 @@ def model(shell: Shell, fitted: Path) -> Path:
     return shell.folder / "model"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--target", "Y"),
-        ("--target", "y", "--ignore", "y"),
-        ("--target", "y", "--ignore", "a", "b"),
-        ("--target", "b", "--task", "regression"),
-        ("--target", "y", "--method", "magic"),
-        ("--target", "y", "--test-fraction", "nan"),
-        ("--target", "y", "--max-error", "0"),
-        ("--target", "y", "--max-width", "-1"),
-        ("--target", "y", "--epochs", "0"),
-        ("--target", "y", "--num-samples", "0"),
-        ("--target", "y", "--seed", "-1"),
-        ("--target", "y", "--max-categories", "1"),
-        ("--target", "y", "--size", "32"),
-        (),
-    ],
-)
-def test_fit_rejects_options_that_do_not_suit_the_table(options: tuple[str, ...], shell: Shell) -> None:
-    shell.rejects("fit", shell.write(NUMBERS), "--out", shell.folder / "model", *options)
-
-
 def test_fit_rejects_missing_files(shell: Shell) -> None:
     for path in (shell.folder / "none.csv", shell.folder, "-"):
         shell.rejects("fit", path, "--target", "y", "--out", shell.folder / "model")
@@ -170,27 +147,6 @@ def test_predict_abstains_far_from_the_training_rows(shell: Shell, model: Path) 
     found = shell.predict(model, shell.write("a,b\n1e38,p\n-1e38,q\n1e20,r\n1000,p\n", "far.csv"))
     assert found.abstain.all()
     assert (found.ood_score > 10).all()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--out", "out.xlsx"),
-        ("--out", "none/out.csv"),
-        ("--out", "."),
-        ("--out", "t.csv"),
-        ("--level", "nan"),
-        ("--num-samples", "0"),
-        ("--keep", "c"),
-        ("--probabilities",),
-        ("--json",),
-    ],
-)
-def test_predict_rejects_options(
-    words: tuple[str, ...], shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(shell.folder)
-    shell.rejects("predict", model, "t.csv", *words)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone", "other"])
