@@ -90,7 +90,7 @@ class FeaturePass:
         self.theta = head_parameters(generator)  # θ̂: (C, D̃)
         self.continuous = False  # whether the targets are continuous; known after the first batch
         self.upsampled = False  # whether anything follows the head; known after the first batch
-        self.num_points = self.num_rows = 0  # points that count, and their examples; known after the first pass
+        self.num_rows = 0  # examples with points that count; known after the first pass
         self.total_loss, self.num_losses = 0.0, 0
         self._stored: list[BatchFeatures] | None = None
 
@@ -135,11 +135,10 @@ class FeaturePass:
             yield from self._stored
             return
         stored: list[BatchFeatures] | None = None if self.single else []
-        size = self.num_points = self.num_rows = 0
+        size = self.num_rows = 0
         with eval_mode(self.generator), torch.no_grad():
             for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
                 found = self._read(batch)
-                self.num_points += len(found.phi)
                 self.num_rows += len(set(found.row.tolist()))
                 if stored is not None:
                     stored.append(found)
