@@ -452,23 +452,3 @@ def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], wh
         raise FileExistsError(f"{target} exists and is not {what}: choose another name")
     if Path.cwd().is_relative_to(target.resolve()):
         raise FileExistsError(f"{target} contains the working directory: choose another name")
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; raise ArtifactError if it is damaged.
-
-    Args:
-        path: Path of the file.
-
-    Returns:
-        The tensors by name.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ArtifactError(path, f"the file is damaged ({error})") from error

@@ -425,20 +425,16 @@ def test_fit_matches_custom_loop() -> None:
 
 
 DDP = """
-import sys, torch
+import os, sys, torch
 from functools import partial
 from pathlib import Path
-from torch.utils.data import TensorDataset
-from neuboots import *
-from neuboots.weights import *
+from neuboots import NeuBoots, TrainingConfig
 from neuboots.nets import MLP
-g = torch.Generator().manual_seed(0)
-data = TensorDataset(torch.randn(51, 4, generator=g), torch.arange(51) % 3)
-recipe = Recipe(epochs=3, batch_size=10, optimizer=partial(torch.optim.SGD, lr=.1), progress=False,
-                accelerator="cpu", devices=int(sys.argv[1]), strategy=sys.argv[2], folder=Path(sys.argv[4]))
-method = {{"paper": NeuBoots.paper(), "step": NeuBoots(redraw="step"), "sample": NeuBoots()}}[sys.argv[3]]
-state = method.fit(partial(MLP, 4, 3, widths=(16,)), data, recipe).state()
-import os
+x = torch.randn(51, 4, generator=torch.Generator().manual_seed(0))
+config = TrainingConfig(epochs=3, batch_size=10, optimizer=partial(torch.optim.SGD, lr=.1), progress=False,
+                        accelerator="cpu", devices=int(sys.argv[1]), strategy=sys.argv[2], folder=Path(sys.argv[4]))
+method = {"paper": NeuBoots.paper(), "step": NeuBoots(resample="step"), "sample": NeuBoots()}[sys.argv[3]]
+state = method.fit(partial(MLP, 4, 3, widths=(16,)), (x, torch.arange(51) % 3), config).state_dict()
 if os.environ.get("LOCAL_RANK", "0") == "0":
     torch.save(state, sys.argv[4] + "/out.pt")
 """
@@ -449,7 +445,7 @@ if os.environ.get("LOCAL_RANK", "0") == "0":
 def test_two_processes_match_one(resample: str, tmp_path: Path) -> None:
     """gloo on two CPU processes, started by the script itself or forked, with the same global batch of 10."""
     script = tmp_path / "ddp.py"
-    script.write_text(DDP.format())
+    script.write_text(DDP)
     states = []
     for devices, strategy in ((1, "auto"), (2, "ddp"), (2, "ddp_fork")):
         folder = tmp_path / strategy
