@@ -1,7 +1,6 @@
 """Augmentation against slow crops in plain loops and kornia's; where it lands is uniform; masks move with images."""
 
 import math
-import pickle
 import random
 
 import numpy as np
@@ -220,13 +219,6 @@ def test_type_input_and_gradient(augment: CropFlip | CropFlipCutout, dtype: torc
     first = augment(strided, torch.arange(4))[0]
     torch.manual_seed(3)
     assert torch.equal(first, augment(strided.contiguous(), torch.arange(4))[0])
-
-
-@pytest.mark.parametrize("augment", EACH, ids=lambda augment: type(augment).__name__)
-def test_pickled_and_named_by_its_options(augment: CropFlip | CropFlipCutout) -> None:
-    again = pickle.loads(pickle.dumps(augment))
-    assert again == augment
-    assert repr(again) == repr(augment)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from neuboots._validation import ArgumentError
 from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
@@ -268,7 +268,3 @@ def test_load_options_are_validated() -> None:
     for options in ({"val_fraction": 1.0}, {"val_fraction": "0.1"}, {"seed": 0.5}, {"split": -1}):
         with pytest.raises(ArgumentError):
             LoadOptions(**options)
-
-
-def test_streams_are_streams_to_torch() -> None:
-    assert isinstance(StreamingDataset(numbers), IterableDataset)

@@ -1,8 +1,6 @@
 """Where sets lie, what is said of those that are missing or broken, and rows of tables in the hub's layout."""
 
 import logging
-import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from _hub import encoded, own_cache, pixels_of, write_images, write_split
 from torch.utils.data import DataLoader
 
 from neuboots._validation import ArgumentError
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError, import_optional, resolve_data_root
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, resolve_data_root
 from neuboots.data.dataset import LazyDataset, StreamingDataset, TensorSource, hold_out
 from neuboots.data.huggingface import (
     ArrowSource,
@@ -80,11 +78,6 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path / "gone"))
     with pytest.raises(DatasetNotFoundError):
         resolve_data_root(None)
-
-
-def test_a_library_that_is_not_there_is_named_with_its_extra() -> None:
-    with pytest.raises(ImportError):
-        import_optional("nolibrary.part", "volumes")
 
 
 # -- validation ----------------------------------------------------------------------------------------
@@ -170,28 +163,6 @@ def test_rows_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     assert source.read([]) == ([], [])
 
 
-def test_other_columns_stay_where_they_are(tmp_path: Path) -> None:
-    images, big = ([encoded(pixels_of(row, (size, size, 3))) for row in range(4)] for size in (8, 128))
-    write_split(tmp_path / "toys/data", "train", {"big": big, "image": images, "label": [0, 1, 2, 3]})
-    table = opened(tmp_path)["train"]
-    assert table.data.column_names == ["image", "label"]
-    (file,) = table.cache_files  # a file that is mapped, not memory
-    assert Path(file["filename"]).stat().st_size < len(big[0])
-
-
-def test_files_without_the_librarys_own_notes(tmp_path: Path) -> None:
-    write_images(tmp_path / "toys/data", counts={"train": 3}, features=False)
-    xs, ys = source_of(tmp_path).read([1])
-    assert (xs[0].permute(1, 2, 0).numpy() == pixels_of(1, (32, 32, 3))).all()
-    assert int(ys[0]) == 1
-
-
-def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
-    for count in (3, 4):
-        write_images(tmp_path / "toys/data", counts={"train": count})
-        assert len(source_of(tmp_path)) == count
-
-
 def test_val_is_validation(tmp_path: Path) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 3, "val": 2})
     assert {split: len(table) for split, table in opened(tmp_path).items()} == {"train": 3, "validation": 2}
@@ -203,14 +174,6 @@ def test_nothing_is_printed_and_bars_are_as_before(tmp_path: Path, capfd: pytest
     opened(tmp_path)
     assert capfd.readouterr() == ("", "")
     assert not datasets.are_progress_bars_disabled()
-
-
-def test_bars_that_the_user_forces_make_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library would warn, which is an error here, that it cannot hide them."""
-    write_images(tmp_path / "toys/data", counts={"train": 3})
-    for module in (datasets.config, sys.modules["datasets.utils.tqdm"]):
-        monkeypatch.setattr(module, "HF_DATASETS_DISABLE_PROGRESS_BARS", False)
-    assert len(source_of(tmp_path)) == 3
 
 
 # -- what is missing -----------------------------------------------------------------------------------
@@ -267,16 +230,6 @@ def test_a_hub_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_offline_the_librarys_own_way_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library itself, offline: it never gets as far as a second try."""
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
-    with pytest.raises(DatasetNotFoundError):
-        opened(None)
-
-
 def test_the_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(
         tmp_path, counts={"train": 4, "test": 2, "extra": 3}, image="img", label="fine_label", labels="abcdefghij"
@@ -316,20 +269,6 @@ def test_a_parquet_file_that_is_no_whole_one_is_named(tmp_path: Path, broken: st
         opened(tmp_path, streaming=streaming)
 
 
-def test_a_parquet_file_with_rotten_pages_is_named(tmp_path: Path) -> None:
-    """Its end, where the schema lies, is whole."""
-    write_images(tmp_path / "toys/data", counts={"train": 60}, shards=2)
-    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
-    whole = bytearray(file.read_bytes())
-    whole[4:2000] = bytes(1996)
-    file.write_bytes(whole)
-    with pytest.raises(CorruptFileError):
-        opened(tmp_path)
-    table = opened(tmp_path, streaming=True)["train"]
-    with pytest.raises(CorruptFileError):
-        list(ArrowStream(table, "toys, split train", SPEC)())
-
-
 def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The library itself would write its own words on the file that does not fit."""
     _, file = write_split(
@@ -350,18 +289,6 @@ def test_a_file_without_rows_is_named(tmp_path: Path, streaming: bool) -> None:
     pq.write_table(pq.read_table(path).slice(0, 0), path)
     with pytest.raises(CorruptFileError):
         opened(tmp_path, streaming=streaming)
-
-
-def test_files_of_a_split_that_do_not_fit_each_other(tmp_path: Path) -> None:
-    write_images(tmp_path / "toys/data", counts={"train": 6}, shards=2)
-    file = tmp_path / "toys/data/train-00001-of-00002.parquet"
-    table = pq.read_table(file)
-    pq.write_table(table.set_column(1, "label", [["a", "b", "c"]]), file)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        opened(tmp_path)
-    pq.write_table(table.rename_columns(["img", "label"]), file)
-    with pytest.raises(DatasetNotFoundError):
-        opened(tmp_path)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -438,13 +365,3 @@ def test_other_processes_read_each_row_once(tmp_path: Path, context: str) -> Non
         loader = DataLoader(data, batch_size=7, num_workers=2, multiprocessing_context=context)
         labels = torch.cat([y for _, y in loader])
         assert sorted(labels.tolist()) == list(range(41))
-
-
-def test_rows_pickle_by_the_names_of_their_files(tmp_path: Path) -> None:
-    write_images(tmp_path / "toys/data", counts={"train": 300})
-    source = source_of(tmp_path)
-    flow = ArrowStream(opened(tmp_path, streaming=True)["train"], "toys", SPEC)
-    packed = pickle.dumps(source), pickle.dumps(flow)
-    assert max(map(len, packed)) < 10_000
-    assert torch.equal(pickle.loads(packed[0]).read([7])[0][0], source.read([7])[0][0])
-    assert list(pickle.loads(packed[1])()) == list(flow())

@@ -1,27 +1,22 @@
 """Sets of images, on small files in the hub's layout and on the real sets; and the catalogue of all sets."""
 
-import io
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import scipy.ndimage
 import scipy.stats
 import torch
 from _hub import encoded, own_cache, pixels_of, write_images, write_split
 from _nets import data_root
-from PIL import Image
 from torch import Tensor
 
 from neuboots._validation import ArgumentError
 from neuboots.data import (
     DATASETS,
     CorruptFileError,
-    DatasetBundle,
     DatasetNotFoundError,
     LazyDataset,
     Standardizer,
@@ -30,7 +25,7 @@ from neuboots.data import (
     load_dataset,
 )
 from neuboots.data.image_datasets import ROTATED_MNIST, rotation_angles
-from neuboots.data.images import decode_image, decode_mask
+from neuboots.data.images import decode_image
 from neuboots.data.registry import resolve_name
 from neuboots.loading import EpochLoader, load_class_labels
 
@@ -74,46 +69,12 @@ def stacked(part: Any) -> Tensor:
 # -- pixels --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP"])
-def test_images_of_every_mode_become_grey_or_colour(kind: str) -> None:
-    rgb = pixels_of(0, (6, 5, 3))
-    picture = Image.fromarray(rgb)
-    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    colour = decode_image(file.getvalue(), 3, "here")
-    assert colour.dtype == torch.uint8
-    assert (colour.permute(1, 2, 0).numpy() == rgb).all()
-    assert (decode_image(file.getvalue(), 1, "here")[0].numpy() == np.array(picture.convert("L"))).all()
-    grey = encoded(rgb[..., 0])
-    assert (decode_image(grey, 3, "here").numpy() == rgb[None, ..., 0]).all()
-    assert (decode_image(encoded(picture, mode="RGBA"), 3, "here").permute(1, 2, 0).numpy() == rgb).all()
-
-    clear = Image.fromarray(rgb[..., 0]).convert("P")
-    file = io.BytesIO()
-    clear.save(file, "PNG", transparency=bytes(range(256)))
-    assert (decode_image(file.getvalue(), 3, "here").permute(1, 2, 0).numpy() == np.array(clear.convert("RGB"))).all()
-
-
 def test_a_row_may_name_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(pixels_of(3, (4, 4))))
     x = decode_image({"bytes": None, "path": str(tmp_path / "a.png")}, 1, "here")
     assert (x[0].numpy() == pixels_of(3, (4, 4))).all()
     with pytest.raises(CorruptFileError):
         decode_image({"bytes": None, "path": str(tmp_path / "b.png")}, 1, "here")
-
-
-@pytest.mark.parametrize("keep", [0, 7, 40, 80])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_what_is_left_of_an_image_is_refused(kind: str, keep: int) -> None:
-    with pytest.raises(CorruptFileError):
-        decode_image(encoded(pixels_of(0, (32, 32, 3)), kind=kind)[:keep], 3, "cifar10, row 3")
-
-
-def test_numbers_of_16_bits_become_bytes_of_an_image_and_classes_of_a_mask() -> None:
-    deep = Image.fromarray(np.arange(16, dtype=np.uint16).reshape(4, 4))
-    assert decode_image(encoded(deep), 1, "here").unique().tolist() == [0]
-    assert decode_mask(encoded(deep), "here").tolist() == np.arange(16).reshape(4, 4).tolist()  # as classes they are
 
 
 # -- on small files ------------------------------------------------------------------------------------
@@ -199,12 +160,6 @@ def test_a_stream_has_the_same_rows(tmp_path: Path, name: str) -> None:
     assert [batch.x.shape[0] for _, batch, _ in batches] == [4, 4]
 
 
-def test_a_set_with_rows_for_validation_gives_those(tmp_path: Path) -> None:
-    write_images(tmp_path / "cifar10/data", counts={"train": 20, "validation": 6, "test": 5})
-    data = load_dataset("cifar10", root=tmp_path)
-    assert [len(part_of(part)) for part in (data.train, data.validation, data.test)] == [20, 6, 5]
-
-
 def test_a_set_without_rows_to_test_on(tmp_path: Path) -> None:
     write_images(tmp_path / "cifar10/data", counts={"train": 20})
     data = load_dataset("cifar10", root=tmp_path)
@@ -223,28 +178,6 @@ def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: int, streaming
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("bad", ["one", 0.5, float("nan"), None, [1]])
-def test_labels_of_another_type_are_refused(tmp_path: Path, bad: Any, streaming: bool) -> None:
-    (path,) = write_split(
-        tmp_path / "mnist/data", "train", {"image": [encoded(pixels_of(0, (28, 28)))] * 2, "label": [0, 1]}
-    )
-    kind = pa.int64() if bad is None else None
-    pq.write_table(pq.read_table(path).set_column(1, "label", pa.array([bad] * 2, kind)), path)
-    with pytest.raises(CorruptFileError):
-        list(load_dataset("mnist", root=tmp_path, streaming=streaming, val_fraction=0.0).train)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_labels_that_are_true_or_false_are_numbers(tmp_path: Path, streaming: bool) -> None:
-    (path,) = write_split(
-        tmp_path / "mnist/data", "train", {"image": [encoded(pixels_of(0, (28, 28)))] * 2, "label": [0, 1]}
-    )
-    pq.write_table(pq.read_table(path).set_column(1, "label", [[True, False]]), path)
-    rows = list(load_dataset("mnist", root=tmp_path, streaming=streaming, val_fraction=0.0).train)  # type: ignore[call-overload]
-    assert [(y.dtype, int(y)) for _, y in rows] == [(torch.int64, 1), (torch.int64, 0)]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["mnist", "rotated_mnist"])
 def test_an_image_of_another_size_is_named(tmp_path: Path, name: str, streaming: bool) -> None:
     """It would be cut to size where it is augmented, and nowhere else."""
@@ -254,33 +187,6 @@ def test_an_image_of_another_size_is_named(tmp_path: Path, name: str, streaming:
     loader = EpochLoader(data.augmented_train, batch_size=6, seed=0, steps_per_epoch=1 if streaming else None)
     with pytest.raises(CorruptFileError):
         list(loader.epoch(0))
-
-
-def test_a_rotten_image_is_named_in_a_set(tmp_path: Path) -> None:
-    images = [encoded(pixels_of(row, (32, 32, 3))) for row in range(20)]
-    images[13] = b"\x89PNG rotten"
-    write_split(tmp_path / "cifar10/data", "train", {"img": images, "label": [0, 1] * 10})
-    data = load_dataset("cifar10", root=tmp_path, val_fraction=0)
-    with pytest.raises(CorruptFileError):
-        list(EpochLoader(data.augmented_train, batch_size=8, seed=0).epoch(0))
-    assert load_class_labels(data.train).tolist() == [0, 1] * 10  # labels are read without images
-
-
-def test_seeds_draw_other_rows_for_validation(tmp_path: Path) -> None:
-    write(tmp_path, "cifar10", train=100)
-    rows = [part_of(load_dataset("cifar10", root=tmp_path, seed=seed).validation).rows for seed in (0, 0, 1)]
-    assert rows[0] == rows[1] != rows[2]
-    for seed in (0.5, "0", True):
-        with pytest.raises(ArgumentError):
-            load_dataset("cifar10", root=tmp_path, seed=seed)  # type: ignore[arg-type]
-
-
-def test_the_variable_is_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "cifar10")
-    monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path))
-    assert len(part_of(load_dataset("cifar10").test)) == 12
-    with pytest.raises(DatasetNotFoundError):
-        load_dataset("svhn")
 
 
 # -- rotated MNIST -------------------------------------------------------------------------------------
@@ -365,18 +271,6 @@ def test_a_wrong_name_gets_the_closest_first_and_all(wrong: str) -> None:
         load_dataset(7)  # type: ignore[arg-type]
 
 
-def test_every_set_has_a_line_and_a_way_to_get_it() -> None:
-    for name, entry in DATASETS.items():
-        assert resolve_name(name) == name
-        assert 10 < len(entry.summary) < 90
-        assert entry.hub or entry.hint, name
-
-
-def test_only_uci_sets_have_several_splits() -> None:
-    with pytest.raises(ArgumentError):
-        load_dataset("digits", split=3)
-
-
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.shipped])
 def test_every_other_set_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, name: str) -> None:
     with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
@@ -394,49 +288,3 @@ COUNTS = {
     "wbc_cells": (233, 115),
     "rotated_mnist": (60_000, 10_000),
 }
-
-
-@real
-@pytest.mark.parametrize("name", NAMES)
-def test_the_real_set(name: str) -> None:
-    data = load_dataset(name, root=data_root())
-    sizes = [len(part_of(part)) for part in (data.train, data.validation, data.test)]
-    assert sizes[0] + sizes[1] >= COUNTS[name][0]  # here a part of the set may lie, elsewhere the whole
-    assert sizes[1] == pytest.approx(0.1 * (sizes[0] + sizes[1]), abs=1)
-    assert sizes[2] >= COUNTS[name][1]
-    labels = load_class_labels(data.train)
-    assert labels.unique().tolist() == list(range(data.num_classes))
-    some = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(0))[:1000].tolist()
-    x = torch.stack([x for x, _ in part_of(data.train).__getitems__(some)])
-    assert x.shape[1:] == (data.channels, *[SPECS[folder_of(name)].side] * 2)
-    # 0.02 for the part of the set that lies here, and for rounded constants
-    for channel in x.transpose(0, 1):
-        means = channel.flatten(1).mean(1)
-        assert abs(float(means.mean())) < 5 * float(means.std()) / len(means) ** 0.5 + 0.02
-        assert float(channel.std()) == pytest.approx(1, abs=0.05)
-
-
-@real
-def test_computed_constants_are_those_of_the_training_rows() -> None:
-    """All 233 cells; and rotated MNIST, whose first 3,000 rows stand for all."""
-    cells = Standardizer.from_data(in_units(load_dataset("wbc_cells", root=data_root(), val_fraction=0.0)), axes=2)
-    spec = SPECS["wbc_cells"]
-    assert (*cells.mean, *cells.std) == pytest.approx((*spec.mean, *spec.std), abs=6e-5)
-    turned = load_dataset("rotated_mnist", root=data_root(), val_fraction=0.0)
-    some = Standardizer.from_data(in_units(turned, 3000), axes=2)
-    assert some.mean == pytest.approx(ROTATED_MNIST.mean, abs=0.003)
-    assert some.std == pytest.approx(ROTATED_MNIST.std, abs=0.003)
-
-
-def in_units(data: DatasetBundle, most: int | None = None) -> Tensor:
-    assert isinstance(data.standardizer, Standardizer)
-    part = part_of(data.train)
-    rows = part.__getitems__(range(most or len(part)))
-    return data.standardizer.inverse(torch.stack([x for x, _ in rows]))
-
-
-@real
-def test_the_real_classes_have_the_names_of_the_files() -> None:
-    assert load_dataset("cifar100", root=data_root()).classes == SPECS["cifar100"].classes
-    assert load_dataset("cifar10", root=data_root()).classes == SPECS["cifar10"].classes
-    assert load_dataset("fashion_mnist", root=data_root()).classes == SPECS["fashion_mnist"].classes

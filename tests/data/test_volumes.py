@@ -10,7 +10,6 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from _nets import data_root
 from torch.utils.data import DataLoader
 
 from neuboots._validation import ArgumentError
@@ -24,7 +23,6 @@ from neuboots.data.volumes import (
     read_affine,
     standardize_volumes,
 )
-from neuboots.loading import load_targets
 
 SHAPE = (5, 6, 7)
 RNG = np.random.default_rng(0)
@@ -137,19 +135,6 @@ def test_labels_that_were_scaled_are_whole_again(tmp_path: Path) -> None:
     assert torch.equal(data.train.target(0), torch.from_numpy(labels).long())
 
 
-def test_big_endian_volumes(tmp_path: Path) -> None:
-    made = pairs(tmp_path, 3)
-    _, labels, affine = made["scan_0.nii.gz"]
-    voxels = RNG.integers(-999, 999, SHAPE)
-    for name, values in (("images", voxels), ("labels", labels)):
-        header = nibabel.Nifti1Header(endianness=">")
-        header.set_data_dtype(">i2")
-        nibabel.save(nibabel.Nifti1Image(values.astype(">i2"), affine, header), tmp_path / name / "scan_0.nii.gz")
-    x, y = load_volume_folder(tmp_path, val_fraction=0, test_fraction=0).train[0]
-    assert torch.allclose(x[0], torch.from_numpy((voxels - voxels.mean()) / voxels.std()).float(), atol=1e-5)
-    assert torch.equal(y, torch.from_numpy(labels).long())
-
-
 def test_labels_of_black_and_white_are_refused(tmp_path: Path) -> None:
     pairs(tmp_path, 3)
     with pytest.raises(ArgumentError):
@@ -160,12 +145,6 @@ def test_labels_of_black_and_white_are_refused(tmp_path: Path) -> None:
     for classes in (None, ["out", "in"]):
         with pytest.raises(ArgumentError):
             load_volume_folder(tmp_path, classes=classes)
-
-
-@pytest.mark.parametrize("value", [0.1, 1e6 + 0.1, -3e-7])
-def test_a_constant_is_only_shifted(value: float) -> None:
-    """Its mean is rounded, and so its computed spread is not quite 0."""
-    assert float(standardize_volumes(torch.full((1, 2, 11, 10, 10), value, dtype=torch.float64)).abs().max()) < 1e-8
 
 
 def test_standardise_is_the_definition_and_changes_nothing_twice() -> None:
@@ -192,24 +171,6 @@ def test_names_of_classes_from_the_description(tmp_path: Path, labels: dict[str,
     assert load_volume_folder(tmp_path, classes=["x", "y", "z"]).classes == ("x", "y", "z")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"labels": 3}', '{"labels": {"a": "b"}}', "{}"])
-def test_a_description_that_says_nothing(tmp_path: Path, text: str) -> None:
-    pairs(tmp_path, 3)
-    (tmp_path / "dataset.json").write_text(text)
-    with pytest.raises(CorruptFileError):
-        load_volume_folder(tmp_path)
-    (tmp_path / "dataset.json").write_text('{"labels": {"0": "a", "4": "b"}}')
-    with pytest.raises(CorruptFileError):
-        load_volume_folder(tmp_path)
-
-
-def test_splits_that_have_folders(tmp_path: Path) -> None:
-    for split, count in {"train": 4, "val": 2, "test": 3}.items():
-        pairs(tmp_path / split, count)
-    data = load_volume_folder(tmp_path)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [4, 2, 3]
-
-
 def test_crops_with_void_around(tmp_path: Path) -> None:
     pairs(tmp_path, 6)
     assert load_volume_folder(tmp_path).augmentation is None
@@ -220,14 +181,6 @@ def test_crops_with_void_around(tmp_path: Path) -> None:
     assert y.unique().tolist() == [0, 1, 2, 255]
     assert bool((x[:, 0][y == 255] == 0).all())
     assert int((y == 255).sum()) == 6 * 4 * 4 * 2
-
-
-def test_targets_are_read_without_volumes(tmp_path: Path) -> None:
-    pairs(tmp_path, 3)
-    data = load_volume_folder(tmp_path, classes=["a", "b", "c"], val_fraction=0, test_fraction=0)
-    for file in (tmp_path / "images").iterdir():
-        file.write_bytes(b"")
-    assert load_targets(data.train).shape == (3, *SHAPE)
 
 
 # -- what is wrong -------------------------------------------------------------------------------------
@@ -321,20 +274,6 @@ def test_affines_may_differ_by_less_than_half_a_voxel(tmp_path: Path, unit: floa
         data.train[1]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_voxels_that_are_no_numbers(tmp_path: Path, value: float) -> None:
-    data, image, _ = broken(tmp_path)
-    affine = nibabel.load(image).affine
-    voxels = np.ones(SHAPE, np.float32)
-    voxels[1, 2, 3] = value
-    save(voxels, image, affine)
-    with pytest.raises(CorruptFileError):
-        data.train[1]
-    save(np.ones(SHAPE, np.complex64), image, affine)
-    with pytest.raises(CorruptFileError):
-        data.train[1]
-
-
 def test_folders_and_files_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_volume_folder(tmp_path / "nowhere")
@@ -348,14 +287,6 @@ def test_folders_and_files_that_are_missing(tmp_path: Path) -> None:
     pairs(tmp_path, 3)
     (tmp_path / "labels" / "scan_2.nii.gz").unlink()
     with pytest.raises(DatasetNotFoundError):
-        load_volume_folder(tmp_path)
-
-
-def test_one_label_is_no_task(tmp_path: Path) -> None:
-    for i in range(3):
-        save(np.ones(SHAPE, np.float32), tmp_path / "images" / f"{i}.nii")
-        save(np.zeros(SHAPE, np.uint8), tmp_path / "labels" / f"{i}.nii")
-    with pytest.raises(ArgumentError):
         load_volume_folder(tmp_path)
 
 
@@ -398,25 +329,3 @@ def test_a_hippocampus_that_is_not_there(tmp_path: Path) -> None:
         load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
     with pytest.raises(DatasetNotFoundError):
         load_hippocampus3d(None, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
-
-
-def test_the_real_hippocampus() -> None:
-    root = data_root()
-    if root is None or not (root / "hippocampus3d").is_dir():
-        pytest.skip("no folder of real data: set NEUBOOTS_DATA to one with hippocampus3d")
-    data = load_hippocampus3d(root, LoadOptions(val_fraction=0.1, seed=0, streaming=False))
-    assert sum(len(part) for part in (data.train, data.validation, data.test)) == 160
-    rows = data.train.__getitems__(range(12))
-    for x, y in rows:
-        assert abs(float(x.mean())) < 1e-4
-        assert abs(float(x.std(correction=0)) - 1) < 1e-4
-        assert x.shape[1:] == y.shape
-        assert all(24 <= side <= 58 for side in y.shape)
-        share = float((y > 0).double().mean())
-        assert 0.01 < share < 0.2  # a hippocampus is a few percent of its box
-        front, back = ((y == c).nonzero().double().mean(0)[1] for c in (1, 2))
-        assert float(front) > float(back)  # the second axis goes to the front: anterior lies before posterior
-    assert np.array_equal(read_affine(data.test, 0)[:3, :3], np.eye(3))
-    batch = next(iter(DataLoader(data.augmented_train, batch_size=8)))
-    assert batch[0].shape == (8, 1, 32, 48, 32)
-    assert set(batch[1].unique().tolist()) <= {0, 1, 2, 255}

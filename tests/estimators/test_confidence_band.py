@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError
-from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+from neuboots.estimators import NeuBootsRegressor
 from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
 from neuboots.losses import GaussianNLL
 from neuboots.methods import Deterministic, InfluenceBootstrap
-from neuboots.methods.influence._jacobian import Jacobian
 from neuboots.methods.influence._tangent import build_tangent_predictor
 from neuboots.nets import MLP
 from neuboots.serialization import ArtifactError
@@ -199,25 +197,7 @@ def test_several_targets_and_a_plain_net(targets: int) -> None:
     assert (np.mean(width((found.confidence_low, found.confidence_high)), 0) < np.std(Y, 0)).all()
 
 
-def test_targets_by_themselves_have_nearly_the_band_they_have_together() -> None:
-    """Two targets of one net: the exact band of each comes from the same kernel, output by output."""
-    X, y = waves(150)
-    x, target = torch.from_numpy(X), torch.from_numpy(np.stack([y, X[:, 0] ** 2], 1))
-    net = trained(x, target)
-    band = fit_confidence_band(net, nn.MSELoss(), x, target, x + 0.01)
-    ratio = band.std(x) / exact_std(net, x, target, x)
-    assert float((ratio - 1).square().mean().sqrt()) < 0.05
-
-
 # -- weights and parts ---------------------------------------------------------------------------------
-
-
-def test_whole_weights_are_frequencies_in_the_band_as_well() -> None:
-    X, y = waves(80)
-    weights = np.random.default_rng(0).integers(0, 4, 80)
-    weighted = NeuBootsRegressor(**QUICK).fit(X, y, sample_weight=weights)
-    repeated = NeuBootsRegressor(**QUICK).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
-    assert same(weighted, repeated, X)
 
 
 def test_weights_that_multiply_the_loss_by_hand() -> None:
@@ -239,36 +219,6 @@ def test_weights_that_multiply_the_loss_by_hand() -> None:
     assert float(fit_confidence_band(net, nn.MSELoss(), x, targets, x, weighted=True).std(one)) == pytest.approx(
         found, 0.02
     )
-
-
-def test_weights_of_one_change_nothing() -> None:
-    X, y = waves(60)
-    x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
-    net, ones = trained(x, target, steps=30), torch.ones(60, 1, dtype=torch.float64)
-    method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all")
-    plain = build_tangent_predictor(method, net, resolve_fit(net, (x, target), RECIPE))
-    weighted = build_tangent_predictor(
-        method, net, resolve_fit(net, (x, torch.cat([target, ones], 1)), RECIPE), weighted=True
-    )
-    torch.testing.assert_close(plain.summarize(x, 1).std, weighted.summarize(x, 1).std)
-
-
-@pytest.mark.parametrize("method", ["neuboots", "deterministic"])
-def test_an_estimator_with_weights_of_any_size(method: str) -> None:
-    X, y = waves(200)
-    weights = np.where(X[:, 0] > 0, 1.9, 0.1)
-    regressor = NeuBootsRegressor(method, **QUICK).fit(X, y, sample_weight=weights)
-    low, high = regressor.predict_interval(X, 0.95, "confidence")
-    assert regressor.band_ is not None
-    assert (low < high).all()
-
-
-def test_targets_of_held_out_rows_do_not_move_the_band() -> None:
-    X, y = waves(200)
-    one = NeuBootsRegressor(**QUICK).fit(X, y)
-    other = NeuBootsRegressor(**QUICK).fit(X, y + 3 * one.held_out_)
-    assert one.held_out_.sum() == 20
-    assert same(one, other, X)
 
 
 # -- methods, nets, losses -----------------------------------------------------------------------------
@@ -313,55 +263,6 @@ class WithNorm(nn.Module):
         h = self.norm(self.first(x)).tanh()
         out: Tensor = self.head(self.scale * (h + self.twice(self.twice(h).tanh())))
         return out
-
-
-def test_products_with_the_jacobian_of_any_net() -> None:
-    """J u and Jᵀ c against rows of J that torch differentiates one by one."""
-    torch.manual_seed(0)
-    net, x = WithNorm(3, 4).double(), torch.randn(7, 3, dtype=torch.float64)
-    jacobian = Jacobian(net, "all", x, outputs=2)
-    rows, weights = jacobian.rows(x), list(net.parameters())
-    J = torch.stack([
-        torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(z, weights, retain_graph=True)]) for z in row])
-        for row in (net(one[None])[0, :2] for one in x)
-    ])  # fmt: skip
-    c = torch.randn(7, 2, 5, dtype=torch.float64)
-    pulled = jacobian.pull(rows, c)
-    direct = torch.einsum("ncp,nck->kp", J, c)
-    pushed = torch.einsum("ncp,kp->nck", J, direct)
-    torch.testing.assert_close(jacobian.push(rows, pulled), pushed)
-    assert sum(part[0].numel() for part in pulled) == sum(p.numel() for p in weights)
-    scale, first, head = 8, 3 * 8 + 8, 8 * 4 + 4  # the places of the Linear layers that are used once
-    own = [J[..., scale : scale + first], J[..., -head:]]
-    squares = jacobian.squares(rows)  # by units that enter: three and a bias, eight and a bias
-    assert squares.shape == (7, 2, 4 + 9)
-    for part, size in zip(own, (squares[..., :4], squares[..., 4:]), strict=True):
-        torch.testing.assert_close(size.sum(-1), part.square().sum(-1))
-    bias, second = own[0][..., -8:], own[0][..., 1:24:3]
-    torch.testing.assert_close(squares[..., 3], bias.square().sum(-1))
-    torch.testing.assert_close(squares[..., 1], second.square().sum(-1))
-
-
-class WithAttention(nn.Module):
-    """Columns that look at each other: torch's fast attention has no second derivative."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.keys, self.head = nn.Linear(1, 4), nn.Linear(4, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.keys(x[:, :, None])
-        out: Tensor = self.head(nn.functional.scaled_dot_product_attention(h, h, h).mean(1))
-        return out
-
-
-def test_a_net_with_attention() -> None:
-    X, y = waves(30)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "The net has no influence bootstrap")
-        regressor = NeuBootsRegressor(net=WithAttention, epochs=2, random_state=0).fit(X, y)
-    assert regressor.band_ is not None
-    assert (width(regressor.predict_interval(X, 0.9, "confidence")) > 0).all()
 
 
 @pytest.mark.parametrize("make", [WithNorm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))])
@@ -475,17 +376,6 @@ def test_weights_of_no_number_are_told_so() -> None:
     assert regressor.band_ is None
 
 
-def test_replicates_do_not_depend_on_torchs_default_precision() -> None:
-    X, y = waves(40)
-    regressor = NeuBootsRegressor(epochs=2, random_state=0, widths=(8,)).fit(X, y)
-    expected = regressor.sample(X, 3)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert np.array_equal(regressor.sample(X, 3), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_very_wide_layers_are_answered_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = waves(60)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
@@ -498,16 +388,6 @@ def test_very_wide_layers_are_answered_some_rows_at_a_time(monkeypatch: pytest.M
     some = fit_confidence_band(net, nn.MSELoss(), x, target, x)
     torch.testing.assert_close(some.std(x), expected[0])
     torch.testing.assert_close(some.sample(x, 3, seed=0), expected[1])
-
-
-def test_options() -> None:
-    X, y = waves(40)
-    regressor = NeuBootsRegressor(band="method")
-    assert clone(regressor).get_params()["band"] == "method"
-    assert NeuBootsRegressor().get_params()["band"] == "influence"
-    assert "band" not in NeuBootsClassifier().get_params()
-    with pytest.raises(ArgumentError):
-        NeuBootsRegressor(band="both").fit(X, y)  # type: ignore[arg-type]
 
 
 # -- files ---------------------------------------------------------------------------------------------

@@ -112,40 +112,29 @@ def open_tables(
         CorruptFileError: If a file cannot be read.
     """
     datasets = import_optional("datasets")
-    if root is None:
-        found = _load_from_hub(datasets, location, streaming)
-        tables = {split: found[name] for split, name in _match_splits(location, list(found)).items()}
-    else:
-        tables = _load_from_root(datasets, location, root, columns, streaming)
-    return {split: _select_columns(location, split, table, columns) for split, table in tables.items()}
-
-
-def _load_from_root(
-    datasets: Any, location: DatasetLocation, root: Path, columns: Sequence[Sequence[str]], streaming: bool
-) -> dict[str, Any]:
-    files = _find_parquet_files(location, find_folder(location, root), root)
+    found = _load_from_hub(datasets, location, streaming) if root is None else _find_parquet_files(location, root)
     tables = {}
-    for split, name in _match_splits(location, list(files)).items():
-        paths = files[name]
-        present = _read_common_columns(paths)
-        selected = [_find_column(location, split, present, names) for names in columns]
-        try:
-            with silence_datasets(datasets):
-                tables[split] = datasets.load_dataset(
-                    "parquet",
-                    data_files={split: [str(path) for path in paths]},
-                    split=split,
-                    columns=selected,
-                    streaming=streaming,
-                )
-        except Exception as error:  # of Arrow, fsspec and datasets
-            hint = "Download it again, or set HF_HOME to a folder with free space."
-            raise CorruptFileError(paths[0].parent, _one_line(error), hint) from None
+    for split, name in _match_splits(location, list(found)).items():
+        table = found[name] if root is None else _load_parquet(datasets, found[name], streaming)
+        tables[split] = _select_columns(location, split, table, columns)
     return tables
 
 
-def _find_parquet_files(location: DatasetLocation, folder: Path, root: Path) -> dict[str, list[Path]]:
+def _load_parquet(datasets: Any, paths: list[Path], streaming: bool) -> Any:
+    """Table of one split; only its files' common columns are read."""
+    columns, files = _read_common_columns(paths), [str(path) for path in paths]
+    options = {"data_files": {"split": files}, "split": "split", "columns": columns, "streaming": streaming}
+    try:
+        with silence_datasets(datasets):
+            return datasets.load_dataset("parquet", **options)
+    except Exception as error:  # of Arrow, fsspec and datasets
+        hint = "Download it again, or set HF_HOME to a folder with free space."
+        raise CorruptFileError(paths[0].parent, _one_line(error), hint) from None
+
+
+def _find_parquet_files(location: DatasetLocation, root: Path) -> dict[str, list[Path]]:
     """Files of each split, from the first subfolder that has any."""
+    folder = find_folder(location, root)
     names = dict.fromkeys(filter(None, [location.config, "data", "plain_text", location.name, "."]))
     for subfolder in (folder / name for name in names):
         files: dict[str, list[Path]] = {}

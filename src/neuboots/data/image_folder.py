@@ -159,28 +159,23 @@ def find_paired_folders(folder: Path, inputs: Sequence[str], targets: Sequence[s
     Raises:
         DatasetNotFoundError: If a folder is missing.
     """
-    expected = f"{' or '.join(inputs)} and {' or '.join(targets)}"
-    pair = _find_pair(folder, inputs, targets)
-    if pair is not None:
-        input_splits, target_splits = map(find_split_folders, pair)
-        if missing := [split for split in input_splits if split not in target_splits]:
-            raise DatasetNotFoundError(f"{pair[1]} has no folder for the split {missing[0]!r}.")
-        return {split: (entry, target_splits[split]) for split, entry in input_splits.items()} or {"train": pair}
     splits = find_split_folders(folder)
-    found = {split: _find_pair(entry, inputs, targets) for split, entry in splits.items()}
-    for split, split_pair in found.items():
-        if split_pair is None:
-            raise DatasetNotFoundError(f"{splits[split]} does not have both folders {expected}.")
-    if not found:
-        names = format_names([entry.name for entry in list_folders(folder)]) or "none"
-        raise DatasetNotFoundError(f"{folder} has the folders {names}; expected {expected}, or train with both in it.")
-    return {split: split_pair for split, split_pair in found.items() if split_pair is not None}
+    if splits:
+        return {split: _find_pair(entry, inputs, targets) for split, entry in splits.items()}
+    pair = _find_pair(folder, inputs, targets)
+    input_splits, target_splits = map(find_split_folders, pair)
+    if missing := [split for split in input_splits if split not in target_splits]:
+        raise DatasetNotFoundError(f"{pair[1]} has no folder for the split {missing[0]!r}.")
+    return {split: (entry, target_splits[split]) for split, entry in input_splits.items()} or {"train": pair}
 
 
-def _find_pair(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> tuple[Path, Path] | None:
+def _find_pair(folder: Path, inputs: Sequence[str], targets: Sequence[str]) -> tuple[Path, Path]:
     names = {entry.name: entry for entry in list_folders(folder)}
     first, second = (next((names[name] for name in group if name in names), None) for group in (inputs, targets))
-    return None if first is None or second is None else (first, second)
+    if first is None or second is None:
+        found = f"has the folders {format_names(list(names)) or 'none'}; expected {' or '.join(inputs)}"
+        raise DatasetNotFoundError(f"{folder} {found} and {' or '.join(targets)}, in or above train, val and test.")
+    return first, second
 
 
 def list_pairs(folders: tuple[Path, Path], suffixes: Sequence[str], target_suffixes: Sequence[str]) -> FilePairs:
@@ -198,16 +193,12 @@ def list_pairs(folders: tuple[Path, Path], suffixes: Sequence[str], target_suffi
         DatasetNotFoundError: If there are no inputs, or a file has no partner.
         ValueError: If two files of a folder differ by their suffix only.
     """
-    listings = [list_files(folder, ends) for folder, ends in zip(folders, (suffixes, target_suffixes), strict=True)]
-    inputs, targets = (
-        _index_by_stem(listing.files, folder, ends)
-        for listing, folder, ends in zip(listings, folders, (suffixes, target_suffixes), strict=True)
-    )
-    skipped = tuple(str(file) for listing in listings for file in listing.others)
+    inputs, others = _index_by_stem(folders[0], suffixes)
+    targets, other_targets = _index_by_stem(folders[1], target_suffixes)
+    skipped = tuple(map(str, others + other_targets))
     if not inputs:
-        raise DatasetNotFoundError(
-            f"{folders[0]} has no file that ends in {', '.join(suffixes)} ({len(listings[0].others)} other files)."
-        )
+        found = f"({len(others)} other files)"
+        raise DatasetNotFoundError(f"{folders[0]} has no file that ends in {', '.join(suffixes)} {found}.")
     for stem in [*inputs, *targets]:
         if stem not in targets:
             raise DatasetNotFoundError(
@@ -218,15 +209,16 @@ def list_pairs(folders: tuple[Path, Path], suffixes: Sequence[str], target_suffi
     return FilePairs(tuple(map(str, inputs.values())), tuple(str(targets[stem]) for stem in inputs), skipped)
 
 
-def _index_by_stem(files: list[Path], folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
-    by_stem: dict[str, Path] = {}
-    for file in files:
+def _index_by_stem(folder: Path, suffixes: Collection[str]) -> tuple[dict[str, Path], list[Path]]:
+    """Files by their relative path without the suffix, and files with other suffixes."""
+    listing, by_stem = list_files(folder, suffixes), dict[str, Path]()
+    for file in listing.files:
         name = file.relative_to(folder).as_posix()
         stem = name[: -max(len(suffix) for suffix in suffixes if name.lower().endswith(suffix))]
         if stem in by_stem:
             raise ValueError(f"{by_stem[stem]} and {file} have the same name: remove one of them.")
         by_stem[stem] = file
-    return by_stem
+    return by_stem, listing.others
 
 
 # -- images by class -----------------------------------------------------------------------------------
@@ -572,14 +564,10 @@ def load_mask_folder(
 
 
 def _make_mask_datasets(
-    pairs: Mapping[str, FilePairs],
-    label_map: LabelMap,
-    channels: int,
-    size: ImageSize | None,
-    standardizer: Standardizer,
+    pairs: Mapping[str, FilePairs], label_map: LabelMap, channels: int, size: ImageSize | None, transform: Standardizer
 ) -> dict[str, LazyDataset]:
     return {
-        split: LazyDataset(MaskFileSource(images, masks, label_map, channels, size, skipped), standardizer)
+        split: LazyDataset(MaskFileSource(images, masks, label_map, channels, size, skipped), transform)
         for split, (images, masks, skipped) in pairs.items()
     }
 
