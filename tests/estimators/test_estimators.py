@@ -44,7 +44,7 @@ def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
 
 
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [NeuBootsRegressor(epochs=8, widths=(16,)), NeuBootsClassifier(epochs=15, widths=(16,))]
+    [NeuBootsRegressor(epochs=20), NeuBootsClassifier(epochs=20)]
 )
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)

@@ -529,7 +529,7 @@ class _RunningMoments:
 def _scan(
     file: TableFile, target: str, ignore: Sequence[str], *, keep: bool
 ) -> tuple[dict[str, ColumnKind | None], Any, list[Any] | None]:
-    """Kind of each column, targets as a series, and all rows, unless texts such as 01 were read as numbers somewhere."""
+    """Kind of each column, targets as a series, and all rows, unless texts such as 01 were read as numbers."""
     pandas = import_optional("pandas")
     kinds: dict[str, ColumnKind | None] = {name: None for name in file.names if name and name not in ignore}
     parsed = set[str]()
