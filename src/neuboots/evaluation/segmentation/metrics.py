@@ -14,6 +14,7 @@ Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, Self
 
 import torch
@@ -341,16 +342,12 @@ def _iter_images(
     data: LabeledData, batch_size: int, window: Window, overlap: float, progress: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images (N, C, *) of one size and their masks (N, *); images larger than the window one by one."""
-    held: list[tuple[Tensor, Tensor]] = []
-    for x, y in iter_batches(data, 1, title="segmentation", progress=progress):
-        for row in zip(*_as_images(x, y), strict=True):
-            shape = row[0].shape
-            fits = window is None or clip_window(shape[1:], window, overlap=overlap) == tuple(shape[1:])
-            if held and (held[0][0].shape != shape or len(held) >= (batch_size if fits else 1)):
-                yield torch.stack([x for x, _ in held]), torch.stack([y for _, y in held])
-                held = []
-            held.append(row)
-    yield torch.stack([x for x, _ in held]), torch.stack([y for _, y in held])
+    batches = iter_batches(data, 1, title="segmentation", progress=progress)
+    rows = (row for x, y in batches for row in zip(*_as_images(x, y), strict=True))
+    for shape, group in groupby(rows, key=lambda row: tuple(row[0].shape[1:])):
+        fits = window is None or clip_window(shape, window, overlap=overlap) == shape
+        while chunk := list(islice(group, batch_size if fits else 1)):
+            yield torch.stack([x for x, _ in chunk]), torch.stack([y for _, y in chunk])
 
 
 def _as_images(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
