@@ -814,8 +814,9 @@ class BaseMethod(ABC, Generic[P]):
         """Train the method.
 
         Args:
-            model: Net to train, or a function without arguments that returns one. A method with several nets calls the
-                function once per net; it copies a module and re-initialises each copy.
+            model: Net, trained in place from its present weights, or a function without arguments that returns one. A
+                method with several nets calls the function once per net; of a module it trains copies with new initial
+                weights. A method that replaces layers trains a copy.
             data: Training data: a data set of (x, y), a pair of tensors or arrays, or a `DataLoader`.
             config: Training options; None for the defaults.
             val_data: Validation data, for the metrics of each epoch and for early stopping.
