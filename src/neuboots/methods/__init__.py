@@ -6,21 +6,32 @@ A module is imported when one of its classes is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from neuboots.methods._base import MethodInfo, create_method, find_method, list_methods, load_methods, register
+from neuboots.methods._base import MethodInfo as MethodInfo
+from neuboots.methods._base import create_method as create_method
+from neuboots.methods._base import find_method as find_method
+from neuboots.methods._base import list_methods as list_methods
+from neuboots.methods._base import load_methods as load_methods
+from neuboots.methods._base import register as register
 
 if TYPE_CHECKING:
-    from neuboots.methods._base import METHODS
-    from neuboots.methods.batch_ensemble import BatchEnsemble
-    from neuboots.methods.calibrated_neuboots import CalibratedNeuBoots, calibrate_dispersion
-    from neuboots.methods.deterministic import Deterministic, DeterministicPredictor
-    from neuboots.methods.ensembles import BayesianBootstrap, DeepEnsemble, StandardBootstrap
-    from neuboots.methods.gaussian_process import GaussianProcess, SparseGP
-    from neuboots.methods.influence import InfluenceBootstrap
-    from neuboots.methods.laplace import Laplace
-    from neuboots.methods.mc_dropout import MCDropout
-    from neuboots.methods.mimo import MIMO
-    from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
-    from neuboots.methods.swag import SWAG
+    from neuboots.methods._base import METHODS as METHODS
+    from neuboots.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from neuboots.methods.calibrated_neuboots import CalibratedNeuBoots as CalibratedNeuBoots
+    from neuboots.methods.calibrated_neuboots import calibrate_dispersion as calibrate_dispersion
+    from neuboots.methods.deterministic import Deterministic as Deterministic
+    from neuboots.methods.deterministic import DeterministicPredictor as DeterministicPredictor
+    from neuboots.methods.ensembles import BayesianBootstrap as BayesianBootstrap
+    from neuboots.methods.ensembles import DeepEnsemble as DeepEnsemble
+    from neuboots.methods.ensembles import StandardBootstrap as StandardBootstrap
+    from neuboots.methods.gaussian_process import GaussianProcess as GaussianProcess
+    from neuboots.methods.gaussian_process import SparseGP as SparseGP
+    from neuboots.methods.influence import InfluenceBootstrap as InfluenceBootstrap
+    from neuboots.methods.laplace import Laplace as Laplace
+    from neuboots.methods.mc_dropout import MCDropout as MCDropout
+    from neuboots.methods.mimo import MIMO as MIMO
+    from neuboots.methods.neuboots import NeuBoots as NeuBoots
+    from neuboots.methods.neuboots import NeuBootsPredictor as NeuBootsPredictor
+    from neuboots.methods.swag import SWAG as SWAG
 
 _MODULES = {
     "batch_ensemble": ("BatchEnsemble",),
@@ -35,32 +46,6 @@ _MODULES = {
     "neuboots": ("NeuBoots", "NeuBootsPredictor"),
     "swag": ("SWAG",),
 }
-
-__all__ = [
-    "METHODS",
-    "MIMO",
-    "SWAG",
-    "BatchEnsemble",
-    "BayesianBootstrap",
-    "CalibratedNeuBoots",
-    "DeepEnsemble",
-    "Deterministic",
-    "DeterministicPredictor",
-    "GaussianProcess",
-    "InfluenceBootstrap",
-    "Laplace",
-    "MCDropout",
-    "MethodInfo",
-    "NeuBoots",
-    "NeuBootsPredictor",
-    "SparseGP",
-    "StandardBootstrap",
-    "calibrate_dispersion",
-    "create_method",
-    "find_method",
-    "list_methods",
-    "register",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,12 @@
 """Layers of K members that share their weights up to a rank-one factor, for BatchEnsemble and its variants."""
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -290,24 +288,16 @@ def check_ensemble(ensemble: nn.Module, num_members: int, example: Any) -> None:
 def _run_in_training_mode(ensemble: nn.Module, num_members: int, example: Any) -> tuple[Tensor, Tensor]:
     """Return the last member's outputs in a tile and alone, in training mode, where batch statistics may be used.
 
-    Passes that draw random numbers cannot be compared; the same outputs are then returned twice.
+    Random outputs cannot be compared; the same ones are then returned twice.
     """
 
-    def run(members: Sequence[int]) -> tuple[Tensor, bool]:
-        seed_everything(0)
-        expected = _draw_next(ensemble)
-        seed_everything(0)
-        outputs = run_members(copy_net(ensemble).train(), example, members)[-1]
-        return outputs, _draw_next(ensemble) != expected
+    def run(members: Sequence[int], seed: int = 0) -> Tensor:
+        seed_everything(seed)
+        return run_members(copy_net(ensemble).train(), example, members)[-1]
 
-    alone, is_random = run([num_members - 1])
-    return (alone, alone) if is_random else (run(range(num_members))[0], alone)
-
-
-def _draw_next(net: nn.Module) -> tuple[float, ...]:
-    """Draw a number from each generator that a net may use."""
-    device = next(net.parameters()).device
-    return float(torch.rand(())), float(torch.rand((), device=device)), random.random(), float(np.random.random())
+    alone = run([num_members - 1])
+    is_random = not outputs_match(run([num_members - 1], seed=1), alone)
+    return alone if is_random else run(range(num_members)), alone
 
 
 # -- training ------------------------------------------------------------------------------------------
