@@ -11,8 +11,8 @@ from neuboots.report import plots
 from neuboots.report.checks import Check
 from neuboots.report.html import to_svg
 from neuboots.report.section import Section
-from neuboots.report.tables import MetricColumn, tabulate
 from neuboots_paper import plots as paper_plots
+from neuboots_paper.tables import MetricColumn, tabulate
 
 TITLE, INTRODUCTION = "The paper, <reproduced>", "Figures marked *paper* are the paper's; 2 * 3 * 4 & `code`."
 EVIL = "<script>alert(\"x\")</script> & 'y'"

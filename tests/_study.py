@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from neuboots._validation import ArgumentError
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper.runner import Run, run_study
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,9 +31,9 @@ from neuboots.nets import (
 )
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn
 from neuboots_paper import baselines  # noqa: F401 -- registers its methods
 from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.tables import MetricColumn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from neuboots.data import DatasetBundle, load_dataset
 from neuboots.report.checks import Check
-from neuboots.report.tables import PaperValues, Table
+from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
+from neuboots_paper.tables import PaperValues
 from neuboots_paper.toy_datasets import TOY_DATASETS
 
 if TYPE_CHECKING:

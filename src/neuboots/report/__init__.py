@@ -1,1 +1,4 @@
-"""Figures: small functions that draw on a matplotlib Axes. Needs matplotlib, so nothing is imported here."""
+"""Reports: tables, checks and plots of evaluations, as text and as a self-contained HTML page.
+
+Nothing is imported here, since plots need matplotlib.
+"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     class_scores,
@@ -25,6 +25,7 @@ from neuboots_paper._common import (
     round_rows,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

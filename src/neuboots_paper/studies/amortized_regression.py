@@ -18,7 +18,7 @@ from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method, residual_std
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     compare_everywhere,
     epochs_for,
@@ -29,6 +29,7 @@ from neuboots_paper._common import (
     round_rows,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

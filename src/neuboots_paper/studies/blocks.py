@@ -23,9 +23,10 @@ from neuboots.methods import BayesianBootstrap, Deterministic
 from neuboots.nets import MLP
 from neuboots.prediction import Method
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots.weights import Dirichlet, assign_blocks, compute_strata
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.evaluation.benchmark import benchmark_methods
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
 from neuboots_paper._common import (
     PAPER_SGD,
@@ -27,6 +27,7 @@ from neuboots_paper._common import (
     reliability_plots,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
+from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,9 +18,10 @@ from neuboots.data import DatasetBundle, Standardizer
 from neuboots.data.corruptions import CORRUPTIONS
 from neuboots.evaluation.corruption import evaluate_corruptions
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import PAPER_SGD, image_net, load_rows, make_method, net_title, neuboots_variants
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from neuboots.evaluation.benchmark import benchmark_methods
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
 from neuboots_paper._common import PAPER_SGD, image_net, load_images, load_with_rows, make_method
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

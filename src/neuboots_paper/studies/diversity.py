@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.evaluation.diversity import evaluate_diversity
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     PAPER_SGD,
@@ -24,6 +24,7 @@ from neuboots_paper._common import (
     reliability_plots,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

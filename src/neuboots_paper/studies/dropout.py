@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from neuboots.methods import MCDropout
 from neuboots.nets import MLP
 from neuboots.report.checks import Check
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     class_scores,
@@ -25,6 +25,7 @@ from neuboots_paper._common import (
     round_rows,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

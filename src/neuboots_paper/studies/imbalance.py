@@ -16,9 +16,10 @@ from neuboots.data.imbalance import subsample_classes
 from neuboots.evaluation.imbalance import evaluate_imbalance
 from neuboots.loading import load_class_labels
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import PAPER_SGD, image_net, load_rows, make_method, net_title, neuboots_variants
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from neuboots.report.checks import Check, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     class_scores,
     classifier,
@@ -21,6 +21,7 @@ from neuboots_paper._common import (
     reliability_plots,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

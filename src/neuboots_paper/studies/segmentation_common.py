@@ -29,10 +29,11 @@ from neuboots.evaluation.segmentation.io import class_colors, colorize_labels, t
 from neuboots.losses import BrierLoss
 from neuboots.prediction import Method, Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn, PaperValues, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots.training import OptimizerFactory, TrainingConfig
 from neuboots_paper._common import make_method, neuboots_variants, reliability_plots
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

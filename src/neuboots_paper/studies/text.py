@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots.nets import TextTransformer
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import Table, tabulate
+from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
     class_scores,
@@ -26,6 +26,7 @@ from neuboots_paper._common import (
     round_rows,
 )
 from neuboots_paper.study import Job, Rows, RunContext, Study
+from neuboots_paper.tables import tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,11 +32,12 @@ from neuboots.methods import (
 )
 from neuboots.prediction import Predictor
 from neuboots.report.checks import Check, combine_checks, compare_groups
-from neuboots.report.tables import MetricColumn, Table, tabulate
+from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig, initialize_model
 from neuboots_paper._common import image_net, load_images, load_with_rows
 from neuboots_paper.energy_distance import compare_replicates
 from neuboots_paper.study import RunContext, load_preset
+from neuboots_paper.tables import MetricColumn, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

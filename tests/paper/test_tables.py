@@ -1,10 +1,11 @@
-"""Tests of report.tables."""
+"""Tests of neuboots_paper.tables and the formats of report.tables."""
 
 from statistics import fmean, stdev
 
 import pytest
 
-from neuboots.report.tables import Cell, MetricColumn, Table, tabulate
+from neuboots.report.tables import Cell, Table
+from neuboots_paper.tables import MetricColumn, tabulate
 
 ROWS = [
     {"net": net, "method": method, "seed": seed, "error": base + seed / 100, "nll": None if method == "a" else 1.0}
