@@ -39,7 +39,7 @@ Conformalized quantile regression, NeurIPS 2019 (quantile).
 """
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -219,20 +219,12 @@ class PredictionSetReport:
 
     def __str__(self) -> str:
         metrics = {name: getattr(self, name) for name in ("level", "coverage", "mean_size", "empty", "singleton")}
-        tables = [
-            format_table(
-                [
-                    {name: k, "coverage": float(coverage), "N": int(count)}
-                    for k, (coverage, count) in enumerate(zip(coverages, counts, strict=True))
-                    if count
-                ]
-            )
-            for name, coverages, counts in (
-                ("size", self.size_coverage, self.size_count),
-                ("class", self.class_coverage, self.class_count),
-            )
-        ]
-        return "\n\n".join([f"N = {self.count:,}\n{format_metrics(metrics)}", *tables])
+        tables = [f"N = {self.count:,}\n{format_metrics(metrics)}"]
+        for name in ("size", "class"):
+            columns = zip(getattr(self, f"{name}_coverage"), getattr(self, f"{name}_count"), strict=True)
+            rows = [{name: k, "coverage": float(c), "N": int(count)} for k, (c, count) in enumerate(columns) if count]
+            tables.append(format_table(rows))
+        return "\n\n".join(tables)
 
 
 @dataclass(frozen=True)
@@ -537,6 +529,9 @@ class _Band(NamedTuple):
         return torch.minimum(low, middle), torch.maximum(high, middle)
 
 
+_IntervalBatch = tuple[IntervalMetrics, Tensor, Tensor, Tensor]  # state, predicted std, whether y is inside, counts
+
+
 def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> tuple[Tensor, Tensor]:
     """Targets like the outputs, and which of them count: (N, C, *) each."""
     targets = align_targets(reference, y)
@@ -549,6 +544,22 @@ def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> t
         hint = "drop those rows, or pass ignore_index"
         raise ArgumentError("data", "NaN or infinite targets", "finite numbers", hint=hint)
     return targets.where(counted, 0.0), counted
+
+
+def _summarize_output(batches: list[_IntervalBatch], num_bins: int, ignore_index: float | None) -> tuple[Tensor, ...]:
+    """Coverage, mean width and interval score of one output; mean std, coverage and count of each bin."""
+    states, *columns = zip(*batches, strict=True)
+    state = sum(states[1:], states[0])
+    std, inside, counts = map(torch.cat, columns)
+    images = int((counts > 0).sum())
+    check_any_counted(images, ignore_index)
+    coverage = (inside / counts.repeat_interleave(counts)).sum() / images
+    ranks = [math.ceil(len(std) * k / num_bins) - 1 for k in range(1, num_bins)]
+    edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
+    bins = torch.bucketize(std, edges)  # ties are in the first bin that takes them
+    bin_count = torch.bincount(bins, minlength=num_bins)
+    bin_std, bin_coverage = (torch.bincount(bins, part, num_bins) / bin_count for part in (std, inside))
+    return coverage, state.mean_width.cpu(), state.interval_score.cpu(), bin_std, bin_coverage, bin_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -655,7 +666,7 @@ class ConformalRegressor(_ConformalPredictor):
             The report, which prints as tables.
         """
         num_bins = check_int("num_bins", num_bins, minimum=1)
-        outputs = [_OutputCoverage() for _ in self.quantiles]
+        outputs: list[list[_IntervalBatch]] = [[] for _ in self.quantiles]
         count = 0
         for x, y in iter_batches(data, batch_size, title="evaluating intervals", progress=progress):
             band = self._band(x)
@@ -663,23 +674,14 @@ class ConformalRegressor(_ConformalPredictor):
             low, high = self._widen(band)
             for c, output in enumerate(outputs):
                 valid = counted[:, c]
-                columns = [values[:, c][valid] for values in (low, high, targets, band.std)]
-                output.add(*columns, counts=_count_per_row(valid), level=self.level)
+                a, b, t, std = (values[:, c][valid] for values in (low, high, targets, band.std))
+                state = IntervalMetrics.from_batch(a, b, t, level=self.level)
+                inside = ((a <= t) & (t <= b)).double()
+                output.append((state, std.cpu(), inside.cpu(), _count_per_row(valid)))
             count += int((_count_per_row(counted) > 0).sum())
-        check_any_counted(min(output.images for output in outputs), ignore_index)
-        bins = [output.bin(num_bins) for output in outputs]
-        bin_std, bin_coverage, bin_count = (torch.stack(parts) for parts in zip(*bins, strict=True))
-        states = [sum(output.states[1:], output.states[0]) for output in outputs]
-        return PredictionIntervalReport(
-            level=self.level,
-            count=count,
-            coverage=torch.tensor([output.covered / output.images for output in outputs], dtype=torch.float64),
-            mean_width=torch.stack([state.mean_width for state in states]).cpu(),
-            interval_score=torch.stack([state.interval_score for state in states]).cpu(),
-            bin_std=bin_std,
-            bin_coverage=bin_coverage,
-            bin_count=bin_count,
-        )
+        columns = [_summarize_output(output, num_bins, ignore_index) for output in outputs]
+        stacked = (torch.stack(parts) for parts in zip(*columns, strict=True))
+        return PredictionIntervalReport(self.level, count, *stacked)
 
     def _band(self, x: Any) -> _Band:
         """The band before calibration."""
@@ -790,7 +792,7 @@ def fit_conformal_regressor(
         seed=seed,
         count=0,
     )
-    outputs: list[_OutputScores] = []
+    outputs: list[list[tuple[Tensor, ...]]] = []
     count = 0
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating intervals", progress=progress):
         if not outputs:
@@ -800,63 +802,17 @@ def fit_conformal_regressor(
         band = regressor._band(x)
         targets, counted = _mask_targets(band.low, y, ignore_index)
         scores = band.scores(targets)
-        outputs = outputs or [_OutputScores() for _ in range(scores.shape[1])]
+        outputs = outputs or [[] for _ in range(scores.shape[1])]
         for c, output in enumerate(outputs):
             valid = counted[:, c]
-            columns = [values[:, c][valid] for values in (scores, band.score_slack(scores), band.magnitude)]
-            output.add(*columns, counts=_count_per_row(valid))
+            columns = [values[:, c][valid].cpu() for values in (scores, band.score_slack(scores), band.magnitude)]
+            output.append((*columns, _count_per_row(valid)))
         count += int((_count_per_row(counted) > 0).sum())
-    return replace(regressor, quantiles=tuple(output.quantile(level) for output in outputs), count=count)
-
-
-@dataclass
-class _OutputScores:
-    """Calibration scores of one output, batch by batch."""
-
-    scores: list[Tensor] = field(default_factory=list)  # raised by what rounding moves an output of its own magnitude
-    slacks: list[Tensor] = field(default_factory=list)  # what rounding moves an output of magnitude 1
-    counts: list[Tensor] = field(default_factory=list)
-    magnitude: float = 0.0
-    size: int = 0
-
-    def add(self, scores: Tensor, slack: Tensor, magnitude: Tensor, *, counts: Tensor) -> None:
-        self.scores.append((scores + slack * magnitude).cpu())
-        self.slacks.append(slack.cpu())
-        self.counts.append(counts)
-        self.magnitude, self.size = self.magnitude + float(magnitude.sum()), self.size + len(magnitude)
-
-    def quantile(self, level: float) -> float:
-        """Of scores raised for the mean magnitude too: a small output may be the difference of large numbers."""
-        counts = torch.cat(self.counts)
+    quantiles = []
+    for output in outputs:
+        values, slack, magnitude, counts = (torch.cat(parts) for parts in zip(*output, strict=True))
         _check_calibration_rows(level, int((counts > 0).sum()))
-        scores = torch.cat(self.scores) + torch.cat(self.slacks) * (self.magnitude / self.size)
-        return conformal_quantile(scores, counts, level)
-
-
-@dataclass
-class _OutputCoverage:
-    """Coverage and width of the intervals of one output, batch by batch."""
-
-    states: list[IntervalMetrics] = field(default_factory=list)
-    stds: list[Tensor] = field(default_factory=list)
-    inside: list[Tensor] = field(default_factory=list)
-    images: int = 0
-    covered: float = 0.0  # sum over images of the fraction that is covered
-
-    def add(self, low: Tensor, high: Tensor, y: Tensor, std: Tensor, *, counts: Tensor, level: float) -> None:
-        inside = ((low <= y) & (y <= high)).double().cpu()
-        self.states.append(IntervalMetrics.from_batch(low, high, y, level=level))
-        self.stds.append(std.cpu())
-        self.inside.append(inside)
-        self.images += int((counts > 0).sum())
-        self.covered += float((inside / counts.repeat_interleave(counts)).sum())
-
-    def bin(self, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean predicted std, coverage and count in bins of about equally many targets: (num_bins,) each."""
-        std, inside = torch.cat(self.stds), torch.cat(self.inside)
-        ranks = [math.ceil(len(std) * k / num_bins) - 1 for k in range(1, num_bins)]
-        edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
-        bins = torch.bucketize(std, edges)  # ties are in the first bin that takes them
-        count = torch.bincount(bins, minlength=num_bins)
-        sums = [torch.bincount(bins, weights=part, minlength=num_bins) for part in (std, inside)]
-        return sums[0] / count, sums[1] / count, count
+        # Raised by what rounding moves an output of its magnitude, and of the mean one: a small output may be the
+        # difference of large numbers.
+        quantiles.append(conformal_quantile(values + slack * (magnitude + magnitude.mean()), counts, level))
+    return replace(regressor, quantiles=tuple(quantiles), count=count)
