@@ -65,7 +65,7 @@ def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = N
     # half the spacing there. Rows of a wide dtype may come from half precision, so its tolerance holds for all.
     deviation = (flat.sum(1, dtype=torch.float64) - 1).abs().max()
     tolerance = max(1e-3, torch.finfo(flat.dtype).eps) + flat.shape[1] * _HALF_STEP
-    if not (flat.min() >= 0 and deviation <= tolerance):  # false for NaN
+    if not (flat.min() >= 0 and deviation <= tolerance):  # so that NaN is an error too
         found = f"minimum {flat.min():.3g}, sums up to {deviation:.3g} from 1"
         raise ArgumentError("probs", found, "probabilities", hint="apply softmax(1) to logits; check the net if NaN")
     _check_label_range("labels", y, flat.shape[1])
