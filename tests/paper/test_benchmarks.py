@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import costs, measure, memory
 from benchmarks.__main__ import main
-from benchmarks.measure import Parts, Row, Scale, Series, Watch, Watched, interleave, run_python, stop_after_step
+from benchmarks.measure import Parts, Row, Scale, Series, Watch, Watched, interleave, stop_after_step
 from benchmarks.topics import TOPICS
 from neuboots.methods import METHODS, find_method
 
@@ -79,12 +79,6 @@ def test_watched_layers_are_timed_forward_and_backward() -> None:
 # -- fresh processes and memory ------------------------------------------------------------------------
 
 
-def test_run_python_returns_printed_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    code = "import os, sys; print(1, 2.5, os.environ['MINE'], 'PYTHONDONTWRITEBYTECODE' in os.environ and 7 or 8)"
-    assert run_python("-S", "-c", code, env={"MINE": "3"}) == [1.0, 2.5, 3.0, 8.0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", memory.CASES)
 def test_memory_cases_have_the_right_output_shape(case: str) -> None:
@@ -96,18 +90,6 @@ def test_memory_cases_have_the_right_output_shape(case: str) -> None:
     slack = 2**22  # the kernel adds up pages thread by thread, and now and then
     assert 0 < memory.resident("VmRSS") <= memory.resident("VmHWM") + slack
     assert memory.extra(made, 3) >= -slack
-
-
-def test_growth_is_a_ratio_of_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def numbers(*args: str, env: Mapping[str, str] | None = None) -> list[float]:
-        asked.append((args[2:], dict(env or {})))
-        return [float(2**20 * int(args[3]))]
-
-    monkeypatch.setattr(measure, "run_python", numbers)
-    assert memory.growth("flat", 10, 1000, quick=False, exact=True) == (100.0, 10.0)
-    assert asked == [(("flat", "10"), memory.EXACT), (("flat", "1000"), memory.EXACT)]
 
 
 # -- rows, table, file, exit code ----------------------------------------------------------------------

@@ -30,7 +30,7 @@ def far_voxels(seed: int, n: int = 16, size: int = 8) -> TensorDataset:
 
 
 @pytest.mark.parametrize("num_compared", [None, 2])
-def test_the_search_finds_the_only_operation_that_can_do_it(num_compared: int | None) -> None:
+def test_search_finds_the_only_sufficient_operation(num_compared: int | None) -> None:
     found = search(
         far_voxels(1), far_voxels(2), num_classes=2, width=4, levels=1, nodes=1, epochs=24, warmup=4, batch_size=8,
         lr=2e-2, architecture_lr=0.1, num_compared=num_compared, seed=1, progress=False,
@@ -62,7 +62,7 @@ def same(a: SearchResult, b: SearchResult) -> bool:
     return figures and all(torch.equal(x, y) for x, y in weights)
 
 
-def test_the_seed_governs_the_search_and_the_caller_s_random_state_is_left_alone() -> None:
+def test_search_depends_on_the_seed_and_keeps_the_global_rng() -> None:
     before = torch.get_rng_state()
     first = short()
     assert torch.equal(torch.get_rng_state(), before)
@@ -71,7 +71,7 @@ def test_the_seed_governs_the_search_and_the_caller_s_random_state_is_left_alone
     assert first.objective != short(seed=6).objective
 
 
-def test_void_voxels_count_for_nothing() -> None:
+def test_ignored_voxels_have_no_effect() -> None:
     """Half of the labels void: the search follows the other half, whatever their logits are."""
     x, y = far_voxels(2, 5, 4).tensors
     ignore_index = y.clone()
@@ -124,9 +124,7 @@ def whole() -> SearchResult:
 
 
 @pytest.mark.parametrize("after", [1, 12])
-def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, whole: SearchResult, after: int
-) -> None:
+def test_interrupted_search_resumes(tmp_path: Path, whole: SearchResult, after: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         short(tmp_path, Interrupting(far_voxels(2, 5, 4), after))
     assert same(short(tmp_path, Interrupting(far_voxels(2, 5, 4), 10**6)), whole)
@@ -176,6 +174,7 @@ def run(folder: Path, *seeds: int) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_command_prints_what_it_measured_and_reuses_it(tmp_path: Path) -> None:
     printed = run(tmp_path, 3)
     SCNAS(1, 3, genotype=json.loads((tmp_path / "genotype-3.json").read_text()), width=4, levels=2)

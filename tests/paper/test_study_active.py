@@ -1,4 +1,4 @@
-"""The study of active learning: what its verdicts, tables and figure make of learning curves."""
+"""Tests of the active learning study: summaries, checks and resuming."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def holds(accuracy: dict[str, list[float]], *, by_algorithm_1: bool = False) -> 
     return [verdict.holds for verdict in found if ("by Algorithm 1" in verdict.claim) == by_algorithm_1]
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     assert holds({"neuboots": [0.6, 0.6, 0.6]}) == [True] * 8
     assert holds({"neuboots": [0.4, 0.4, 0.4]}) == [False] * 8
     assert holds({"neuboots": [0.4] * 3}, by_algorithm_1=True) == [None] * 8  # which is no worse than the others
@@ -41,20 +41,20 @@ def test_verdicts_follow_the_rows() -> None:
     assert holds({"neuboots": [0.6] * 3, "deep-ensemble": [0.7] * 3}) == [True, True, False, False] * 2
 
 
-def test_what_varies_between_trials_alone_is_not_resolved() -> None:
+def test_noise_between_trials_is_not_resolved() -> None:
     rows = curves({})
     for row in rows["curve"]:
         row["accuracy"] += 0.05 * (-1) ** row["seed"] * (row["method"] == "neuboots")
     assert {verdict.holds for verdict in STUDY.checks(rows)} == {None}
 
 
-def test_a_curve_is_known_by_its_end_and_its_mean() -> None:
+def test_summarize_curves() -> None:
     rows = curves({"neuboots": [0.1, 0.2, 0.6]})["curve"][::-1]
     found = next(r for r in summarize_curves(rows) if (r["data"], r["method"], r["seed"]) == ("digits", "neuboots", 1))
     assert (found["accuracy"], found["mean accuracy"]) == pytest.approx((0.601, 0.301))
 
 
-def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monkeypatch: Any) -> None:
+def test_interrupted_trial_resumes(tmp_path: Path, monkeypatch: Any) -> None:
     job: dict[str, Any] = {"data": "digits", "method": "neuboots", "seed": 1}
     whole = STUDY.measure(job, RunContext())
     assert [row["labels"] for row in whole["curve"]] == [20, 40, 60]
@@ -74,7 +74,7 @@ def test_a_trial_that_was_cut_short_goes_on_with_its_round(tmp_path: Path, monke
     assert STUDY.measure(job, RunContext(folder=tmp_path)) == whole
 
 
-def test_a_coarse_net_sees_means_over_pixels() -> None:
+def test_coarse_net_averages_pixels() -> None:
     data = load_dataset("digits")
     net = image_net("mlp-4", data)()
     assert not any(isinstance(part, nn.AvgPool2d) for part in net.modules())

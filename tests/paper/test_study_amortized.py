@@ -1,4 +1,4 @@
-"""The two studies against the amortized bootstrap, and what studies of curves share."""
+"""Tests of the studies of the amortized bootstrap, and of helpers for curves."""
 
 import math
 from typing import Any
@@ -21,12 +21,12 @@ def scores(study: Any, key: str, values: dict[str, float]) -> Rows:
 
 
 @pytest.mark.parametrize("n", [1, 100, 127, 128, 129, 3_000])
-def test_every_size_gets_the_steps_it_needs_and_no_epoch_more(n: int) -> None:
+def test_epochs_for_is_minimal(n: int) -> None:
     a_pass = math.ceil(n / 128)
     assert 0 <= epochs_for(500, n, 128) * a_pass - 500 < a_pass
 
 
-def test_rows_are_rounded_and_nothing_else() -> None:
+def test_round_rows_rounds_floats_only() -> None:
     assert round_rows({"a": [{"x": 1 / 3, "n": 7, "method": "deterministic"}]}, 3) == {
         "a": [{"x": 0.333, "n": 7, "method": "deterministic"}]
     }
@@ -34,14 +34,14 @@ def test_rows_are_rounded_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("study", "key"), [(CLASSES, "error"), (NUMBERS, "rmse")])
 @pytest.mark.parametrize(("ours", "holds"), [(0.5, True), (1.5, False)])
-def test_the_verdicts_follow_the_rows(study: Any, key: str, ours: float, holds: bool) -> None:
+def test_checks_follow_the_rows(study: Any, key: str, ours: float, holds: bool) -> None:
     found = study.checks(scores(study, key, {"neuboots": ours, "neuboots-paper": ours}))
     assert len(found) == 4
     assert {verdict.holds for verdict in found} == {holds}
 
 
 @pytest.mark.parametrize(("study", "key"), [(CLASSES, "error"), (NUMBERS, "rmse")])
-def test_one_size_where_it_is_worse_breaks_the_claim_for_every_size_alone(study: Any, key: str) -> None:
+def test_one_failing_size_fails_the_check_of_all_sizes(study: Any, key: str) -> None:
     rows = scores(study, key, {"neuboots": 0.5, "neuboots-paper": 0.5})
     for row in rows["scores"]:
         if row["n"] == study.sizes[0] and row["method"].startswith("neuboots"):
@@ -49,7 +49,7 @@ def test_one_size_where_it_is_worse_breaks_the_claim_for_every_size_alone(study:
     assert [verdict.holds for verdict in study.checks(rows)] == [False, True] * 2
 
 
-def test_places_are_compared_each_by_itself() -> None:
+def test_compare_everywhere_checks_each_place() -> None:
     rows = [
         {"method": m, "n": n, "seed": s, "e": e + s / 9}
         for m, e in (("a", 1), ("b", 2))
@@ -64,7 +64,7 @@ def test_places_are_compared_each_by_itself() -> None:
     assert "a 9 1.06 against b 9 2.06" in verdict.evidence
 
 
-def test_lines_are_means_over_seeds_whatever_the_order_of_the_rows() -> None:
+def test_plot_curves_shows_means_over_seeds() -> None:
     rows = [{"method": "a", "n": n, "seed": seed, "e": n + seed} for n in (30, 10) for seed in (1, 0)]
     ax = Figure().subplots()
     plot_curves(ax, rows, "n", "e", xlabel="points", label="error", scale=10)
@@ -74,7 +74,7 @@ def test_lines_are_means_over_seeds_whatever_the_order_of_the_rows() -> None:
     assert ax.get_ylim()[0] >= 0
 
 
-def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
+def test_regression_errors_have_the_units_of_the_target() -> None:
     """An untrained net predicts about the mean of y, whose RMSE is the spread of the test targets."""
     study = AmortizedRegression(data=("diabetes",), widths=(4,), sizes=(50,), steps=1)
     row = study.measure({"data": "diabetes", "n": 50, "method": "neuboots", "seed": 0}, RunContext())["scores"][0]
@@ -86,7 +86,7 @@ def test_errors_of_a_regression_are_in_the_units_of_its_target() -> None:
     assert row["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * spread**2) + 0.5, rel=0.05)
 
 
-def test_each_seed_has_a_test_split_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_seed_has_its_own_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(RunContext, "load_data", lambda self, name, **options: asked.append(options))
     for seed in (0, 7, 23):

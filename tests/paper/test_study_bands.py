@@ -1,4 +1,4 @@
-"""Bands of single images: an oracle for them, which images are shown, and verdicts."""
+"""Tests of the study of predictive bands: quantiles, stored images and checks."""
 
 import base64
 from dataclasses import replace
@@ -15,7 +15,7 @@ from neuboots_paper.studies.bands import Bands, band_metrics, bands, plot_stored
 from neuboots_paper.study import Rows, RunContext
 
 
-def test_bands_hold_the_middle_of_the_replicates() -> None:
+def test_bands_are_central_quantiles_of_replicates() -> None:
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
     predictor = NeuBoots().fit(lambda: MLP(2, 3, widths=(8,)), data, TrainingConfig(epochs=1, progress=False))
@@ -26,7 +26,7 @@ def test_bands_hold_the_middle_of_the_replicates() -> None:
     assert torch.allclose(high, probs[18], atol=1e-6)
 
 
-def test_a_band_overlaps_where_another_class_reaches_into_it() -> None:
+def test_band_overlap() -> None:
     mean = torch.tensor([[0.2, 0.7, 0.1], [0.4, 0.5, 0.1]])
     low = torch.tensor([[0.1, 0.5, 0.0], [0.2, 0.3, 0.0]])
     high = torch.tensor([[0.4, 0.9, 0.2], [0.6, 0.8, 0.2]])
@@ -41,7 +41,7 @@ def study() -> Bands:
     return replace(Bands.from_preset("smoke"), epochs=1, n=80, n_group=20, num_validation=20, num_samples=5)
 
 
-def test_an_image_can_be_drawn_again_from_its_row(study: Bands) -> None:
+def test_stored_image_round_trip(study: Bands) -> None:
     rows = study.measure({"part": "images"}, RunContext())["images"]
     assert [row["image"] for row in rows] == [f"{name} ({which})" for which, name in study._shown_images]
     digits = RunContext().load_data("digits")
@@ -55,7 +55,7 @@ def test_an_image_can_be_drawn_again_from_its_row(study: Bands) -> None:
     assert torch.allclose(drawn[..., 1].double(), pixels[0].double(), atol=0.51)
 
 
-def rows_of(study: Bands, sign: int) -> Rows:
+def make_rows(study: Bands, sign: int) -> Rows:
     """Five seeds in which the unknown differs from the known by about sign / 10."""
 
     def figures(step: float, seed: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def rows_of(study: Bands, sign: int) -> Rows:
 
 
 @pytest.mark.parametrize(("sign", "word"), [(1, True), (-1, False)])
-def test_verdicts_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
-    rows = rows_of(study, sign)
+def test_checks_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
+    rows = make_rows(study, sign)
     assert [verdict.holds for verdict in study.checks(rows)] == [word] * 14
     for table in rows.values():  # each form is judged by its own rows
         table[:] = [row for row in table if row["method"] == "neuboots"]

@@ -1,4 +1,4 @@
-"""Blocks: weights, ridge and distances against their definitions, and verdicts that follow the rows."""
+"""Tests of the block bootstrap study: weights, ridge regression, distances and checks."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from neuboots_paper.study import Rows
 
 @pytest.mark.parametrize("kind", GROUPINGS)
 @pytest.mark.parametrize("size", [1, 7, 50])
-def test_a_grouping_gives_every_block_its_share(kind: str, size: int) -> None:
+def test_groups_have_equal_sizes(kind: str, size: int) -> None:
     y = torch.randn(50, generator=torch.Generator().manual_seed(0))
     blocks = assign_groups(kind, y, size, 3)
     counts = torch.bincount(blocks, minlength=size)
@@ -33,7 +33,7 @@ def test_a_grouping_gives_every_block_its_share(kind: str, size: int) -> None:
         assert bool((blocks.diff() >= 0).all())
 
 
-def test_weights_are_equal_inside_a_block_and_sum_to_n() -> None:
+def test_block_weights_are_equal_inside_a_block_and_sum_to_n() -> None:
     blocks = assign_groups("random", torch.zeros(20), 5, 0)
     weights = block_weights(blocks, 6, 0, "test")
     assert weights.shape == (6, 20)
@@ -44,7 +44,7 @@ def test_weights_are_equal_inside_a_block_and_sum_to_n() -> None:
     assert bool((weights != block_weights(blocks, 6, 1, "test")).all())
 
 
-def test_ridge_is_least_squares_under_weights() -> None:
+def test_ridge_is_weighted_least_squares() -> None:
     rng = torch.Generator().manual_seed(0)
     phi, y, at = (torch.randn(*shape, generator=rng).double() for shape in ((12, 3), (12,), (4, 3)))
     weights = torch.rand(2, 12, generator=rng).double()
@@ -67,7 +67,7 @@ def test_distances_of_known_samples() -> None:
     assert wide["ks"] == pytest.approx(0.16, abs=0.03)  # of N(0, 4) and N(0, 1)
 
 
-def test_a_net_is_trained_under_the_weights_of_its_blocks() -> None:
+def test_block_bootstrap_trains_with_block_weights() -> None:
     blocks = (0, 0, 1, 1, 2, 2)
     method = BlockBootstrap(num_members=4, blocks=blocks)
     weights = method._weights(TensorDataset(torch.zeros(6, 1), torch.zeros(6)), 7)
@@ -96,7 +96,7 @@ def made(near: float, regrouped: float = 0.02, stratified: float = 1.0) -> Rows:
     return {"distances": rows}
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     def held(rows: Rows) -> list[bool | None]:
         return [verdict.holds for verdict in STUDY.checks(rows)]
 
@@ -105,7 +105,7 @@ def test_verdicts_follow_the_rows() -> None:
     assert held(made(0.03, regrouped=0.2, stratified=1.2)) == [True, True, True, True, False, False]
 
 
-def test_tables_name_the_floor() -> None:
+def test_tables_label_the_unblocked_bootstrap() -> None:
     first, second = STUDY.tables(made(0.03))
     assert [line[2].text for line in first.rows] == ["5", "100", UNBLOCKED] * 2
     assert [line[2].text for line in second.rows] == [*GROUPINGS] * 2

@@ -1,4 +1,4 @@
-"""The study of calibration: the paper's lines beside ours, seeds of each method, and verdicts that follow the rows."""
+"""Tests of the calibration study: jobs, overconfidence and checks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from neuboots_paper.study import SCALES, Rows
 STUDY = CalibrationStudy.from_preset("cpu")
 
 
-def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
+def make_rows(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
     """Rows of all trained units with these ECEs, and times with these ratios of NeuBoots and the original ensemble."""
     known = {"deterministic": 0.2, "mc-dropout": 0.15, "deep-ensemble": 0.05, "neuboots": 0.06, "neuboots-paper": 0.07}
     ece = known | (ece or {})
@@ -29,7 +29,7 @@ def made_up(ece: dict[str, float] | None = None, **ratios: float) -> Rows:
     return {"scores": scores, "bins": bins, "times": times}
 
 
-def test_costly_methods_have_the_first_seed_alone() -> None:
+def test_costly_methods_have_one_seed() -> None:
     for scale in SCALES:
         study = CalibrationStudy.from_preset(scale)
         trained = [job for job in study.jobs() if not study.is_timing_job(job)]
@@ -40,23 +40,23 @@ def test_costly_methods_have_the_first_seed_alone() -> None:
         assert timed == [(data, net) for data in study.data for net in study.nets]
 
 
-def test_overconfidence_is_the_mean_confidence_less_the_accuracy() -> None:
+def test_overconfidence_is_confidence_minus_accuracy() -> None:
     bins = [{"confidence": 0.9, "accuracy": 0.5, "count": 30}, {"confidence": 0.3, "accuracy": 0.4, "count": 10}]
     assert overconfidence(bins) == pytest.approx((30 * 0.9 + 10 * 0.3 - 30 * 0.5 - 10 * 0.4) / 40)
 
 
-def test_verdicts_follow_the_rows() -> None:
-    assert [verdict.holds for verdict in STUDY.checks(made_up())] == [True] * 10
-    worse = STUDY.checks(made_up(ece={"neuboots": 0.25}))
+def test_checks_follow_the_rows() -> None:
+    assert [verdict.holds for verdict in STUDY.checks(make_rows())] == [True] * 10
+    worse = STUDY.checks(make_rows(ece={"neuboots": 0.25}))
     assert [verdict.holds for verdict in worse] == [False] * 3 + [True] * 7
-    worse = STUDY.checks(made_up(ece={"neuboots-paper": 0.25}))
+    worse = STUDY.checks(make_rows(ece={"neuboots-paper": 0.25}))
     assert [verdict.holds for verdict in worse] == [True] * 4 + [False] * 3 + [True] * 3
-    slow = STUDY.checks(made_up(neuboots=6.0))
+    slow = STUDY.checks(make_rows(neuboots=6.0))
     assert [verdict.holds for verdict in slow] == [True] * 8 + [False] * 2
 
 
 @pytest.mark.parametrize(("ratio", "holds"), [(3.2, True), (2.8, False)])
-def test_so_many_times_faster(ratio: float, holds: bool) -> None:
+def test_check_speed(ratio: float, holds: bool) -> None:
     places: list[dict[str, Any]] = [{"data": "a", "net": "x"}, {"data": "b", "net": "x"}, {"data": "b", "net": "y"}]
     rows = [
         {**place, "method": method, "predict_ratio": value * speed}

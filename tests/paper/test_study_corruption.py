@@ -1,4 +1,4 @@
-"""The study of corrupted images: who wins the cases, and what images are corrupted."""
+"""Tests of the corruption study: counted wins, corrupted images and checks."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from neuboots_paper.study import Rows
 STUDY = CorruptionStudy.from_settings({**CorruptionStudy.from_preset("smoke").settings, "seeds": (0, 1, 2)})
 
 
-def rows_of(**accuracy: float) -> Rows:
+def make_rows(**accuracy: float) -> Rows:
     """Rows of every case; a method has this accuracy (else 0.5), falling with severity, and an ECE that mirrors it."""
     found = []
     for job in STUDY.jobs():
@@ -31,21 +31,21 @@ def holds(rows: Rows) -> list[bool | None]:
     return [verdict.holds for verdict in found]
 
 
-def test_verdicts_follow_the_rows() -> None:
-    assert holds(rows_of(deep_ensemble=0.7, neuboots=0.6)) == [True, True, True]
-    assert holds(rows_of(deep_ensemble=0.7, neuboots=0.4)) == [True, True, False]
-    assert holds(rows_of(deep_ensemble=0.4, neuboots=0.6)) == [False, False, True]
+def test_checks_follow_the_rows() -> None:
+    assert holds(make_rows(deep_ensemble=0.7, neuboots=0.6)) == [True, True, True]
+    assert holds(make_rows(deep_ensemble=0.7, neuboots=0.4)) == [True, True, False]
+    assert holds(make_rows(deep_ensemble=0.4, neuboots=0.6)) == [False, False, True]
 
 
-def test_clean_images_do_not_count_as_corrupted() -> None:
-    rows = rows_of(neuboots=0.6)
+def test_clean_images_are_not_corrupted_cases() -> None:
+    rows = make_rows(neuboots=0.6)
     for row in rows["shift"]:
         if row["severity"] > 0 and row["method"] == "neuboots":
             row["accuracy"] -= 0.2
     assert holds(rows)[2] is False
 
 
-def test_the_share_of_cases_won_is_counted_for_each_seed() -> None:
+def test_wins_are_counted_by_seed() -> None:
     def row(seed: int, severity: int, method: str, ece: float) -> dict[str, Any]:
         return {"seed": seed, "corruption": "blur", "severity": severity, "method": method, "ece": ece}
 
@@ -56,7 +56,7 @@ def test_the_share_of_cases_won_is_counted_for_each_seed() -> None:
     assert found == {0: 0.5, 1: 0.0}
 
 
-def test_images_are_corrupted_before_they_are_normalised() -> None:
+def test_images_are_corrupted_before_standardization() -> None:
     data = load_dataset("digits", val_fraction=0.0)
     x, y = load_raw_images(data, 50).tensors
     assert float(x.min()) == 0.0

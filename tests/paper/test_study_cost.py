@@ -1,4 +1,4 @@
-"""The study of costs: ratios and growth by hand, and verdicts that follow the rows."""
+"""Tests of the cost study: ratios, growth and checks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from neuboots_paper.study import Rows
 STUDY = CostStudy.from_preset("cpu")
 
 
-def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
+def make_rows(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
     """Rows of a run in which NeuBoots costs `ours`, other methods `theirs`, and MIMO's memory grows by `mimo`."""
 
     def row(method: str, K: int, seed: int, **more: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def made_up(ours: float = 1.0, theirs: float = 5.0, mimo: float = 1.3) -> Rows:
     }
 
 
-def test_growth_is_in_units_of_the_least_k_of_the_same_run() -> None:
+def test_growth_is_relative_to_the_smallest_k_of_the_run() -> None:
     rows = [
         {"method": "mimo", "seed": s, "members": K, "fit_ratio": (1 + s) * K, "predict_ratio": 2.0, "memory_mb": m}
         for s, K, m in ((0, 1, 8.0), (0, 5, 10.0), (1, 1, None), (1, 5, None))
@@ -43,8 +43,8 @@ def test_growth_is_in_units_of_the_least_k_of_the_same_run() -> None:
     assert [row["memory"] for row in found] == [1.25, None]
 
 
-def test_times_are_set_against_those_of_neuboots_in_the_same_run() -> None:
-    rows = made_up(ours=2.0, theirs=6.0)
+def test_times_are_relative_to_neuboots_in_the_same_run() -> None:
+    rows = make_rows(ours=2.0, theirs=6.0)
     assert [row["mimo_by_neuboots"] for row in mlp_rows(rows["mlp"]) if row["seed"] == 0] == [3.0, 3.0]
     found = {(row["method"], row["seed"]): row["slower"] for row in many_rows(rows["many"])}
     assert found["mc-dropout", 0] == 3.0
@@ -63,20 +63,20 @@ def test_make_method_ignores_members_of_a_single_net(name: str) -> None:
     assert not hasattr(make_method(name, members=3), "num_members")
 
 
-def test_verdicts_follow_the_rows() -> None:
-    good = STUDY.checks(made_up())
+def test_checks_follow_the_rows() -> None:
+    good = STUDY.checks(make_rows())
     assert [verdict.holds for verdict in good if "gap" not in verdict.claim] == [True] * (len(good) - 1)
-    slow = {verdict.claim: verdict.holds for verdict in STUDY.checks(made_up(ours=5.0, theirs=1.0))}
+    slow = {verdict.claim: verdict.holds for verdict in STUDY.checks(make_rows(ours=5.0, theirs=1.0))}
     assert [holds for claim, holds in slow.items() if "faster" in claim or "in the time" in claim] == [False] * 6
-    flat = [verdict for verdict in STUDY.checks(made_up(mimo=1.0)) if "MIMO needs" in verdict.claim]
+    flat = [verdict for verdict in STUDY.checks(make_rows(mimo=1.0)) if "MIMO needs" in verdict.claim]
     assert [verdict.holds for verdict in flat] == [False]
 
 
-def test_without_memory_nothing_is_said_of_it() -> None:
-    rows = made_up()
+def test_memory_is_not_checked_without_measurements() -> None:
+    rows = make_rows()
     for row in rows["growth"]:
         row["memory_mb"] = None
     memory = [verdict for verdict in STUDY.checks(rows) if "memory" in verdict.claim]
     assert [verdict.holds for verdict in memory] == [None, None]
     assert len(STUDY.plots(rows)["growth"].axes) == 2
-    assert len(STUDY.plots(made_up())["growth"].axes) == 3
+    assert len(STUDY.plots(make_rows())["growth"].axes) == 3

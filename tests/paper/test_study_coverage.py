@@ -1,4 +1,4 @@
-"""Coverage at each x: the shares, the chance they are judged by, and verdicts that follow the rows."""
+"""Tests of the coverage study: checks and their significance."""
 
 import copy
 
@@ -35,7 +35,7 @@ def held(rows: Rows) -> list[bool | None]:
     return [verdict.holds for verdict in STUDY.checks(rows)]
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     assert held(made(10, mc_dropout=4)) == [True] * 6
     assert held(made(10, neuboots_paper=6)) == [False, True, True, False, False, False]
     assert held(made(10, standard_bootstrap=6, mc_dropout=4)) == [True, True, False, False, False, True]
@@ -43,7 +43,7 @@ def test_verdicts_follow_the_rows() -> None:
     assert held(chance) == [True, False, True, True, True, None]
 
 
-def test_few_data_sets_leave_things_open() -> None:
+def test_few_datasets_leave_checks_open() -> None:
     low = made(10, mc_dropout=4)
     for row in low["scores"]:
         row["coverage"] -= 0.12  # 88 % over all x, though none of those kept is refuted
@@ -52,7 +52,7 @@ def test_few_data_sets_leave_things_open() -> None:
     assert held(made(10, mc_dropout=9))[-1] is False
 
 
-def test_one_bad_x_is_enough() -> None:
+def test_one_failing_x_fails_the_check() -> None:
     rows = made(10)
     for row in rows["places"]:
         if row["method"] == PAPER_LAW and row["width"] == 16 and row["x"] == 1.0:
@@ -62,7 +62,7 @@ def test_one_bad_x_is_enough() -> None:
     assert "70% at x = 1" in verdict.evidence
 
 
-def test_what_chance_leaves_is_bonferronis_limit() -> None:
+def test_minimum_coverage_is_bonferroni_corrected() -> None:
     """Of 30 data sets at 3 places: the least count that is not below chance is 24, by the binomial law itself."""
     from math import comb
 

@@ -1,4 +1,4 @@
-"""The study of diversity: verdicts that follow the rows, and the small images and nets that studies share."""
+"""Tests of the diversity study and of the loading of images."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from neuboots_paper.study import Rows, RunContext
 STUDY = DiversityStudy.from_preset("cpu")
 
 
-def made_up(**diverse: dict[str, float]) -> Rows:
+def make_rows(**diverse: dict[str, float]) -> Rows:
     """Rows with these measures; a measure that is not given is 0.5 and told apart by nothing."""
     methods = {"deep-ensemble": "ensemble", "mc-dropout": "dropout", "neuboots": "ours", "neuboots-paper": "ours"}
     rows = []
@@ -28,26 +28,26 @@ def more(by: float, keys: tuple[str, ...] = tuple(MEASURES)) -> dict[str, float]
     return {key: 0.5 + (by if MEASURES[key][1] == "higher" else -by) for key in keys}
 
 
-def test_more_diverse_than_dropout_in_each_measure() -> None:
-    verdicts = STUDY.checks(made_up(ours=more(0.1), dropout=more(0.0)))
+def test_diversity_is_compared_with_dropout_in_each_measure() -> None:
+    verdicts = STUDY.checks(make_rows(ours=more(0.1), dropout=more(0.0)))
     assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [True] * 8  # of both forms
-    verdicts = STUDY.checks(made_up(ours=more(0.0), dropout=more(0.1)))
+    verdicts = STUDY.checks(make_rows(ours=more(0.0), dropout=more(0.1)))
     assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [False] * 8
 
 
 @pytest.mark.parametrize(("behind", "holds"), [(0, True), (2, True), (3, False), (4, False)])
-def test_comparable_is_behind_in_two_measures_at_most(behind: int, holds: bool) -> None:
+def test_comparable_diversity_tolerates_two_measures(behind: int, holds: bool) -> None:
     keys = tuple(MEASURES)
     ours = more(-0.1, keys[:behind]) | more(0.1, keys[behind:])
-    assert STUDY.checks(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is holds
+    assert STUDY.checks(make_rows(ours=ours, ensemble=more(0.0)))[-1].holds is holds
 
 
-def test_comparable_is_open_where_too_much_is_within_noise() -> None:
+def test_comparable_diversity_is_open_within_noise() -> None:
     ours = more(-0.1, tuple(MEASURES)[:1])  # behind in one; the other three vary from seed to seed around the same
-    assert STUDY.checks(made_up(ours=ours, ensemble=more(0.0)))[-1].holds is None
+    assert STUDY.checks(make_rows(ours=ours, ensemble=more(0.0)))[-1].holds is None
 
 
-def test_small_images_are_means_over_pixels_and_drawn_by_the_seed() -> None:
+def test_load_images_averages_pixels_and_draws_by_the_seed() -> None:
     data = load_dataset("digits")
     whole, small = (load_images(data, "train", 40, seed=3, shrink=shrink).tensors for shrink in (1, 2))
     assert torch.equal(whole[1], small[1])
@@ -58,7 +58,7 @@ def test_small_images_are_means_over_pixels_and_drawn_by_the_seed() -> None:
     assert len(load_images(data, "train", 10**6)) == len(load_dataset("digits").train)  # type: ignore[arg-type]
 
 
-def test_an_augmented_part_stays_one_and_a_test_part_is_never_augmented() -> None:
+def test_only_training_images_are_augmented() -> None:
     data = load_dataset("digits")
     part = load_images(data, "train", 8, shrink=2, augment=True)
     assert part.augment is not None
@@ -66,7 +66,7 @@ def test_an_augmented_part_stays_one_and_a_test_part_is_never_augmented() -> Non
     assert len({float(part[0][0].sum()) for _ in range(20)}) > 1  # drawn anew at each reading
 
 
-def test_rows_for_validation_are_trained_on_only_where_the_others_are_too_few() -> None:
+def test_validation_rows_are_used_only_if_needed() -> None:
     some, whole = (load_with_rows(RunContext(), "digits", n) for n in (1_294, 1_295))
     assert (len(some.train), some.validation is None) == (1_294, False)  # type: ignore[arg-type]
     assert (len(whole.train), whole.validation is None) == (1_438, True)  # type: ignore[arg-type]

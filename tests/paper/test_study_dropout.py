@@ -1,4 +1,4 @@
-"""Dropout against NeuBoots: the verdicts, and the net and the rate that the paper states."""
+"""Tests of the dropout study."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ BETTER = {"accuracy": 0.98, "ece": 0.01, "nll": 0.05, "brier": 0.02}
 WORSE = {"accuracy": 0.98, "ece": 0.02, "nll": 0.09, "brier": 0.04}
 
 
-def rows_of(ours: dict[str, float], dropout: dict[str, float]) -> Rows:
+def make_rows(ours: dict[str, float], dropout: dict[str, float]) -> Rows:
     def row(job: dict[str, Any]) -> dict[str, Any]:
         values = dropout if job["method"] == "mc-dropout" else ours
         return {**job, **{key: value + 1e-5 * job["seed"] for key, value in values.items()}}
@@ -29,6 +29,6 @@ def rows_of(ours: dict[str, float], dropout: dict[str, float]) -> Rows:
         ({**BETTER, "nll": 0.2}, WORSE, [True, True, False, True]),
     ],
 )
-def test_the_verdicts_follow_the_rows(ours: dict[str, float], other: dict[str, float], holds: list[bool]) -> None:
-    found = STUDY.checks(rows_of(ours, other))
+def test_checks_follow_the_rows(ours: dict[str, float], other: dict[str, float], holds: list[bool]) -> None:
+    found = STUDY.checks(make_rows(ours, other))
     assert [verdict.holds for verdict in found] == 2 * holds  # neuboots, then neuboots-paper

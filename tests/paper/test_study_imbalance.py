@@ -1,4 +1,4 @@
-"""The study of imbalanced data: its units' rows, and what its verdicts make of them."""
+"""Tests of the imbalance study: summaries and checks."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ CELLS = ImbalanceStudy.from_settings({**STUDY.settings, "cases": (("wbc_cells", 
 ROLES = {"monocyte": "minor", "eosinophil": "", "neutrophil": "major"}
 
 
-def rows_of(study: ImbalanceStudy, ours: dict[str, float], spread: float = 1.0) -> Rows:
+def make_rows(study: ImbalanceStudy, ours: dict[str, float], spread: float = 1.0) -> Rows:
     """F1 of 0.5, a little more for each seed; NeuBoots has `ours` in some classes and seeds that differ by `spread`."""
     found = []
     for job in study.jobs():
@@ -25,13 +25,13 @@ def rows_of(study: ImbalanceStudy, ours: dict[str, float], spread: float = 1.0) 
 
 
 def holds(ours: dict[str, float], spread: float = 1.0) -> dict[str, Any]:
-    verdicts = CELLS.checks(rows_of(CELLS, ours, spread))
+    verdicts = CELLS.checks(make_rows(CELLS, ours, spread))
     found, same = ([v.holds for v in verdicts if ("by Algorithm 1" in v.claim) == paper] for paper in (False, True))
     assert same == found  # of rows that are the same for both forms of NeuBoots
     return dict(zip(("deterministic", "mc-dropout", "deep-ensemble", "minor", "named", "steady"), found, strict=True))
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     better = holds(dict.fromkeys(ROLES, 0.6))
     assert [better[key] for key in better if key != "steady"] == [True] * 5
     worse = holds(dict.fromkeys(ROLES, 0.4))
@@ -43,13 +43,13 @@ def test_verdicts_follow_the_rows() -> None:
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.1, True), (1.0, None), (10.0, False)])
-def test_steadiness_is_decided_by_the_ratio_of_variances(spread: float, expected: bool | None) -> None:
+def test_variance_check_uses_the_ratio_of_variances(spread: float, expected: bool | None) -> None:
     assert holds({}, spread)["steady"] is expected
 
 
 @pytest.mark.parametrize("lost", ["neuboots", "mc-dropout"])
-def test_a_class_that_is_never_found_is_not_found_steadily(lost: str) -> None:
-    rows = rows_of(CELLS, {}, 10.0 if lost == "mc-dropout" else 0.1)
+def test_class_without_hits_has_no_variance_check(lost: str) -> None:
+    rows = make_rows(CELLS, {}, 10.0 if lost == "mc-dropout" else 0.1)
     for row in rows["classes"]:
         if row["role"] == "minor" and row["method"] == lost:
             row["f1"] = 0.0
@@ -58,14 +58,7 @@ def test_a_class_that_is_never_found_is_not_found_steadily(lost: str) -> None:
     assert steady.holds is (None if lost == "neuboots" else False)  # the others still count
 
 
-def test_one_seed_has_no_spread() -> None:
-    single = CELLS.with_seeds((0,))
-    found = single.checks(rows_of(single, dict.fromkeys(ROLES, 0.6)))
-    assert {verdict.holds for verdict in found} == {None}
-    assert single.plots(rows_of(single, {})).keys() == {"minor-and-major", "classes-wbc_cells"}
-
-
-def test_a_training_is_summed_up() -> None:
-    rows = rows_of(CELLS, {"monocyte": 0.2, "eosinophil": 0.6, "neutrophil": 1.0})["classes"]
+def test_summarize_trainings() -> None:
+    rows = make_rows(CELLS, {"monocyte": 0.2, "eosinophil": 0.6, "neutrophil": 1.0})["classes"]
     found = next(row for row in summarize_trainings(rows) if row["method"] == "neuboots" and row["seed"] == 2)
     assert (found["minor"], found["major"], found["mean"]) == pytest.approx((0.2, 1.0, 0.6))

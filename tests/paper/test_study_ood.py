@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuboots.data import DatasetBundle, LazyDataset, Standardizer
 from neuboots.data.dataset import TensorSource
-from neuboots.prediction import Predictor, SampleStream
 from neuboots.report.checks import Check
 from neuboots_paper._common import load_images, prepare_split
-from neuboots_paper.studies.ood import COLUMNS, PUBLISHED, OutOfDistribution, check_majority, compute_spreads
+from neuboots_paper.studies.ood import COLUMNS, PUBLISHED, OutOfDistribution, check_majority
 from neuboots_paper.study import Rows
 
 
@@ -22,7 +21,7 @@ def image_set(x: Tensor, mean: float, std: float) -> DatasetBundle:
     )
 
 
-def test_images_from_outside_are_given_in_the_units_of_the_training_set() -> None:
+def test_outside_images_are_standardized_like_the_training_set() -> None:
     x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     ours, theirs = image_set(x, 0.5, 0.25), image_set(x, 0.1, 2.0)
     seen = load_images(theirs, "test", reference=ours, shrink=2).tensors[0]
@@ -31,33 +30,6 @@ def test_images_from_outside_are_given_in_the_units_of_the_training_set() -> Non
     assert torch.allclose(order.values, torch.zeros(3), atol=1e-5)
     assert sorted(order.indices.tolist()) == [0, 1, 2]
     assert torch.equal(prepare_split(ours, "test")[1][0], (x[1] - 0.5) / 0.25)
-
-
-class Known(Predictor):
-    """Replicates that are given, and moments that differ from theirs."""
-
-    def __init__(self, samples: Tensor) -> None:
-        self.samples = samples  # (B, N, C)
-
-    @property
-    def net(self) -> nn.Module | None:
-        return None
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        rows = x[:, 0].long()
-        found = self.samples[:num_samples, rows]
-        return SampleStream(num_samples, 1, lambda size: iter(torch.split(found, size)))
-
-
-def test_spreads_are_those_of_the_first_B_replicates() -> None:
-    samples = torch.randn(5, 300, 3, generator=torch.Generator().manual_seed(0))
-    found = compute_spreads(Known(samples), torch.arange(300.0)[:, None], (2, 5))
-    for B in (2, 5):
-        assert torch.allclose(found["logits", B], samples[:B].std(0).mean(1))
-        assert torch.allclose(found["probabilities", B], samples[:B].softmax(2).std(0).mean(1))
 
 
 def row(detector: str, seed: int, figure: float) -> dict[str, Any]:
@@ -76,7 +48,7 @@ def rows_with(first: float, moved: float, rest: float, outside: float) -> Rows:
 
 
 @pytest.mark.parametrize(("above", "outside", "word"), [(0.05, 0.4, True), (-0.05, 0.1, False)])
-def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> None:
+def test_checks_follow_the_rows(above: float, outside: float, word: bool) -> None:
     study = OutOfDistribution.from_preset("cpu")
     found = study.checks(rows_with(0.8 + above, 0.8 + 2 * above, 0.8, outside))
     assert [verdict.holds for verdict in found] == [word] * len(found)
@@ -93,11 +65,11 @@ def test_verdicts_follow_the_rows(above: float, outside: float, word: bool) -> N
         ([True, False], False),
     ],
 )
-def test_most_means_more_than_half(parts: list[bool | None], word: bool | None) -> None:
+def test_check_majority_needs_more_than_half(parts: list[bool | None], word: bool | None) -> None:
     assert check_majority("c", [Check("", part, "") for part in parts]).holds is word
 
 
-def test_ensembles_have_fewer_seeds_and_everything_else_has_all() -> None:
+def test_only_ensembles_have_fewer_seeds() -> None:
     study = OutOfDistribution.from_preset("cpu")
     seeds = {method: [job["seed"] for job in study.jobs() if job["method"] == method] for method in study.methods}
     assert seeds.pop("deep-ensemble") == seeds.pop("adversarial-deep-ensemble") == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The study of rotated digits: verdicts that follow the rows, for both forms of NeuBoots."""
+"""Tests of the study of rotated digits."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from neuboots_paper.study import Rows
 STUDY = RotatedMnist.from_preset("cpu")
 
 
-def rows_of(ours: float, first: float) -> Rows:
+def make_rows(ours: float, first: float) -> Rows:
     """Both forms of NeuBoots have `ours` with the largest B and `first` with one replicate; all others have 0.5."""
     values = {25: ours, 1: first}
     return {
@@ -33,8 +33,8 @@ def rows_of(ours: float, first: float) -> Rows:
         (0.6, 0.7, [False, False, True, True]),
     ],
 )
-def test_verdicts_follow_the_rows(ours: float, first: float, holds: list[bool]) -> None:
-    rows = rows_of(ours, first)
+def test_checks_follow_the_rows(ours: float, first: float, holds: list[bool]) -> None:
+    rows = make_rows(ours, first)
     assert [verdict.holds for verdict in STUDY.checks(rows)] == 2 * holds
     others = [row for row in rows["scores"] if row["method"] != "neuboots-paper"]
     assert [verdict.holds for verdict in STUDY.checks({"scores": others})] == holds + [None] * 4

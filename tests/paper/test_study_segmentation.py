@@ -1,8 +1,6 @@
-"""The segmentation studies: the paper's numbers, smaller rows, pictures in rows, and verdicts that follow the rows."""
+"""Tests of the segmentation studies: downsampling, stored images and checks."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from neuboots_paper.studies.segmentation_common import (
 from neuboots_paper.study import Rows
 
 STUDIES = (Segmentation2d, Segmentation3d)
-TEX = Path(os.environ.get("NEUBOOTS_PAPER", ""))  # the paper's LaTeX, which is not shipped
 
 
 def scored(study: SegmentationStudy, score: Callable[[str, str], float]) -> Rows:
@@ -47,7 +44,7 @@ def figure_of(key: str, method: str, *, favoured: str) -> float:
 
 
 @pytest.mark.parametrize("kind", STUDIES)
-def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
+def test_checks_follow_the_rows(kind: type[SegmentationStudy]) -> None:
     study = kind.from_preset("cpu")
     for favoured, holds in (("neuboots", True), ("deep-ensemble", False), ("nobody", None)):
         rows = scored(study, lambda key, name, best=favoured: figure_of(key, name, favoured=best))  # type: ignore[misc]
@@ -63,7 +60,7 @@ def test_verdicts_follow_the_rows(kind: type[SegmentationStudy]) -> None:
             assert next(verdict for name, verdict in found.items() if "the plain net" in name).holds is None
 
 
-def test_smaller_rows_are_means_and_middle_labels() -> None:
+def test_downsampling_averages_pixels_and_takes_central_labels() -> None:
     x = torch.arange(2 * 5 * 7, dtype=torch.float32).view(1, 2, 5, 7)
     y = torch.arange(5 * 7).view(1, 5, 7)
     small, labels = downsample(LazyDataset(TensorSource(x, y)), 2)[0]
@@ -73,7 +70,7 @@ def test_smaller_rows_are_means_and_middle_labels() -> None:
     assert downsample(bytes_, 2)[0][0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
 
 
-def test_smaller_volumes_keep_their_augmentation_and_size() -> None:
+def test_downsampled_volumes_keep_their_augmentation() -> None:
     x, y = torch.randn(3, 1, 8, 9, 10), torch.zeros(3, 8, 9, 10, dtype=torch.long)
     part = LazyDataset(TensorSource(x, y), augment=CropFlip((8, 8, 8)))
     small = downsample(part, 2, limit=2, seed=1)
@@ -82,28 +79,18 @@ def test_smaller_volumes_keep_their_augmentation_and_size() -> None:
     assert downsample(LazyDataset(TensorSource(x, y)), 2)[0][1].shape == (4, 4, 5)
 
 
-def test_rows_as_they_are_are_not_read() -> None:
-    class Unread(TensorSource):
-        def read(self, rows: Any) -> Any:
-            pytest.fail("read")
-
-    part = downsample(LazyDataset(Unread(torch.zeros(5, 1, 2, 2), torch.zeros(5, 2, 2))), 1, limit=3)
-    assert len(part) == 3
-    assert len({*(part.rows or ())}) == 3
-
-
 @pytest.mark.parametrize("plane", [torch.randint(256, (5, 7)), torch.randint(256, (4, 3, 3))])
-def test_pictures_come_back_from_their_text(plane: Tensor) -> None:
+def test_png_round_trip(plane: Tensor) -> None:
     assert torch.equal(decode_png(encode_png(plane)).long(), plane)
 
 
-def test_the_plane_with_most_labels_is_shown() -> None:
+def test_fullest_slice_has_most_labels() -> None:
     labels = torch.zeros(3, 3, 4, dtype=torch.long)
     labels[..., 0], labels[0, 0, 1], labels[:2, 0, 2] = IGNORE_INDEX, 1, 1
     assert fullest_slice(labels)[2] == 2
 
 
-def test_void_counts_neither_in_training_nor_in_scores() -> None:
+def test_ignored_pixels_have_no_effect() -> None:
     study = Segmentation2d.from_preset("smoke")
     losses = {name: study._method(name, 2).loss.ignore_index for name in study.methods}  # type: ignore[attr-defined]
     assert {*losses.values()} == {IGNORE_INDEX}

@@ -1,4 +1,4 @@
-"""The study of texts: its verdicts, and that the plain net and MC dropout differ at prediction alone."""
+"""Tests of the text study."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ STUDY = Text.from_preset("smoke")
 GOOD, BAD = {"ece": 0.05, "nll": 0.5, "brier": 0.3}, {"ece": 0.1, "nll": 0.7, "brier": 0.4}
 
 
-def rows_of(ours: dict[str, float], others: dict[str, float]) -> Rows:
+def make_rows(ours: dict[str, float], others: dict[str, float]) -> Rows:
     def row(job: dict[str, Any]) -> dict[str, Any]:
         values = ours if job["method"].startswith("neuboots") else others
         return {**job, **{key: value + 1e-4 * job["seed"] for key, value in values.items()}}
@@ -29,13 +29,13 @@ def rows_of(ours: dict[str, float], others: dict[str, float]) -> Rows:
         ({**GOOD, "nll": 0.9, "error": 0.2}, {**BAD, "error": 0.2}, [False, True]),  # one of three measures is enough
     ],
 )
-def test_the_verdicts_follow_the_rows(ours: dict[str, float], others: dict[str, float], holds: list[bool]) -> None:
-    found = STUDY.checks(rows_of(ours, others))
+def test_checks_follow_the_rows(ours: dict[str, float], others: dict[str, float], holds: list[bool]) -> None:
+    found = STUDY.checks(make_rows(ours, others))
     assert [verdict.holds for verdict in found] == 4 * holds  # two of NeuBoots, against two
 
 
-def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
-    rows = rows_of({**GOOD, "error": 0.2}, {**BAD, "error": 0.25})
+def test_error_check_tolerates_an_unresolved_gain() -> None:
+    rows = make_rows({**GOOD, "error": 0.2}, {**BAD, "error": 0.25})
     for row in rows["scores"]:
         if row["method"] == "neuboots":
             row["error"] += 0.005 * (-1) ** row["seed"]  # 5 points fewer, ± 6.4 over two seeds
@@ -49,7 +49,7 @@ def test_no_loss_is_shown_where_the_gain_alone_is_open() -> None:
     assert "against deterministic 26.00" in verdict.evidence or "against deterministic 26.01" in verdict.evidence
 
 
-def test_texts_are_cut_to_the_length() -> None:
+def test_texts_are_truncated() -> None:
     study = Text(data="toy/reviews", length=3)
     rows = study._truncate(RunContext().load_data(study.data).train)
     assert rows.tensors[0].shape == (120, 3)

@@ -1,4 +1,4 @@
-"""Times against n: ratios inside a job, growth as a power, and verdicts that follow the rows."""
+"""Tests of the study of time against n: ratios, growth and checks."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def made(**slower: float) -> Rows:
     return {"times": rows}
 
 
-def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
+def test_ratios_are_within_a_job_and_net() -> None:
     table = STUDY.tables(made())[0]
     at = table.columns.index(f"× {PAPER_LAW}, same net")
     first = {(line[1].text, line[2].text): line[at].text for line in table.rows if line[0].text == "100"}
@@ -38,14 +38,14 @@ def test_ratios_are_taken_inside_a_unit_to_the_same_net() -> None:
     assert of_net[BOOTSTRAP] == pytest.approx(1.2)  # 8 s and 16 s for 10 nets
 
 
-def test_growth_is_the_power_of_n() -> None:
+def test_growth_is_the_exponent_of_n() -> None:
     table = STUDY.tables(made())[1]
     found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.rows}
     assert found[PAPER_LAW, "3 × 64"] == pytest.approx((0.5, 0.5))
     assert found[SPARSE, "none"] == pytest.approx((1.0, 1.0))
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     def held(rows: Rows) -> list[bool | None]:
         return [verdict.holds for verdict in STUDY.checks(rows)]
 

@@ -1,4 +1,4 @@
-"""The UCI comparison: densities by their definition, verdicts that follow the rows, tables from the rows alone."""
+"""Tests of the UCI study: log-likelihoods, held-out rows and checks."""
 
 import math
 
@@ -41,7 +41,7 @@ def held(rows: Rows) -> list[bool | None]:
 # -- verdicts ------------------------------------------------------------------------------------------
 
 
-def test_verdicts_follow_the_rows() -> None:
+def test_checks_follow_the_rows() -> None:
     assert held(made()) == [True, True, True, True, True]
     assert held(made(rmse=(1.0, 1.0, 3.0))) == [True, True, True, True, True]  # one set may be lost
     assert held(made(rmse=(1.0, 3.0, 3.0))) == [False, True, True, True, False]
@@ -52,11 +52,7 @@ def test_verdicts_follow_the_rows() -> None:
     assert held(made(gain=(0.3, 0.0016, 0.1))) == [True, True, True, None, True]  # within the spread over splits
 
 
-def test_a_tie_in_the_mean_is_no_worse() -> None:
-    assert held(made(rmse=(2.0, 2.0, 2.0)))[0] is True
-
-
-def test_differences_are_of_the_same_split() -> None:
+def test_differences_are_within_a_split() -> None:
     """Splits differ by more than methods do: unpaired, nothing could be told."""
     rows = made(gain=(0.3, 0.2, 0.1))
     for row in rows["scores"]:
@@ -65,7 +61,7 @@ def test_differences_are_of_the_same_split() -> None:
     assert held(rows)[2:4] == [True, True]
 
 
-def test_splits_that_no_default_was_chosen_by_are_judged_by_themselves() -> None:
+def test_other_splits_are_checked_separately() -> None:
     """Better on the splits in view and worse on the others: the second set of verdicts says so."""
     study = Uci(data=STUDY.data, seeds=(0, 1, 6, 7, 8))
     rows = made()["scores"]
@@ -95,7 +91,7 @@ def fitted() -> tuple[NeuBootsRegressor, dict[str, np.ndarray]]:
     return NeuBootsRegressor(epochs=10, random_state=3).fit(data["x"], data["y"]), data
 
 
-def test_log_likelihoods_are_those_of_the_normal_law(
+def test_log_likelihood_matches_scipy(
     fitted: tuple[NeuBootsRegressor, dict[str, np.ndarray]],
 ) -> None:
     regressor, data = fitted
@@ -115,7 +111,7 @@ def test_log_likelihoods_are_those_of_the_normal_law(
     assert ours["band"] == pytest.approx(np.mean(high - low))
 
 
-def test_one_sigma_comes_from_all_rows_that_were_not_trained_on(
+def test_constant_sigma_uses_all_held_out_rows(
     fitted: tuple[NeuBootsRegressor, dict[str, np.ndarray]],
 ) -> None:
     """The estimator's own rows for calibration are among them, and so are those that stopped the training."""

@@ -1,27 +1,21 @@
-"""The study of validity for classes: distances with known values, a smoke run, and verdicts that follow the rows."""
+"""Tests of the validity study for classification: energy distance and checks."""
 
-import json
 import math
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from neuboots_paper.energy_distance import StoredPredictor, compare_replicates, energy_distance, variance_correlation
+from neuboots_paper.energy_distance import compare_replicates, energy_distance, variance_correlation
 from neuboots_paper.studies import validity_classes as study
 from neuboots_paper.studies.validity_classes import (
     ENSEMBLE,
     ONE_TRAINING,
     ORACLE,
-    POST_HOC,
     SECOND_BOOTSTRAPS,
-    TRAINED,
     TRUTHS,
-    ClassSettings,
 )
-from neuboots_paper.study import RunContext
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -39,7 +33,7 @@ def mean_distance(shift: float, std: float) -> float:
 
 
 @pytest.mark.parametrize(("shift", "std"), [(0.0, 1.0), (1.0, 1.0), (0.0, 2.0), (0.7, 0.4)])
-def test_the_distance_of_two_gaussians_is_that_of_the_formula(shift: float, std: float) -> None:
+def test_energy_distance_of_gaussians_matches_the_formula(shift: float, std: float) -> None:
     true, samples = normals(12, 4000, 1), shift + std * normals(30, 4000, 1, seed=1)
     two = mean_distance(0.0, math.sqrt(2))
     exact = (2 * mean_distance(shift, math.hypot(1, std)) - two - std * two) / two
@@ -47,13 +41,13 @@ def test_the_distance_of_two_gaussians_is_that_of_the_formula(shift: float, std:
 
 
 @pytest.mark.parametrize("size", [2, 3, 50])
-def test_few_replicates_of_the_same_distribution_are_no_farther_than_many(size: int) -> None:
+def test_energy_distance_is_unbiased_for_few_replicates(size: int) -> None:
     found = [energy_distance(normals(size, 200, 3, seed=s), normals(5, 200, 3, seed=1000 + s)) for s in range(30)]
     error = float(torch.tensor(found).std()) / math.sqrt(30)
     assert abs(sum(found) / 30) < 4 * error + 1e-3
 
 
-def test_the_distance_has_no_unit_and_sees_what_outputs_do_together() -> None:
+def test_energy_distance_is_scale_free_and_joint() -> None:
     true, samples = normals(20, 300, 2), normals(20, 300, 2, seed=1)
     assert energy_distance(10 * true, 10 * samples) == pytest.approx(energy_distance(true, samples))
     together = samples[..., :1].expand(-1, -1, 2)  # each output as it should be, but both the same
@@ -69,7 +63,7 @@ def replicates(variances: Tensor, size: int, *, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])
-def test_the_correlation_is_that_of_the_variances_without_the_noise_of_few_replicates(rho: float) -> None:
+def test_variance_correlation_is_corrected_for_few_replicates(rho: float) -> None:
     base, own = (normals(3000, seed=s).abs() for s in (0, 1))
     v, w = 0.2 + base, 0.2 + rho * base + math.sqrt(1 - rho**2) * own
     exact = float(torch.corrcoef(torch.stack([v, w]))[0, 1])
@@ -80,7 +74,7 @@ def test_the_correlation_is_that_of_the_variances_without_the_noise_of_few_repli
     assert rho == 0 or raw < exact - 0.15  # which is what there is to correct
 
 
-def test_a_correlation_that_cannot_be_told_is_none() -> None:
+def test_undetermined_correlation_is_none() -> None:
     assert (
         variance_correlation(normals(3, 50, 2), normals(20, 50, 2, seed=1)) is None
     )  # halves of three have no variance
@@ -90,13 +84,7 @@ def test_a_correlation_that_cannot_be_told_is_none() -> None:
 # -- the figures of a method ---------------------------------------------------------------------------
 
 
-def test_drawn_replicates_are_those_of_the_rows_that_are_asked_for() -> None:
-    samples = normals(7, 10, 3)
-    found = StoredPredictor(samples).predict(torch.tensor([4, 0, 4]), 5).samples
-    assert torch.equal(found, samples[:5, [4, 0, 4]])
-
-
-def test_a_spread_of_twice_the_size_around_a_moved_centre_is_found() -> None:
+def test_compare_replicates_finds_scale_and_shift() -> None:
     centre, labels = 2 * normals(150, 4), torch.arange(150) % 4
     true = (centre + normals(16, 150, 4, seed=1)).float()
     wide = (centre + 2 * normals(60, 150, 4, seed=2)).float()
@@ -119,43 +107,10 @@ def test_a_spread_of_twice_the_size_around_a_moved_centre_is_found() -> None:
 # -- a job at the smallest scale ----------------------------------------------------------------------
 
 
-@cache
-def smoke() -> list[dict[str, Any]]:
-    settings = ClassSettings.from_preset("smoke")
-    return [
-        {"data": data, "seed": seed, **row}
-        for data in settings.data
-        for seed in settings.seeds
-        for row in study.measure(data, seed, settings, RunContext())
-    ]
-
-
-def test_a_unit_has_a_row_for_every_method_and_truth_and_nothing_that_json_cannot_hold() -> None:
-    rows = smoke()
-    for data, methods in (("digits", [*TRAINED, *POST_HOC]), ("digits-30", ONE_TRAINING)):  # kernels are for few rows
-        names = [(TRUTHS[0], name) for name in (*SECOND_BOOTSTRAPS, ORACLE, "deterministic", *methods, ENSEMBLE)]
-        names += [(TRUTHS[1], name) for name in (SECOND_BOOTSTRAPS[1], "deterministic", *methods)]
-        assert [(row["truth"], row["method"]) for row in rows if row["data"] == data] == names
-    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
-    members = ClassSettings.from_preset("smoke").members[0]
-    costs = {row["method"]: row["cost"] for row in rows}
-    assert {costs[method] for method in ONE_TRAINING} == {1}
-    assert costs[ENSEMBLE] == costs[SECOND_BOOTSTRAPS[0]] == members
-
-
-def test_the_net_without_spread_is_flat_and_methods_around_it_have_its_centre() -> None:
-    for row in smoke():
-        assert (row["ratio"] == 0) == (row["method"] == "deterministic")
-        if row["method"] == "deterministic":
-            beside = [other for other in smoke() if all(other[key] == row[key] for key in ("data", "truth"))]
-            shifts = {other["method"]: other["shift"] for other in beside}
-            assert shifts.get(ORACLE, row["shift"]) == pytest.approx(row["shift"], abs=1e-5)
-
-
 # -- tables, verdicts, figures -------------------------------------------------------------------------
 
 
-def made_up(**distances: float) -> list[dict[str, Any]]:
+def make_rows(**distances: float) -> list[dict[str, Any]]:
     """Rows of two sets and three seeds, all methods at a distance of 0.5 and of the right size, but for these."""
     names = {
         name.replace(" ", "_").replace(",", "").replace("-", "_"): name for name in (*ONE_TRAINING, *SECOND_BOOTSTRAPS)
@@ -181,25 +136,25 @@ def holds(rows: list[dict[str, Any]], words: str) -> bool | None:
     return found
 
 
-def test_as_near_as_another_bootstrap_goes_by_the_nearest_method() -> None:
+def test_nearest_method_is_compared_with_another_bootstrap() -> None:
     words = "nearest method that trains one net"
-    assert holds(made_up(), words) is False
-    assert holds(made_up(neuboots=0.01), words) is True
+    assert holds(make_rows(), words) is False
+    assert holds(make_rows(neuboots=0.01), words) is True
 
 
-def test_nearer_goes_by_the_distance_on_every_set() -> None:
+def test_nearer_compares_distances_on_every_dataset() -> None:
     words = "influence, head are nearer to a true bootstrap than those of neuboots-paper"
-    rows = made_up(influence_head=0.2)
+    rows = make_rows(influence_head=0.2)
     assert holds(rows, words) is True
-    assert holds(made_up(influence_head=0.8), words) is False
+    assert holds(make_rows(influence_head=0.8), words) is False
     for row in rows:
         if row["data"] == "b" and row["method"] == "neuboots-paper":
             row["distance"] = 0.1
     assert holds(rows, words) is False
 
 
-def test_sizes_and_the_share_of_first_weights_go_by_the_ratio() -> None:
-    rows = made_up()
+def test_spread_checks_use_the_ratio() -> None:
+    rows = make_rows()
     assert holds(rows, "spread of influence, head is that") is True
     for row in rows:
         if row["data"] == "b" and row["truth"] == TRUTHS[1]:
@@ -212,6 +167,6 @@ def test_sizes_and_the_share_of_first_weights_go_by_the_ratio() -> None:
     assert holds(rows, "initial weights and the order") is False
 
 
-def test_methods_that_were_not_measured_are_not_claimed() -> None:
-    rows = [row for row in made_up() if "influence" not in row["method"]]
+def test_methods_without_rows_are_not_checked() -> None:
+    rows = [row for row in make_rows() if "influence" not in row["method"]]
     assert all("influence" not in verdict.claim for verdict in study.checks(rows))
