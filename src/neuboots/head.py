@@ -143,12 +143,8 @@ def _find_output(result: Any) -> Tensor:
     tensors = {str(key): value for key, value in items.items() if isinstance(value, Tensor)}
     if len(tensors) == 1:
         return next(iter(tensors.values()))
-    raise ArgumentError(
-        "model",
-        f"a net that returns a {type(result).__name__} with tensors {sorted(tensors)}",
-        'a net that returns one tensor, a dict with "out" or "logits", or an object with .logits',
-        hint="wrap the net",
-    )
+    got = f"a net that returns a {type(result).__name__} with tensors {sorted(tensors)}"
+    raise ArgumentError("model", got, 'one tensor, a dict with "out" or "logits", or an object with .logits')
 
 
 def compute_output(net: nn.Module, x: Any) -> Tensor:

@@ -135,12 +135,8 @@ def _check_sampler(loader: DataLoader[Any], name: str) -> None:
     if type(sampler) is RandomSampler:
         known = not sampler.replacement and sampler.num_samples == len(cast(Sized, loader.dataset))
     if not known or type(loader.batch_sampler) is not BatchSampler or loader.drop_last:
-        raise ArgumentError(
-            name,
-            type(loader),
-            "a DataLoader with batch_size, without its own sampler, batch_sampler or drop_last",
-            hint="pass its dataset, since examples are drawn in an order that depends on the seed alone",
-        )
+        expected = "a DataLoader with batch_size, without its own sampler, batch_sampler or drop_last"
+        raise ArgumentError(name, type(loader), expected, hint="pass its dataset: the seed determines the order")
 
 
 def unpack_example(example: Any) -> tuple[Any, Any]:
@@ -154,12 +150,8 @@ def unpack_example(example: Any) -> tuple[Any, Any]:
     """
     if isinstance(example, tuple | list) and len(example) == 2:
         return example[0], example[1]
-    raise ArgumentError(
-        "data",
-        type(example),
-        "examples (x, y), where x is a tensor, a tuple (several inputs) or a dict (keyword inputs)",
-        hint="wrap the data set to return such pairs",
-    )
+    expected = "examples (x, y), where x is a tensor, a tuple (several inputs) or a dict (keyword inputs)"
+    raise ArgumentError("data", type(example), expected)
 
 
 def dataset_length(data: Dataset[Any]) -> int | None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -207,8 +208,8 @@ def configurable(cls: M) -> M:
         ... class Scale(nn.Module):
         ...     def __init__(self, factor=2.0):
         ...         super().__init__()
-        >>> describe_net(Scale())
-        {'net': 'Scale', 'options': {'factor': 2.0}}
+        >>> describe_net(Scale())["options"]
+        {'factor': 2.0}
     """
     init = cls.__init__
     signature = inspect.signature(init)
@@ -240,15 +241,16 @@ def describe_net(net: nn.Module) -> dict[str, Any] | None:
 
     Example:
         >>> from neuboots.nets import SmallCNN
-        >>> describe_net(SmallCNN(1, 10))
-        {'net': 'SmallCNN', 'options': {'in_channels': 1, 'out_features': 10, 'widths': [32, 64, 128]}}
+        >>> describe_net(SmallCNN(1, 10))["options"]
+        {'in_channels': 1, 'out_features': 10, 'widths': [32, 64, 128]}
         >>> describe_net(nn.Linear(4, 2)) is None
         True
     """
     name = type(net).__name__
     if _NETS.get(name) is not type(net):
         return None
-    description = {"net": name, "options": copy.deepcopy(cast(Any, net).options)}
+    options = copy.deepcopy(cast(Any, net).options)
+    description = {"net": name, "module": type(net).__module__, "options": options}
     # a twin without weights shows whether the layers are those that the options give
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         twin = build_net(description)
@@ -272,12 +274,12 @@ def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = 
         >>> build_net({"net": "MLP", "options": {"in_features": 4, "out_features": 2}}).head
         Linear(in_features=500, out_features=2, bias=True)
     """
-    import neuboots.nets
-
     try:
-        getattr(neuboots.nets, str(description["net"]), None)  # imports the module that registers the class
+        module = description.get("module", "neuboots.nets.mlp")
+        if str(module).startswith(("neuboots.", "neuboots_paper.")):
+            import_module(module)  # registers the class
         return _NETS[description["net"]](**description["options"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (ImportError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(path, f"no net can be built from {description!r} ({error!r})") from error
 
 

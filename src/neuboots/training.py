@@ -266,12 +266,8 @@ def _copy_and_reset(model: nn.Module) -> nn.Module:
             covered.update(module.parameters())
     missing = [name for name, parameter in net.named_parameters() if parameter not in covered]
     if missing:
-        raise ArgumentError(
-            "model",
-            type(model),
-            f"modules with reset_parameters() for every parameter (not so: {', '.join(missing[:3])})",
-            hint="pass a function that returns a new model",
-        )
+        expected = f"modules with reset_parameters() for every parameter, also {', '.join(missing[:3])}"
+        raise ArgumentError("model", type(model), expected, hint="pass a function that returns a new model")
     return net
 
 

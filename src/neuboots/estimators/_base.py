@@ -29,7 +29,7 @@ from neuboots.data._common import train_val_test_split
 from neuboots.losses import Loss, as_loss
 from neuboots.methods import create_method, find_method
 from neuboots.methods._base import find_saved_method
-from neuboots.nets import MLP
+from neuboots.nets.mlp import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.serialization import ArtifactError, build_predictor, describe_predictor, read_artifact, write_artifact
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule
