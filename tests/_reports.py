@@ -64,7 +64,7 @@ def _diagrams() -> Section:
         figure = Figure(figsize=(4.2, 3.8), layout="constrained")
         plots.plot_reliability(figure.subplots(), {"a net": curve})
         drawn[str(name)] = to_svg(figure, f"digits-{name}")
-    verdicts = (
+    checks = (
         Check("NeuBoots makes fewer errors", True, "1 < 2"),
         Check("its ECE is lower", False, "2 > 1"),
         Check("it is as fast", None, "1 ≈ 1"),
@@ -83,7 +83,7 @@ def _diagrams() -> Section:
         claim="Bagged NeuBoots makes fewer errors.",
         scale="smoke",
         tables=(table,),
-        checks=verdicts,
+        checks=checks,
         plots=drawn,
         settings=settings,
         about=_about("digits"),

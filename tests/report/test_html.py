@@ -30,7 +30,7 @@ def page() -> HtmlReader:
 
 def section(name: str, number: int = 0) -> str:
     """The HTML of one section."""
-    parts = re.findall(r'<section class="chapter".*?</section>\n', text(), re.DOTALL)
+    parts = re.findall(r'<section class="topic".*?</section>\n', text(), re.DOTALL)
     return [part for part in parts if f"reproduce {name}" in part][number]
 
 
@@ -76,7 +76,7 @@ def test_introduction_renders_emphasis_and_code() -> None:
 
 
 def test_summary_counts_outcomes_and_links_to_sections() -> None:
-    top = text()[: text().index('class="chapter"')]
+    top = text()[: text().index('class="topic"')]
     assert "5 claims of the paper" in top
     counts = re.findall(r"<b>(\d)</b> <span>.*?</svg>([^<]+)</span>", top)
     assert counts == [("2", "holds"), ("1", "does NOT hold"), ("2", "not resolved")]

@@ -112,7 +112,7 @@ def test_every_plot_is_visible(browser: Browser, address: str) -> None:
         boxes = [figure.bounding_box() for figure in page.locator("figure.drawing svg").all()]
         assert len(boxes) == sum(len(section.plots) for section in sections())
         assert all(box is not None and min(box["width"], box["height"]) > 150 for box in boxes)
-        assert all(mark.is_visible() for mark in page.locator(".verdicts .mark").all())
+        assert all(mark.is_visible() for mark in page.locator(".checks .mark").all())
 
 
 def test_column_header_sorts_by_number(browser: Browser, address: str) -> None:

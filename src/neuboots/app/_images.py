@@ -5,6 +5,7 @@ A file that cannot be read is skipped with a note; more than 10 % of such files 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +346,15 @@ def train_predictor(
     created: Any = create_method(method, loss=loss)
     predictor: Predictor = created.fit(model, train, config, val_data=held_out)
     return predictor
+
+
+def make_config(epochs: int, batch_size: int, learning_rate: float, seed: int, progress: bool) -> TrainingConfig:
+    """Return a training with AdamW that stops after a third of the epochs without improvement."""
+    return TrainingConfig(
+        epochs=check_int("epochs", epochs, minimum=1),
+        batch_size=batch_size,
+        optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=1e-2),
+        seed=seed,
+        patience=max(5, epochs // 3),
+        progress=progress,
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import check_choice, check_fraction, check_int
+from neuboots._validation import check_choice, check_fraction
 from neuboots.app._images import (
     FeatureExtractor,
     ImagePreprocessing,
@@ -22,6 +22,7 @@ from neuboots.app._images import (
     VisionModel,
     choose_size,
     find_images,
+    make_config,
     read_batches,
     relative_name,
     skipped_files_note,
@@ -45,7 +46,6 @@ from neuboots.methods import list_methods
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.posthoc import TemperatureScaling
 from neuboots.serialization import Artifact
-from neuboots.training import TrainingConfig
 
 BATCH_SIZE = 64
 _MAX_SIZE = 64  # default limit of the longer side in pixels
@@ -194,7 +194,10 @@ def fit_images(
             raise ValueError(f"the class folder {name!r} has a name that is not UTF-8; rename it")
     splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
     net_class: Any = SmallCNN if max(size) <= _MAX_CNN_SIZE else ResNet
-    config = _training_config(net_class, len(splits.train), epochs, seed, progress)
+    n = len(splits.train)
+    if epochs is None:  # more epochs for fewer images
+        epochs = max(10, min(100, round(_MAX_EXAMPLES[net_class] / n)))
+    config = make_config(epochs, 32 if n < 2000 else 64, 2e-3, seed, progress)
     others = [f for part in (data.train, data.validation, data.test) for f in _image_source(part).skipped]
     notes = [*skipped_files_note(Path(path).expanduser(), others), *splits.notes]
     chosen: dict[str, Any] = {"net": net_class.__name__, "size": list(size), "epochs": config.epochs}
@@ -263,18 +266,3 @@ def _make_net(net_class: type[nn.Module], channels: int, classes: int) -> nn.Mod
     if net_class is SmallCNN:
         return SmallCNN(channels, classes, widths=(16, 32, 64, 128))
     return ResNet(classes, channels, blocks=(1, 1, 1, 1), widths=(16, 32, 64, 128), shortcut="projection")
-
-
-def _training_config(net_class: Any, n: int, epochs: int | None, seed: int, progress: bool) -> TrainingConfig:
-    """Many epochs for few images, fewer for many."""
-    if epochs is None:
-        epochs = max(10, min(100, round(_MAX_EXAMPLES[net_class] / n)))
-    epochs = check_int("epochs", epochs, minimum=1)
-    return TrainingConfig(
-        epochs=epochs,
-        batch_size=32 if n < 2000 else 64,
-        optimizer=partial(torch.optim.AdamW, lr=2e-3, weight_decay=1e-2),
-        seed=seed,
-        patience=max(5, epochs // 3),
-        progress=progress,
-    )

@@ -25,6 +25,7 @@ from neuboots.app._images import (
     VisionModel,
     choose_size,
     find_images,
+    make_config,
     median_size,
     read_batches,
     relative_name,
@@ -58,7 +59,7 @@ from neuboots.methods import list_methods
 from neuboots.metrics import ConfidenceRanking
 from neuboots.nets import small_deeplab
 from neuboots.serialization import Artifact, atomic_folder
-from neuboots.training import TrainingConfig, progress_bar
+from neuboots.training import progress_bar
 
 _MAX_CROP = 128  # default limit of the longer side of training crops
 _WINDOW = 256  # pixels of a large image that the net sees at once
@@ -434,7 +435,10 @@ def fit_masks(
     median = median_size(pairs["train"].inputs)
     size = choose_size(size, pairs["train"].inputs, _MAX_CROP, 16)
     crop = CropFlip(size, scale=(0.75, 1.5), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
-    config = _training_config(len(splits.train), median, size, epochs, seed, progress)
+    if epochs is None:  # more epochs for fewer images and smaller crops
+        crops = _MAX_CROPS * _MAX_CROP**2 / (size[0] * size[1])
+        epochs = max(10, min(60, round(crops / len(splits.train))))
+    config = make_config(epochs, 8 if median[0] * median[1] <= _LARGE_IMAGE else 2, 3e-3, seed, progress)
     others = [file for files in pairs.values() for file in files.skipped]
     notes = [*skipped_files_note(folder, others), *splits.notes, _describe_label_map(names, label_map)]
     chosen = {"net": "small_deeplab", "size": list(size), "epochs": config.epochs}
@@ -488,20 +492,3 @@ def _describe_label_map(names: tuple[str, ...], label_map: LabelMap) -> str:
     values = ", ".join(name if name == str(value) else f"{value} is {name}" for value, name in pairs)
     ignored = "none is ignored" if label_map.ignore_index is None else f"{label_map.ignore_index} is ignored"
     return f"classes by their values in the masks: {values}; {ignored}"
-
-
-def _training_config(
-    n: int, image: tuple[int, int], crop: tuple[int, int], epochs: int | None, seed: int, progress: bool
-) -> TrainingConfig:
-    """Many epochs for few images, fewer for many images or large crops."""
-    if epochs is None:
-        epochs = max(10, min(60, round(_MAX_CROPS * _MAX_CROP**2 / (crop[0] * crop[1]) / n)))
-    epochs = check_int("epochs", epochs, minimum=1)
-    return TrainingConfig(
-        epochs=epochs,
-        batch_size=8 if image[0] * image[1] <= _LARGE_IMAGE else 2,
-        optimizer=partial(torch.optim.AdamW, lr=3e-3, weight_decay=1e-2),
-        seed=seed,
-        patience=max(5, epochs // 3),
-        progress=progress,
-    )

@@ -121,7 +121,7 @@ class Predict:
     def _predict_masks(self, model: Any) -> None:
         if self.out == "-" or self.keep or self.probabilities or self.format is not None:
             raise UsageError(
-                f"{self.model} is a model of masks, which writes a folder of images; give a new folder as --out, and no "
+                f"{self.model} is a model of masks, which writes a folder; give a new folder as --out, and no "
                 "--format, --keep or --probabilities"
             )
         summary = model.predict_folder(self.data, self.out, num_samples=self.num_samples, progress=not self.json)

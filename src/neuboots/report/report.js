@@ -151,7 +151,7 @@
         list.scrollLeft = link.offsetLeft - list.offsetLeft - list.clientWidth / 3;
       }
     }, { rootMargin: "-15% 0px -75% 0px" });
-    document.querySelectorAll("#top, .chapter").forEach((part) => observer.observe(part));
+    document.querySelectorAll("#top, .topic").forEach((part) => observer.observe(part));
   }
 
   document.addEventListener("DOMContentLoaded", () => {
