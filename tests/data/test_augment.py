@@ -184,16 +184,6 @@ def test_places_of_crops_and_of_smaller_images_are_uniform() -> None:
     assert within(starts, torch.full((3,), 1 / 3))
 
 
-def test_factors_are_uniform_between_their_bounds() -> None:
-    n = 2_000
-    new, _ = CropFlip((40,), scale=(0.5, 2.0))(torch.ones(n, 1, 20), torch.zeros(n, 20, dtype=torch.int64))
-    sizes = new.sum((1, 2)).double()  # 10 … 40 pixels
-    assert float(sizes.min()) >= 10
-    assert float(sizes.max()) <= 40
-    # of U(10, 40), rounded to whole numbers, whose variance rounding adds at most 1/12 to
-    assert abs(float(sizes.mean()) - 25) <= standard_errors(1) * math.sqrt((900 + 1) / 12 / n)
-
-
 # -- what every one keeps ------------------------------------------------------------------------------
 
 

@@ -163,11 +163,6 @@ def test_rows_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     assert source.read([]) == ([], [])
 
 
-def test_val_is_validation(tmp_path: Path) -> None:
-    write_images(tmp_path / "toys/data", counts={"train": 3, "val": 2})
-    assert {split: len(table) for split, table in opened(tmp_path).items()} == {"train": 3, "validation": 2}
-
-
 def test_nothing_is_printed_and_bars_are_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 3})
     assert not datasets.are_progress_bars_disabled()
@@ -281,14 +276,6 @@ def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.Lo
         list(ArrowStream(opened(tmp_path, streaming=True)["train"], "toys, split train", SPEC)())
     logger.removeHandler(caplog.handler)
     assert caplog.records == []
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_file_without_rows_is_named(tmp_path: Path, streaming: bool) -> None:
-    (path,) = write_split(tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))], "label": [1]})
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
-    with pytest.raises(CorruptFileError):
-        opened(tmp_path, streaming=streaming)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

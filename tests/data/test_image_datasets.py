@@ -25,7 +25,6 @@ from neuboots.data import (
     load_dataset,
 )
 from neuboots.data.image_datasets import ROTATED_MNIST, rotation_angles
-from neuboots.data.images import decode_image
 from neuboots.data.registry import resolve_name
 from neuboots.loading import EpochLoader, load_class_labels
 
@@ -67,14 +66,6 @@ def stacked(part: Any) -> Tensor:
 
 
 # -- pixels --------------------------------------------------------------------------------------------
-
-
-def test_a_row_may_name_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(encoded(pixels_of(3, (4, 4))))
-    x = decode_image({"bytes": None, "path": str(tmp_path / "a.png")}, 1, "here")
-    assert (x[0].numpy() == pixels_of(3, (4, 4))).all()
-    with pytest.raises(CorruptFileError):
-        decode_image({"bytes": None, "path": str(tmp_path / "b.png")}, 1, "here")
 
 
 # -- on small files ------------------------------------------------------------------------------------
@@ -275,16 +266,3 @@ def test_a_wrong_name_gets_the_closest_first_and_all(wrong: str) -> None:
 def test_every_other_set_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, name: str) -> None:
     with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
         load_dataset(name, root=tmp_path)
-
-
-# -- the real sets -------------------------------------------------------------------------------------
-
-COUNTS = {
-    "mnist": (60_000, 10_000),
-    "fashion_mnist": (15_000, 5_000),
-    "cifar10": (10_000, 2_500),
-    "cifar100": (8_000, 2_500),
-    "svhn": (4_000, 4_000),
-    "wbc_cells": (233, 115),
-    "rotated_mnist": (60_000, 10_000),
-}

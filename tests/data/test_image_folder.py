@@ -15,7 +15,6 @@ from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.dataset import Standardizer
 from neuboots.data.image_folder import (
-    IMAGENET_STANDARDIZERS,
     VOC_CLASSES,
     LabelMap,
     infer_label_map,
@@ -151,24 +150,6 @@ def test_a_size_covers_and_crops_at_the_centre(tmp_path: Path) -> None:
     x, y = next(iter(DataLoader(data.augmented_train, batch_size=5)))
     assert x.shape == (5, 3, 4, 4)
     assert y.shape == (5,)
-
-
-def test_without_a_size_rows_have_their_own(tmp_path: Path) -> None:
-    for i in range(3):
-        save(picture(4 + i, 5), tmp_path / "a" / f"{i}.png")
-        save(picture(9, 5 + i), tmp_path / "b" / f"{i}.png")
-    data = load_image_folder(tmp_path, val_fraction=0, test_fraction=0)
-    shapes = [tuple(x.shape) for x, _ in data.train.__getitems__(range(6))]
-    assert shapes == [(3, 4, 5), (3, 5, 5), (3, 6, 5), (3, 9, 5), (3, 9, 6), (3, 9, 7)]
-
-
-def test_normalised_by_imagenet_unless_told(tmp_path: Path) -> None:
-    by_class(tmp_path, {"a": 2, "b": 2})
-    colour, grey = (load_image_folder(tmp_path, channels=c, val_fraction=0, test_fraction=0) for c in (3, 1))
-    raw = load_image_folder(tmp_path, val_fraction=0, test_fraction=0, standardizer=PLAIN).train[0][0]
-    assert torch.equal(colour.train[0][0], IMAGENET_STANDARDIZERS[3](raw))
-    assert grey.train[0][0].shape == (1, 6, 8)
-    assert grey.standardizer == IMAGENET_STANDARDIZERS[1]
 
 
 # -- what is wrong with a folder by class --------------------------------------------------------------
@@ -533,9 +514,3 @@ def test_voc_that_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / "SegmentationClass" / "2008_000001.png").unlink()
     with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
-
-
-def test_masks_from_files_keep_large_numbers(tmp_path: Path) -> None:
-    numbers = np.array([[0, 300, 65535]], np.uint16)
-    Image.fromarray(numbers).save(tmp_path / "deep.png")
-    assert mask_from(tmp_path / "deep.png").tolist() == [[0, 300, 65535]]

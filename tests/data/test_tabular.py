@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -185,13 +183,6 @@ def test_uci_refuses(change: dict[str, Any], tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("splits", ["[", "[[1], [2]]", '{"0": "all"}', '{"a": [1]}'])
-def test_splits_that_are_none_name_their_file(splits: str, tmp_path: Path) -> None:
-    write_uci(tmp_path, splits=splits)
-    with pytest.raises(CorruptFileError):
-        load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
-
-
 @pytest.mark.parametrize("rows", [[], [1, 1], [40], [-1], [0.5], [[1]], list(range(40))])
 def test_rows_of_a_split_must_be_rows(rows: list[Any], tmp_path: Path) -> None:
     write_uci(tmp_path, splits={"0": rows})
@@ -205,10 +196,6 @@ def test_a_uci_file_that_is_no_table_of_numbers_is_named(text: str, tmp_path: Pa
     (tmp_path / "uci" / "yacht.csv").write_text(text)
     with pytest.raises(CorruptFileError):
         load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
-
-
-ROWS = {"boston": 506, "concrete": 1030, "energy": 768, "power": 9568, "wine_red": 1599, "yacht": 308}
-FEATURES = {"boston": 13, "concrete": 8, "energy": 8, "power": 4, "wine_red": 11, "yacht": 6}
 
 
 # -- the user's own ------------------------------------------------------------------------------------
@@ -562,13 +549,6 @@ def test_a_decimal_comma_may_come_late(tmp_path: Path) -> None:
     data = load_table(path, target="y", val_fraction=0, test_fraction=0)
     assert (data.task, data.schema.features) == ("regression", ("a",))
     assert float(data.standardizer.inverse(data.train[500][0])) == pytest.approx(2.25, abs=1e-4)
-
-
-def test_texts_of_parquet_as_views(tmp_path: Path) -> None:
-    words = pa.array(["a", None, "b"] * 20, type=pa.string_view())
-    pq.write_table(pa.table({"word": words, "y": np.arange(60) / 3}), tmp_path / "t.parquet")
-    data = load_table(tmp_path / "t.parquet", target="y")
-    assert data.schema.features == ("word=a", "word=b", "word is missing")
 
 
 def test_a_stream_goes_to_workers(tmp_path: Path) -> None:

@@ -200,9 +200,3 @@ def test_sentences_without_a_word_and_sentences_that_are_none(streaming: bool, t
     write(tmp_path / "none", train=texts, column="sentence")
     with pytest.raises(CorruptFileError):
         load_sst2(tmp_path / "none", LoadOptions(**{**OPTIONS, "streaming": streaming}))
-
-
-def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
-    write(tmp_path, labels=[7 if k == 9 else k % 2 for k in range(50)])
-    with pytest.raises(CorruptFileError):
-        load_sst2(tmp_path, LoadOptions(**OPTIONS))

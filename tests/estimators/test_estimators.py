@@ -173,15 +173,6 @@ def test_a_flag_that_is_rarely_set_is_not_blown_up() -> None:
     assert regressor.x_scale_[2] == 1
 
 
-def test_rows_without_any_left_out() -> None:
-    X, y = waves(12)
-    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
-    assert not regressor.held_out_.any()
-    with pytest.warns(UserWarning, match="0 rows were held out"):
-        low, _ = regressor.predict_interval(X, level=0.5)
-    assert np.isfinite(low).all()
-
-
 def test_noise_by_hand() -> None:
     error, raw = np.array([[-2.0], [1.0], [4.0]]), np.array([[4.0], [1.0], [4.0]])
     noise = NoiseScale.fit(error, raw, np.ones(2, dtype=int), varies=True)

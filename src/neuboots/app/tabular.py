@@ -176,8 +176,8 @@ class TabularModel(Model):
 
         schema = TableSchema.from_json(json.dumps(artifact.config["schema"]))
         estimator_class: Any = NeuBootsClassifier if schema.target.classes else NeuBootsRegressor
-        tensors = artifact.select("estimator.")
-        estimator = estimator_class.from_artifact(artifact.config["estimator"], tensors, path=artifact.folder)
+        inner = Artifact(artifact.folder, artifact.config["estimator"], artifact.select("estimator."))
+        estimator = estimator_class.from_artifact(inner)
         ood = MahalanobisScore.from_state_dict(artifact.select("ood."))
         model = cls(card, schema, estimator, ood, RejectRule(**artifact.config["rule"]))
         consistent = estimator.n_features_in_ == len(schema.features) == ood.num_features

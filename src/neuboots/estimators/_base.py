@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from neuboots._prng import _GOLDEN, _mix
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.data._common import train_val_test_split
 from neuboots.losses import Loss, as_loss
@@ -31,7 +31,14 @@ from neuboots.methods import create_method, find_method
 from neuboots.methods._base import find_saved_method
 from neuboots.nets.mlp import MLP
 from neuboots.prediction import Method, Predictor
-from neuboots.serialization import ArtifactError, build_predictor, describe_predictor, read_artifact, write_artifact
+from neuboots.serialization import (
+    Artifact,
+    ArtifactError,
+    build_predictor,
+    describe_predictor,
+    read_artifact,
+    write_artifact,
+)
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule
 
 Array = np.ndarray[Any, Any]
@@ -54,23 +61,19 @@ def canonical_order(X: Array, *others: Array) -> Array:
     >>> bool((x[canonical_order(x)] == x[::-1][canonical_order(x[::-1])]).all())
     True
     """
-    by_x = _hash_rows(np.zeros(len(X), dtype=np.uint64), X)
+    by_x = _hash_rows(torch.zeros(len(X), dtype=torch.int64), X)
     by_all = by_x
     for columns in others:
         by_all = _hash_rows(by_all, columns)
-    return np.lexsort((by_all, by_x))
+    return np.lexsort((by_all.numpy().view(np.uint64), by_x.numpy().view(np.uint64)))
 
 
-def _hash_rows(words: Array, columns: Array) -> Array:
-    """splitmix64 hash of the words (n,) and the columns (n,) or (n, k)."""
-    with np.errstate(over="ignore"):
-        for values in np.atleast_2d(columns.T):
-            words = words ^ (values + 0.0).astype(np.float64).view(np.uint64)  # −0 is 0
-            words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-            words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            words = words ^ (words >> np.uint64(31))
-    return np.asarray(words)
+def _hash_rows(words: Tensor, columns: Array) -> Tensor:
+    """Hash of the words (n,) and the columns (n,) or (n, k)."""
+    for values in np.atleast_2d(columns.T):
+        bits = (values + 0.0).astype(np.float64).view(np.int64)  # −0 is 0
+        words = _mix((words ^ torch.from_numpy(bits)) + _GOLDEN)
+    return words
 
 
 def duplicate_groups(X: Array, y: Array, max_copies: float) -> Array:
@@ -350,8 +353,7 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             FileNotFoundError: If there is no artifact.
             ArtifactError: If it is damaged or of another class.
         """
-        artifact = read_artifact(folder, kind="estimator")
-        return cls.from_artifact(artifact.config, artifact.tensors, net=net, path=folder)
+        return cls.from_artifact(read_artifact(folder, kind="estimator"), net=net)
 
     def to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Describe the fitted estimator by JSON values and tensors.
@@ -361,8 +363,8 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self)
         values, tensors = {}, {f"predictor.{name}": value for name, value in self.predictor_.state_dict().items()}
-        for name in self.fitted_attributes:
-            value = getattr(self, name, None)
+        for name in filter(self.__dict__.__contains__, self.fitted_attributes):
+            value = getattr(self, name)
             if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
                 tensors[f"fitted.{name}"] = torch.from_numpy(np.array(value))
             else:
@@ -380,21 +382,12 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return config, tensors
 
     @classmethod
-    def from_artifact(
-        cls,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        *,
-        net: NetFactory | nn.Module | None = None,
-        path: str | os.PathLike[str] = "the estimator",
-    ) -> Self:
+    def from_artifact(cls, artifact: Artifact, *, net: NetFactory | nn.Module | None = None) -> Self:
         """Rebuild an estimator.
 
         Args:
-            config: Config of `to_artifact`.
-            tensors: Tensors of `to_artifact`.
+            artifact: Config and tensors of `to_artifact`.
             net: Function that makes the net, or a net, if it is not one of `neuboots.nets`.
-            path: Where the config comes from, for error messages.
 
         Returns:
             The fitted estimator.
@@ -402,31 +395,29 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         Raises:
             ArtifactError: If config and tensors are not those of such an estimator.
         """
+        config = artifact.config
         if config.get("estimator") != cls.__name__:
-            raise ArtifactError(Path(path), f"it is a {config.get('estimator')}, expected a {cls.__name__}")
+            raise ArtifactError(artifact.folder, f"it is a {config.get('estimator')}, expected a {cls.__name__}")
         try:
-            options = {**config["options"], "widths": tuple(config["options"]["widths"])}
-            estimator = cls(**options)
-            estimator.seed_ = options["random_state"]
-            for name in cls.fitted_attributes:
-                tensor, value = tensors.get(f"fitted.{name}"), config["fitted"].get(name)
-                if isinstance(value, list) and not name.endswith("curve_"):
-                    value = np.array(value, dtype=object if name == "feature_names_in_" else None)
-                if tensor is not None or value is not None:
-                    setattr(estimator, name, value if tensor is None else tensor.numpy())
-            estimator.net = net
+            estimator = cls(**{**config["options"], "widths": tuple(config["options"]["widths"])})
+            estimator.seed_, estimator.net = config["options"]["random_state"], net
+            for name, value in config["fitted"].items():
+                is_array = isinstance(value, list) and not name.endswith("curve_")
+                dtype = object if name == "feature_names_in_" else None
+                setattr(estimator, name, np.array(value, dtype=dtype) if is_array else value)
+            for name, tensor in artifact.select("fitted.").items():
+                setattr(estimator, name, tensor.numpy())
             outputs = estimator._num_outputs()
             model = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
-            prefix = "predictor."
-            weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            estimator.predictor_ = build_predictor(config["predictor"], weights, model, path=path)
+            weights = artifact.select("predictor.")
+            estimator.predictor_ = build_predictor(config["predictor"], weights, model, path=artifact.folder)
             estimator.method = config["method"] or find_saved_method(estimator.predictor_.config()).name
-            estimator._restore(tensors)
+            estimator._restore(artifact)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise ArtifactError(Path(path), f"it is damaged ({type(error).__name__}: {error})") from error
+            raise ArtifactError(artifact.folder, f"it is damaged ({type(error).__name__}: {error})") from error
         return estimator
 
-    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, artifact: Artifact) -> None:
         """Restore what an estimator has besides its fitted attributes, and check that all fits together."""
 
     @abstractmethod

@@ -35,6 +35,7 @@ from neuboots.estimators._base import (
 from neuboots.evaluation.conformal import conformal_quantile
 from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods import find_method
+from neuboots.serialization import Artifact
 from neuboots.weights import Dirichlet
 
 if TYPE_CHECKING:
@@ -380,16 +381,16 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
             tensors |= {f"band.{name}": tensor for name, tensor in self.band_.state_dict().items()}
         return config, tensors
 
-    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, artifact: Artifact) -> None:
         self.band_ = None
-        if (error := getattr(self, "band_error_", None)) is not None:
+        if self.band_error_ is not None:
             from neuboots.estimators._confidence_band import ConfidenceBand
 
             net = self.predictor_.net
-            if net is None:
-                raise KeyError("net")
-            state = {name.removeprefix("band."): t for name, t in tensors.items() if name.startswith("band.")}
-            self.band_ = ConfidenceBand.from_state_dict(net, self.n_outputs_, state, error)
+            assert net is not None, "a band has a net"
+            self.band_ = ConfidenceBand.from_state_dict(
+                net, self.n_outputs_, artifact.select("band."), self.band_error_
+            )
         x = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
         mean, std, raw_std = self._predict_moments(x, 1)  # raises if the parts do not fit
         self._to_units(mean + self._noise.std(raw_std) + self._mean_std(x, std) + self.scores_[:1])

@@ -329,7 +329,7 @@ class Jacobian:
 
     def _explicit_row(self, x: Any, outputs: int) -> Tensor:
         """The explicit part of J at one input: (C, P)."""
-        return torch.cat([part.flatten(1) for part in self._pull_explicit(x, torch.eye(outputs)[None])], 1)
+        return torch.cat([part.reshape(len(part), -1) for part in self._pull_explicit(x, torch.eye(outputs)[None])], 1)
 
 
 @contextmanager
