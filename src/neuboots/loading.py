@@ -97,6 +97,23 @@ class _CollatedDataset(Dataset[Any]):
         return iter(cast(Iterable[Any], self.data))
 
 
+def select_examples(data: Dataset[Any], indices: Sequence[int]) -> Dataset[Any]:
+    """Return the subset of a data set with these examples; it keeps the collate function.
+
+    Args:
+        data: Data set with a length.
+        indices: Indices of the examples.
+
+    Returns:
+        The subset.
+    """
+    if isinstance(data, _CollatedDataset):
+        return _CollatedDataset(select_examples(data.data, indices), data.collate_fn)
+    if isinstance(data, Subset):
+        return Subset(data.dataset, [data.indices[i] for i in indices])
+    return Subset(data, indices)
+
+
 def as_dataset(data: FitData, *, name: str = "data") -> Dataset[Any]:
     """Return training data as a data set.
 

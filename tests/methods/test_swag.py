@@ -14,7 +14,7 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from neuboots import SWAG, Deterministic, TrainingConfig, load, save
 from neuboots._validation import ArgumentError
@@ -325,6 +325,15 @@ def test_stored_inputs_of_nets_with_several_inputs(form: str, tmp_path: Any) -> 
     samples = predictor.predict(x, 3).samples
     save(predictor, tmp_path / "model")
     assert torch.equal(load(tmp_path / "model", model=TwoInputs()).predict(x, 3).samples, samples)
+
+
+def test_stored_inputs_are_collated_as_in_training() -> None:
+    def collate(rows: list[Any]) -> Any:
+        return torch.stack([row[0] for row in rows]) + 100.0, torch.tensor([int(row[1]) for row in rows])
+
+    predictor = SWAG(refresh_rows=20).fit(normed_mlp, DataLoader(DATA, batch_size=16, collate_fn=collate), CONFIG)
+    assert predictor.iterates.inputs is not None
+    assert float(predictor.iterates.inputs.part0.mean()) > 50
 
 
 def test_stored_inputs_of_an_iterable_data_set_are_its_first() -> None:

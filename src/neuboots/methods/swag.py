@@ -25,13 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, stable_hash
 from neuboots._pytree import as_tree
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
 from neuboots.head import add_output_axis, cast_inputs, compute_output, eval_mode
-from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state
+from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
 from neuboots.training import (
@@ -445,11 +445,7 @@ class SWAG(BaseMethod[SWAGPredictor]):
         n = dataset_length(data)
         if n is not None:
             rows = derive_keys(torch.arange(n), config.seed, "refresh").argsort()[: self.refresh_rows]
-            source, indices = (data.dataset, data.indices) if isinstance(data, Subset) else (data, range(n))
-            subset = Subset(source, [indices[i] for i in rows.tolist()])
-            if hasattr(data, "collate_fn"):
-                cast(Any, subset).collate_fn = data.collate_fn
-            data = subset
+            data = select_examples(data, rows.tolist())
         loader = EpochLoader(data, batch_size=self.refresh_rows, seed=config.seed, shuffle=False, steps_per_epoch=1)
         with preserve_rng_state():
             _, batch, _ = next(loader.epoch(0))

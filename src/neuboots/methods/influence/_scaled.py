@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 from neuboots._prng import derive_keys
 from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
-from neuboots.loading import check_length
+from neuboots.loading import check_length, select_examples
 from neuboots.losses import GaussianNLL, Loss
 from neuboots.methods._base import iterate_batches
 from neuboots.methods._vmap import StackedNets
@@ -93,7 +92,7 @@ def scale_by_replicates(
     rows = derive_keys(torch.arange(check_length(data)), config.seed, "compared").argsort()[:_MAX_ROWS].sort().values
     moved = expected = 0.0
     with torch.no_grad():
-        for batch in iterate_batches(Subset(data, rows.tolist()), config):
+        for batch in iterate_batches(select_examples(data, rows.tolist()), config):
             center, *others = (_compute_outputs(each, batch.x) for each in (net, *replicates))
             drawn = raw.predict(batch.x, _NUM_SAMPLES, seed=config.seed).samples - center
             moved += sum(_sum_squares(loss, other - center, dim=1) for other in others) / len(replicates)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from torch.utils.data import Subset
 
 from neuboots._prng import derive_keys
 from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
 from neuboots._validation import ArgumentError
 from neuboots.head import cast_inputs, load_example
-from neuboots.loading import check_length
+from neuboots.loading import check_length, select_examples
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
 from neuboots.methods._curvature import pointwise_losses, working_residuals
@@ -341,7 +340,7 @@ def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, float]:
     data, n = inputs.data, check_length(inputs.data)
     if n > max_rows:
         drawn = derive_keys(torch.arange(n), inputs.config.seed, "rows").argsort()[:max_rows].sort().values
-        data = Subset(data, drawn.tolist())
+        data = select_examples(data, drawn.tolist())
     batches = list(iterate_batches(data, inputs.config))
     return _concatenate([batch.x for batch in batches]), torch.cat([b.y for b in batches]), min(1.0, max_rows / n)
 
