@@ -156,12 +156,6 @@ def test_ignored_pixels_do_not_count() -> None:
         evaluate_corruptions(predictor, TensorDataset(x, y), SOME, **options)
 
 
-def test_single_input() -> None:
-    found = evaluate_corruptions(small_predictor(), small(1), SOME, severities=(1,), num_samples=1, **QUIET)
-    assert found.count == 1
-    assert all(bool(getattr(found, name).isfinite().all()) for name in CORRUPTION_METRICS)
-
-
 # -- the result ----------------------------------------------------------------------------------------
 
 
