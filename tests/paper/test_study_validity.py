@@ -204,7 +204,7 @@ def test_checks_list_the_cells_that_fail() -> None:
     assert "smooth, constant noise, width 8, n = 30: 50.0%" in said[1]
     assert "missed in 1, by more than two standard errors in 1 of them" in said[1]
     assert said[3].startswith("holds")
-    assert said[2].endswith("(not measured; not to be told in 1)")  # neither band varies with x
+    assert said[2].endswith("(not measured; undetermined in 1)")  # neither band varies with x
     assert band_tables(good)[1].rows[0][6].text == "50 ± 16 at −1.9"
 
 

@@ -442,7 +442,7 @@ class SCNAS(CellNet):
 
 
 class SuperNet(CellNet):
-    """All architectures at once: every cell holds every candidate, and `logits[kind]` says how likely each one is.
+    """Supernet of all architectures: every cell holds every candidate, with the architecture parameters `logits[kind]`.
 
         p(architecture) = Π_edges softmax(a_edge),   one a for each edge of a kind, shared by all its cells
 

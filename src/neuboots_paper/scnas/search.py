@@ -161,9 +161,9 @@ def search(
                 value = run.step_weights(learn, loss)
                 if run.step >= first:
                     tau = high * (low / high) ** ((run.step - first) / late)
-                    judge = next(batches[1])  # before the seed, since reading may draw an augmentation
+                    evaluate = next(batches[1])  # before the seed, since reading may draw an augmentation
                     seed_everything(seed, "architecture", run.step)
-                    value = run.step_architecture(judge, loss, tau, num_compared)
+                    value = run.step_architecture(evaluate, loss, tau, num_compared)
                 run.step += 1
                 advance(f"searching  epoch {(run.step - 1) // learning.steps + 1}/{epochs}  loss {value:.4f}")
                 if run.step % learning.steps == 0:

@@ -108,10 +108,10 @@ class Active(Study):
     def checks(self, rows: Rows) -> list[Check]:
         names, found = neuboots_variants(self.methods).items(), summarize_curves(rows["curve"])
         return [
-            verdict
+            check
             for data in self.data
             for name, title in names
-            for verdict in _check_method(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
+            for check in _check_method(name, f"on {data}, {title}", [row for row in found if row["data"] == data])
         ]
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":

@@ -159,15 +159,15 @@ class Bands(Study):
                 paper=PUBLISHED,
                 link="bands-{method}",
                 note=(
-                    "Beside cattle, camel and wolf stand the paper's bison, gazelle and German shepherd, where the set "
-                    "has them. Of the last it says no more than prob = 0.1983, which is taken for P(out)."
+                    "The paper's values for cattle, camel and wolf are of its bison, gazelle and German shepherd. Of the "
+                    "last it only gives prob = 0.1983, which is taken as P(out)."
                 ),
             ),
         ]
 
     def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
-        return [verdict for name, title in names for verdict in self._check_method(name, title, rows)]
+        return [check for name, title in names for check in self._check_method(name, title, rows)]
 
     def _check_method(self, name: str, title: str, rows: Rows) -> Iterator[Check]:
         groups, single = ([row for row in rows[key] if row["method"] == name] for key in ("groups", "single"))

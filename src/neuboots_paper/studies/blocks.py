@@ -216,11 +216,11 @@ class Blocks(Study):
 
     def checks(self, rows: Rows) -> list[Check]:
         found, pair = rows["distances"], ("data", "seed")
-        verdicts = []
+        checks = []
         for model, sizes in (("ridge", self.sizes), ("net", self.net_sizes)):
             mine = [row for row in found if row["model"] == model]
             first, last = ({"grouping": "random", "S": size} for size in (min(sizes), max(sizes)))
-            verdicts += [
+            checks += [
                 compare_groups(
                     f"{model}: the distance to the unblocked bootstrap is less with S = {last['S']} than with "
                     f"{first['S']} blocks",
@@ -235,7 +235,7 @@ class Blocks(Study):
         ridges = [row for row in found if row["model"] == "ridge"]
         again = [row | {"ks_regrouped": row["ks"]} for row in ridges if row["grouping"] == UNBLOCKED]
         return [
-            *verdicts,
+            *checks,
             compare_groups(
                 f"ridge: two random groupings into {size} blocks are as close as two unblocked runs, within {_MARGIN}",
                 [*again, *(row for row in ridges if row["grouping"] == "random")], "ks_regrouped",

@@ -153,7 +153,7 @@ class CalibrationStudy(Study):
         ]
         names = neuboots_variants(self.methods).items()
         return [
-            *(verdict for name, title in names for verdict in self._check_method(name, title, rows["scores"])),
+            *(check for name, title in names for check in self._check_method(name, title, rows["scores"])),
             combine_checks(
                 "NeuBoots predicts at least three times as fast as MC dropout and the deep ensemble", faster
             ),

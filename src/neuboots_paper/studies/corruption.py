@@ -96,12 +96,12 @@ class CorruptionStudy(Study):
         return [by_severity, by_corruption]
 
     def checks(self, rows: Rows) -> list[Check]:
-        verdicts = []
+        checks = []
         for data in self.data:
             found = [row for row in rows["shift"] if row["data"] == data]
             corrupted = [row for row in found if row["severity"] > 0]
             for key, what in (("accuracy", "the most accurate"), ("ece", "calibrated best (ECE)")):
-                verdicts.append(
+                checks.append(
                     compare_groups(
                         f"on {data}, in more than half of all cases the deep ensemble is {what} of the paper's four, "
                         "alone or with another",
@@ -109,14 +109,14 @@ class CorruptionStudy(Study):
                         expect="higher",
                     )
                 )  # fmt: skip
-            verdicts += [
+            checks += [
                 compare_groups(
                     f"on corrupted {data}, {title} is more accurate than the plain net",
                     corrupted, "accuracy", {"method": name}, {"method": "deterministic"}, expect="higher", scale=100,
                 )
                 for name, title in neuboots_variants(self.methods).items()
             ]  # fmt: skip
-        return verdicts
+        return checks
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         from matplotlib.figure import Figure

@@ -99,7 +99,7 @@ class DiversityStudy(Study):
 
     def checks(self, rows: Rows) -> list[Check]:
         names = neuboots_variants(self.methods).items()
-        return [verdict for name, title in names for verdict in self._check_method(name, title, rows["diversity"])]
+        return [check for name, title in names for check in self._check_method(name, title, rows["diversity"])]
 
     def _check_method(self, name: str, title: str, rows: list[dict[str, Any]]) -> Iterator[Check]:
         """Check the diversity against MC dropout in each measure, and against the deep ensemble."""
@@ -111,11 +111,11 @@ class DiversityStudy(Study):
         measures = [(key, more) for key, (_, more) in MEASURES.items()]
         yield from (against("mc-dropout", key, more) for key, more in measures)
         ensemble = [against("deep-ensemble", key, more) for key, more in measures]
-        behind, open_ = ([verdict.holds for verdict in ensemble].count(word) for word in (False, None))
+        behind, open_ = ([check.holds for check in ensemble].count(word) for word in (False, None))
         yield Check(  # in the paper each is ahead in two measures
             f"{title} is at least about as diverse as the deep ensemble: behind it in two of the four measures at most",
             False if behind > 2 else True if behind + open_ <= 2 else None,
-            "; ".join(verdict.evidence for verdict in ensemble),
+            "; ".join(check.evidence for check in ensemble),
         )
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":

@@ -96,7 +96,7 @@ class ImbalanceStudy(Study):
         return [
             tabulate(f"F1 in %, {over}.", summarize_trainings(rows["classes"]), by=("data", "method"), columns=columns),
             tabulate(
-                "F1 of each class in per cent, and the rows to train with.",
+                "F1 of each class in %, and its number of training rows.",
                 each,
                 by=("data", "class", "train rows"),
                 columns=[MetricColumn(method, method, 100) for method in self.methods],
@@ -105,10 +105,10 @@ class ImbalanceStudy(Study):
 
     def checks(self, rows: Rows) -> list[Check]:
         return [
-            verdict
+            check
             for data in self.dataset_names
             for ours, title in neuboots_variants(self.methods).items()
-            for verdict in _check_method(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
+            for check in _check_method(ours, title, data, [row for row in rows["classes"] if row["data"] == data])
         ]
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":

@@ -189,7 +189,7 @@ class OutOfDistribution(Study):
             for group in ("in", "out")
         ]  # fmt: skip
         return [
-            *(verdict for name, title in names for verdict in check_detector(name, title, rows["detection"])),
+            *(check for name, title in names for check in check_detector(name, title, rows["detection"])),
             compare_groups(
                 f"with B = {last}, the predictive standard deviation of NeuBoots is larger outside than inside",
                 sides, "std", {"group": "out"}, {"group": "in"}, expect="higher", digits=4,
@@ -231,7 +231,7 @@ class OutOfDistribution(Study):
         return (
             f"{net}{small}{instead}. {self.num_validation:,} test images of each set fit the detectors, the others "
             "test them. The paper has more images outside than inside, which raises AUPR out and lowers AUPR in. It "
-            "does not say of what its standard deviation is; the figure takes that of the probabilities."
+            "does not state of what its standard deviation is; the plot has that of the probabilities."
         )
 
 

@@ -81,18 +81,18 @@ class RotatedMnist(Study):
         return [table]
 
     def checks(self, rows: Rows) -> list[Check]:
-        last, verdicts = max(self.sizes), []
+        last, checks = max(self.sizes), []
         for name, title in neuboots_variants(self.methods).items():
             lower = partial(
                 compare_groups, rows=rows["scores"], first={"method": name, "B": last}, expect="lower", scale=100
             )
             for other in ("standard-bootstrap", "amortized-bootstrap"):
                 claim = f"with B = {last}, {title} makes fewer errors than the {other.replace('-', ' ')}"
-                verdicts.append(lower(claim, key="error", second={"method": other, "B": last}))
+                checks.append(lower(claim, key="error", second={"method": other, "B": last}))
             for key, what in (("error", "makes fewer errors"), ("ece", "has a lower ECE")):
                 claim = f"{title} {what} with B = {last} than with B = 1"
-                verdicts.append(lower(claim, key=key, second={"method": name, "B": 1}))
-        return verdicts
+                checks.append(lower(claim, key=key, second={"method": name, "B": 1}))
+        return checks
 
     def plots(self, rows: Rows) -> "dict[str, Figure]":
         return reliability_plots(rows["bins"], ("B", "method"))

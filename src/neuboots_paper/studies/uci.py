@@ -190,7 +190,7 @@ class Uci(Study):
         parts = {f"{len(self.seeds)} splits": rows}
         if others := self._others(rows):
             parts[f"the {len(self._other_seeds)} splits that no default was chosen by"] = others
-        return [verdict for over, some in parts.items() for verdict in self._check_splits(some, over)]
+        return [check for over, some in parts.items() for check in self._check_splits(some, over)]
 
     def _check_splits(self, rows: Rows, over: str) -> list[Check]:
         return [

@@ -229,7 +229,7 @@ class _Cell:
         ]
 
     def trained_band(self, make: Callable[[], Any], each: int) -> dict[str, Any]:
-        """A method with a training of its own."""
+        """Row of a method with its own training."""
         first = self.job["seed"] * each
         predictors = []
         for number, data in enumerate(self.draw(range(first, first + each)), first):

@@ -452,7 +452,7 @@ def _check_everywhere(
     known = {band: estimate for band, estimate in estimates.items() if estimate is not None}
     unknown = len(estimates) - len(known)
     if not known:
-        return Check(claim, None, f"not measured; not to be told in {unknown}")
+        return Check(claim, None, f"not measured; undetermined in {unknown}")
     values = [value for value, _ in known.values()]
     missed = {band: value for band, (value, _) in known.items() if miss(value) > ROUNDING}
     evidence = f"{min(values):{form}} to {max(values):{form}}, mean {fmean(values):{form}}"
@@ -461,7 +461,7 @@ def _check_everywhere(
         where = "; ".join(f"{_describe_cell(band)} {value:{form}}" for band, value in missed.items())
         evidence += f"; missed in {len(missed)}, by more than two standard errors in {clearly} of them: {where}"
     if unknown:
-        evidence += f"; not to be told in {unknown}"
+        evidence += f"; undetermined in {unknown}"
     return Check(claim, not missed, evidence)
 
 
