@@ -1,4 +1,4 @@
-"""Augmentation against slow crops in plain loops and kornia's; where it lands is uniform; masks move with images."""
+"""Random crops, flips and cutout, compared with loops, torch and kornia."""
 
 import math
 import random
@@ -47,9 +47,6 @@ def within(counts: Tensor, shares: Tensor) -> bool:
     return bool(((counts - n * shares).abs() <= standard_errors(counts.numel()) * errors).all())
 
 
-# -- images --------------------------------------------------------------------------------------------
-
-
 def test_crop_and_flip_are_exact_against_loops_and_kornia() -> None:
     from kornia.geometry.transform import crop_by_indices, hflip
 
@@ -91,7 +88,7 @@ def test_without_options_it_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 16])
-def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_border(side: int) -> None:
+def test_cutout_is_square_around_any_pixel_cut_off_at_border(side: int) -> None:
     h, w, n, fill = 5, 6, 6_000, (2.0, 3.0)
     x, _ = CropFlipCutout((h, w), padding=0, flip=False, cutout=side, fill=fill)(torch.rand(n, 2, h, w), torch.zeros(n))
     cut = x > 1
@@ -113,7 +110,7 @@ def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_border(side: int) ->
     assert bool(((cut[:, 0].sum(0) - n * chance).abs() <= standard_errors(h * w) * errors + 1e-9).all())
 
 
-def test_the_random_state_of_torch_governs_it_and_no_other_is_touched() -> None:
+def test_random_state_of_torch_governs_it_and_no_other_is_touched() -> None:
     x, masks = torch.rand(16, 3, 12, 12), torch.randint(3, (16, 12, 12))
     for augment, y in [
         (CropFlipCutout((12, 12), cutout=4), masks[:, 0, 0]),
@@ -132,9 +129,6 @@ def test_the_random_state_of_torch_governs_it_and_no_other_is_touched() -> None:
         assert len({image.numpy().tobytes() for image in one}) > 8  # every image of a batch has draws of its own
 
 
-# -- images with masks ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(14,), (13, 17), (9, 8, 11)])
 @pytest.mark.parametrize("larger", [0.6, 1.7])
 def test_masks_move_with_their_images(shape: tuple[int, ...], larger: float) -> None:
@@ -151,7 +145,7 @@ def test_masks_move_with_their_images(shape: tuple[int, ...], larger: float) -> 
     assert inside.flatten(1).sum(1).unique().tolist() == [math.prod(map(min, shape, size))]
 
 
-def test_flips_go_along_the_named_axes_alone() -> None:
+def test_flips_go_along_named_axes_alone() -> None:
     n, shape = 4_000, (2, 3, 4)
     x = numbered(*shape).expand(n, -1, -1, -1, -1)
     new, _ = CropFlip(shape, flips=(0, -1))(x, torch.zeros(n, *shape, dtype=torch.int64))
@@ -182,9 +176,6 @@ def test_places_of_crops_and_of_smaller_images_are_uniform() -> None:
     framed, _ = CropFlip((8,), flips=())(x, torch.zeros(n, 6, dtype=torch.int64))
     starts = (framed[:, 0] == 1).int().argmax(1).bincount(minlength=3).double()
     assert within(starts, torch.full((3,), 1 / 3))
-
-
-# -- what every one keeps ------------------------------------------------------------------------------
 
 
 EACH = [
@@ -227,7 +218,7 @@ def test_type_input_and_gradient(augment: CropFlip | CropFlipCutout, dtype: torc
         lambda: CropFlip((8, 8, 8, 8)),
     ],
 )
-def test_options_that_make_no_sense(make: object) -> None:
+def test_options_are_rejected(make: object) -> None:
     with pytest.raises(ArgumentError):
         make()  # type: ignore[operator]
 
@@ -245,6 +236,6 @@ def test_options_that_make_no_sense(make: object) -> None:
         (EACH[1], torch.rand(2, 3, 6, 0), torch.zeros(2, 6, 0)),
     ],
 )
-def test_inputs_that_do_not_fit(augment: CropFlip | CropFlipCutout, x: Tensor, y: Tensor) -> None:
+def test_inputs_that_do_not_match(augment: CropFlip | CropFlipCutout, x: Tensor, y: Tensor) -> None:
     with pytest.raises(ArgumentError):
         augment(x, y)

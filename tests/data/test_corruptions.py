@@ -1,4 +1,4 @@
-"""Corruptions against other people's image libraries, and against what noise must be on average."""
+"""Corruptions of images, compared with SciPy, Pillow and colorsys."""
 
 import colorsys
 import io
@@ -30,10 +30,7 @@ def pictures(channels: int = 3, size: int = 32, num: int = 60) -> Tensor:
     return 0.7 * smooth.clamp(0, 1) + 0.2 * texture
 
 
-# -- the recipe ----------------------------------------------------------------------------------------
-
-
-def test_the_ten_of_the_recipe() -> None:
+def test_corruptions_match_cifar10_c() -> None:
     assert {name: corruption.levels for name, corruption in CORRUPTIONS.items()} == {
         "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
         "shot_noise": (500, 250, 100, 75, 50),
@@ -50,7 +47,7 @@ def test_the_ten_of_the_recipe() -> None:
 
 @pytest.mark.parametrize("severity", LEVELS)
 @pytest.mark.parametrize("name", NOISES)
-def test_noise_has_the_moments_of_the_recipe(name: str, severity: int) -> None:
+def test_noise_has_moments_of_recipe(name: str, severity: int) -> None:
     """At x = ½, where next to nothing is clipped; 5 σ of the strongest noise are ½."""
     x = torch.full((40, 3, 32, 32), 0.5, dtype=torch.float64)
     level = CORRUPTIONS[name].levels[severity - 1]
@@ -69,7 +66,7 @@ def test_noise_has_the_moments_of_the_recipe(name: str, severity: int) -> None:
 
 
 @pytest.mark.parametrize("severity", LEVELS)
-def test_impulses_are_black_or_white_and_the_rest_is_untouched(severity: int) -> None:
+def test_impulses_are_black_or_white_and_rest_is_untouched(severity: int) -> None:
     x = 0.25 + 0.5 * pictures()
     out = CORRUPTIONS["impulse_noise"](x, severity)
     changed = out != x
@@ -90,7 +87,7 @@ def test_blur_is_scipys(channels: int, severity: int) -> None:
 
 
 @pytest.mark.parametrize("severity", LEVELS)
-def test_contrast_keeps_the_mean_of_each_channel(severity: int) -> None:
+def test_contrast_keeps_mean_of_each_channel(severity: int) -> None:
     x = pictures().double()
     out = CORRUPTIONS["contrast"](x, severity)
     factor = CORRUPTIONS["contrast"].levels[severity - 1]
@@ -114,7 +111,7 @@ def by_colorsys(x: Tensor, severity: int, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("severity", LEVELS)
 @pytest.mark.parametrize("name", ["brightness", "saturate"])
-def test_colours_change_in_hsv(name: str, severity: int) -> None:
+def test_colors_change_in_hsv(name: str, severity: int) -> None:
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     x[0, :, :2] = 0  # black
     x[0, :, 2:4] = 0.6  # grey
@@ -149,9 +146,6 @@ def test_pixelate_is_pillows(shape: tuple[int, int], severity: int) -> None:
         np.testing.assert_allclose(out[0], np.asarray(theirs), atol=1e-6)
 
 
-# -- rotation ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("degrees", [0, 15, -37.5, 90, 180, 300])
 @pytest.mark.parametrize("shape", [(28, 28), (20, 33)])
 def test_rotation_is_scipys(shape: tuple[int, int], degrees: float) -> None:
@@ -173,9 +167,6 @@ def test_each_image_may_have_its_own_angle() -> None:
             rotate(images, wrong)
 
 
-# -- what all of them promise --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_images_in_images_out(corruption: Corruption, shape: tuple[int, ...]) -> None:
@@ -193,7 +184,7 @@ def test_images_in_images_out(corruption: Corruption, shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("corruption", ALL, ids=lambda corruption: corruption.name)
-def test_an_image_is_corrupted_by_its_name_alone(corruption: Corruption) -> None:
+def test_image_is_corrupted_by_its_name_alone(corruption: Corruption) -> None:
     """Whatever the batch around it, and the order."""
     x = pictures(num=6)
     out = corruption(x, 4, seed=7)
@@ -202,11 +193,8 @@ def test_an_image_is_corrupted_by_its_name_alone(corruption: Corruption) -> None
     assert torch.equal(corruption(x, 4, seed=7), out)
 
 
-# -- a data set ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["shot_noise", "jpeg"])
-def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
+def test_corrupted_data_set_is_corruption_of_whole(name: str) -> None:
     x, y = pictures(num=7), torch.arange(7)
     standardizer = Standardizer((0.5,) * x.shape[1], (0.5,) * x.shape[1])
     clean = TensorDataset(standardizer(x), y)
@@ -217,9 +205,6 @@ def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
     assert len(data) == len(list(iter(data))) == 7
     with pytest.raises(IndexError):
         data[-1]
-
-
-# -- bad input -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,14 +219,14 @@ def test_a_corrupted_data_set_is_the_corruption_of_the_whole(name: str) -> None:
         torch.full((1, 1, 8, 8), float("nan")),
     ],
 )
-def test_bad_images_get_a_sentence(images: Tensor) -> None:
+def test_invalid_images(images: Tensor) -> None:
     with pytest.raises(ArgumentError):
         CORRUPTIONS["jpeg"](images, 1)
     with pytest.raises(ArgumentError):
         rotate(images, 10)
 
 
-def test_bad_indices_and_angles_get_a_sentence() -> None:
+def test_invalid_indices_and_angles() -> None:
     with pytest.raises(ArgumentError):
         CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(2))
     with pytest.raises(ArgumentError):
@@ -254,7 +239,7 @@ def test_bad_indices_and_angles_get_a_sentence() -> None:
             rotate(pictures(num=2), degrees)
 
 
-def test_a_bad_data_set_gets_a_sentence() -> None:
+def test_invalid_data_set() -> None:
     data = TensorDataset(pictures(num=2), torch.arange(2))
     for severity, seed in ((6, 0), ("high", 0), (1, 0.5)):
         with pytest.raises(ArgumentError):

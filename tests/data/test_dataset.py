@@ -1,4 +1,4 @@
-"""Parts of rows that are read many at once, streams of them, and what a data set does with its parts."""
+"""Lazy and streaming data sets, standardization and splits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,10 +38,7 @@ def rows(n: int = 6) -> TensorSource:
     return TensorSource(torch.arange(n * 4, dtype=torch.float64).view(n, 1, 2, 2), torch.arange(n))
 
 
-# -- parts ---------------------------------------------------------------------------------------------
-
-
-def test_a_part_reads_normalises_and_ends() -> None:
+def test_dataset_reads_standardizes_and_ends() -> None:
     part = LazyDataset(rows(), halved)
     x, y = part[4]
     assert x.dtype == torch.float32
@@ -54,7 +51,7 @@ def test_a_part_reads_normalises_and_ends() -> None:
             part[beyond]
 
 
-def test_rows_of_rows() -> None:
+def test_take_of_take() -> None:
     part = LazyDataset(rows()).take([5, 3, 1]).take([2, 0, -1])
     assert part.rows == (1, 5, 1)
     assert len(part) == 3
@@ -66,7 +63,7 @@ def test_rows_of_rows() -> None:
         part.take([3])
 
 
-def test_rows_are_asked_for_by_whole_numbers() -> None:
+def test_row_indices_must_be_integers() -> None:
     part = LazyDataset(rows())
     for numbers in (torch.tensor([4, 1]), np.array([4, 1]), (np.int64(4), torch.tensor(1))):
         assert part.take(numbers).rows == (4, 1)
@@ -111,7 +108,7 @@ def test_bytes_become_numbers_from_0_to_1() -> None:
     assert to_unit_range(torch.tensor([0.3], dtype=torch.float64)).dtype == torch.float32
 
 
-def test_a_part_in_the_loop_that_trains() -> None:
+def test_lazy_dataset_in_epoch_loader() -> None:
     """Named draws: the same in other processes, another at each epoch; targets without reading a row."""
     calls.clear()
     part = LazyDataset(Counted(*vars(rows(9)).values()), halved, noisy)
@@ -135,9 +132,6 @@ def test_masks_are_not_held_all_at_once() -> None:
     assert part.target(1).shape == (2, 2)
 
 
-# -- streams -------------------------------------------------------------------------------------------
-
-
 def numbers() -> Iterator[int]:
     return iter(range(11))
 
@@ -150,7 +144,7 @@ def decode(number: int) -> tuple[Tensor, Tensor]:
     return torch.full((1, 2), number, dtype=torch.uint8), torch.tensor(number)
 
 
-def test_a_stream_begins_anew_and_prepares_its_rows() -> None:
+def test_stream_restarts_and_transforms_rows() -> None:
     stream = StreamingDataset(numbers, halved, decode=decode)
     for _ in range(2):
         assert [int(y) for _, y in stream] == list(range(11))
@@ -158,7 +152,7 @@ def test_a_stream_begins_anew_and_prepares_its_rows() -> None:
     assert not hasattr(stream, "__len__")
 
 
-def test_small_rows_of_a_stream_are_prepared_at_once() -> None:
+def test_small_rows_of_stream_are_prepared_at_once() -> None:
     sizes: list[int] = []
 
     def noted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,10 +188,7 @@ def test_each_lane_decodes_its_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -
     assert [int(y) for _, y in StreamingDataset(numbers, decode=decode)] == [1, 4, 7, 10] == decoded
 
 
-# -- normalisation -------------------------------------------------------------------------------------
-
-
-def test_normalisation_of_channels_and_its_inverse() -> None:
+def test_standardization_of_channels_and_its_inverse() -> None:
     x = torch.rand(5, 3, 4, 6, generator=torch.Generator().manual_seed(0))
     normalise = Standardizer.from_data(x, axes=2)
     y = normalise(x)
@@ -213,9 +204,6 @@ def test_normalisation_of_channels_and_its_inverse() -> None:
     for mean, std in [((0.0,), (1.0, 1.0)), ((), ()), ((0.0,), (0.0,)), ((float("nan"),), (1.0,))]:
         with pytest.raises(ArgumentError):
             Standardizer(mean, std)
-
-
-# -- data sets -----------------------------------------------------------------------------------------
 
 
 def data_set(**changes: Any) -> DatasetBundle:
@@ -236,7 +224,7 @@ def data_set(**changes: Any) -> DatasetBundle:
     return DatasetBundle(**options | changes)
 
 
-def test_a_set_shows_its_sizes() -> None:
+def test_bundle_repr_shows_sizes() -> None:
     data = data_set(test=StreamingDataset(numbers, decode=decode))
     assert data.num_classes == 4
     assert repr(data) == (

@@ -1,4 +1,4 @@
-"""Where sets lie, what is said of those that are missing or broken, and rows of tables in the hub's layout."""
+"""Data roots, the Hugging Face hub, Arrow sources and held-out rows."""
 
 import logging
 from dataclasses import replace
@@ -52,10 +52,7 @@ def source_of(root: Path, split: str = "train") -> ArrowSource:
     return ArrowSource(opened(root)[split], f"toys, split {split}", SPEC)
 
 
-# -- the data root -------------------------------------------------------------------------------------
-
-
-def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_comes_before_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_data_root(None) is None
     monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path))
     assert resolve_data_root(None) == tmp_path
@@ -67,7 +64,7 @@ def test_the_argument_comes_before_the_variable(tmp_path: Path, monkeypatch: pyt
     assert resolve_data_root("~/other") == tmp_path / "other"
 
 
-def test_a_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_missing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatasetNotFoundError):
         resolve_data_root(tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
@@ -80,9 +77,6 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
         resolve_data_root(None)
 
 
-# -- validation ----------------------------------------------------------------------------------------
-
-
 def labelled(counts: list[int]) -> LazyDataset:
     labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
@@ -90,7 +84,7 @@ def labelled(counts: list[int]) -> LazyDataset:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
-def test_every_class_gives_its_share(share: float) -> None:
+def test_every_class_gives_its_fraction(share: float) -> None:
     part = labelled([100, 57, 31, 4])
     rest, some = hold_out(part, share, seed=3, strata=part.targets)
     assert some is not None
@@ -102,7 +96,7 @@ def test_every_class_gives_its_share(share: float) -> None:
     assert rows != sorted(rows)
 
 
-def test_the_rows_for_validation_are_drawn_by_the_seed() -> None:
+def test_rows_for_validation_are_drawn_by_seed() -> None:
     part = labelled([40, 40])
     drawn = [hold_out(part, 0.25, seed=seed, strata=part.targets)[1] for seed in (0, 0, 1)]
     rows = [some.rows for some in drawn if some is not None]
@@ -117,7 +111,7 @@ def test_the_rows_for_validation_are_drawn_by_the_seed() -> None:
     assert bool(((often - 50).abs() < 6 * (200 * 0.25 * 0.75) ** 0.5).all())
 
 
-def test_no_share_and_bad_shares() -> None:
+def test_hold_out_checks_fraction_and_strata() -> None:
     part = labelled([5, 5])
     assert hold_out(part, 0, seed=0) == (part, None)
     for share in (-0.1, 1, 1.5, float("nan"), True, "0.1", None):
@@ -129,9 +123,6 @@ def test_no_share_and_bad_shares() -> None:
         hold_out(part, 0.5, seed=0, strata=torch.zeros(3))
     rest, some = hold_out(part, 0.001, seed=0)  # a share that was asked for is never none
     assert (len(rest), len(some or [])) == (9, 1)
-
-
-# -- tables in the hub's layout ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
@@ -149,7 +140,7 @@ def test_both_namings_in_every_layout(tmp_path: Path, image: str, label: str, fo
         assert [int(label) for label in y] == [2, 0]
 
 
-def test_rows_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+def test_rows_are_read_in_order_that_is_asked_for(tmp_path: Path) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 50}, classes=50, shards=3)
     source = source_of(tmp_path)
     assert len(source) == 50
@@ -171,10 +162,7 @@ def test_nothing_is_printed_and_bars_are_as_before(tmp_path: Path, capfd: pytest
     assert not datasets.are_progress_bars_disabled()
 
 
-# -- what is missing -----------------------------------------------------------------------------------
-
-
-def test_a_set_that_is_not_in_the_root(tmp_path: Path) -> None:
+def test_dataset_missing_in_root(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="hf download someone/toys"):
         opened(tmp_path)
     (tmp_path / "toys").mkdir()
@@ -182,7 +170,7 @@ def test_a_set_that_is_not_in_the_root(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_set_on_no_hub_says_how_to_make_it(tmp_path: Path) -> None:
+def test_dataset_outside_hub_raises_with_hint(tmp_path: Path) -> None:
     place = DatasetLocation("cells", hint="photograph some cells")
     with pytest.raises(DatasetNotFoundError):
         opened(None, place=place)
@@ -190,7 +178,7 @@ def test_a_set_on_no_hub_says_how_to_make_it(tmp_path: Path) -> None:
         opened(tmp_path, place=place)
 
 
-def test_splits_columns_and_files_that_are_missing(tmp_path: Path) -> None:
+def test_splits_columns_and_files_missing(tmp_path: Path) -> None:
     write_images(tmp_path / "toys/data", counts={"test": 3, "extra": 3})
     with pytest.raises(DatasetNotFoundError):
         opened(tmp_path)
@@ -209,7 +197,7 @@ class Unreachable:
         raise OSError("no route to host")
 
 
-def test_a_hub_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tries again and again: the library is told that it is offline, and looks into its cache alone."""
     states = []
 
@@ -225,7 +213,7 @@ def test_a_hub_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_the_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(
         tmp_path, counts={"train": 4, "test": 2, "extra": 3}, image="img", label="fine_label", labels="abcdefghij"
     )
@@ -250,12 +238,9 @@ def test_the_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch:
     assert [(number, label) for number, _, label in flow()] == [(0, 0), (1, 1)]
 
 
-# -- what is broken ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("broken", ["cut off", "empty", "text"])
-def test_a_parquet_file_that_is_no_whole_one_is_named(tmp_path: Path, broken: str, streaming: bool) -> None:
+def test_parquet_file_that_is_no_whole_one_is_reported(tmp_path: Path, broken: str, streaming: bool) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 30}, shards=2)
     file = tmp_path / "toys/data/train-00001-of-00002.parquet"
     whole = file.read_bytes()
@@ -264,7 +249,7 @@ def test_a_parquet_file_that_is_no_whole_one_is_named(tmp_path: Path, broken: st
         opened(tmp_path, streaming=streaming)
 
 
-def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_interrupted_stream_raises_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The library itself would write its own words on the file that does not fit."""
     _, file = write_split(
         tmp_path / "toys/data", "train", {"image": [encoded(pixels_of(0, (4, 4)))] * 4, "label": [0, 1, 2, 3]}, shards=2
@@ -280,7 +265,7 @@ def test_a_stream_that_breaks_off_says_so_once(tmp_path: Path, caplog: pytest.Lo
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
-def test_a_null_is_one_row_alone(tmp_path: Path, image: str, label: str, streaming: bool) -> None:
+def test_null_affects_one_row(tmp_path: Path, image: str, label: str, streaming: bool) -> None:
     """Under the names that we give to columns, as under their own: no type is guessed from the rows that pass by."""
     (path,) = write_split(
         tmp_path / "toys/data",
@@ -298,7 +283,7 @@ def test_a_null_is_one_row_alone(tmp_path: Path, image: str, label: str, streami
     assert found == labels
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 3})
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file" / "cache")
@@ -307,7 +292,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_image_that_is_no_image_is_named(tmp_path: Path, streaming: bool) -> None:
+def test_image_that_is_no_image_is_reported(tmp_path: Path, streaming: bool) -> None:
     images = [encoded(pixels_of(row, (8, 8, 3))) for row in range(4)]
     images[2] = images[2][:60]
     write_split(tmp_path / "toys/data", "train", {"image": images, "label": [0, 1, 2, 3]})
@@ -323,11 +308,8 @@ def test_an_image_that_is_no_image_is_named(tmp_path: Path, streaming: bool) -> 
         list(part)
 
 
-# -- streams, and other processes ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
-def test_a_stream_is_shared_out_row_by_row(tmp_path: Path, share: float) -> None:
+def test_stream_holds_out_rows_at_even_distances(tmp_path: Path, share: float) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 200}, classes=200, size=2, shards=2)
     whole = ArrowStream(opened(tmp_path, streaming=True)["train"], "toys", SPEC)
     assert [number for number, _, _ in whole()] == list(range(200))

@@ -1,4 +1,4 @@
-"""Sets of images, on small files in the hub's layout and on the real sets; and the catalogue of all sets."""
+"""Named image data sets: splits, decoding, rotation and the registry."""
 
 import pickle
 from pathlib import Path
@@ -65,14 +65,8 @@ def stacked(part: Any) -> Tensor:
     return torch.stack([x for x, _ in part])
 
 
-# -- pixels --------------------------------------------------------------------------------------------
-
-
-# -- on small files ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_set_gives_its_parts(tmp_path: Path, name: str) -> None:
+def test_load_dataset_splits(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
     data = load_dataset(name, root=tmp_path, val_fraction=1 / 3)
     spec = ROTATED_MNIST if name == "rotated_mnist" else SPECS[name]
@@ -99,7 +93,7 @@ def test_a_set_gives_its_parts(tmp_path: Path, name: str) -> None:
     assert not torch.equal(augmented[0][0], augmented[0][0])
 
 
-def test_augmentation_is_the_settings() -> None:
+def test_augmentation_is_settings() -> None:
     """DeVries and Taylor: cutout 16 for CIFAR-10, 8 for CIFAR-100, 20 for SVHN; digits are not mirrored."""
     found = {name: spec.augmentation for name, spec in SPECS.items()}
     assert {name: augment.cutout for name, augment in found.items() if augment.cutout} == {
@@ -121,7 +115,7 @@ def test_augmentation_is_the_settings() -> None:
         ("svhn", {"features": False}),
     ],
 )
-def test_the_hubs_columns_and_the_files_names(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_hubs_columns_and_files_names(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     write(tmp_path, name, **options)
     data = load_dataset(name, root=tmp_path)
     assert data.classes == tuple(options.get("labels", SPECS[name].classes))
@@ -129,7 +123,7 @@ def test_the_hubs_columns_and_the_files_names(tmp_path: Path, name: str, options
 
 
 @pytest.mark.parametrize("name", ["cifar10", "rotated_mnist"])
-def test_a_stream_has_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_stream_has_same_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
     data, flow = (
         load_dataset(name, root=tmp_path, val_fraction=0.0),
@@ -151,7 +145,7 @@ def test_a_stream_has_the_same_rows(tmp_path: Path, name: str) -> None:
     assert [batch.x.shape[0] for _, batch, _ in batches] == [4, 4]
 
 
-def test_a_set_without_rows_to_test_on(tmp_path: Path) -> None:
+def test_set_without_rows_to_test_on(tmp_path: Path) -> None:
     write_images(tmp_path / "cifar10/data", counts={"train": 20})
     data = load_dataset("cifar10", root=tmp_path)
     assert data.test is None
@@ -159,7 +153,7 @@ def test_a_set_without_rows_to_test_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("label", [-1, 10])
-def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: int, streaming: bool) -> None:
+def test_label_that_is_no_class_is_reported(tmp_path: Path, label: int, streaming: bool) -> None:
     image = encoded(pixels_of(0, (28, 28)))
     write_split(
         tmp_path / "mnist/data", "train", {"image": [image] * 30, "label": [*range(10), *range(10)] + [label] * 10}
@@ -170,7 +164,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: int, streaming
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["mnist", "rotated_mnist"])
-def test_an_image_of_another_size_is_named(tmp_path: Path, name: str, streaming: bool) -> None:
+def test_image_of_another_size_is_reported(tmp_path: Path, name: str, streaming: bool) -> None:
     """It would be cut to size where it is augmented, and nowhere else."""
     images = [encoded(pixels_of(row, (28, 28) if row != 3 else (40, 30))) for row in range(6)]
     write_split(tmp_path / "mnist/data", "train", {"image": images, "label": list(range(6))})
@@ -178,9 +172,6 @@ def test_an_image_of_another_size_is_named(tmp_path: Path, name: str, streaming:
     loader = EpochLoader(data.augmented_train, batch_size=6, seed=0, steps_per_epoch=1 if streaming else None)
     with pytest.raises(CorruptFileError):
         list(loader.epoch(0))
-
-
-# -- rotated MNIST -------------------------------------------------------------------------------------
 
 
 def test_angles_are_uniform_and_named_by_seed_split_and_row() -> None:
@@ -191,7 +182,7 @@ def test_angles_are_uniform_and_named_by_seed_split_and_row() -> None:
         assert abs(float(torch.corrcoef(torch.stack([train, other]))[0, 1])) < 5 / 4000**0.5
 
 
-def test_images_are_turned_by_their_angles(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_angles(tmp_path: Path) -> None:
     disc = np.fromfunction(lambda i, j: (i - 13.5) ** 2 + (j - 13.5) ** 2 < 144, (28, 28))
     pixels = [scipy.ndimage.gaussian_filter(pixels_of(row, (28, 28)).astype(float), 2) * disc for row in range(30)]
     images = [encoded(image) for image in pixels]
@@ -215,10 +206,7 @@ def test_images_are_turned_by_their_angles(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(data.test))[9][0], many[1][0])
 
 
-# -- the catalogue -------------------------------------------------------------------------------------
-
-
-def test_digits_are_always_there() -> None:
+def test_digits_splits() -> None:
     data = load_dataset("digits")
     x, y = part_of(data.train)[3]
     assert (x.shape, x.dtype, y.dtype) == ((1, 8, 8), torch.float32, torch.int64)
@@ -249,12 +237,12 @@ def test_digits_are_always_there() -> None:
         ("SST-2", "sst2"),
     ],
 )
-def test_names_as_people_write_them(given: str, name: str) -> None:
+def test_resolve_name_accepts_spellings(given: str, name: str) -> None:
     assert resolve_name(given) == name
 
 
 @pytest.mark.parametrize("wrong", ["cifar11", "svhm", "camvd"])
-def test_a_wrong_name_gets_the_closest_first_and_all(wrong: str) -> None:
+def test_unknown_name_lists_closest_first(wrong: str) -> None:
     with pytest.raises(ArgumentError) as error:
         load_dataset(wrong)
     assert all(name in str(error.value) for name in DATASETS)
@@ -263,6 +251,6 @@ def test_a_wrong_name_gets_the_closest_first_and_all(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.shipped])
-def test_every_other_set_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, name: str) -> None:
+def test_missing_dataset_names_searched_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(DatasetNotFoundError, match=str(tmp_path)):
         load_dataset(name, root=tmp_path)

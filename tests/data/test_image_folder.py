@@ -1,4 +1,4 @@
-"""Folders of images made in each layout: what is read is what was written, and what is wrong is named."""
+"""Folders of images by class, images with masks, and PASCAL VOC."""
 
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,6 @@ def paired(folder: Path, names: list[str], *, masks: str = "masks", classes: int
     return made
 
 
-# -- images by class -----------------------------------------------------------------------------------
-
-
 def test_every_row_is_its_file_and_its_folder(tmp_path: Path) -> None:
     made = by_class(tmp_path, {"dog": 12, "cat": 20, "Ünï code": 8})
     data = load_image_folder(tmp_path, standardizer=PLAIN)
@@ -103,12 +100,12 @@ def test_splits_that_have_folders(tmp_path: Path) -> None:
     assert len(load_image_folder(tmp_path, val_fraction=0.2).validation) == 4
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_may_be_called_train(tmp_path: Path) -> None:
     by_class(tmp_path, {"bus": 5, "train": 5})
     assert load_image_folder(tmp_path).classes == ("bus", "train")
 
 
-def test_files_of_other_kinds_are_passed_over_and_listed(tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_skipped_and_listed(tmp_path: Path) -> None:
     by_class(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "README.txt").write_text("hello")
     (tmp_path / "a" / "notes.txt").write_text("hello")
@@ -135,7 +132,7 @@ def test_folders_within_classes_odd_names_and_links(tmp_path: Path) -> None:
     ]
 
 
-def test_a_size_covers_and_crops_at_the_centre(tmp_path: Path) -> None:
+def test_size_covers_and_crops_at_centre(tmp_path: Path) -> None:
     """A wide image with a marked middle: the sides go, the middle stays, at half its size."""
     pixels = np.zeros((8, 24, 3), dtype=np.uint8)
     pixels[:, 8:16] = 200
@@ -152,10 +149,7 @@ def test_a_size_covers_and_crops_at_the_centre(tmp_path: Path) -> None:
     assert y.shape == (5,)
 
 
-# -- what is wrong with a folder by class --------------------------------------------------------------
-
-
-def test_a_folder_that_is_not_there_or_a_file(tmp_path: Path) -> None:
+def test_folder_missing_or_file(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path / "nowhere")
     (tmp_path / "file.zip").write_bytes(b"")
@@ -163,7 +157,7 @@ def test_a_folder_that_is_not_there_or_a_file(tmp_path: Path) -> None:
         load_image_folder(tmp_path / "file.zip")
 
 
-def test_a_folder_without_classes(tmp_path: Path) -> None:
+def test_folder_without_classes(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_image_folder(tmp_path)
     save(picture(), tmp_path / "1.png")
@@ -192,7 +186,7 @@ def test_two_folders_for_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["cut", "empty", "text", "gone", "folder"])
-def test_a_broken_image_is_named_when_it_is_read(tmp_path: Path, content: str) -> None:
+def test_broken_image_is_reported_when_it_is_read(tmp_path: Path, content: str) -> None:
     by_class(tmp_path, {"a": 3, "b": 3})
     bad = save(picture(40, 40), tmp_path / "a" / "bad.jpg")
     data_of = {"cut": bad.read_bytes()[:-300], "empty": b"", "text": b"no image at all"}
@@ -226,16 +220,13 @@ def test_a_broken_image_is_named_when_it_is_read(tmp_path: Path, content: str) -
         {"size": (0, 32)},
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_options_are_rejected(tmp_path: Path, options: dict[str, Any]) -> None:
     by_class(tmp_path, {"a": 3, "b": 3})
     with pytest.raises(ArgumentError):
         load_image_folder(tmp_path, **options)
 
 
-# -- one picture ---------------------------------------------------------------------------------------
-
-
-def test_an_image_is_turned_as_its_tag_says(tmp_path: Path) -> None:
+def test_image_follows_its_exif_tag(tmp_path: Path) -> None:
     pixels = picture(4, 6)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned a quarter to the right
@@ -277,9 +268,6 @@ def test_sixteen_bits_are_rounded_to_eight(tmp_path: Path) -> None:
         image_from(tmp_path / "float.tif", 3)
 
 
-# -- images and masks ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("masks", ["masks", "labels"])
 def test_every_pair_is_its_two_files(tmp_path: Path, masks: str) -> None:
     made = paired(tmp_path, [f"s{i}/{i}.x" for i in range(10)], masks=masks)
@@ -311,7 +299,7 @@ def test_masks_in_splits(tmp_path: Path, above: bool) -> None:
     assert "val0" in data.validation.source.masks[0]
 
 
-def test_masks_with_a_palette_are_its_numbers_and_void_is_left(tmp_path: Path) -> None:
+def test_masks_with_palette_are_its_numbers_and_ignore_index_is_left(tmp_path: Path) -> None:
     paired(tmp_path, ["a", "b", "c"])
     mask = np.zeros((6, 8), np.uint8)
     mask[0, :3], mask[1] = [0, 1, 2], 255
@@ -326,7 +314,7 @@ def test_masks_with_a_palette_are_its_numbers_and_void_is_left(tmp_path: Path) -
     assert torch.equal(data.train.target(0), torch.from_numpy(mask).long())
 
 
-def test_a_size_cuts_images_and_masks_alike(tmp_path: Path) -> None:
+def test_size_cuts_images_and_masks_alike(tmp_path: Path) -> None:
     """Masks that were drawn from their images, without a gradient to smooth, still fit after both are resized."""
     for i in range(4):
         mask = np.kron(RNG.integers(0, 2, (4, 6)), np.ones((6, 6), np.int64)).astype(np.uint8)  # 24 × 36
@@ -344,7 +332,7 @@ def test_a_size_cuts_images_and_masks_alike(tmp_path: Path) -> None:
     assert set(y.unique().tolist()) <= {0, 1, 255}
 
 
-def test_an_image_without_a_mask_and_the_other_way_round(tmp_path: Path) -> None:
+def test_image_without_mask_and_other_way_round(tmp_path: Path) -> None:
     paired(tmp_path, ["a", "b"])
     lonely = save(picture(), tmp_path / "images" / "lonely.jpg")
     with pytest.raises(DatasetNotFoundError):
@@ -361,7 +349,7 @@ def test_two_images_of_one_name(tmp_path: Path) -> None:
         load_mask_folder(tmp_path)
 
 
-def test_folders_that_are_missing(tmp_path: Path) -> None:
+def test_folders_missing(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_mask_folder(tmp_path)
     (tmp_path / "images").mkdir()
@@ -380,7 +368,7 @@ def test_folders_that_are_missing(tmp_path: Path) -> None:
         load_mask_folder(tmp_path / "t")
 
 
-def test_masks_that_do_not_fit(tmp_path: Path) -> None:
+def test_masks_that_do_not_match(tmp_path: Path) -> None:
     paired(tmp_path, ["a", "b", "c", "d"])
     masks = tmp_path / "masks"
     data = load_mask_folder(tmp_path, classes=["x", "y", "z"], val_fraction=0, test_fraction=0)
@@ -396,7 +384,7 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [None, (4, 4)])
-def test_a_mask_of_another_size_is_refused_before_it_is_fitted(tmp_path: Path, size: tuple[int, int] | None) -> None:
+def test_mask_of_another_size_is_rejected_before_it_is_fitted(tmp_path: Path, size: tuple[int, int] | None) -> None:
     """One that lies on its side, as when a tool does not turn images by their tags, could be fitted too."""
     paired(tmp_path, ["a", "b"])
     save(np.zeros((8, 6), np.uint8), tmp_path / "masks" / "b.png")
@@ -449,9 +437,6 @@ def test_infer_label_map_rejects_values_that_are_not_classes(found: Any, classes
         infer_label_map(found, None if classes is None else list(classes))
 
 
-# -- PASCAL VOC ----------------------------------------------------------------------------------------
-
-
 def voc(root: Path, lists: dict[str, list[str]], *, masks: str = "SegmentationClass") -> dict[str, np.ndarray]:
     made = {}
     for listed, names in lists.items():
@@ -486,7 +471,7 @@ def test_voc_in_its_layout(tmp_path: Path, above: str) -> None:
     assert y.shape == (3, 513, 513)
 
 
-def test_voc_with_the_masks_of_more_images(tmp_path: Path) -> None:
+def test_voc_with_masks_of_more_images(tmp_path: Path) -> None:
     voc(tmp_path, NAMES)
     names = [f"2009_{i:06d}" for i in range(6)]
     voc(tmp_path, {"trainaug": names}, masks="SegmentationClassAug")
@@ -498,7 +483,7 @@ def test_voc_with_the_masks_of_more_images(tmp_path: Path) -> None:
         assert "SegmentationClassAug" in data.train.source.masks[0]
 
 
-def test_voc_that_is_not_whole(tmp_path: Path) -> None:
+def test_incomplete_voc_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_voc_folder(tmp_path)
     voc(tmp_path, {"train": NAMES["train"]})

@@ -21,7 +21,7 @@ LABELS = torch.arange(30) % 3
 
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5), st.integers(0, 99))
-def test_subset_has_the_counts_without_repetition(pairs: list[tuple[int, int]], seed: int) -> None:
+def test_subset_has_counts_without_repetition(pairs: list[tuple[int, int]], seed: int) -> None:
     available, counts = [max(pair) for pair in pairs], [min(pair) for pair in pairs]
     if sum(counts) == 0:
         return
@@ -33,7 +33,7 @@ def test_subset_has_the_counts_without_repetition(pairs: list[tuple[int, int]], 
     assert list(subsample_classes(numbered(y), dict(enumerate(counts)), seed=seed).indices) == rows
 
 
-def test_rows_are_drawn_uniformly_by_the_seed() -> None:
+def test_rows_are_drawn_uniformly_by_seed() -> None:
     y, picks, draws = torch.arange(40) % 2, torch.zeros(40), 1000
     for seed in range(draws):
         picks[list(subsample_classes(numbered(y), [5, 10], seed=seed).indices)] += 1

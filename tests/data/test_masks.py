@@ -1,4 +1,4 @@
-"""Sets of images and masks, on small files in the hub's layout and in VOC's folders, and on the real sets."""
+"""Named segmentation data sets and masks in Parquet files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,10 +65,7 @@ def part_of(data: Any) -> LazyDataset:
     return data
 
 
-# -- masks ---------------------------------------------------------------------------------------------
-
-
-def test_masks_are_grey_or_have_a_palette() -> None:
+def test_masks_are_gray_or_have_palette() -> None:
     mask = mask_pixels(0, (7, 5), 21, 255)
     for file in (encoded(mask), encoded(palette(mask))):
         found = decode_mask(file, "here")
@@ -79,7 +76,7 @@ def test_masks_are_grey_or_have_a_palette() -> None:
     assert (decode_mask(encoded(bits), "here").numpy() == (mask > 9)).all()
 
 
-def test_masks_in_colours_are_read_by_their_colours_or_refused() -> None:
+def test_rgb_masks_need_a_color_map() -> None:
     mask = mask_pixels(0, (7, 5), 21, 255)
     coloured = encoded(palette(mask), mode="RGB")
     assert (decode_mask(coloured, "here", colors=VOC2012.colors).numpy() == mask).all()
@@ -102,9 +99,6 @@ def test_vocs_palette() -> None:
     assert len({colour for colour, _ in VOC2012.colors}) == 22
 
 
-# -- sets ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_camvid(tmp_path: Path, streaming: bool) -> None:
     write(tmp_path, "camvid", {"train": 6, "validation": 4, "test": 5}, sizes=[(120, 160)])
@@ -125,7 +119,7 @@ def test_camvid(tmp_path: Path, streaming: bool) -> None:
     assert set(batch.y.unique().tolist()) <= {*range(11), 255}
 
 
-def test_cells_come_in_one_size_or_in_their_own(tmp_path: Path) -> None:
+def test_wbc_segmentation_sizes(tmp_path: Path) -> None:
     sizes = [(30, 30), (48, 48), (28, 30)]
     write(tmp_path, "wbc_segmentation", {"train": 9, "test": 3}, sizes=sizes)
     data = load_dataset("wbc_segmentation", root=tmp_path, val_fraction=1 / 3)
@@ -187,11 +181,8 @@ def test_voc_from_its_folders(tmp_path: Path, folder: str, streaming: bool) -> N
     assert data.ignore_index == 255
 
 
-# -- what is broken ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("streaming", [False, True])
-def test_bad_masks_are_named(tmp_path: Path, streaming: bool) -> None:
+def test_invalid_masks_are_reported(tmp_path: Path, streaming: bool) -> None:
     good = encoded(mask_pixels(0, (4, 6), 11, 11))
     for bad in (encoded(np.full((4, 6), 12)), encoded(np.zeros((4, 5))), encoded(pixels_of(0, (4, 6, 3))), good[:50]):
         columns = {"image": [encoded(pixels_of(0, (4, 6, 3)))] * 3, "mask": [good, bad, good]}
@@ -200,6 +191,3 @@ def test_bad_masks_are_named(tmp_path: Path, streaming: bool) -> None:
         data = load_dataset("camvid", root=tmp_path, streaming=streaming)
         with pytest.raises(CorruptFileError):
             list(data.test)  # type: ignore[call-overload]
-
-
-# -- the real sets -------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def all_inputs(path: Path, schema: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", SAME_TABLE)
-def test_csv_dialects_give_the_same_table(kind: str, tmp_path: Path) -> None:
+def test_csv_dialects_give_same_table(kind: str, tmp_path: Path) -> None:
     data = load_table(write(tmp_path, SAME_TABLE[kind]), target="y")
     plain = load_table(write(tmp_path, PLAIN, "plain.csv"), target="y")
     assert data.schema.features == FEATURES
@@ -164,7 +164,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
             TableFile.open(path)
 
 
-def test_open_quote_in_the_header_does_not_read_the_whole_file(tmp_path: Path) -> None:
+def test_open_quote_in_header_does_not_read_whole_file(tmp_path: Path) -> None:
     lines = "".join(f"{k % 5},{k}.25\n" for k in range(300_000))
     assert TableFile.open(write(tmp_path, f'5" pipe,y\n{lines}')).names == ('5" pipe', "y")
 

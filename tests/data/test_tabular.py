@@ -1,4 +1,4 @@
-"""Tables: scikit-learn's, UCI's and the user's own; each column compared with scikit-learn's encoders."""
+"""Tables: schema inference and encoding, compared with scikit-learn's encoders."""
 
 import json
 import pickle
@@ -64,9 +64,6 @@ def all_rows(data: DatasetBundle) -> np.ndarray:
     return whole[np.lexsort(whole.T)]
 
 
-# -- parts ---------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     classes=st.lists(st.integers(0, 4), min_size=30, max_size=120),
@@ -74,7 +71,7 @@ def all_rows(data: DatasetBundle) -> np.ndarray:
     test=st.floats(0, 0.4),
     seed=st.integers(0, 99),
 )
-def test_rows_are_dealt_by_class(classes: list[int], validation: float, test: float, seed: int) -> None:
+def test_rows_are_split_by_class(classes: list[int], validation: float, test: float, seed: int) -> None:
     """Each class has its share in each part, up to rounding: at most one row for each of its two borders, and one more
     for the row that must stay."""
     strata = torch.tensor(classes)
@@ -90,23 +87,20 @@ def test_rows_are_dealt_by_class(classes: list[int], validation: float, test: fl
     assert int((part == 2).sum()) == size
 
 
-def test_a_class_of_one_row_stays_among_the_training_rows() -> None:
+def test_class_of_one_row_stays_among_training_rows() -> None:
     strata = torch.tensor([0] * 50 + [1, 2, 3] + [4] * 47)
     for seed in range(20):
         assert train_val_test_split(100, 0.4, 0.4, seed=seed, strata=strata)[50:53].tolist() == [0, 0, 0]
 
 
-def test_every_row_is_as_likely_to_be_drawn() -> None:
+def test_split_is_uniform_over_rows() -> None:
     """Over 2,000 seeds each of 20 rows is for the test 2,000 · 0.2 times: within 4 standard errors (Bonferroni: 20)."""
     counts = sum((train_val_test_split(20, 0.0, 0.2, seed=seed) == 2).double() for seed in range(2000))
     assert isinstance(counts, Tensor)
     assert float((counts - 400).abs().max()) < 4 * (2000 * 0.2 * 0.8) ** 0.5
 
 
-# -- scikit-learn's ------------------------------------------------------------------------------------
-
-
-def test_diabetes_is_that_of_scikit_learn_standardised_by_its_training_rows() -> None:
+def test_diabetes_is_that_of_scikit_learn_standardized_by_its_training_rows() -> None:
     data = load_sklearn_table("diabetes", None, LoadOptions(**OPTIONS))
     x, y = tensors(data.train)
     assert (data.task, data.channels, data.num_classes) == ("regression", 10, 0)
@@ -121,7 +115,7 @@ def test_diabetes_is_that_of_scikit_learn_standardised_by_its_training_rows() ->
     np.testing.assert_allclose(all_rows(data), expected[np.lexsort(expected.T)], rtol=1e-5, atol=1e-4)
 
 
-def test_classes_of_scikit_learn_keep_their_names_and_shares() -> None:
+def test_classes_of_scikit_learn_keep_their_names_and_fractions() -> None:
     data = load_sklearn_table("breast_cancer", None, LoadOptions(**OPTIONS))
     assert (data.task, data.classes, data.target_standardizer) == ("classification", ("malignant", "benign"), None)
     counts = np.bincount(datasets.load_breast_cancer().target)
@@ -132,7 +126,7 @@ def test_classes_of_scikit_learn_keep_their_names_and_shares() -> None:
     assert load_sklearn_table("wine", None, LoadOptions(**OPTIONS)).num_classes == 3
 
 
-def test_streams_of_sets_in_memory_give_the_same_rows() -> None:
+def test_streams_of_sets_in_memory_give_same_rows() -> None:
     data, streamed = (
         load_sklearn_table("diabetes", None, LoadOptions(**{**OPTIONS, "streaming": streaming}))
         for streaming in (False, True)
@@ -141,9 +135,6 @@ def test_streams_of_sets_in_memory_give_the_same_rows() -> None:
         for held, read in zip(tensors(getattr(data, part)), tensors(getattr(streamed, part)), strict=True):
             assert torch.equal(held, read)
     pickle.loads(pickle.dumps(streamed.train))  # workers take it along
-
-
-# -- UCI -----------------------------------------------------------------------------------------------
 
 
 def write_uci(root: Path, *, name: str = "yacht", splits: Any = None) -> np.ndarray:
@@ -173,7 +164,7 @@ def test_uci_reads_its_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"name": "cats"}, {"split": 20}, {"split": -1}, {"split": 0.5}, {"root": None}, {"name": "power"}]
 )
-def test_uci_refuses(change: dict[str, Any], tmp_path: Path) -> None:
+def test_uci_rejects_invalid_arguments(change: dict[str, Any], tmp_path: Path) -> None:
     write_uci(tmp_path)
     with pytest.raises((ArgumentError, DatasetNotFoundError)):
         load_uci(
@@ -184,21 +175,18 @@ def test_uci_refuses(change: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [1, 1], [40], [-1], [0.5], [[1]], list(range(40))])
-def test_rows_of_a_split_must_be_rows(rows: list[Any], tmp_path: Path) -> None:
+def test_rows_of_split_must_be_rows(rows: list[Any], tmp_path: Path) -> None:
     write_uci(tmp_path, splits={"0": rows})
     with pytest.raises(CorruptFileError):
         load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
 
 
 @pytest.mark.parametrize("text", ["x0,x1\n1,2\n", "y\n1\n", "x0,y\n1,2\n,3\n", "x0,y\na,2\n", "x0,y\n1,inf\n"])
-def test_a_uci_file_that_is_no_table_of_numbers_is_named(text: str, tmp_path: Path) -> None:
+def test_uci_file_that_is_no_table_of_numbers_is_reported(text: str, tmp_path: Path) -> None:
     write_uci(tmp_path)
     (tmp_path / "uci" / "yacht.csv").write_text(text)
     with pytest.raises(CorruptFileError):
         load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
-
-
-# -- the user's own ------------------------------------------------------------------------------------
 
 
 def pets(n: int = 120, *, seed: int = 0) -> pd.DataFrame:
@@ -243,7 +231,7 @@ def expected_rows(frame: pd.DataFrame, train: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("cells", [1 << 22, 30])
-def test_a_table_is_encoded_as_scikit_learn_does(
+def test_table_is_encoded_as_scikit_learn_does(
     kind: str, streaming: bool, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory and streamed, in one chunk and in chunks of a few rows, from CSV and from Parquet."""
@@ -301,7 +289,7 @@ def target_table(folder: Path, values: list[Any]) -> Path:
         ([f"{i}e3" for i in range(40)], ()),
     ],
 )
-def test_what_a_target_is(values: list[Any], classes: tuple[str, ...], tmp_path: Path) -> None:
+def test_infer_target_task(values: list[Any], classes: tuple[str, ...], tmp_path: Path) -> None:
     data = load_table(target_table(tmp_path, values), target="y", val_fraction=0, test_fraction=0)
     assert data.classes == classes
     assert data.task == ("classification" if classes else "regression")
@@ -310,7 +298,7 @@ def test_what_a_target_is(values: list[Any], classes: tuple[str, ...], tmp_path:
         assert tensors(data.train)[1].tolist() == [classes.index(name) for name in names]
 
 
-def test_the_task_can_be_told(tmp_path: Path) -> None:
+def test_task_argument_overrides_inference(tmp_path: Path) -> None:
     path = target_table(tmp_path, [1, 2, 3] * 10)
     assert load_table(path, target="y", task="regression").task == "regression"
     path = target_table(tmp_path, [0.5, 1.5] * 20)
@@ -319,9 +307,7 @@ def test_the_task_can_be_told(tmp_path: Path) -> None:
         load_table(path, target="y", task="rank")  # type: ignore[arg-type]
 
 
-def test_a_column_that_is_text_in_a_later_chunk_is_text_throughout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_column_that_is_text_in_later_chunk_is_text_throughout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of ten rows: the first and the last hold what looks like numbers there, in a feature and in the target."""
     monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 20)
     path = tmp_path / "t.csv"
@@ -332,7 +318,7 @@ def test_a_column_that_is_text_in_a_later_chunk_is_text_throughout(
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_row_of_a_later_chunk_is_named_by_its_number(
+def test_row_of_later_chunk_is_reported_by_its_number(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 30)
@@ -358,13 +344,13 @@ def test_a_row_of_a_later_chunk_is_named_by_its_number(
         {"seed": "1"},
     ],
 )
-def test_bad_options_get_a_sentence(options: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_options(options: dict[str, Any], tmp_path: Path) -> None:
     path = written(pets(), tmp_path, "csv")
     with pytest.raises(ArgumentError):
         load_table(path, **{"target": "price", **options})
 
 
-def test_corrupt_parquet_files_are_named(tmp_path: Path) -> None:
+def test_corrupt_parquet_files_are_reported(tmp_path: Path) -> None:
     content = written(pets(), tmp_path, "parquet").read_bytes()
     bent = content[:100] + bytes(byte ^ 0xFF for byte in content[100:1500]) + content[1500:]
     for name, damaged in {"cut": content[:-100], "empty": b"", "text": b"y,a\n1,2\n", "bent": bent}.items():
@@ -414,7 +400,7 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     assert x["group=b"].tolist() == [0.0, 1.0, 0.0] * 20
 
 
-def test_new_rows_are_read_by_the_schema(tmp_path: Path) -> None:
+def test_new_rows_are_read_by_schema(tmp_path: Path) -> None:
     """A file without the target, with its columns in another order, other categories, and numbers as texts."""
     frame = pets()
     data = load_table(written(frame, tmp_path, "csv"), target="price", ignore=["kind"], val_fraction=0, test_fraction=0)
@@ -463,7 +449,7 @@ def test_encode_rejects_values_of_another_kind(name: str, value: Any, tmp_path: 
             schema.encode(changed.set_index(pd.Index([f"r{k}" for k in range(len(changed))])))
 
 
-def test_only_a_frame_with_one_column_of_a_name_is_encoded(tmp_path: Path) -> None:
+def test_only_frame_with_one_column_of_name_is_encoded(tmp_path: Path) -> None:
     frame = pets()
     schema = load_table(written(frame, tmp_path, "csv"), target="price").schema
     for name in ("weight", "colour"):
@@ -477,7 +463,7 @@ def test_only_a_frame_with_one_column_of_a_name_is_encoded(tmp_path: Path) -> No
         schema.encode_target(pd.concat([frame, frame[["price"]]], axis=1))
 
 
-def test_targets_that_are_new_or_missing_get_a_sentence(tmp_path: Path) -> None:
+def test_targets_that_are_new_or_missing(tmp_path: Path) -> None:
     frame = pets()
     path = written(frame, tmp_path, "csv")
     by_class, by_number = (load_table(path, target=target).schema for target in ("kind", "price"))
@@ -505,7 +491,7 @@ STDS = st.floats(min_value=1e-300, allow_infinity=False)
     ),
     left_out=st.lists(NAMES).map(tuple),
 )
-def test_a_schema_comes_back_from_json(numbers: Any, categories: Any, target: Any, left_out: Any) -> None:
+def test_schema_comes_back_from_json(numbers: Any, categories: Any, target: Any, left_out: Any) -> None:
     schema = TableSchema(tuple(numbers), tuple(categories), target, left_out)
     assert TableSchema.from_json(schema.to_json()) == schema
     assert TableSchema.from_json(schema.to_json().encode().decode("utf-8")) == schema
@@ -524,7 +510,7 @@ WHOLE["target"] = {"name": "y", "kind": "text", "task": "classification", "class
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"numbers": [{"name": "a"}]}', *(json.dumps({**WHOLE, **wrong}) for wrong in NO_SCHEMAS)]
 )
-def test_what_is_no_schema_is_refused(text: str) -> None:
+def test_invalid_schema_is_rejected(text: str) -> None:
     assert TableSchema.from_json(json.dumps(WHOLE)).target.classes == ("u",)
     with pytest.raises(ValueError, match="JSON"):
         TableSchema.from_json(text)
@@ -543,7 +529,7 @@ def test_dates_of_any_year(tmp_path: Path, kind: str) -> None:
     assert column.std == pytest.approx(counted.std())
 
 
-def test_a_decimal_comma_may_come_late(tmp_path: Path) -> None:
+def test_decimal_comma_may_come_late(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("y;a\n" + "".join(f"{k};{k}\n" for k in range(500)) + "1,5;2,25\n", encoding="utf-8")
     data = load_table(path, target="y", val_fraction=0, test_fraction=0)
@@ -551,14 +537,14 @@ def test_a_decimal_comma_may_come_late(tmp_path: Path) -> None:
     assert float(data.standardizer.inverse(data.train[500][0])) == pytest.approx(2.25, abs=1e-4)
 
 
-def test_a_stream_goes_to_workers(tmp_path: Path) -> None:
+def test_stream_goes_to_workers(tmp_path: Path) -> None:
     data = load_table(written(pets(), tmp_path, "parquet"), target="kind", streaming=True)
     loader = DataLoader(data.train, batch_size=None, num_workers=2)
     found = sorted(tuple(x.tolist()) for x, _ in loader)
     assert found == sorted(tuple(x.tolist()) for x, _ in data.train)
 
 
-def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
+def test_file_that_changed_is_rejected(tmp_path: Path) -> None:
     path = written(pets(), tmp_path, "csv")
     data = load_table(path, target="price", streaming=True)
     for n in (100, 130):
@@ -567,7 +553,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
             list(data.train)
 
 
-def test_a_wide_table_is_read(tmp_path: Path) -> None:
+def test_wide_table_is_read(tmp_path: Path) -> None:
     """3,000 columns: what takes a while for each would show."""
     values = np.random.default_rng(0).normal(size=(50, 3000)).astype(np.float32)
     frame = pd.DataFrame(values, columns=[f"c{k}" for k in range(3000)])
@@ -578,7 +564,7 @@ def test_a_wide_table_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(raw, np.delete(values, 7, 1)[part == 2], atol=1e-5)
 
 
-def test_a_column_without_values_among_the_training_rows_is_left_out(tmp_path: Path) -> None:
+def test_column_without_values_among_training_rows_is_excluded(tmp_path: Path) -> None:
     part = train_val_test_split(40, 0.1, 0.1, seed=0)
     path = tmp_path / "t.csv"
     rows = [f"{i}.5,{i},{'' if k == 0 else 'z'},{'' if k == 0 else 3},," for i, k in enumerate(part.tolist())]
@@ -589,10 +575,7 @@ def test_a_column_without_values_among_the_training_rows_is_left_out(tmp_path: P
     assert re.search("'d': excluded", str(data.schema))
 
 
-# -- texts that are no categories, and JSON Lines ------------------------------------------------------
-
-
-def test_columns_of_many_texts_are_left_out_if_told(tmp_path: Path) -> None:
+def test_columns_of_many_texts_are_excluded_if_told(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("y,name,a\n" + "".join(f"{k}.5,somebody {k} x,{k % 3}\n" for k in range(600)))
     data = load_table(path, target="y", drop_high_cardinality=True)
@@ -605,7 +588,7 @@ def test_columns_of_many_texts_are_left_out_if_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ['"{k},5"', "{k}.2.2024", "{k}%", "2024/{k}", "12:{k}", "1'{k}"])
-def test_what_seems_to_be_numbers_or_dates_is_never_left_out(written: str, tmp_path: Path) -> None:
+def test_what_seems_to_be_numbers_or_dates_is_never_excluded(written: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("y,a,b\n" + "".join(f"{k}.5,{written.format(k=k)},{k % 3}\n" for k in range(600)))
     with pytest.raises(ArgumentError):
@@ -613,7 +596,7 @@ def test_what_seems_to_be_numbers_or_dates_is_never_left_out(written: str, tmp_p
 
 
 @pytest.mark.parametrize("cells", [1 << 22, 30])
-def test_json_lines_are_a_table(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lines_are_table(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", cells)
     frame, path = pets(), tmp_path / "pets.jsonl"
     frame.to_json(path, orient="records", lines=True, double_precision=15)

@@ -1,4 +1,4 @@
-"""Texts: a vocabulary, and SST-2 in the layouts of the data root and of the hub."""
+"""Vocabulary and SST-2."""
 
 import pickle
 from collections import Counter
@@ -25,8 +25,6 @@ __all__ = ["own_cache"]
 OPTIONS: dict[str, Any] = {"val_fraction": 0.2, "seed": 0, "streaming": False}
 PARTS = ("train", "validation", "test")
 
-# -- words ---------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -40,13 +38,13 @@ PARTS = ("train", "validation", "test")
         ("Cafe\u0301 ", ["caf\u00e9"]),  # as a Mac spells it
     ],
 )
-def test_a_text_is_cut_into_words_and_signs(text: str, words: list[str]) -> None:
+def test_tokenize(text: str, words: list[str]) -> None:
     assert tokenize(text) == words
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.text(max_size=30), max_size=6), st.text(max_size=30), st.integers(1, 12))
-def test_what_is_encoded_can_be_decoded(texts: list[str], text: str, length: int) -> None:
+def test_vocabulary_round_trip(texts: list[str], text: str, length: int) -> None:
     vocabulary = Vocabulary.from_texts(texts, min_count=1, length=length)
     known = {word for other in texts for word in tokenize(other)}
     x = vocabulary.encode(text)
@@ -75,7 +73,7 @@ def test_words_are_numbered_by_frequency_as_scikit_learn_counts_them() -> None:
     assert Vocabulary.from_texts([]).encode("anything").tolist()[:2] == [UNKNOWN, PADDING]
 
 
-def test_a_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
+def test_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
     vocabulary = Vocabulary(("a", "b"), 4)
     vocabulary.encode("a")
     assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
@@ -95,8 +93,6 @@ def test_a_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
         with pytest.raises(ArgumentError):
             vocabulary.decode(ids)
 
-
-# -- SST-2 ---------------------------------------------------------------------------------------------
 
 WORDS = ["film", "plot", "dull", "bright", "funny", "slow", "cast", "scene", "warm", "thin"]
 
@@ -138,7 +134,7 @@ def decoded(data: DatasetBundle, part: str) -> list[str]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_splits_of_a_data_root(streaming: bool, tmp_path: Path) -> None:
+def test_splits_of_data_root(streaming: bool, tmp_path: Path) -> None:
     written = write(tmp_path)
     data = load_sst2(tmp_path, LoadOptions(**{**OPTIONS, "streaming": streaming}))
     assert (data.task, data.classes) == ("classification", ("negative", "positive"))
@@ -169,7 +165,7 @@ def test_labels_that_are_not_public(streaming: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_vocabulary_is_that_of_the_training_rows_alone(streaming: bool, tmp_path: Path) -> None:
+def test_vocabulary_is_that_of_training_rows_alone(streaming: bool, tmp_path: Path) -> None:
     """A word in four rows is known if at least two of them are for training; over seeds, both happen."""
     texts = sentences(50, 0)
     texts[:4] = [f"{text} rareword" for text in texts[:4]]
@@ -190,7 +186,7 @@ def _texts_of(data: DatasetBundle, texts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_sentences_without_a_word_and_sentences_that_are_none(streaming: bool, tmp_path: Path) -> None:
+def test_sentences_without_word_and_sentences_that_are_none(streaming: bool, tmp_path: Path) -> None:
     texts: list[Any] = sentences(50, 0)
     texts[7] = "   "
     write(tmp_path / "empty", train=texts)

@@ -1,4 +1,4 @@
-"""NIfTI volumes made in each layout, and the real hippocampus: what is read is what was written, faults are named."""
+"""NIfTI volumes with labels."""
 
 import gzip
 import json
@@ -119,7 +119,7 @@ def test_labels_that_were_scaled_are_whole_again(tmp_path: Path) -> None:
     assert torch.equal(data.train.target(0), torch.from_numpy(labels).long())
 
 
-def test_labels_of_black_and_white_are_refused(tmp_path: Path) -> None:
+def test_labels_of_black_and_white_are_rejected(tmp_path: Path) -> None:
     pairs(tmp_path, 3)
     with pytest.raises(ArgumentError):
         load_volume_folder(tmp_path, classes=[])
@@ -131,7 +131,7 @@ def test_labels_of_black_and_white_are_refused(tmp_path: Path) -> None:
             load_volume_folder(tmp_path, classes=classes)
 
 
-def test_standardise_is_the_definition_and_changes_nothing_twice() -> None:
+def test_standardize_is_definition_and_changes_nothing_twice() -> None:
     x = torch.rand(2, 3, 4, 5, 6, dtype=torch.float64) * torch.tensor([1.0, 1e6]).view(2, 1, 1, 1, 1) + 3
     once = standardize_volumes(x)
     flat = x.flatten(2)
@@ -147,7 +147,7 @@ def test_standardise_is_the_definition_and_changes_nothing_twice() -> None:
         {"background": 0, "left": 1, "right": 2},  # as nnU-Net has it
     ],
 )
-def test_names_of_classes_from_the_description(tmp_path: Path, labels: dict[str, Any]) -> None:
+def test_names_of_classes_from_description(tmp_path: Path, labels: dict[str, Any]) -> None:
     pairs(tmp_path, 3, names=("imagesTr", "labelsTr"))
     (tmp_path / "imagesTs").mkdir()
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels}))
@@ -155,7 +155,7 @@ def test_names_of_classes_from_the_description(tmp_path: Path, labels: dict[str,
     assert load_volume_folder(tmp_path, classes=["x", "y", "z"]).classes == ("x", "y", "z")
 
 
-def test_crops_with_void_around(tmp_path: Path) -> None:
+def test_crops_with_ignore_index_around(tmp_path: Path) -> None:
     pairs(tmp_path, 6)
     assert load_volume_folder(tmp_path).augmentation is None
     data = load_volume_folder(tmp_path, crop=(4, 8, 4), val_fraction=0, test_fraction=0)
@@ -167,9 +167,6 @@ def test_crops_with_void_around(tmp_path: Path) -> None:
     assert int((y == 255).sum()) == 6 * 4 * 4 * 2
 
 
-# -- what is wrong -------------------------------------------------------------------------------------
-
-
 def broken(tmp_path: Path) -> tuple[Any, Path, Path]:
     pairs(tmp_path, 3)
     data = load_volume_folder(tmp_path, classes=["a", "b", "c"], val_fraction=0, test_fraction=0)
@@ -178,7 +175,7 @@ def broken(tmp_path: Path) -> tuple[Any, Path, Path]:
 
 @pytest.mark.parametrize("which", [1, 2])
 @pytest.mark.parametrize("content", ["cut", "header", "empty", "text", "gone"])
-def test_a_broken_file_is_named(tmp_path: Path, which: int, content: str) -> None:
+def test_broken_file_is_reported(tmp_path: Path, which: int, content: str) -> None:
     data, *files = broken(tmp_path)
     bad = files[which - 1]
     whole = bad.read_bytes()
@@ -208,7 +205,7 @@ def test_a_broken_file_is_named(tmp_path: Path, which: int, content: str) -> Non
         (np.zeros(SHAPE[:2]), None),
     ],
 )
-def test_labels_that_do_not_fit(tmp_path: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
+def test_labels_that_do_not_match(tmp_path: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
     data, image, label = broken(tmp_path)
     own = nibabel.load(image).affine
     save(voxels.astype(np.float32), label, own if affine is None else affine)
@@ -217,7 +214,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, voxels: np.ndarray, affine: np.n
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_file_whose_checksum_fails_is_named(tmp_path: Path, which: int) -> None:
+def test_file_whose_checksum_fails_is_reported(tmp_path: Path, which: int) -> None:
     """All voxels can be unpacked, but one of them is another: nibabel stops before the checksum."""
     data, *files = broken(tmp_path)
     bad = files[which]
@@ -237,7 +234,7 @@ def test_a_file_whose_checksum_fails_is_named(tmp_path: Path, which: int) -> Non
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-4])
-def test_affines_may_differ_by_less_than_half_a_voxel(tmp_path: Path, unit: float) -> None:
+def test_affines_may_differ_by_less_than_half_voxel(tmp_path: Path, unit: float) -> None:
     """Whatever the size of a voxel: a micrometre is nothing to a scanner, and much to a microscope."""
     data, image, label = broken(tmp_path)
     affine = np.diag([unit, 2 * unit, 3 * unit, 1.0])
@@ -258,7 +255,7 @@ def test_affines_may_differ_by_less_than_half_a_voxel(tmp_path: Path, unit: floa
         data.train[1]
 
 
-def test_folders_and_files_that_are_missing(tmp_path: Path) -> None:
+def test_folders_and_files_missing(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         load_volume_folder(tmp_path / "nowhere")
     with pytest.raises(DatasetNotFoundError):
@@ -272,9 +269,6 @@ def test_folders_and_files_that_are_missing(tmp_path: Path) -> None:
     (tmp_path / "labels" / "scan_2.nii.gz").unlink()
     with pytest.raises(DatasetNotFoundError):
         load_volume_folder(tmp_path)
-
-
-# -- the hippocampus -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["hippocampus3d", "Task04_Hippocampus"])
@@ -292,7 +286,7 @@ def test_hippocampus_in_either_layout(tmp_path: Path, name: str) -> None:
     assert (tuple(x.shape), tuple(y.shape)) == ((1, 32, 48, 32), (32, 48, 32))
 
 
-def test_streams_give_the_same_rows(tmp_path: Path) -> None:
+def test_streams_give_same_rows(tmp_path: Path) -> None:
     pairs(tmp_path / "hippocampus3d", 20)
     data, flowing = (
         load_hippocampus3d(tmp_path, LoadOptions(val_fraction=0.25, seed=0, streaming=s)) for s in (False, True)

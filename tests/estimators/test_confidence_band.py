@@ -1,4 +1,4 @@
-"""The confidence band of the regressor: it follows the data, costs nothing of what was there, and is kept small."""
+"""Confidence band of the regressor, compared with least squares and the exact influence bootstrap."""
 
 import pickle
 from pathlib import Path
@@ -61,9 +61,6 @@ def exact_std(net: nn.Module, x: Tensor, y: Tensor, new: Tensor) -> Tensor:
     return (std.square() + step.square()).sqrt()
 
 
-# -- what it is ----------------------------------------------------------------------------------------
-
-
 def line(n: int) -> tuple[Tensor, Tensor, nn.Linear, Any]:
     """Rows of a plane with noise, the net of least squares, and the classical standard deviation of its mean."""
     rng = np.random.default_rng(0)
@@ -82,7 +79,7 @@ def line(n: int) -> tuple[Tensor, Tensor, nn.Linear, Any]:
     )
 
 
-def test_a_linear_model_has_the_classical_band() -> None:
+def test_linear_model_has_classical_band() -> None:
     """σ √(xᵀ(XᵀX)⁻¹x), where the noise is the same everywhere; three directions are all there are."""
     x, y, net, classical = line(400)
     band = fit_confidence_band(net, nn.MSELoss(), x, y, x)
@@ -90,7 +87,7 @@ def test_a_linear_model_has_the_classical_band() -> None:
     assert np.allclose(band.std(x)[:, 0].numpy(), classical, rtol=0.15)
 
 
-def test_what_training_has_left_undone_is_part_of_it() -> None:
+def test_newton_step_is_part_of_the_band() -> None:
     """A plane that lies 0.3 too high everywhere: the band reaches the right one."""
     x, y, net, classical = line(400)
     net.bias.data += 0.3
@@ -98,7 +95,7 @@ def test_what_training_has_left_undone_is_part_of_it() -> None:
     assert np.allclose(found, np.sqrt(classical**2 + 0.3**2), rtol=0.2)  # the ridge holds the step back a little
 
 
-def test_of_many_rows_some_are_drawn_for_the_band_but_all_for_what_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_subset_keeps_the_newton_step_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minimum over all rows is none over some of them."""
     monkeypatch.setattr("neuboots.estimators._confidence_band.MAX_EXACT_ROWS", 200)
     x, y, net, classical = line(4000)
@@ -107,7 +104,7 @@ def test_of_many_rows_some_are_drawn_for_the_band_but_all_for_what_is_undone(mon
     assert abs(np.mean(found / classical) - 1) < 0.15
 
 
-def test_it_is_the_influence_bootstrap_within_its_stated_error() -> None:
+def test_band_matches_influence_bootstrap_within_stated_error() -> None:
     X, y = waves(500)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target)
@@ -121,7 +118,7 @@ def test_it_is_the_influence_bootstrap_within_its_stated_error() -> None:
     assert 0.7 < float(far.min()) <= float(far.max()) < 1.4
 
 
-def test_replicates_have_the_bands_standard_deviation() -> None:
+def test_replicates_have_bands_standard_deviation() -> None:
     X, y = waves(300)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
     low, high = regressor.predict_interval(X[:50], 0.95, "confidence")
@@ -137,10 +134,7 @@ def test_replicates_have_the_bands_standard_deviation() -> None:
         assert regressor.sample(X[:3], np.int64(2), observation_noise=noise).shape == (2, 3)
 
 
-# -- what it does --------------------------------------------------------------------------------------
-
-
-def test_all_but_the_confidence_band_is_as_with_the_methods_own() -> None:
+def test_band_option_changes_the_band_only() -> None:
     X, y = waves(300)
     ours, own = (NeuBootsRegressor(**QUICK, band=band).fit(X, y) for band in ("influence", "method"))
     one, other = ours.forecast(X, level=0.8), own.forecast(X, level=0.8)
@@ -156,7 +150,7 @@ def test_all_but_the_confidence_band_is_as_with_the_methods_own() -> None:
     assert np.allclose(other.confidence_high - other.mean, half)
 
 
-def test_it_narrows_with_more_rows_and_widens_where_there_are_none() -> None:
+def test_band_narrows_with_rows_and_widens_outside() -> None:
     """As 1/√n, where the fits are alike."""
     rng = np.random.default_rng(0)
 
@@ -175,7 +169,7 @@ def test_it_narrows_with_more_rows_and_widens_where_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("targets", [1, 3])
-def test_several_targets_and_a_plain_net(targets: int) -> None:
+def test_several_targets_and_plain_net(targets: int) -> None:
     X, y = waves(200)
     Y = np.stack([y, 100 * X[:, 1] + X[:, 0], y**2], 1)[:, :targets]
     regressor = NeuBootsRegressor("deterministic", **QUICK).fit(X, Y)
@@ -186,10 +180,7 @@ def test_several_targets_and_a_plain_net(targets: int) -> None:
     assert (np.mean(width((found.confidence_low, found.confidence_high)), 0) < np.std(Y, 0)).all()
 
 
-# -- weights and parts ---------------------------------------------------------------------------------
-
-
-def test_weights_that_multiply_the_loss_by_hand() -> None:
+def test_weights_that_multiply_loss_by_hand() -> None:
     """Var θ = (Σ wx²)⁻² Σ w²x²σ² for a line through the origin: not that of frequencies, Σ wx²σ² in the middle."""
     rng = np.random.default_rng(0)
     X, w = rng.normal(size=(1500, 1)), rng.choice([0.1, 1.9], 1500)
@@ -210,9 +201,6 @@ def test_weights_that_multiply_the_loss_by_hand() -> None:
     )
 
 
-# -- methods, nets, losses -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "ours"),
     [
@@ -223,7 +211,7 @@ def test_weights_that_multiply_the_loss_by_hand() -> None:
         ("batch-ensemble", False),
     ],
 )
-def test_methods_of_one_net_have_it_and_others_their_own(method: str, ours: bool) -> None:
+def test_band_of_single_net_methods_and_of_others(method: str, ours: bool) -> None:
     X, y = waves(80)
     regressor = NeuBootsRegressor(method, **QUICK).fit(X, y)
     assert (regressor.band_ is not None) == ours
@@ -231,7 +219,7 @@ def test_methods_of_one_net_have_it_and_others_their_own(method: str, ours: bool
     assert same(regressor, own, X) == (not ours)
 
 
-def test_a_loss_of_ones_own_keeps_the_methods_band() -> None:
+def test_custom_loss_uses_band_of_method() -> None:
     X, y = waves(80)
     assert (
         NeuBootsRegressor(Deterministic(loss=nn.MSELoss(reduction="none")), **QUICK).fit(X, y[:, None]).band_
@@ -255,7 +243,7 @@ class WithNorm(nn.Module):
 
 
 @pytest.mark.parametrize("make", [WithNorm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))])
-def test_nets_of_ones_own(make: Any, tmp_path: Path) -> None:
+def test_custom_nets_have_a_band(make: Any, tmp_path: Path) -> None:
     X, y = waves(100)
     regressor = NeuBootsRegressor(net=make, epochs=20, random_state=0).fit(X, y)
     low, high = regressor.predict_interval(X, 0.9, "confidence")
@@ -266,9 +254,6 @@ def test_nets_of_ones_own(make: Any, tmp_path: Path) -> None:
     assert np.array_equal(again, (low, high))
 
 
-# -- odd inputs ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [2, 3, 25])
 def test_few_rows(n: int) -> None:
     X, y = waves(n)
@@ -277,7 +262,7 @@ def test_few_rows(n: int) -> None:
     assert (low <= high).all()
 
 
-def test_a_constant_target_and_inputs_far_off() -> None:
+def test_constant_target_and_inputs_far_off() -> None:
     X, y = waves(60)
     still = NeuBootsRegressor(epochs=3, random_state=0).fit(X, np.full(60, 7.0))
     assert np.allclose(still.predict_interval(X, 0.9, "confidence"), 7.0)
@@ -302,7 +287,7 @@ class Still(nn.Module):
         return out
 
 
-def test_a_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
+def test_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
     """Nothing moves it; it was a crash."""
     X, _ = waves(40)
     regressor = NeuBootsRegressor(net=Still, epochs=2, random_state=0).fit(X, np.full(40, 3.0))
@@ -313,10 +298,7 @@ def test_a_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
     assert same(NeuBootsRegressor.load(tmp_path / "model", net=Still), regressor, X)
 
 
-# -- files ---------------------------------------------------------------------------------------------
-
-
-def test_it_is_saved_small_and_without_the_training_rows(tmp_path: Path) -> None:
+def test_saved_band_is_small_and_has_no_training_rows(tmp_path: Path) -> None:
     X, y = waves(300, features=4)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
     regressor.save(tmp_path / "model")
@@ -333,7 +315,7 @@ def test_it_is_saved_small_and_without_the_training_rows(tmp_path: Path) -> None
         assert other.band_.error == band.error
 
 
-def test_load_rejects_a_band_of_another_net(tmp_path: Path) -> None:
+def test_load_rejects_band_of_another_net(tmp_path: Path) -> None:
     X, y = waves(80)
     one, other = (
         NeuBootsRegressor(epochs=2, random_state=0, widths=widths).fit(X, y).to_artifact()
@@ -345,7 +327,7 @@ def test_load_rejects_a_band_of_another_net(tmp_path: Path) -> None:
             NeuBootsRegressor.from_artifact(Artifact(tmp_path, one[0], tensors))
 
 
-def test_a_gaussian_head_has_the_band_of_its_means_alone() -> None:
+def test_gaussian_head_has_band_of_its_means_alone() -> None:
     X, y = waves(200)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, torch.cat([target, torch.full_like(target, -2.0)], 1))

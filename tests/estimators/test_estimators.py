@@ -1,4 +1,4 @@
-"""The estimators to scikit-learn's conventions, and what they promise of their intervals."""
+"""Estimators: scikit-learn's checks, interval coverage, sample weights and saving."""
 
 import pickle
 import subprocess
@@ -40,9 +40,6 @@ def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
     return X, np.sin(2 * X[:, 0]) + X[:, 1] + (0.1 + 0.4 * np.abs(X[:, 0])) * rng.normal(size=n)
 
 
-# -- scikit-learn's own checks -------------------------------------------------------------------------
-
-
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
     [NeuBootsRegressor(epochs=20), NeuBootsClassifier(epochs=20)]
 )
@@ -58,10 +55,8 @@ def test_scikit_learns_checks_with_all_defaults(estimator: Any) -> None:
         check_estimator(estimator)
 
 
-# -- regression ----------------------------------------------------------------------------------------
-
-
-def test_the_prediction_interval_keeps_its_level() -> None:
+@pytest.mark.slow
+def test_prediction_interval_keeps_its_level() -> None:
     """Coverage given the calibration rows is Beta(k, m + 1 − k): its mean over fits must not fall below the level."""
     found = []
     X_new, y_new = waves(4000, seed=99)
@@ -74,7 +69,8 @@ def test_the_prediction_interval_keeps_its_level() -> None:
     assert level - 3 * error < np.mean(found) < level + 1 / (m + 1) + 3 * error
 
 
-def test_the_standard_deviation_follows_the_noise() -> None:
+@pytest.mark.slow
+def test_standard_deviation_follows_noise() -> None:
     X, y = waves(3000)
     regressor = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
     calm, wild = np.zeros((1, 3)), np.array([[1.9, 0.0, 0.0]])
@@ -84,7 +80,8 @@ def test_the_standard_deviation_follows_the_noise() -> None:
     assert (high - low)[1] > 1.5 * (high - low)[0]
 
 
-def test_a_constant_is_beaten_in_likelihood_where_noise_varies() -> None:
+@pytest.mark.slow
+def test_constant_is_beaten_in_likelihood_where_noise_varies() -> None:
     X, y = waves(2000)
     X_new, y_new = waves(2000, seed=1)
     regressor = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
@@ -98,7 +95,8 @@ def test_a_constant_is_beaten_in_likelihood_where_noise_varies() -> None:
     assert gain.mean() > 3 * gain.std() / np.sqrt(len(gain))
 
 
-def test_units_are_the_users_own() -> None:
+@pytest.mark.slow
+def test_units_are_kept() -> None:
     X, y = waves(400)
     one = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
     other = NeuBootsRegressor(epochs=60, random_state=0).fit(1000 * X + 5, 1e-3 * y - 7)
@@ -142,7 +140,7 @@ def test_several_targets() -> None:
     assert one.predict(X).shape == (300, 1)
 
 
-def test_few_rows_give_a_normal_interval_and_a_warning() -> None:
+def test_few_rows_give_normal_interval_and_warning() -> None:
     X, y = waves(60)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
     with pytest.warns(UserWarning, match="6 rows were held out for calibration, and level 0.95 needs 19"):
@@ -154,7 +152,7 @@ def test_few_rows_give_a_normal_interval_and_a_warning() -> None:
         regressor.predict_interval(X, level=0.8)
 
 
-def test_intervals_widen_with_the_level() -> None:
+def test_intervals_widen_with_level() -> None:
     """Also where the conformal quantile gives way to the normal one."""
     X, y = waves(150)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
@@ -164,7 +162,7 @@ def test_intervals_widen_with_the_level() -> None:
     assert (np.diff(widths, axis=0) >= 0).all()
 
 
-def test_a_flag_that_is_rarely_set_is_not_blown_up() -> None:
+def test_rare_flag_is_scaled_by_its_range() -> None:
     X = np.zeros((100, 3))
     X[0, 0], X[:, 1], X[:, 2] = 1, np.arange(100), 7
     regressor = NeuBootsRegressor(epochs=1, validation_fraction=0).fit(X, X[:, 1])
@@ -195,7 +193,7 @@ def test_held_out_rows_were_never_trained_on() -> None:
     assert np.allclose(np.sort(errors), np.sort(regressor.scores_[:, 0]), rtol=1e-6)
 
 
-def test_targets_of_held_out_rows_do_not_move_the_mean() -> None:
+def test_targets_of_held_out_rows_do_not_move_mean() -> None:
     X, y = waves(200)
     one = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y)
     other = NeuBootsRegressor(epochs=5, random_state=0).fit(X, y + 3 * one.held_out_)
@@ -205,7 +203,7 @@ def test_targets_of_held_out_rows_do_not_move_the_mean() -> None:
     assert not np.array_equal(one.predict_interval(X, 0.8), other.predict_interval(X, 0.8))
 
 
-def test_a_constant_is_answered_by_itself() -> None:
+def test_constant_predicts_itself() -> None:
     X, _ = waves(60)
     for constant in (0.0, 0.1, 1e-9, -1e12):
         regressor = NeuBootsRegressor(epochs=2, random_state=0).fit(X, np.full(60, constant))
@@ -219,9 +217,6 @@ def test_targets_of_any_size(scale: float) -> None:
     X, y = waves(60)
     one, other = (NeuBootsRegressor(epochs=3, random_state=0).fit(X, s * y).predict(X) for s in (1.0, scale))
     assert np.array_equal(one * scale, other)
-
-
-# -- classification ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("labels", [["no", "yes", "perhaps"], [-5, 0, 70], [True, False, None]])
@@ -239,12 +234,12 @@ def test_labels_of_any_kind(labels: list[Any]) -> None:
     assert np.allclose(classifier.sample(X, 400).mean(0), probs, atol=0.02)
 
 
-def test_one_class_is_refused_in_a_sentence() -> None:
+def test_single_class_is_rejected() -> None:
     with pytest.raises(ArgumentError):
         NeuBootsClassifier().fit(np.zeros((30, 1)), ["a"] * 30)
 
 
-def test_a_class_of_one_row_is_trained_on() -> None:
+def test_class_of_one_row_is_trained_on() -> None:
     X, y = load_iris(return_X_y=True)
     y = y.astype("<U4")
     y[0] = "rare"
@@ -253,10 +248,7 @@ def test_a_class_of_one_row_is_trained_on() -> None:
     assert not classifier.held_out_[0]
 
 
-# -- rows, weights, seeds ------------------------------------------------------------------------------
-
-
-def test_the_order_of_rows_does_not_matter() -> None:
+def test_order_of_rows_does_not_matter() -> None:
     X, y = waves(100)
     order = np.random.default_rng(1).permutation(100)
     one, other = NeuBootsRegressor(**QUICK).fit(X, y), NeuBootsRegressor(**QUICK).fit(X[order], y[order])
@@ -275,7 +267,7 @@ def test_whole_weights_are_frequencies_and_ones_are_none() -> None:
     assert np.array_equal(plain.predict(X), ones.predict(X))
 
 
-def test_copies_of_a_row_are_held_out_together() -> None:
+def test_copies_of_row_are_held_out_together() -> None:
     """A net that was trained on one copy knows the other."""
     X, y = waves(100)
     order = np.random.default_rng(0).permutation(300) % 100
@@ -290,7 +282,7 @@ def test_copies_of_a_row_are_held_out_together() -> None:
     assert classifier.held_out_.sum() == 10
 
 
-def test_rows_that_only_look_like_copies_are_dealt_one_by_one() -> None:
+def test_rows_that_only_look_like_copies_are_split_one_by_one() -> None:
     X = np.array([[0.0]] * 4 + [[1.0]] * 3 + [[2.0]] * 2 + [[3.0]])
     y = np.array([5.0] * 4 + [5.0, 5.0, 6.0] + [7.0] * 2 + [8.0])[:, None]
     assert duplicate_groups(X, y, max_copies=3).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
@@ -299,14 +291,14 @@ def test_rows_that_only_look_like_copies_are_dealt_one_by_one() -> None:
     assert classifier.held_out_.sum() == 40
 
 
-def test_the_quantile_counts_rows_and_not_their_copies() -> None:
+def test_quantile_counts_rows_and_not_their_copies() -> None:
     scores = np.arange(1.0, 61.0)[:, None]
     assert NoiseScale(np.zeros(1), 0.0, scores, np.ones(60, dtype=int)).quantile(0.8) == 49  # ⌈0.8 · 61⌉
     assert NoiseScale(np.zeros(1), 0.0, scores, np.full(20, 3)).quantile(0.8) == 51  # ⌈0.8 · 21 · 3⌉
 
 
 @pytest.mark.parametrize("method", ["neuboots", "deterministic", "deep-ensemble", "mc-dropout"])
-def test_other_weights_multiply_the_loss(method: str) -> None:
+def test_other_weights_multiply_loss(method: str) -> None:
     """Two kinds of rows contradict each other: the heavy ones win."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 2))
@@ -328,7 +320,7 @@ def test_weights_that_cannot_be_used() -> None:
         NeuBootsRegressor(Deterministic(nn.MSELoss()), **QUICK).fit(X, y, sample_weight=np.full(50, 0.5))
 
 
-def test_row_weighted_is_the_weight_times_the_loss() -> None:
+def test_weighted_loss_is_weight_times_loss() -> None:
     outputs, y = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
     w = np.array([1.0, 2.0, 0.5, 0.0, 1.5])
     expected = nn.CrossEntropyLoss(reduction="none")(outputs, y) * torch.from_numpy(w / w.mean())
@@ -348,7 +340,7 @@ def test_seeds() -> None:
     assert drawn.seed_ == np.random.RandomState(0).randint(2**31 - 1)
 
 
-def test_the_callers_random_state_is_left_alone() -> None:
+def test_global_random_state_is_unchanged() -> None:
     X, y = waves(40)
     torch.manual_seed(1)
     np.random.seed(1)
@@ -359,9 +351,6 @@ def test_the_callers_random_state_is_left_alone() -> None:
     assert (torch.rand(1), np.random.rand()) == before
 
 
-# -- nets and methods ----------------------------------------------------------------------------------
-
-
 def model(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
 
@@ -370,7 +359,7 @@ def make_net_of_one(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
-def test_a_net_of_ones_own() -> None:
+def test_custom_net() -> None:
     X, y = waves(200)
     regressor = NeuBootsRegressor(net=model, **QUICK).fit(X, y)
     assert isinstance(regressor.predictor_.net, nn.Sequential)
@@ -412,7 +401,7 @@ def test_every_method_by_name(name: str, tmp_path: Path) -> None:
             assert (low <= high).all()
 
 
-def test_a_method_with_options() -> None:
+def test_method_with_options() -> None:
     X, y = waves(100)
     method = MCDropout(loss=GaussianNLL(), rate=0.3)
     regressor = clone(NeuBootsRegressor(method, **QUICK)).fit(X, y)
@@ -437,13 +426,13 @@ def test_a_method_with_options() -> None:
         {"net": lambda inputs, outputs: 3},
     ],
 )
-def test_bad_options_get_a_sentence(options: dict[str, Any]) -> None:
+def test_invalid_options(options: dict[str, Any]) -> None:
     X, y = waves(40)
     with pytest.raises(ArgumentError):
         NeuBootsRegressor(**options).fit(X, y)
 
 
-def test_questions_before_fit_and_bad_levels() -> None:
+def test_unfitted_estimator_and_invalid_levels() -> None:
     X, y = waves(40)
     for ask in ("predict", "predict_interval", "forecast", "sample", "inputs"):
         with pytest.raises(NotFittedError):
@@ -458,10 +447,7 @@ def test_questions_before_fit_and_bad_levels() -> None:
         regressor.predict(np.full((1, 3), 1e300))
 
 
-# -- in scikit-learn's company -------------------------------------------------------------------------
-
-
-def test_a_pipeline_with_categories_and_missing_values_in_a_grid_search() -> None:
+def test_pipeline_with_categories_and_missing_values_in_grid_search() -> None:
     rng = np.random.default_rng(0)
     town = rng.choice(["Bonn", "Rome"], 150)
     age = rng.uniform(20, 60, 150)
@@ -478,7 +464,7 @@ def test_a_pipeline_with_categories_and_missing_values_in_a_grid_search() -> Non
     assert cross_val_score(pipeline, frame, y, cv=2).shape == (2,)
 
 
-def test_a_net_of_ones_own_is_given_again_to_load(tmp_path: Path) -> None:
+def test_custom_net_is_passed_to_load(tmp_path: Path) -> None:
     X, y = waves(60)
     for name, make in (("two", model), ("one", make_net_of_one)):
         regressor = NeuBootsRegressor(net=make, **QUICK).fit(X, y)
@@ -505,7 +491,7 @@ def test_options_of_numpys_types_and_methods_with_options_are_saved(tmp_path: Pa
     assert NeuBootsRegressor(random_state=0, **options).fit(X, y).predict(X).shape == (400,)
 
 
-def test_a_saved_estimator_loads_in_another_process_without_a_pickle(tmp_path: Path) -> None:
+def test_saved_estimator_loads_in_another_process_without_pickle(tmp_path: Path) -> None:
     X, y = waves(60)
     frame = pandas.DataFrame(X, columns=["a", "b", "c"])
     classifier = NeuBootsClassifier(**QUICK).fit(frame, np.where(y > 0, "up", "down"))
@@ -525,7 +511,7 @@ def test_a_saved_estimator_loads_in_another_process_without_a_pickle(tmp_path: P
     assert done.stdout.strip() == f"{classifier.predict_proba(frame).tolist()} {list(classifier.classes_)}"
 
 
-def test_a_folder_that_is_no_estimator_gets_a_sentence(tmp_path: Path) -> None:
+def test_folder_that_is_no_estimator(tmp_path: Path) -> None:
     X, y = waves(40)
     with pytest.raises(FileNotFoundError):
         NeuBootsRegressor.load(tmp_path)
