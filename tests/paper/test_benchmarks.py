@@ -159,40 +159,19 @@ def test_invalid_option_is_rejected(capsys: pytest.CaptureFixture[str], argv: li
 def test_quick_scale_has_all_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything is run for real but the processes that would each load torch anew."""
+    """All benchmarks run, except in new processes."""
     monkeypatch.setattr(measure, "run_python", lambda *args, env=None: [3.0, 0.5])
-    monkeypatch.setattr(memory, "extra", None)  # never in this process
+    monkeypatch.setattr(memory, "extra", None)  # not in this process
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     out = tmp_path / "r.json"
     assert main(["--quick", "--out", str(out)]) == 0
     found = json.loads(out.read_text())["rows"]
-    assert [row["name"].split(":")[0].split(",")[0] for row in found] == [
-        *["ResNet-8"] * 6,
-        *["MLP 3 × 500"] * 2,
-        *["summarize"] * 4,
-        "calibration",
-        *["DeepLab-v3"] * 2,
-        *["U-ResNet"] * 2,
-        *["U-ResNet of half the width"] * 2,
-        *["DeepLab-v3", "U-ResNet", "segment"],
-        "CIFAR-10 from files",
-        "epoch of n = 500 augmented images",
-        *["crop"] * 2,
-        *["ResNet-8"] * 2,
-        *["standard bootstrap"] * 2,
-        *["MLP 5 × 8"] * 3,
-        *["ResNet-8"] * 2,
-        *["ResNet-8"] * 2,
-        "influence",
-        *["fit"] * 2,
-        *["predict"] * 6,
-        "import neuboots / import torch",
-    ]
+    assert len(found) == 47
     assert all(row["ratio"] > 0 for row in found)
     printed = capsys.readouterr().out
     assert all(row["name"] in printed for row in found)
     assert len({row["name"] for row in found}) == len(found)
-    assert [*tmp_path.iterdir()] == [out]  # the images made for it went with their cache
+    assert [*tmp_path.iterdir()] == [out]  # the cache of images is removed
 
 
 # -- what each method costs ------------------------------------------------------------------------------

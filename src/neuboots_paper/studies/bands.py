@@ -159,8 +159,8 @@ class Bands(Study):
                 paper=PUBLISHED,
                 link="bands-{method}",
                 note=(
-                    "The paper's values for cattle, camel and wolf are of its bison, gazelle and German shepherd. Of the "
-                    "last it only gives prob = 0.1983, which is taken as P(out)."
+                    "The paper's values for cattle, camel and wolf are of its bison, gazelle and German shepherd. Of "
+                    "the last it only gives prob = 0.1983, which is taken as P(out)."
                 ),
             ),
         ]
