@@ -324,12 +324,39 @@ def _select_logistic_rule(id_statistics: Tensor, ood_statistics: Tensor, *, seed
             rng = torch.Generator().manual_seed(derive_seed(seed, "halves"))
             order = torch.randperm(part.shape[1], generator=rng)
             halves.append((part[:, order[: len(order) // 2]], part[:, order[len(order) // 2 :]]))
-        judged = []
-        for g in range(len(id_statistics)):
-            rule = LogisticRule.fit(halves[0][0][g], halves[1][0][g])
-            judged.append([rule(half[1][g]) for half in halves])
-        best = _select_best_candidate(torch.stack([a for a, _ in judged]), torch.stack([b for _, b in judged]))
+        rules = [LogisticRule.fit(*first) for first in zip(halves[0][0], halves[1][0], strict=True)]
+        judged = [torch.stack([rule(t) for rule, t in zip(rules, half, strict=True)]) for _, half in halves]
+        best = _select_best_candidate(*judged)
     return best, LogisticRule.fit(id_statistics[best], ood_statistics[best])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LogisticDetector(Detector):
+    """Base class of detectors whose score is a logistic regression on statistics of the inputs.
+
+    Args:
+        epsilons: Candidates of the step ε of the inputs.
+        epsilon: ε, set by `fit`.
+        rule: Logistic regression, set by `fit`.
+    """
+
+    epsilons: tuple[float, ...] = (0.0,)
+    epsilon: float = 0.0
+    rule: LogisticRule | None = None
+
+    def scores(self, x: Any) -> Tensor:
+        """Return the scores of one batch of inputs: (N,)."""
+        if self.rule is None:
+            raise ArgumentError("rule", None, "a fitted detector", hint="call fit(…) first")
+        return self.rule(self._statistics(x, (self.epsilon,))[0])
+
+    @property
+    def _candidates(self) -> tuple[Any, ...]:
+        return self.epsilons
+
+    def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
+        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
+        return replace(self, epsilon=self._candidates[best], rule=rule)
 
 
 # -- gradients in the inputs ---------------------------------------------------------------------------
@@ -351,24 +378,23 @@ def _replace_float_tensors(x: Any, others: list[Tensor]) -> Any:
 
 def _input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[list[Tensor]]:
     """Gradient of each objective in each leaf, zero if it does not depend on it; the graph is retained."""
-    found: list[tuple[Tensor | None, ...]] = []
+    found = []
+    depends = False
     for objective in objectives:
-        gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if objective.requires_grad:
-            gradients = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
-        found.append(gradients)
-    if all(gradient is None for gradients in found for gradient in gradients):
+            slopes = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
+        depends = depends or any(slope is not None for slope in slopes)
+        found.append([torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)])
+    if not depends:
         raise ArgumentError("predictor", "no gradient in the inputs", "a differentiable predictor", hint="use ε = 0")
-    return [
-        [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(gradients, leaves, strict=True)]
-        for gradients in found
-    ]
+    return found
 
 
 def _perturb(x: Any, directions: list[Tensor], epsilon: float) -> Any:
     """Return x + ε · direction, for the floating-point inputs."""
-    rest = iter(directions)
-    return map_float_tensors(lambda part: part + epsilon * next(rest).to(part), x)
+    pairs = zip(float_tensors(x), directions, strict=True)
+    return _replace_float_tensors(x, [part + epsilon * direction.to(part) for part, direction in pairs])
 
 
 # -- scores of the predictive distribution -------------------------------------------------------------

@@ -19,8 +19,9 @@ large-dimensional covariance matrices, 2004.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
@@ -33,20 +34,20 @@ from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import LabeledData, iter_batches
 from neuboots.evaluation.ood.detector import (
     Detector,
-    LogisticRule,
+    LogisticDetector,
     _hash_batch,
     _input_gradients,
     _make_leaves,
     _perturb,
     _replace_float_tensors,
-    _select_logistic_rule,
     _to_double,
 )
 from neuboots.head import (
     HeadSplit,
-    call_net,
+    add_output_axis,
     cast_inputs,
     check_inputs,
+    compute_output,
     eager_mode,
     eval_mode,
     extract_output,
@@ -256,29 +257,30 @@ def find_feature_net(predictor: Predictor, net: nn.Module | None, head: str | No
         ArgumentError: If the predictor has no such net.
     """
     x = take_rows(x, slice(0, _NUM_PROBES))
-    own = predictor.net if net is None else unwrap_model(net)
+    if net is not None:
+        net = unwrap_model(net)
+        return split_head(net, head, example=cast_inputs(net, x))
     candidates: dict[str, nn.Module] = {}
-    if own is not None:
-        if not any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers())):
-            split = split_head(own, head, example=cast_inputs(own, x))
-            if net is not None or _uses_features(predictor, split, x):
-                return split
+    if predictor.net is not None:
+        candidates["net"] = predictor.net
         if nets := getattr(predictor, "nets", None):
             candidates["nets[0]"] = nets[0]
-        module = getattr(predictor, "module", None)
-        if isinstance(module, nn.Module) and _shapes_of_weights(module) == _shapes_of_weights(own):
-            candidates["module"] = module  # the net with dropout inserted
+        if _weight_shapes(predictor.module) == _weight_shapes(predictor.net):
+            candidates["module"] = predictor.module  # the net with dropout inserted
     for candidate in candidates.values():
+        if any(tensor.is_meta for tensor in (*candidate.parameters(), *candidate.buffers())):
+            continue
         split = split_head(candidate, head, example=cast_inputs(candidate, x))
         if _is_replicate(predictor, candidate, x) or _uses_features(predictor, split, x):
             return split
-    options = [*candidates, *(["export(0)"] if callable(getattr(predictor, "export", None)) else [])]
+    options = [name for name, candidate in candidates.items() if candidate is not predictor.net]
+    options += ["export(0)"] if callable(getattr(predictor, "export", None)) else []
     nets_to_give = " or ".join(["a net trained on the same data", *(f"predictor.{name}" for name in options)])
     expected = "a trained net whose features the predictor uses"
     raise ArgumentError("net", type(predictor).__name__, expected, hint=f"pass net={nets_to_give}")
 
 
-def _shapes_of_weights(net: nn.Module) -> list[torch.Size]:
+def _weight_shapes(net: nn.Module) -> list[torch.Size]:
     return [tensor.shape for tensor in (*net.parameters(), *net.buffers())]
 
 
@@ -286,8 +288,7 @@ def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
     """Whether the net's output is one of the predictor's replicates."""
     samples = predictor.predict(x, predictor.num_distinct or 1).samples  # (B, N, C, *)
     with torch.no_grad(), eval_mode(net):
-        output = extract_output(call_net(net, cast_inputs(net, x)), x)
-    output = output[..., None] if output.ndim == 1 else output
+        output = add_output_axis(compute_output(net, x))
     return output.shape == samples.shape[1:] and bool(
         torch.isclose(samples, output.to(samples), rtol=1e-4, atol=1e-5).flatten(1).all(1).any()
     )
@@ -302,11 +303,8 @@ def _uses_features(predictor: Predictor, split: HeadSplit, x: Any) -> bool:
         if type(args[0]) is Tensor:  # a traced tensor depends on the replicate
             read.append(args[0].detach().clone())
 
-    hook = split.head.register_forward_pre_hook(record)
-    try:
+    with split.head.register_forward_pre_hook(record):
         predictor.predict(x, predictor.num_distinct or 1)
-    finally:
-        hook.remove()
     with torch.no_grad(), eval_mode(split.net):
         phi = split.features(cast_inputs(split.net, x))
     return any(part.shape == phi.shape and torch.allclose(part, phi, rtol=1e-4, atol=1e-5) for part in read)
@@ -353,15 +351,12 @@ def _average(output: Tensor, axis: int) -> Tensor:
 @contextmanager
 def _watch(net: nn.Module, names: Iterable[str], record: Callable[[str, Any], None]) -> Iterator[None]:
     """Call record(name, output) after each of these layers."""
-    hooks = []
-    try:
+    with ExitStack() as hooks:
         for name in names:
             layer = net.get_submodule(name)
-            hooks.append(layer.register_forward_hook(lambda module, args, output, name=name: record(name, output)))
+            hook = layer.register_forward_hook(lambda module, args, output, name=name: record(name, output))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
@@ -384,11 +379,10 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
     x = cast_inputs(split.net, take_rows(x, slice(0, _NUM_PROBES)))
     blocks = list(_find_blocks(split.net, "", split.head))
     shapes = _output_shapes(split, blocks, x)
-    order = list(shapes)
-    last = [name for k, name in enumerate(order) if k + 1 == len(order) or shapes[order[k + 1]] != shapes[name]]
+    last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
     if stages := _without_head_features(split, last, x):
         return tuple(stages)
-    rest = _without_head_features(split, order, x)
+    rest = _without_head_features(split, list(shapes), x)
     while len(rest) < _NUM_STAGES:
         inner = [
             part
@@ -457,23 +451,20 @@ class LayerGaussians:
 
     def distances(self, x: Any, epsilons: tuple[float, ...]) -> Tensor:
         """Return d² of each layer, at inputs moved by each ε towards the layer's nearest class: (G, N, L)."""
-        if not any(epsilons):
-            with torch.no_grad():
-                return torch.stack([torch.stack(self._distances(x), 1)] * len(epsilons))
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = _make_leaves(x)
-            totals = [distance.sum() for distance in self._distances(_replace_float_tensors(x, leaves))]
-            # A layer that depends on no floating-point input, such as an embedding of tokens, does not move.
-            directions = [[-slope.sign() for slope in slopes] for slopes in _input_gradients(totals, leaves)]
+        directions: list[list[Tensor]] = []
+        if any(epsilons):
+            with torch.inference_mode(False), torch.enable_grad():
+                leaves = _make_leaves(x)
+                totals = [distance.sum() for distance in self._distances(_replace_float_tensors(x, leaves))]
+                # A layer that depends on no floating-point input, such as an embedding of tokens, does not move.
+                directions = [[-slope.sign() for slope in slopes] for slopes in _input_gradients(totals, leaves)]
+        found = []
         with torch.no_grad():
-            return torch.stack([self._moved_distances(x, directions, epsilon) for epsilon in epsilons])
-
-    def _moved_distances(self, x: Any, directions: list[list[Tensor]], epsilon: float) -> Tensor:
-        """With an input, and so a pass, for each layer: (N, L)."""
-        if epsilon == 0:
-            return torch.stack(self._distances(x), 1)
-        moved = (self._distances(_perturb(x, mine, epsilon))[layer] for layer, mine in enumerate(directions))
-        return torch.stack([*moved], 1)
+            for epsilon in epsilons:
+                # A step, and so a pass, for each layer.
+                moved = [self._distances(_perturb(x, d, epsilon))[k] for k, d in enumerate(directions) if epsilon]
+                found.append(torch.stack(moved or self._distances(x), 1))
+        return torch.stack(found)
 
     def _distances(self, x: Any) -> list[Tensor]:
         pairs = zip(self.gaussians, extract_features(self.split, self.names, x), strict=True)
@@ -543,7 +534,7 @@ class Mahalanobis(Detector):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MahalanobisEnsemble(Mahalanobis):
+class MahalanobisEnsemble(LogisticDetector, Mahalanobis):
     """Log-odds of being out of distribution, from distances in several layers, with input preprocessing.
 
     `fit` needs the training data, and validation inputs of both kinds on which ε and the weights of the layers are
@@ -553,8 +544,6 @@ class MahalanobisEnsemble(Mahalanobis):
         layers: Names of layers before the head. By default the last layer of each output shape, as the stages of a
             residual net, or a few layers at even distances. The head's input is always added.
         epsilons: Candidates of ε, in the units of the inputs.
-        epsilon: ε, set by `fit`.
-        rule: Logistic regression, set by `fit`.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -570,18 +559,6 @@ class MahalanobisEnsemble(Mahalanobis):
 
     layers: tuple[str, ...] | None = None
     epsilons: tuple[float, ...] = EPSILONS
-    epsilon: float = 0.0
-    rule: LogisticRule | None = None
-
-    def scores(self, x: Any) -> Tensor:
-        """Return the scores of one batch of inputs: (N,)."""
-        statistics = self._statistics(x, (self.epsilon,))[0]
-        assert self.rule is not None, "fitted together with the layers"
-        return self.rule(statistics)
-
-    @property
-    def _candidates(self) -> tuple[Any, ...]:
-        return self.epsilons
 
     def _layer_names(self, split: HeadSplit, x: Any) -> tuple[str, ...]:
         if self.layers is None:
@@ -593,7 +570,3 @@ class MahalanobisEnsemble(Mahalanobis):
 
     def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
         return self._layers.distances(x, candidates)
-
-    def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
-        return replace(self, epsilon=self.epsilons[best], rule=rule)

@@ -27,17 +27,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import mean_per_input
 from neuboots.evaluation.ood.detector import (
     Detector,
-    LogisticRule,
+    LogisticDetector,
     _input_gradients,
     _make_leaves,
     _perturb,
     _replace_float_tensors,
     _select_best_candidate,
-    _select_logistic_rule,
     _to_double,
 )
 from neuboots.head import check_inputs
@@ -167,11 +165,7 @@ class Odin(Detector):
         directions: dict[float, list[Tensor]] = {}
         scores = []
         for temperature, epsilon in candidates:
-            options: dict[str, Any] = {
-                "temperature": temperature,
-                "num_samples": self.num_samples,
-                "seed": self.seed,
-            }
+            options: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed, "temperature": temperature}
             if epsilon and temperature not in directions:
                 directions[temperature] = confidence_direction(self.predictor, x, **options)
             at = _perturb(x, directions[temperature], epsilon) if epsilon else x
@@ -185,7 +179,7 @@ class Odin(Detector):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ReplicateDetector(Detector):
+class ReplicateDetector(LogisticDetector):
     """The paper's detector: log-odds of being out of distribution, from four statistics of the replicates.
 
     Args:
@@ -193,8 +187,6 @@ class ReplicateDetector(Detector):
         temperature: T of the gradient.
         epsilons: Candidates of ε, in the units of the inputs. `fit` selects the one whose regression, fitted on half of
             the validation data, has the largest TNR at 95 % TPR on the other half.
-        epsilon: ε, set by `fit`.
-        rule: Logistic regression, set by `fit`.
 
     Example:
         >>> from neuboots.methods.deterministic import DeterministicPredictor
@@ -208,14 +200,6 @@ class ReplicateDetector(Detector):
     preprocess: bool = False
     temperature: float = 1000.0
     epsilons: tuple[float, ...] = EPSILONS
-    epsilon: float = 0.0
-    rule: LogisticRule | None = None
-
-    def scores(self, x: Any) -> Tensor:
-        """Return the scores of one batch of inputs: (N,)."""
-        if self.rule is None:
-            raise ArgumentError("rule", None, "a fitted detector", hint="call fit(id_data, ood_data) first")
-        return self.rule(self._statistics(x, (self.epsilon,))[0])
 
     def statistics(self, x: Any) -> Tensor:
         """Return the four statistics, in the order of STATISTICS, in double precision: (N, 4)."""
@@ -235,7 +219,3 @@ class ReplicateDetector(Detector):
                 self.predictor, x, temperature=self.temperature, num_samples=self.num_samples, seed=self.seed
             )
         return torch.stack([self.statistics(_perturb(x, directions, e) if e else x) for e in candidates])
-
-    def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
-        return replace(self, epsilon=self._candidates[best], rule=rule)
