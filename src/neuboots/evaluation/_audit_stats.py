@@ -78,63 +78,57 @@ class ReplicateSubsets:
         logs = inner.clamp_min_(torch.finfo(torch.float64).tiny).log_().mul_(0.5)
         return torch.maximum(logs, logs[:1] + math.log(MIN_STD_FRACTION))
 
-    def leave_one_out(self, sums: Tensor) -> Tensor:
-        return sums[1 : 1 + self.num_groups]
-
     def halves(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         one, other = sums[1 + self.num_groups :].chunk(2)
         return one, other
 
-    def jackknife_error(self, values: Tensor, *, num_statements: int = 1) -> Tensor:
-        """Half width of a 95 % interval, from a statistic's values without each group: (G, *) → (*,).
+    def jackknife_error(self, values: Tensor, *, num_statements: int = 1) -> float:
+        """Half width of a 95 % interval of a statistic, from its values on every subset (sets,).
 
         Student's t with G − 1 degrees of freedom, with a Bonferroni correction for several statements.
         """
         from scipy.special import stdtrit
 
         if self.num_groups < 4:
-            return torch.full_like(values[0], math.inf)
+            return math.inf
+        without = values[1 : 1 + self.num_groups]
         student = float(stdtrit(self.num_groups - 1, 1 - 0.025 / num_statements))
         factor = (self.num_groups - 1) / self.num_groups
-        return student * (factor * (values - values.mean(0)).square().sum(0)).sqrt()
+        return student * float((factor * (without - without.mean()).square().sum()).sqrt())
 
 
 @dataclass(frozen=True, eq=False)
 class LogStdSums(MetricState):
-    """Sums over inputs, for each output, of log standard deviations and their products; t: bootstrap, s: predictor."""
+    """Sums over inputs, for each output, of the log standard deviations of one kind of replicates, and of products."""
 
+    subsets: ReplicateSubsets
     count: Tensor  # (C,)
-    t: Tensor  # of every subset: (sets, C)
-    s: Tensor
-    t_s: Tensor  # every subset of one with all of the other: (sets, C)
-    s_t: Tensor
-    t_t: Tensor  # every subset with itself
-    s_s: Tensor
-    t_halves: Tensor  # one half with the other: (splits, C)
-    s_halves: Tensor
+    total: Tensor  # of every subset: (sets, C)
+    squares: Tensor  # every subset with itself
+    cross: Tensor  # every subset with all replicates of the other kind
+    halves: Tensor  # one half with the other: (splits, C)
 
     @classmethod
-    def from_logs(
-        cls, t: Tensor, s: Tensor, t_subsets: ReplicateSubsets, s_subsets: ReplicateSubsets, counted: Tensor
-    ) -> "LogStdSums":
-        """Sums of logs (sets, C, L) where `counted` (C, L) is true."""
-        t, s = t.where(counted, 0.0), s.where(counted, 0.0)
+    def from_logs(cls, logs: Tensor, other: Tensor, subsets: ReplicateSubsets, counted: Tensor) -> "LogStdSums":
+        """Sums of logs (sets, C, L) where `counted` (C, L) is true, given those of the other kind."""
+        logs, other = logs.where(counted, 0.0), other.where(counted, 0.0)
         return cls(
+            subsets=subsets,
             count=counted.sum(1).double(),
-            t=t.sum(2),
-            s=s.sum(2),
-            t_s=torch.einsum("rcl,cl->rc", t, s[0]),
-            s_t=torch.einsum("rcl,cl->rc", s, t[0]),
-            t_t=torch.einsum("rcl,rcl->rc", t, t),
-            s_s=torch.einsum("rcl,rcl->rc", s, s),
-            t_halves=torch.einsum("rcl,rcl->rc", *t_subsets.halves(t)),
-            s_halves=torch.einsum("rcl,rcl->rc", *s_subsets.halves(s)),
+            total=logs.sum(2),
+            squares=torch.einsum("rcl,rcl->rc", logs, logs),
+            cross=torch.einsum("rcl,cl->rc", logs, other[0]),
+            halves=torch.einsum("rcl,rcl->rc", *subsets.halves(logs)),
         )
 
     def covariance(self, products: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Covariance over inputs within each output, pooled over outputs, from sums: (…, C) → (…)."""
         pooled = (products - a * b / self.count.clamp_min(1)).sum(-1)
         return pooled / (self.count - 1).clamp_min(0).sum()
+
+    def corrected_variance(self) -> float:
+        """var₀, from the covariances of halves."""
+        return float(self.covariance(self.halves, *self.subsets.halves(self.total)).mean())
 
 
 @dataclass(frozen=True)
@@ -154,22 +148,17 @@ class StdRatio:
     bootstrap_fraction: float
 
     @classmethod
-    def from_means(
-        cls,
-        t: Tensor,
-        s: Tensor,
-        t_subsets: ReplicateSubsets,
-        s_subsets: ReplicateSubsets,
-        *,
-        bias: float,
-        num_statements: int = 1,
-    ) -> "StdRatio":
-        """From the mean log standard deviation of each subset, (sets,), and the expected log ratio of equal ones."""
-        log_ratio = float(s[0] - t[0]) - bias
-        t_error, s_error = (
-            float(subsets.jackknife_error(subsets.leave_one_out(means), num_statements=num_statements))
-            for subsets, means in ((t_subsets, t), (s_subsets, s))
-        )
+    def from_sums(cls, t: LogStdSums, s: LogStdSums, *, bias: float, output: int | None = None) -> "StdRatio | None":
+        """Of one output or of all, given the expected log ratio of equal distributions; None if nothing is compared."""
+        outputs = slice(None) if output is None else slice(output, output + 1)
+        num_statements = 1 if output is None else len(t.count)
+        count = t.count[outputs].sum()
+        if count == 0:
+            return None
+        t_mean, s_mean = (sums.total[:, outputs].sum(1) / count for sums in (t, s))  # (sets,)
+        log_ratio = float(s_mean[0] - t_mean[0]) - bias
+        t_error = t.subsets.jackknife_error(t_mean, num_statements=num_statements)
+        s_error = s.subsets.jackknife_error(s_mean, num_statements=num_statements)
         both = math.hypot(t_error, s_error)
         fraction = 0.0 if math.isinf(s_error) else (t_error / both) ** 2 if both > 0 else 1.0
         high = math.exp(log_ratio + both) if log_ratio + both < 700 else math.inf
@@ -201,24 +190,20 @@ class StdAgreement:
     reason: str = ""
 
     @classmethod
-    def from_sums(cls, sums: LogStdSums, t_subsets: ReplicateSubsets, s_subsets: ReplicateSubsets) -> "StdAgreement":
+    def from_sums(cls, t_sums: LogStdSums, s_sums: LogStdSums) -> "StdAgreement":
         """From the sums over inputs."""
-        if (sums.count - 1).clamp_min(0).sum() == 0:
+        if (t_sums.count - 1).clamp_min(0).sum() == 0:
             return cls(reason="there is one input")
-        if min(t_subsets.num_groups, s_subsets.num_groups) < 4:
+        if min(t_sums.subsets.num_groups, s_sums.subsets.num_groups) < 4:
             return cls(factor_high=math.inf, reason="fewer than 4 replicates")
-        both = float(sums.covariance(sums.t_s[0], sums.t[0], sums.s[0]))
-        t_raw, s_raw = sums.covariance(sums.t_t, sums.t, sums.t), sums.covariance(sums.s_s, sums.s, sums.s)  # (sets,)
-        t = float(sums.covariance(sums.t_halves, *t_subsets.halves(sums.t)).mean())
-        s = float(sums.covariance(sums.s_halves, *s_subsets.halves(sums.s)).mean())
-        leave_t, leave_s = t_subsets.leave_one_out, s_subsets.leave_one_out
-        without_t = sums.covariance(leave_t(sums.t_s), leave_t(sums.t), sums.s[0])
-        without_s = sums.covariance(leave_s(sums.s_t), leave_s(sums.s), sums.t[0])
+        t, s = t_sums.corrected_variance(), s_sums.corrected_variance()
+        t_raw, s_raw = (sums.covariance(sums.squares, sums.total, sums.total) for sums in (t_sums, s_sums))  # (sets,)
+        t_cross = t_sums.covariance(t_sums.cross, t_sums.total, s_sums.total[0])
+        s_cross = s_sums.covariance(s_sums.cross, s_sums.total, t_sums.total[0])
+        t_error, s_error = t_sums.subsets.jackknife_error, s_sums.subsets.jackknife_error
+        both = float(t_cross[0])
         variance = t + s - 2 * both  # var₀ log(s/t)
-        variance_error = math.hypot(
-            float(t_subsets.jackknife_error(leave_t(t_raw) - 2 * without_t)),
-            float(s_subsets.jackknife_error(leave_s(s_raw) - 2 * without_s)),
-        )
+        variance_error = math.hypot(t_error(t_raw - 2 * t_cross), s_error(s_raw - 2 * s_cross))
         scale = float(t_raw[0] * s_raw[0])
         ends = (variance, variance - variance_error, variance + variance_error)
         factor, low, high = (math.exp(math.sqrt(max(0.0, v))) for v in ends)
@@ -231,11 +216,9 @@ class StdAgreement:
         )
         if t < math.log(STD_RATIO_TOLERANCE) ** 2:  # a constant standard deviation would be acceptable
             return replace(known, reason="the bootstrap's standard deviation hardly differs between inputs")
-        scale = math.sqrt(
-            t * max(s, 0.01 * t)
-        )  # a standard deviation that varies less than a tenth as much is constant
-        errors = (t_subsets.jackknife_error(without_t), s_subsets.jackknife_error(without_s))
-        error = math.hypot(*map(float, errors)) / scale
+        # A standard deviation that varies less than a tenth as much is constant.
+        scale = math.sqrt(t * max(s, 0.01 * t))
+        error = math.hypot(t_error(t_cross), s_error(s_cross)) / scale
         if error > MAX_CORRELATION_ERROR:
             return replace(known, reason="too few replicates for a correlation")
         return replace(known, correlation=max(-1.0, min(1.0, both / scale)), error=error)

@@ -15,6 +15,7 @@ Newton and Raftery, Approximate Bayesian inference with the weighted likelihood 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -356,7 +357,8 @@ def compare_with_bootstrap(
     check_int("num_samples", num_samples, minimum=2)
     num_samples = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
     t_subsets, s_subsets = (ReplicateSubsets.make(count, seed=seed) for count in (num_bootstrap, num_samples))
-    sums: LogStdSums | int = 0
+    t_sums: LogStdSums | int = 0
+    s_sums: LogStdSums | int = 0
     t_influence, s_influence = torch.zeros(num_bootstrap).double(), torch.zeros(num_samples).double()
     sample: SampledLocations | None = None
     parts: list[_LocationStatistics] = []
@@ -371,35 +373,30 @@ def compare_with_bootstrap(
         pixels = tuple(true.shape[3:])
         for t, s in _iter_locations(true, generated, logits):
             parts.append(part := _LocationStatistics.compute(t, s))
-            logs = t_subsets.log_std(t), s_subsets.log_std(s)
-            sums = sums + LogStdSums.from_logs(*logs, t_subsets, s_subsets, part.counted)
+            t_logs, s_logs = t_subsets.log_std(t), s_subsets.log_std(s)
+            t_sums = t_sums + LogStdSums.from_logs(t_logs, s_logs, t_subsets, part.counted)
+            s_sums = s_sums + LogStdSums.from_logs(s_logs, t_logs, s_subsets, part.counted)
             t_influence += _replicate_influence(t, part.differs)
             s_influence += _replicate_influence(s, part.differs)
             new = SampledLocations.sample(t, s, part.counted, start=start, seed=seed)
             sample = new if sample is None else sample + new
             start += t.shape[2]
-    assert isinstance(sums, LogStdSums), "there is at least one input"
+    assert isinstance(t_sums, LogStdSums), "there is at least one input"
+    assert isinstance(s_sums, LogStdSums)
     assert sample is not None
     joined = (torch.cat([getattr(part, f.name) for part in parts], 1) for f in fields(_LocationStatistics))
     found = _LocationStatistics(*joined)
     if not bool(found.differs.any()):
         raise ArgumentError("bootstrap", f"{num_bootstrap} equal members", "members that differ at these inputs")
     null = PermutationNull.permute(sample, max_shift=MAX_SHIFT, seed=seed) if bool(found.counted.any()) else None
-
-    def std_ratio(t: Tensor, s: Tensor, count: Tensor, num_statements: int) -> StdRatio | None:
-        if count == 0:
-            return None
-        subsets, bias = (t_subsets, s_subsets), 0.0 if null is None else null.log_ratio
-        return StdRatio.from_means(t / count, s / count, *subsets, bias=bias, num_statements=num_statements)
-
-    by_output = zip(sums.t.T, sums.s.T, sums.count, strict=True)
+    std_ratio = partial(StdRatio.from_sums, t_sums, s_sums, bias=0.0 if null is None else null.log_ratio)
     shape = (len(found.std), -1, *pixels)  # (C, N, *)
     maps = (found.std, found.bootstrap_std, found.ks, found.wasserstein)
     std, bootstrap_std, ks_map, wasserstein_map = (values.view(shape).movedim(0, 1) for values in maps)
     return BootstrapAudit(
-        std_ratio=std_ratio(sums.t.sum(1), sums.s.sum(1), sums.count.sum(), 1),
-        std_ratios=tuple(std_ratio(t, s, count, len(sums.count)) for t, s, count in by_output),
-        agreement=StdAgreement.from_sums(sums, t_subsets, s_subsets),
+        std_ratio=std_ratio(),
+        std_ratios=tuple(std_ratio(output=c) for c in range(len(t_sums.count))),
+        agreement=StdAgreement.from_sums(t_sums, s_sums),
         ks=None if null is None else float(found.ks[found.counted].mean()),
         wasserstein=None if null is None else float(found.wasserstein[found.counted].mean()),
         shift=float(found.shift[found.differs].median()),
