@@ -202,22 +202,6 @@ def test_image_formats_are_read_alike(tmp_path: Path, model: ImageModel) -> None
     assert all(batch.notes == () for batch in batches)
 
 
-def test_exif_orientation_is_applied(tmp_path: Path) -> None:
-    for name, top in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
-        (tmp_path / name).mkdir()
-        for i in range(8):
-            image = Image.new("RGB", (16, 32), (120, 120, 120))
-            image.paste(top, (0, 0, 16, 8))
-            exif = Image.Exif()
-            if i % 2:
-                image, exif[0x0112] = image.rotate(90, expand=True), 6
-            image.save(tmp_path / name / f"{i}.jpg", quality=95, exif=exif)
-    model = fit_images(tmp_path, **ONE_EPOCH)
-    assert model.preprocessing.size == (32, 16)
-    (batch,) = model.read(tmp_path)
-    assert torch.allclose(batch.x[0], batch.x[1], atol=0.3)
-
-
 def test_split_folders_are_used(tmp_path: Path) -> None:
     for split, count in (("train", 12), ("val", 4), ("test", 5)):
         write_images(tmp_path / split, count)

@@ -221,6 +221,11 @@ def test_small_images_are_skipped(tmp_path: Path, model: MaskModel) -> None:
     (batch,) = model.read(tmp_path)
     assert list(batch.keys["file"]) == ["b.png"]
     assert "a.png" in batch.notes[0]
+    write_scenes(tmp_path / "data", 12, size=(20, 24))
+    for kind, mode in (("images", "RGB"), ("masks", "L")):
+        Image.new(mode, (4, 5)).save(tmp_path / "data" / kind / "tiny.png")
+    trained = fit_masks(tmp_path / "data", **QUICK)
+    assert sum(trained.card.rows.values()) == 12
 
 
 def test_masks_beside_images_are_not_read_as_images(tmp_path: Path) -> None:

@@ -127,32 +127,12 @@ def test_csv_on_standard_output(monkeypatch: pytest.MonkeyPatch, capsysbinary: p
     assert b"note: a note" in err
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_file_formats(suffix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    model = make_classifier(60)
-    monkeypatch.setattr(module, "load_model", lambda folder: model)
-    out = tmp_path / f"chosen.{suffix}"
-    Suggest("a-model", "pool.csv", k=5, diverse=False, out=str(out)).run()
-    read = {"csv": pd.read_csv, "parquet": pd.read_parquet}.get(suffix)
-    frame = pd.read_json(out, lines=True) if read is None else read(out)
-    assert frame["row"].tolist() == best_rows(model, "margin")[:5]
-
-
 def test_terminal_shows_the_first_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(module, "load_model", lambda folder: make_classifier(300))
     Suggest("a-model", "pool.csv", k=50).run()
     out = capsys.readouterr().out
     assert "50 of 300 rows" in out
     assert "30 more" in out
-
-
-def test_error_leaves_the_file_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (out := tmp_path / "chosen.csv").write_text("old", encoding="utf-8")
-    monkeypatch.setattr(module, "load_model", lambda folder: make_classifier(200, error=ValueError("broken row")))
-    with pytest.raises(UsageError):
-        Suggest("a-model", "pool.csv", out=str(out)).run()
-    assert out.read_text(encoding="utf-8") == "old"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize(

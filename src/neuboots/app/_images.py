@@ -36,6 +36,7 @@ _MAX_CORRUPT_FRACTION = 0.1
 _MAX_BYTES_IN_MEMORY = 1 << 30  # of decoded images during training
 _VALIDATION_FRACTION = 0.2
 _MAX_SAMPLED_FILES = 256  # files that the median size is computed from
+_MIN_IMAGE_SIZE = 8  # pixels per side
 _POOL_SIZE = 8  # features are 8 × 8 cell means if a method has no net to take them from
 
 
@@ -192,6 +193,14 @@ def read_batches(
     yield indices, rows, tuple(pending)
 
 
+def check_image_size(image: Tensor, where: str | Path) -> Tensor:
+    """Return the image (C, H, W); raise CorruptFileError if it is too small for a segmentation net."""
+    height, width = image.shape[-2:]
+    if min(height, width) < _MIN_IMAGE_SIZE:
+        raise CorruptFileError(where, f"it has {height} × {width} pixels; expected at least {_MIN_IMAGE_SIZE} per side")
+    return image
+
+
 def skipped_files_note(root: Path, others: Iterable[str | Path]) -> list[str]:
     """Return a note on files that are not images, if there are any."""
     names = [relative_name(root, file) for file in others]
@@ -312,6 +321,8 @@ def _load_readable(
     for row in range(len(dataset.source)) if dataset.rows is None else dataset.rows:
         try:
             (x,), (y,) = dataset.source.read([row])
+            if y.ndim > 1:
+                check_image_size(x, files[row])
         except CorruptFileError as error:
             errors.append(f"{files[row]} ({error.reason})")
         else:

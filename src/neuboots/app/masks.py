@@ -23,6 +23,7 @@ from neuboots.app._images import (
     ImagePreprocessing,
     OnStart,
     VisionModel,
+    check_image_size,
     choose_size,
     find_images,
     make_config,
@@ -67,7 +68,6 @@ _MAX_BATCH_PIXELS = 1 << 18
 _LARGE_IMAGE = 1 << 20  # pixels; batches of larger images are small
 _MAX_CROPS = 6_000  # of 128 × 128 seen in training, over all epochs
 _EXAMPLE_SIZE = (64, 64)
-_MIN_IMAGE_SIZE = 8  # pixels per side
 _MAX_PIXELS_PER_IMAGE = 10_000  # of a held-out image, for the threshold
 _ACCEPTED_QUANTILE = 0.95
 _MAX_STEM_BYTES = 120
@@ -114,7 +114,7 @@ class MaskModel(VisionModel):
     ) -> Iterator[RowBatch]:
         def read(i: int) -> tuple[Tensor, Tensor | None]:
             x, y = (self.preprocessing(images[i]), None) if dataset is None else dataset[i]
-            return _check_image_size(x, images[i]), y
+            return check_image_size(x, images[i]), y
 
         def is_full(rows: Any, row: tuple[Tensor, Tensor | None]) -> bool:
             shape = row[0].shape
@@ -237,13 +237,6 @@ def _find_unmasked(source: str | Path) -> tuple[Path, list[Path], list[str]]:
         )
 
     return root, [file for file in listing.files if not is_mask(file)], skipped_files_note(root, listing.others)
-
-
-def _check_image_size(image: Tensor, where: str | Path) -> Tensor:
-    height, width = image.shape[-2:]
-    if min(height, width) < _MIN_IMAGE_SIZE:
-        raise CorruptFileError(where, f"it has {height} × {width} pixels; expected at least {_MIN_IMAGE_SIZE} per side")
-    return image
 
 
 def _unique_stem(name: str, used: set[str]) -> str:
