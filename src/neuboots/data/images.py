@@ -163,12 +163,8 @@ def _to_image_tensor(
     except CorruptFileError:
         raise
     except Exception as error:  # a conversion that PIL does not know
-        raise CorruptFileError(where, f"cannot be converted to {mode} ({_describe(error)})") from None
+        raise CorruptFileError(where, f"cannot be converted to {mode} ({type(error).__name__}: {error})") from None
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _to_8_bits(picture: Any, where: str | Path) -> Any:

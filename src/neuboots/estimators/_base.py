@@ -153,7 +153,7 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     task: ClassVar[Literal["classification", "regression"]]
     fitted_attributes: ClassVar[tuple[str, ...]]  # that are saved
-    method_options: ClassVar[Mapping[str, Mapping[str, Any]]]  # of methods that are given by name
+    _method_options: ClassVar[Mapping[str, Mapping[str, Any]]]  # of methods that are given by name
     always_validates: ClassVar[bool]  # whether a validation split is needed without early stopping, too
 
     method: str | Method = "neuboots"
@@ -296,7 +296,7 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 raise ArgumentError("sample_weight", "floats", "integers for a method with its own loss", hint=hint)
             return self.method
         try:
-            return create_method(self.method, loss=loss, **self.method_options.get(self.method, {}))
+            return create_method(self.method, loss=loss, **self._method_options.get(self.method, {}))
         except ValueError:
             if not isinstance(loss, WeightedLoss):
                 raise

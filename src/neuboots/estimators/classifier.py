@@ -58,7 +58,7 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "classes_", "held_out_", "loss_curve_",
         "validation_curve_",
     )  # fmt: skip
-    method_options: ClassVar[Mapping[str, Any]] = {"neuboots": {"resample": "pool"}}
+    _method_options: ClassVar[Mapping[str, Any]] = {"neuboots": {"resample": "pool"}}
     always_validates = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

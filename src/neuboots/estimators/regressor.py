@@ -174,7 +174,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         "one_column_", "gaussian_", "noise_offset_", "noise_exponent_", "scores_", "score_counts_",
         "held_out_", "loss_curve_", "validation_curve_", "band_error_",
     )  # fmt: skip
-    method_options: ClassVar[Mapping[str, Any]] = {
+    _method_options: ClassVar[Mapping[str, Any]] = {
         "neuboots": {"weight_distribution": Dirichlet(concentration=20.0), "resample": "pool"}
     }
     always_validates = False
