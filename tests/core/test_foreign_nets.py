@@ -21,18 +21,13 @@ Make = Callable[[], nn.Module]
 
 
 def library(name: str) -> Any:
-    """The module, or a skip; what it warns of while it is imported is its own affair."""
+    """The module; warnings of its import are ignored."""
     with warnings.catch_warnings(action="ignore"):
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            pytest.skip(f"{name} is not installed")
+        return importlib.import_module(name)
 
 
-def monai(kind: str, *args: Any, needs: tuple[str, ...] = (), **options: Any) -> Make:
+def monai(kind: str, *args: Any, **options: Any) -> Make:
     def make() -> nn.Module:
-        for name in needs:
-            library(name)
         with warnings.catch_warnings(action="ignore"):
             net: nn.Module = getattr(library("monai.networks.nets"), kind)(*args, **options)
         return net
@@ -47,6 +42,13 @@ def hugging(kind: str, config: str, **options: Any) -> Make:
         return net
 
     return make
+
+
+def upernet() -> nn.Module:
+    backbone = library("transformers").ConvNextConfig(**STAGES, out_features=[f"stage{i}" for i in range(1, 5)])
+    options = {"hidden_size": 16, "pool_scales": [1, 2], "auxiliary_in_channels": 8, "auxiliary_channels": 8}
+    config = {"backbone_config": backbone, **options, "num_labels": 3}
+    return hugging("UperNetForSemanticSegmentation", "UperNetConfig", **config)()
 
 
 class Upsampled(nn.Module):
@@ -80,87 +82,110 @@ SEGFORMER = {
     "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
     "num_attention_heads": [1, 2], "strides": [2, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, "num_labels": 3,
 }  # fmt: skip
+STAGES = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
 GPT2 = {
     "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 1,
 }  # fmt: skip
+DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20, "num_labels": 3}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3}
+BEIT = {**PATCHES, "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "pool_scales": [1, 2]}
+UNETR = {"feature_size": 4, "hidden_size": 24, "mlp_dim": 24, "num_heads": 3}
+SWIN = {"spatial_dims": 2, "feature_size": 12, "depths": (1,) * 4, "num_heads": (1,) * 4}
+UNET = {"channels": (8, 16), "strides": (2,)}
+segformer = hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER)
+vit = hugging("ViTForImageClassification", "ViTConfig", **PATCHES)
 
-# The net, an input, the head that is found with that input as an example, its width D and the shape of the output.
-# All have 3 outputs.
-NETS: dict[str, tuple[Make, Any, str, int, tuple[int, ...]]] = {
-    "BasicUNet": (monai("BasicUNet", 2, 1, 3, features=(4, 4, 8, 8, 8, 4)), IMAGE, "final_conv", 4, (2, 3, 32, 32)),
+# Inputs and the shape of the output, of 3 classes.
+CLASSES = (2, 3)
+OF_TEXT, OF_COLOUR, OF_VOLUME = (TEXT, CLASSES), (COLOUR, CLASSES), (VOLUME, CLASSES)
+IMAGE_MAPS, COLOUR_MAPS, VOLUME_MAPS = ((x, (2, 3, *x.shape[2:])) for x in (IMAGE, COLOUR, VOLUME))
+
+# The net, an input with the shape of the output, the head that is found with that input as an example, its width D.
+NETS: dict[str, tuple[Make, tuple[Any, tuple[int, ...]], str, int]] = {
+    "BasicUNet": (monai("BasicUNet", 2, 1, 3, features=(4, 4, 8, 8, 8, 4)), IMAGE_MAPS, "final_conv", 4),
     "SegResNet, 3D": (
         monai("SegResNet", 3, 8, 1, 3, blocks_down=(1, 1), blocks_up=(1,)),
-        VOLUME,
+        VOLUME_MAPS,
         "conv_final.2.conv",
         8,
-        (2, 3, 16, 16, 16),
     ),
-    "UNETR, 3D": (
-        monai("UNETR", 1, 3, (16,) * 3, feature_size=4, hidden_size=24, mlp_dim=24, num_heads=3, needs=("einops",)),
-        VOLUME,
-        "out.conv.conv",
+    "DynUNet": (
+        monai("DynUNet", 2, 1, 3, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8)),
+        IMAGE_MAPS,
+        "output_block.conv.conv",
         4,
-        (2, 3, 16, 16, 16),
     ),
-    "DenseNet121": (monai("DenseNet121", 2, 3, 3), COLOUR, "class_layers.out", 1024, (2, 3)),
+    "AttentionUnet": (monai("AttentionUnet", 2, 1, 3, channels=(4, 8), strides=(2,)), IMAGE_MAPS, "model.2.conv", 4),
+    "UNETR, 3D": (monai("UNETR", 1, 3, (16,) * 3, **UNETR), VOLUME_MAPS, "out.conv.conv", 4),
+    "SwinUNETR": (monai("SwinUNETR", 1, 3, **SWIN), (noise(2, 1, 64, 64), (2, 3, 64, 64)), "out.conv.conv", 12),
+    "VNet, 3D": (monai("VNet", 3, 1, 3), VOLUME_MAPS, "out_tr.conv2", 3),
+    "DenseNet121": (monai("DenseNet121", 2, 3, 3), OF_COLOUR, "class_layers.out", 1024),
+    "MONAI ResNet, 3D": (
+        monai("ResNet", "basic", [1] * 4, [8] * 4, n_input_channels=1, num_classes=3),
+        OF_VOLUME,
+        "fc",
+        8,
+    ),
     # MONAI's UNet ends in a 3×3 (transposed) convolution: a 1×1 one is put after it
-    "UNet and a head": (
-        then(monai("UNet", 2, 1, 8, channels=(8, 16), strides=(2,)), lambda: nn.Conv2d(8, 3, 1)),
-        IMAGE,
+    "UNet and a head": (then(monai("UNet", 2, 1, 8, **UNET), lambda: nn.Conv2d(8, 3, 1)), IMAGE_MAPS, "1", 8),
+    "residual UNet and a head, 3D": (
+        then(monai("UNet", 3, 1, 8, **UNET, num_res_units=2), lambda: nn.Conv3d(8, 3, 1)),
+        VOLUME_MAPS,
         "1",
         8,
-        (2, 3, 32, 32),
     ),
-    "BERT": (hugging("BertForSequenceClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3)),
-    "BERT, tokens": (hugging("BertForTokenClassification", "BertConfig", **WORDS), TEXT, "classifier", 16, (2, 3, 6)),
-    "RoBERTa": (
-        hugging("RobertaForSequenceClassification", "RobertaConfig", **WORDS),
-        TEXT,
-        "classifier.out_proj",
-        16,
-        (2, 3),
-    ),
-    "GPT-2": (hugging("GPT2ForSequenceClassification", "GPT2Config", **GPT2), TEXT, "score", 16, (2, 3)),
-    "ViT": (
-        hugging("ViTForImageClassification", "ViTConfig", **PATCHES),
-        {"pixel_values": COLOUR},
+    "BERT": (hugging("BertForSequenceClassification", "BertConfig", **WORDS), OF_TEXT, "classifier", 16),
+    "BERT, tokens": (
+        hugging("BertForTokenClassification", "BertConfig", **WORDS),
+        (TEXT, (2, 3, 6)),
         "classifier",
         16,
-        (2, 3),
     ),
-    "ViT, positions": (hugging("ViTForImageClassification", "ViTConfig", **PATCHES), COLOUR, "classifier", 16, (2, 3)),
-    "SegFormer": (
-        hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER),
-        {"pixel_values": COLOUR},
-        "decode_head.classifier",
+    "DistilBERT": (
+        hugging("DistilBertForSequenceClassification", "DistilBertConfig", **DISTILBERT),
+        OF_TEXT,
+        "classifier",
         16,
-        (2, 3, 16, 16),
     ),
-    "SegFormer, upsampled": (
-        lambda: Upsampled(hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER)()),
-        COLOUR,
-        "net.decode_head.classifier",
+    "RoBERTa": (
+        hugging("RobertaForSequenceClassification", "RobertaConfig", **WORDS),
+        OF_TEXT,
+        "classifier.out_proj",
         16,
-        (2, 3, 32, 32),
     ),
+    "GPT-2": (hugging("GPT2ForSequenceClassification", "GPT2Config", **GPT2), OF_TEXT, "score", 16),
+    "Llama": (
+        hugging("LlamaForSequenceClassification", "LlamaConfig", **WORDS, num_key_value_heads=2, pad_token_id=0),
+        OF_TEXT,
+        "score",
+        16,
+    ),
+    "ViT": (vit, ({"pixel_values": COLOUR}, CLASSES), "classifier", 16),
+    "ViT, positions": (vit, OF_COLOUR, "classifier", 16),
+    "ResNet": (hugging("ResNetForImageClassification", "ResNetConfig", **RESNET), OF_COLOUR, "classifier.1", 16),
+    "ConvNeXt": (
+        hugging("ConvNextForImageClassification", "ConvNextConfig", **STAGES, num_labels=3),
+        OF_COLOUR,
+        "classifier",
+        8,
+    ),
+    "SegFormer": (segformer, ({"pixel_values": COLOUR}, (2, 3, 16, 16)), "decode_head.classifier", 16),
+    "SegFormer, upsampled": (lambda: Upsampled(segformer()), COLOUR_MAPS, "net.decode_head.classifier", 16),
     # the last layer registered is the auxiliary head: it needs the example, or its name
     "BEiT": (
-        hugging(
-            "BeitForSemanticSegmentation",
-            "BeitConfig",
-            **{**PATCHES, "num_hidden_layers": 4},
-            out_indices=[1, 2, 3, 4],
-            pool_scales=[1, 2],
-        ),
-        COLOUR,
+        hugging("BeitForSemanticSegmentation", "BeitConfig", **BEIT),
+        (COLOUR, (2, 3, 16, 16)),
         "decode_head.classifier",
         16,
-        (2, 3, 16, 16),
     ),
+    "UPerNet": (upernet, COLOUR_MAPS, "decode_head.classifier", 16),
 }
-GUESSED_WRONGLY = {"BEiT"}
-every_net = pytest.mark.parametrize("name", NETS)
+GUESSED_WRONGLY = {"BEiT", "UPerNet"}
+SLOW = {"VNet, 3D"}
+every_net = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NETS]
+)
 
 
 def as_rows(x: Any) -> list[Any]:
@@ -172,7 +197,7 @@ def as_rows(x: Any) -> list[Any]:
 @torch.no_grad()
 def test_foreign_net_replicates(name: str) -> None:
     """g(x, 1) is the net bit for bit; replicates from one pass are those of a pass each, within rounding."""
-    make, x, head, width, shape = NETS[name]
+    make, (x, shape), head, width = NETS[name]
     net = make().eval()
     split = split_head(net, example=x)
     assert (split.name, split.width) == (head, width)
@@ -208,7 +233,7 @@ class Rows(Dataset[Any]):
 
 @every_net
 def test_foreign_net_trains_predicts_and_saves(name: str, tmp_path: Path) -> None:
-    make, x, head, _, shape = NETS[name]
+    make, (x, shape), head, _ = NETS[name]
     predictor = NeuBoots().fit(make, Rows(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
     assert predictor.generator.split.name == head
     summary = predictor.summarize(x, 4)
