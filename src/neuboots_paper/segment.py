@@ -79,7 +79,7 @@ class Segment:
     out: Path = Path("neuboots-segmentation")
     """Folder for metrics and pictures; each dataset has a folder in it."""
     methods: tuple[str, ...] = ("neuboots",)
-    """Names of methods, such as neuboots deterministic mc-dropout deep-ensemble; `neuboots methods` lists them."""
+    """Names of methods, such as neuboots deterministic mc-dropout deep-ensemble; `neuboots list methods` lists them."""
     epochs: int | None = None
     """Epochs (default: depends on the dataset)."""
     num_samples: int = 30
