@@ -418,6 +418,14 @@ class KronGGN(nn.Module):
         return self._along(phi, f) @ to_double(self.outer_vectors).square().T
 
 
+def bisect_decreasing(excess: Callable[[float], float], low: float, high: float) -> float:
+    """The t between two positive numbers at which a decreasing function changes its sign, by bisection of log t."""
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)
+
+
 def maximize_evidence(h: Tensor, squared_norm: float) -> float:
     """The prior precision τ of the largest evidence: where τ |θ̂|² = Σ_k h_k / (h_k + τ), whose sides cross once.
 
@@ -429,9 +437,5 @@ def maximize_evidence(h: Tensor, squared_norm: float) -> float:
     """
     if float(h.max()) == 0.0:
         return 1.0  # the data carry no information
-    low, high = -_MAX_LOG_PRECISION, _MAX_LOG_PRECISION
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        tau = math.exp(middle)
-        low, high = (middle, high) if tau * squared_norm < float((h / (h + tau)).sum()) else (low, middle)
-    return math.exp(0.5 * (low + high))
+    low, high = math.exp(-_MAX_LOG_PRECISION), math.exp(_MAX_LOG_PRECISION)
+    return bisect_decreasing(lambda tau: float((h / (h + tau)).sum()) - tau * squared_norm, low, high)

@@ -159,10 +159,8 @@ class FeaturePass:
         self.continuous = known or (self.likelihood is None and other)
         losses = self.loss(at.output, y)  # raises where targets do not fit; zero where they are ignored
         weighted_mean(losses, losses.new_ones(len(batch.index)))  # raises for a loss that reduces
-        self.total_loss, self.num_losses = (
-            self.total_loss + float(to_double(losses).sum()),
-            self.num_losses + losses.numel(),
-        )
+        self.total_loss += float(to_double(losses).sum())
+        self.num_losses += losses.numel()
         flat = at.trace.phi.movedim(generator.split.axis, -1)
         phi, per_row = flat.flatten(0, -2), flat[0].numel() // flat.shape[-1]
         z = generator.split.head(at.trace.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)

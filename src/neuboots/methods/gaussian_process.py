@@ -35,7 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -432,15 +432,13 @@ class _SparseProcess(_Process):
 
 @dataclass(frozen=True)
 class GaussianProcessPredictor(Predictor):
-    """Exact posterior mean and standard deviation of the function, and sampled functions.
+    """Posterior mean and standard deviation of the function in closed form, and sampled functions.
 
     Attributes:
         process: The fitted process.
     """
 
     process: _Process
-    _method: ClassVar[str] = "gp"
-    _process_type: ClassVar[type[_ExactProcess] | type[_SparseProcess]] = _ExactProcess
 
     @property
     def net(self) -> None:
@@ -475,7 +473,7 @@ class GaussianProcessPredictor(Predictor):
     def config(self) -> dict[str, Any]:
         process = self.process
         return {
-            "method": self._method,
+            "method": "sparse-gp" if isinstance(process, _SparseProcess) else "gp",
             "points": process.basis.shape[-2],
             "inputs": process.inputs,
             "outputs": process.outputs,
@@ -486,16 +484,9 @@ class GaussianProcessPredictor(Predictor):
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
+        make = _SparseProcess if config["method"] == "sparse-gp" else _ExactProcess
         with torch.inference_mode(False):  # tensors that gradients may pass, wherever it is loaded
-            return cls(cls._process_type(**options).eval())
-
-
-@dataclass(frozen=True)
-class SparseGPPredictor(GaussianProcessPredictor):
-    """Posterior mean and standard deviation of the function under FITC, and sampled functions."""
-
-    _method: ClassVar[str] = "sparse-gp"
-    _process_type: ClassVar[type[_ExactProcess] | type[_SparseProcess]] = _SparseProcess
+            return cls(make(**options).eval())
 
 
 @register(
@@ -558,11 +549,15 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
     def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
         x, y = _read_data(inputs, MAX_POINTS)
         process = _ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
-        x, y = process.set_units(x, y)
-        return GaussianProcessPredictor(self._maximize_likelihood(process, x, y, inputs))
+        return self._maximize_likelihood(process, x, y, inputs)
 
-    def _maximize_likelihood(self, process: _Process, x: Tensor, y: Tensor, inputs: FitInputs) -> _Process:
-        """Train the process on standardized data, x (n, D) and y (n, k), by Adam on all points at once."""
+    def _maximize_likelihood(
+        self, process: _Process, x: Tensor, y: Tensor, inputs: FitInputs
+    ) -> GaussianProcessPredictor:
+        """Train the process on data x (n, D) and y (n, k), by Adam on all points at once."""
+        x, y = process.set_units(x, y)
+        if isinstance(process, _SparseProcess):
+            process.place(x, inputs.config.seed)
         process.choose_start(x, y)
 
         def on_device() -> tuple[Tensor, Tensor]:
@@ -591,12 +586,12 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
         inputs = replace(inputs, data=TensorDataset(x, y), config=config)
         self._train(process, inputs, lambda epoch: objective, validate)
         process.absorb(*on_device())
-        return process.eval()
+        return GaussianProcessPredictor(process.eval())
 
 
 @register(
     "sparse-gp",
-    predictor=SparseGPPredictor,
+    predictor=GaussianProcessPredictor,
     summary="Gaussian process regression through m learned points (FITC)",
     tasks=("regression",),
     needs_net=False,
@@ -635,9 +630,7 @@ class SparseGP(GaussianProcess):
         super().__post_init__()
         check_int("num_inducing", self.num_inducing, minimum=1)
 
-    def _fit(self, inputs: FitInputs) -> SparseGPPredictor:
+    def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
         x, y = _read_data(inputs, None)
         process = _SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
-        x, y = process.set_units(x, y)
-        process.place(x, inputs.config.seed)
-        return SparseGPPredictor(self._maximize_likelihood(process, x, y, inputs))
+        return self._maximize_likelihood(process, x, y, inputs)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import cast_inputs, load_example
-from neuboots.loading import Batch, FitData
+from neuboots.head import load_example
+from neuboots.loading import FitData
 from neuboots.methods._base import register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
@@ -45,9 +45,7 @@ from neuboots.training import (
     FitInputs,
     TrainingConfig,
     initialize_model,
-    mean_loss,
     resolve_fit,
-    validation_metrics,
 )
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -188,16 +186,10 @@ class Laplace(BaseMethod[LaplacePredictor]):
         return likelihood
 
     def _fit(self, inputs: FitInputs) -> LaplacePredictor:
-        generator = self._make_generator(initialize_model(inputs.factory, inputs.config.seed), inputs)
-
-        def objective(g: nn.Module, batch: Batch) -> Tensor:
-            return mean_loss(self.loss, g(cast_inputs(g, batch.x)), batch.y)
-
-        def validate(g: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return validation_metrics(self.loss, g(cast_inputs(g, batch.x)), batch.y)
-
-        self._train(generator, inputs, lambda epoch: objective, validate)
-        return self.make_predictor(generator.eval().net, inputs.data, inputs.config)
+        net = initialize_model(inputs.factory, inputs.config.seed)
+        self._make_generator(net, inputs)  # raises before the training if the head cannot be used
+        self._train_net(net, inputs)
+        return self.make_predictor(net.eval(), inputs.data, inputs.config)
 
     def from_trained(
         self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0

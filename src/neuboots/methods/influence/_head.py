@@ -72,15 +72,12 @@ class InfluencePredictor(Predictor):
 
     ridge: float
     degrees_of_freedom: float
-    _forms: ClassVar[dict[str, type["InfluencePredictor"]]] = {}
-
-    def __init_subclass__(cls, *, form: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._forms[form] = cls
+    form: ClassVar[str]  # of the stored configuration
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
-        return cls._forms[config["form"]].from_config(config, net)
+        forms = {predictor.form: predictor for predictor in cls.__subclasses__()}
+        return forms[config["form"]].from_config(config, net)
 
 
 class ShiftedHead(nn.Module):
@@ -95,7 +92,7 @@ class ShiftedHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class HeadPredictor(HeadReplicates, InfluencePredictor, form="head"):
+class HeadPredictor(HeadReplicates, InfluencePredictor):
     """Replicates that differ in their heads, from one pass through the features.
 
     Attributes:
@@ -103,6 +100,7 @@ class HeadPredictor(HeadReplicates, InfluencePredictor, form="head"):
         weight_distribution: Distribution of the block weights α.
     """
 
+    form: ClassVar[str] = "head"
     shifted: ShiftedHead
     weight_distribution: WeightDistribution
     ridge: float

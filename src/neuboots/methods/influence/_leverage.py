@@ -7,11 +7,12 @@ In-sample residuals are too small: E rᵢ² = σ² mᵢ where the noise is the s
 at a time, so that rows can be streamed.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from neuboots.methods._curvature import bisect_decreasing
 
 POWERS = {"hc3": 1.0, "hc2": 0.5}  # p of (I − Hᵢᵢ)⁻ᵖ
 _NOISE_DF = 3.0  # degrees of freedom of the noise level as a function of x
@@ -29,11 +30,8 @@ def degrees_of_freedom(values: Tensor, ridge: float) -> float:
 
 def ridge_for_degrees_of_freedom(values: Tensor, df: float) -> float:
     """The λ with tr H = df, for a df below the number of positive eigenvalues."""
-    low, high = float(values.max()) * 1e-12, float(values.max()) * 1e6
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if degrees_of_freedom(values, middle) > df else (low, middle)
-    return math.sqrt(low * high)
+    largest = float(values.max())
+    return bisect_decreasing(lambda ridge: degrees_of_freedom(values, ridge) - df, largest * 1e-12, largest * 1e6)
 
 
 def choose_ridge(values: Tensor, squares: Tensor, rest: float, rows: int, *, residual: float) -> float:
@@ -57,12 +55,11 @@ def choose_ridge(values: Tensor, squares: Tensor, rest: float, rows: int, *, res
     scale = float(values.mean())
     if scale <= 0:
         return 1.0  # the outputs do not depend on these weights
-    low, high = _MIN_RIDGE * scale, _MAX_RIDGE * scale
-    for _ in range(80):
-        middle = math.sqrt(low * high)
-        fit = rest + float(((middle / (values + middle)).square() * squares).sum())
-        low, high = (middle, high) if fit < residual else (low, middle)
-    ridge = math.sqrt(low * high)
+
+    def excess(ridge: float) -> float:
+        return residual - rest - float(((ridge / (values + ridge)).square() * squares).sum())
+
+    ridge = bisect_decreasing(excess, _MIN_RIDGE * scale, _MAX_RIDGE * scale)
     df = degrees_of_freedom(values, ridge)
     clipped = min(max(df, min(1.0, 0.5 * rows)), _MAX_DF_PER_ROW * rows)
     return ridge if clipped == df else ridge_for_degrees_of_freedom(values, clipped)

@@ -12,7 +12,7 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class TangentModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class TangentPredictor(InfluencePredictor, form="tangent"):
+class TangentPredictor(InfluencePredictor):
     """Replicates of the net's outputs, from its Jacobian at x and at the training inputs, which are stored.
 
     With a Gaussian head (`GaussianNLL`) the means are bootstrapped; log σ² is that of the net in every replicate.
@@ -103,6 +103,7 @@ class TangentPredictor(InfluencePredictor, form="tangent"):
         weight_distribution: Distribution of the block weights.
     """
 
+    form: ClassVar[str] = "tangent"
     tangent: TangentModel
     weight_distribution: WeightDistribution
     ridge: float
