@@ -1,5 +1,6 @@
 """Helpers for tests of the influence bootstrap of a head: data in double precision, linear and logistic regression."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ def make_net(make: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return make().double().eval()
+
+
+def make_mlp(activation: Callable[[], nn.Module], outputs: int = 2) -> nn.Sequential:
+    layers = nn.Linear(4, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, outputs)
+    return nn.Sequential(*layers)
 
 
 def linear(theta: np.ndarray) -> nn.Linear:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from neuboots.prediction import Predictor, SampleStream
 from neuboots.training import TrainingConfig
@@ -327,6 +327,16 @@ class CenteredInTraining(ListedLayers):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
         return self.last((h - h.mean(0) if self.training else h).relu())
+
+
+class Stream(IterableDataset[Any]):
+    """Rows of inputs and targets, without a length."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(self.x, self.y, strict=True))
 
 
 class TokenData(Dataset[Any]):

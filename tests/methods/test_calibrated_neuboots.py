@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import noise
+from _nets import Upsampling, noise
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -219,66 +219,31 @@ def test_gaussian_head_compares_means() -> None:
 
 def test_units_of_outputs_do_not_matter() -> None:
     """Kilometres and metres give one concentration."""
-    x = noise(40, 4)
-    metres, kilometres = make_net(2), make_net(2)
-    with torch.no_grad():
-        metres[2].weight[1] *= 1000
-        metres[2].bias[1] *= 1000
-    scale = torch.tensor([1.0, 1000.0])
-    reference = EnsemblePredictor(nn.ModuleList([make_net(2), _other(make_net(2))]), "bayesian-bootstrap")
-    small = calibrate_dispersion(boots(kilometres), reference, x)
-    large = calibrate_dispersion(boots(metres), _Times(reference, scale), x)
-    assert large.dispersion.concentration == pytest.approx(small.dispersion.concentration, rel=1e-4)
 
+    def calibrate(unit: float) -> float:
+        nets = [make_net(2) for _ in range(3)]
+        with torch.no_grad():
+            nets[2][2].weight += 0.05 * noise(2, 12, seed=4)
+            for net in nets:
+                net[2].weight[1] *= unit
+                net[2].bias[1] *= unit
+        reference = EnsemblePredictor(nn.ModuleList(nets[1:]), "bayesian-bootstrap")
+        return calibrate_dispersion(boots(nets[0]), reference, noise(40, 4)).dispersion.concentration
 
-def _other(net: nn.Sequential) -> nn.Sequential:
-    with torch.no_grad():
-        net[2].weight += 0.05 * noise(2, 12, seed=4)
-    return net
-
-
-@dataclass(frozen=True)
-class _Times(Predictor):
-    inner: Predictor
-    scale: Tensor
-
-    @property
-    def net(self) -> nn.Module | None:
-        return None
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        samples = self.inner.predict(x, num_samples, seed=seed).samples * self.scale
-        moments = Moments(samples[:2].mean(0), samples[:2].std(0))
-        return SampleStream(num_samples, 1000, lambda size: iter(samples.split(size)), moments)
+    assert calibrate(1000.0) == pytest.approx(calibrate(1.0), rel=1e-4)
 
 
 # -- nets with operations after the head ---------------------------------------------------------------
 
 
-class Upsampled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.interpolate(self.head(self.stem(x).relu()), scale_factor=2, mode="bilinear")
-
-
 def test_maps_after_an_upsampling() -> None:
-    x = noise(4, 2, 6, 6)
-    found = calibrate_dispersion(boots(Upsampled()), Known(lambda x: torch.full((len(x), 3, 12, 12), 0.05)), x)
+    x, predictor = noise(4, 2, 8, 8), boots(Upsampling())
+    found = calibrate_dispersion(predictor, Known(lambda x: torch.full((len(x), 4, 8, 8), 0.05)), x)
     assert float(found.moments(x).std.square().mean()) == pytest.approx(0.0025, rel=0.6)  # in units of each output
     assert found.dispersion.variance_after == pytest.approx(found.dispersion.reference_variance, rel=1e-9)
-    assert found.dispersion.num_points == 4 * 144
-    contrasts = calibrate_dispersion(
-        boots(Upsampled()),
-        Known(lambda x: torch.full((len(x), 3, 12, 12), 0.05), exact=False),
-        x,
-        loss=nn.CrossEntropyLoss(),
-    )
+    assert found.dispersion.num_points == 4 * 64
+    sampled = Known(lambda x: torch.full((len(x), 4, 8, 8), 0.05), exact=False)
+    contrasts = calibrate_dispersion(predictor, sampled, x, loss=nn.CrossEntropyLoss())
     samples = contrasts.predict(x, 2000).samples.double()
     centered = samples - samples.mean(2, keepdim=True)
     assert float(centered.var(0).mean()) == pytest.approx(contrasts.dispersion.reference_variance, rel=0.15)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import noise
+from _nets import Stream, noise
 from _reference import standard_errors
 from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import neuboots.methods.gaussian_process as module
 from neuboots import GaussianProcess, SparseGP, TrainingConfig, load, save
@@ -256,27 +256,11 @@ def test_number_of_stored_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 # -- data ----------------------------------------------------------------------------------------------
 
 
-class Pairs(Dataset[Any]):
-    """Rows with two inputs, an image and a number, and a Python number as target."""
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, i: int) -> tuple[tuple[Tensor, float], float]:
-        image = noise(2, 2, seed=i)
-        return (image, float(i % 5)), float(image.sum()) + 1.0
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from zip(*curve(), strict=True)
-
-
 def test_inputs_are_flattened() -> None:
     method = GaussianProcess(steps=5)
-    predictor = method.fit(None, Pairs(), CONFIG)
-    inputs = (torch.stack([noise(2, 2, seed=i) for i in range(3)]), torch.tensor([0.0, 1.0, 2.0]))
-    assert predictor.predict(inputs, 2).samples.shape == (2, 3, 1)
+    data: Any = [((noise(2, 2, seed=i), float(i % 5)), float(i)) for i in range(30)]
+    predictor = method.fit(None, data, CONFIG)
+    assert predictor.predict((noise(3, 2, 2), torch.arange(3.0)), 2).samples.shape == (2, 3, 1)
     named, x = fit(method), curve()[0][:4]
     torch.testing.assert_close(named.predict({"b": x[:, 1], "a": x[:, 0]}, 2).samples, named.predict(x, 2).samples)
     with pytest.raises(ValueError, match="2 numbers"):
@@ -285,9 +269,9 @@ def test_inputs_are_flattened() -> None:
 
 def test_stream_gives_one_epoch() -> None:
     config = TrainingConfig(batch_size=10, steps_per_epoch=3, progress=False)
-    assert GaussianProcess(steps=2).fit(None, Stream(), config).process.basis.shape == (30, 2)
+    assert GaussianProcess(steps=2).fit(None, Stream(*curve()), config).process.basis.shape == (30, 2)
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        GaussianProcess().fit(None, Stream(), CONFIG)
+        GaussianProcess().fit(None, Stream(*curve()), CONFIG)
 
 
 @pytest.mark.parametrize("constant", [4.0, 0.1, 1 / 3])
@@ -356,15 +340,6 @@ def test_short_length_scale_is_found_and_noise_is_not_fitted(kernel: Any) -> Non
     assert float(process.noise[0].detach()) == pytest.approx(0.1, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_short_length_scale_is_found_by_the_sparse_process() -> None:
-    x = torch.linspace(0, 10, 100)[:, None]
-    y = (6 * x[:, 0]).sin()
-    predictor = fit(SparseGP(num_inducing=60), x, y)
-    assert float((predictor.predict(x, 1).mean[:, 0] - y).abs().max()) < 0.1
-    assert float(predictor.noise_std) < 0.05
-
-
 def test_repeated_points() -> None:
     x, y = noise(1, 2).expand(30, 2).contiguous(), noise(30, seed=1)
     prediction = fit(SparseGP(num_inducing=10, steps=5), x, y).predict(x[:3], 2)
@@ -397,20 +372,8 @@ def test_inducing_points_start_at_the_data_and_are_learned() -> None:
     assert float((learned.process.basis[0].detach() - first).abs().mean()) > 0.1
     assert reports[-1].loss < reports[0].loss - 0.3
     assert all(40 not in tensor.shape for tensor in learned.state_dict().values())  # no training points are stored
-    assert fit(SparseGP(steps=2), noise(5, 2), noise(5, seed=1)).process.basis.shape == (1, 5, 2)  # at most n
-
-
-@pytest.mark.slow
-@KERNELS
-def test_all_inputs_as_inducing_points_stay_fixed(kernel: Any) -> None:
-    x = noise(80, 2)
-    y = 10.0 * (3 * x[:, 0]).sin() + x[:, 1] + noise(80, seed=1)
-    predictor = fit(SparseGP(num_inducing=500, kernel=kernel, steps=200), x, y)
-    exact = fit(GaussianProcess(kernel=kernel), x, y)
-    Z, inputs = predictor.process.basis[0].detach(), predictor.process.standardize(x)
-    assert float(torch.cdist(Z, inputs).amin(0).max()) < 1e-6
-    assert float(predictor.noise_std) == pytest.approx(float(exact.noise_std), rel=0.05)
-    torch.testing.assert_close(predictor.predict(x, 1).mean, exact.predict(x, 1).mean, rtol=0, atol=0.3)
+    every = fit(SparseGP(steps=2), noise(5, 2), noise(5, seed=1)).process  # at most n, which stay where they are
+    torch.testing.assert_close(every.Z[0].sort(0).values, every.standardize(noise(5, 2)).sort(0).values)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,7 +1,5 @@
 """Tests of the influence bootstrap of a head against weighted regressions, sandwich estimators and explicit sums."""
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,10 @@ import torch
 from _influence import (
     CLASSES,
     CONFIG,
-    LABELS,
     NEW,
     NEW_PHI,
     PHI,
     PIXELS,
-    THETA,
     X,
     bootstrap,
     least_squares,
@@ -25,13 +21,12 @@ from _influence import (
     weighted_least_squares,
     with_ones,
 )
-from _nets import Tokens, Upsampling
+from _nets import Stream, Upsampling
 from _reference import standard_errors
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
 from neuboots import InfluenceBootstrap, TrainingConfig
-from neuboots.losses import BrierLoss, GaussianNLL, as_loss
+from neuboots.losses import GaussianNLL, as_loss
 from neuboots.methods import _head_points
 from neuboots.methods.influence import HeadPredictor, _head
 from neuboots.nets import MLP
@@ -39,8 +34,6 @@ from neuboots.training import resolve_fit
 from neuboots.weights import Dirichlet, assign_blocks
 
 HUGE = 1e15  # a ridge that dominates H: shifts are gradients, divided by it
-P = 1 / (1 + np.exp(-PHI @ THETA))
-HESSIAN = (PHI * (P * (1 - P))[:, None]).T @ PHI
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -60,31 +53,6 @@ def test_linear_model_matches_weighted_least_squares_to_first_order(outputs: int
     ratios = np.array(errors[:-1]) / np.array(errors[1:])
     assert np.all((ratios > 3.6) & (ratios < 4.4))
     assert errors[-1] < 0.02 * moves[-1]
-
-
-def sandwich(residual: np.ndarray) -> np.ndarray:
-    """φ̃ᵀ H⁻¹ (Σ gᵢgᵢᵀ) H⁻¹ φ̃ at the new inputs, and as S weights of a Dirichlet have it, without the mean gradient."""
-    g = PHI * residual[:, None]
-    n = len(g)
-    meat = n / (n + 1) * (g.T @ g - np.outer(g.sum(0), g.sum(0)) / n)
-    bread = np.linalg.inv(HESSIAN)
-    return np.einsum("md,de,me->m", NEW_PHI, bread @ meat @ bread, NEW_PHI)
-
-
-@pytest.mark.parametrize("kind", ["raw", "hc3"])
-def test_logistic_regression_has_the_sandwich_variance(kind: str) -> None:
-    y = LABELS.numpy()
-    leverage = np.einsum("md,de,me->m", PHI, np.linalg.inv(HESSIAN), PHI) * P * (1 - P)
-    assert leverage.max() < 0.9
-    wanted = sandwich((y - P) / (1 - leverage) if kind == "hc3" else y - P)
-    options = {"ridge": 0.0, "residuals": kind}
-    net = linear(THETA[None])
-    one = bootstrap(net, X, LABELS.double()[:, None], loss=nn.BCEWithLogitsLoss(), **options)
-    np.testing.assert_allclose(one.predict(NEW, 2).std[:, 0].numpy() ** 2, wanted, rtol=1e-7)
-    # two outputs of a softmax whose difference is that logit
-    two = bootstrap(linear(np.stack([0 * THETA, THETA])), X, LABELS, **options)
-    difference = two.heads(0, 400, seed=0)[:, 1] - two.heads(0, 400, seed=0)[:, 0]
-    torch.testing.assert_close(difference, one.heads(0, 400, seed=0)[:, 0], rtol=1e-6, atol=1e-8)
 
 
 def test_softmax_regression_matches_dense_jacobians() -> None:
@@ -108,17 +76,6 @@ def test_softmax_regression_matches_dense_jacobians() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_residual_of_leverage_near_one_is_multiplied_by_ten() -> None:
-    """A row that alone decides a weight: its residual is multiplied by ten at most."""
-    x = torch.cat([randn(30, 2), torch.zeros(30, 1, dtype=torch.float64)], 1)
-    x[0, 2] = 50.0
-    net, y = make_net(lambda: nn.Linear(3, 1)), randn(30, 1, seed=2)
-    raw, clipped = (
-        bootstrap(net, x, y, loss=nn.MSELoss(), ridge=1e-6, residuals=kind).shifted.shifts for kind in ("raw", "hc3")
-    )
-    torch.testing.assert_close(clipped[0], 10.0 * raw[0], rtol=1e-6, atol=1e-9)
-
-
 def test_smoothed_residuals_follow_the_noise_of_each_output() -> None:
     """Of three outputs with noise 0.1, 1 and 3 the levels are those, whatever the order of magnitude of the others."""
     x, noise = randn(600, 3), torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
@@ -133,17 +90,11 @@ def test_smoothed_residuals_follow_the_noise_of_each_output() -> None:
 @pytest.mark.parametrize(
     ("loss", "outputs", "y", "factor"),
     [
-        (nn.CrossEntropyLoss(), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(label_smoothing=0.2), 3, torch.arange(12) % 3, 1.0),
-        (nn.CrossEntropyLoss(reduction="none"), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]).double(), reduction="none"), 3, torch.arange(12) % 3, 1.0),
         (nn.CrossEntropyLoss(reduction="none"), 3, randn(12, 3, seed=4).softmax(1), 1.0),
-        (BrierLoss(), 3, torch.arange(12) % 3, 1.0),
-        (nn.BCEWithLogitsLoss(), 2, (randn(12, 2, seed=4) > 0).double(), 1.0),
         (nn.MSELoss(), 2, randn(12, 2, seed=4), 0.5),
-        (GaussianNLL(), 2, randn(12, 1, seed=4), 1.0),
         (GaussianNLL(beta=0.5), 4, randn(12, 2, seed=4), 1.0),
-        (nn.SmoothL1Loss(reduction="none"), 1, randn(12, 1, seed=4), 1.0),
         (nn.HuberLoss(reduction="none", delta=0.02), 1, 5 * randn(12, 1, seed=4), 1.0),
         (nn.PoissonNLLLoss(reduction="none"), 1, randn(12, 1, seed=4).abs(), 1.0),
     ],
@@ -240,14 +191,6 @@ def test_net_runs_again_when_features_are_not_stored(
     torch.testing.assert_close(bootstrap(net, X, y, residuals=residuals).shifted.shifts, stored)
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(zip(self.x, self.y, strict=True))
-
-
 def test_stream_has_hashed_blocks() -> None:
     net, y = make_net(lambda: nn.Linear(3, 2)), CLASSES
     config = TrainingConfig(batch_size=10, steps_per_epoch=4, progress=False)
@@ -307,14 +250,7 @@ def test_ignored_pixels_change_nothing() -> None:
         torch.testing.assert_close(clean.shifted.shifts, padded.shifted.shifts)
 
 
-def test_tokens_without_bias_and_squeezed_outputs() -> None:
-    words = torch.randint(0, 11, (6, 5), generator=torch.Generator().manual_seed(0))
-    data = [({"input_ids": w, "scale": torch.ones(5, 6)}, torch.arange(5) % 3) for w in words]
-    tokens = InfluenceBootstrap().make_predictor(make_net(Tokens), data, CONFIG)  # type: ignore[arg-type]
-    found = tokens.predict({"input_ids": words[:2], "scale": torch.ones(2, 5, 6)}, 4)
-    assert found.samples.shape == (4, 2, 3, 5)
-    assert bool((found.std > 0).all())
-
+def test_squeezed_outputs_without_a_bias() -> None:
     class Squeezed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -344,32 +280,6 @@ def test_export_matches_samples() -> None:
     torch.testing.assert_close(segmenting.export(2)(images).detach(), segmenting.predict(images, 3).samples[2])
 
 
-def test_pretrained_transformer_is_not_changed() -> None:
-    """A net that nobody here wrote, in training mode, half of it frozen: it stays as it is to the bit."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=3
-    )
-    net = transformers.BertForSequenceClassification(config)
-    net.bert.requires_grad_(False)
-    net.classifier.weight.grad = torch.ones_like(net.classifier.weight)
-    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
-    words = torch.randint(1, 20, (30, 6), generator=torch.Generator().manual_seed(0))
-    data = [({"input_ids": w, "attention_mask": torch.ones(6, dtype=torch.int64)}, i % 3) for i, w in enumerate(words)]
-
-    predictor = InfluenceBootstrap().from_trained(net, data)  # type: ignore[arg-type]
-    prediction = predictor.predict({"input_ids": words[:5], "attention_mask": torch.ones(5, 6, dtype=torch.int64)}, 100)
-
-    assert prediction.samples.shape == (100, 5, 3)
-    assert bool((prediction.std > 0).all())
-    after = net.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert [m.training for m in net.modules()] == modes
-    assert torch.equal(net.classifier.weight.grad, torch.ones_like(net.classifier.weight))
-    assert not any(p.requires_grad for p in net.bert.parameters())
-    assert all(p.grad is None for p in net.parameters() if p is not net.classifier.weight)
-
-
 # -- ill-posed data ------------------------------------------------------------------------------------
 
 
@@ -395,7 +305,7 @@ def test_ill_posed_data_give_finite_bands(loss: Any, ridge: float | None, residu
         assert bool((std > 0).any())
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1e4])
 def test_separable_classes_give_finite_bands(scale: float) -> None:
     x = randn(60, 2)
     theta = scale * np.array([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
@@ -403,10 +313,6 @@ def test_separable_classes_give_finite_bands(scale: float) -> None:
     for residuals in ("raw", "hc3", "smooth"):
         std = finite(bootstrap(linear(theta), x, y, residuals=residuals), x)
         assert float(std.max()) < 100 * max(1.0, scale)
-
-
-def test_head_of_zeros_gives_a_finite_band() -> None:
-    finite(bootstrap(linear(np.zeros((2, 4))), X, CLASSES), X)
 
 
 def test_dead_features_without_a_bias_give_no_band() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from _influence import make_mlp
 from _nets import noise
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -15,10 +16,6 @@ from neuboots.methods.influence import _jacobian
 from neuboots.methods.influence._jacobian import Jacobian
 
 # -- nets ----------------------------------------------------------------------------------------------
-
-
-def make_mlp(make: Callable[[], nn.Module], outputs: int = 2) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), make(), nn.Linear(8, 8), make(), nn.Linear(8, outputs))
 
 
 class Odd(nn.Module):
@@ -255,26 +252,6 @@ def test_explicit_rows_pass_in_pairs_where_the_net_squeezes() -> None:
     J = torch.cat([part.flatten(2) for part in parts], 2).flatten(0, 1)
     kernel = jacobian.kernel(jacobian.rows(x), jacobian.rows(x))
     torch.testing.assert_close(kernel, (J @ J.T).double(), rtol=1e-4, atol=1e-5)
-
-
-class Token(nn.Module):
-    """A parameter of its own, at the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.ones(8))
-        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.second(torch.tanh(self.first(x) + self.token))))
-
-
-def test_parameters_of_the_net_itself_are_not_its_last_layer() -> None:
-    net, x = Token(), noise(6, 4)
-    without = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), net.second, nn.Tanh(), net.head)
-    without[0].weight, without[0].bias = net.first.weight, nn.Parameter(net.first.bias + net.token)
-    kernels = [(j := Jacobian(each, 2, x)).kernel(j.rows(x), j.rows(x)) for each in (net, without)]
-    torch.testing.assert_close(kernels[0], kernels[1])
 
 
 class Gated(nn.Module):

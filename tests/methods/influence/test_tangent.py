@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,64 +10,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _nets import noise
+from _influence import make_mlp
+from _nets import MixedInputs, noise
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.losses import GaussianNLL
 from neuboots.methods.influence import TangentPredictor, _tangent
 from neuboots.methods.influence._tangent import build_tangent_predictor
 from neuboots.nets import MLP
 from neuboots.training import resolve_fit
-from neuboots.weights import Dirichlet, Exponential
+from neuboots.weights import Exponential
 
 WHOLE = InfluenceBootstrap(nn.MSELoss(), layers="all")
 
 
-def make_mlp(make: Callable[[], nn.Module], outputs: int = 2) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), make(), nn.Linear(8, 8), make(), nn.Linear(8, outputs))
-
-
-# -- a linear model ------------------------------------------------------------------------------------
-
-
-def linear_data(n: int = 40) -> tuple[TensorDataset, nn.Linear]:
-    """Data, and the least-squares fit as a net."""
-    x = noise(n, 3)
-    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 + 0.5 * noise(n, seed=1)
-    design = torch.cat([x, torch.ones(n, 1)], 1).double()
-    theta = torch.linalg.lstsq(design, y.double()[:, None]).solution[:, 0]
-    net = nn.Linear(3, 1).double()
-    with torch.no_grad():
-        net.weight[0], net.bias[0] = theta[:3], theta[3]
-    return TensorDataset(x.double(), y.double()), net
-
-
-def weighted_fit(data: TensorDataset, w: Tensor) -> Tensor:
-    design = torch.cat([data.tensors[0], torch.ones(len(w), 1)], 1)
-    return torch.linalg.solve(design.T @ (w[:, None] * design), design.T @ (w * data.tensors[1]))
-
-
-def test_linear_model_matches_the_weighted_fit_to_first_order() -> None:
-    """The error falls with the square of the weights' distance from 1."""
-    data, net = linear_data()
-    x = noise(6, 3, seed=9).double()
-    predictor: Any = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.0, residuals="raw").from_trained(net, data)
-    output, moved = predictor.deviations(x)
-    change = Dirichlet().sample(torch.tensor([5]), 40)[0] - 1.0
-    errors = []
-    for size in (0.1, 0.01):
-        theta = weighted_fit(data, 1.0 + size * change)
-        exact = x @ theta[:3] + theta[3]
-        errors.append(float((output[:, 0] + moved[:, 0] @ (size * change) - exact).abs().max()))
-    assert errors[0] > 1e-6
-    assert errors[1] < 0.02 * errors[0]
-
-
 def test_blocks_are_sums_of_rows() -> None:
-    data, net = linear_data()
-    x = noise(5, 3, seed=9).double()
+    net, x = nn.Linear(3, 1), noise(5, 3, seed=9)
+    data = TensorDataset(noise(40, 3), noise(40, 1, seed=1))
     methods = (WHOLE, InfluenceBootstrap(nn.MSELoss(), layers="all", num_blocks=8))
     rows, blocks = (method.from_trained(net, data).deviations(x)[1] for method in methods)  # type: ignore[attr-defined]
     assert blocks.shape == (5, 1, 8)
@@ -231,22 +193,9 @@ def test_subset_of_rows_gives_the_same_band() -> None:
     y = x[:, 0].sin() + 0.3 * noise(2000, seed=1)
     data = TensorDataset(x, y)
     config = TrainingConfig(epochs=4, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
-    net = (
-        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=100)
-        .fit(lambda: MLP(2, 1, widths=(16,)), data, config)
-        .net
-    )
-    few = (
-        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=250)
-        .from_trained(net, data)
-        .summarize(x[:50], 2)
-        .std
-    )
-    more = (
-        InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=1000)
-        .from_trained(net, data)
-        .summarize(x[:50], 2)
-        .std
+    net = Deterministic(nn.MSELoss()).fit(lambda: MLP(2, 1, widths=(16,)), data, config).net
+    few, more = (
+        replace(WHOLE, max_kernel_rows=rows).from_trained(net, data).summarize(x[:50], 2).std for rows in (250, 1000)
     )
     ratio = (few / more).log()
     assert abs(float(ratio.mean())) < 0.25
@@ -258,9 +207,7 @@ def test_band_is_wide_under_noise_and_far_from_data() -> None:
     x = torch.cat([-1 - noise(100).abs(), 1 + noise(100, seed=1).abs()]).clamp(-2, 2)[:, None]
     y = x[:, 0].sin() + (0.05 + 0.4 * (x[:, 0] > 0)) * noise(200, seed=2)
     config = TrainingConfig(epochs=100, batch_size=50, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
-    predictor = InfluenceBootstrap(nn.MSELoss(), layers="all").fit(
-        lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), config
-    )
+    predictor = WHOLE.fit(lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), config)
     left, right = (predictor.summarize(torch.linspace(a, b, 9)[:, None], 2).std.mean() for a, b in ((-2, -1), (1, 2)))
     middle = predictor.summarize(torch.linspace(-0.2, 0.2, 5)[:, None], 2).std.mean()
     assert float(right / left) > 2.0
@@ -284,34 +231,14 @@ def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.M
     torch.testing.assert_close(again.std, whole.std)
 
 
-class Pairs(Dataset[Any]):
-    """Rows for a net of keywords."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, i: int) -> Any:
-        return {"a": noise(2, seed=i), "b": noise(2, seed=100 + i)}, torch.tensor(float(i))
-
-
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.head((self.left(a) + self.right(b)).tanh())
-
-
 def test_inputs_by_name(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    predictor = WHOLE.from_trained(TwoInputs().eval(), Pairs())
-    x = {"a": noise(4, 2), "b": noise(4, 2, seed=1)}
+    data: Any = [({"a": noise(4, seed=i), "kind": torch.tensor(i % 5)}, i % 2) for i in range(10)]
+    predictor = InfluenceBootstrap(layers="all").from_trained(MixedInputs(), data)
+    x = {"a": noise(4, 4), "kind": torch.arange(4)}
     samples = predictor.predict(x, 5).samples
-    assert samples.shape == (5, 4, 1)
+    assert samples.shape == (5, 4, 2)
     save(predictor, tmp_path / "saved")
-    assert torch.equal(load(tmp_path / "saved", model=TwoInputs()).predict(x, 5).samples, samples)
+    assert torch.equal(load(tmp_path / "saved", model=MixedInputs()).predict(x, 5).samples, samples)
 
 
 class Placed(nn.Module):
@@ -339,25 +266,15 @@ def test_input_of_one_row_serves_all_rows(layers: Any) -> None:
 # -- nets ----------------------------------------------------------------------------------------------
 
 
-def test_in_place_activations_do_not_change_the_band() -> None:
-    net, x = make_mlp(nn.ReLU, 1), noise(60, 4)
-    data = TensorDataset(x, x[:, :1].sin() + 0.1 * noise(60, 1, seed=1))
-    method = WHOLE
-    expected = method.from_trained(net, data).summarize(x, 2).std
-    net[1], net[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
-    torch.testing.assert_close(method.from_trained(net, data).summarize(x, 2).std, expected)
-
-
 @pytest.mark.parametrize("part", [False, True])
 def test_compiled_nets(part: bool) -> None:
     net, x = make_mlp(nn.Tanh, 1), noise(30, 4)
     data = TensorDataset(x, x[:, :1].sin())
-    method = WHOLE
-    expected = method.from_trained(net, data).summarize(x, 2).std
+    expected = WHOLE.from_trained(net, data).summarize(x, 2).std
     compiled = (
         nn.Sequential(torch.compile(net[:4], backend="eager"), net[4]) if part else torch.compile(net, backend="eager")
     )
-    torch.testing.assert_close(method.from_trained(compiled, data).summarize(x, 2).std, expected)  # type: ignore[arg-type]
+    torch.testing.assert_close(WHOLE.from_trained(compiled, data).summarize(x, 2).std, expected)  # type: ignore[arg-type]
 
 
 class Writes(nn.Module):
@@ -404,8 +321,7 @@ def test_net_and_data_from_inference_mode(norm: Callable[[], nn.Module]) -> None
     def deviations() -> Tensor:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), norm(), nn.ReLU(), nn.Linear(8, 1))
-        data = TensorDataset(x.clone(), y.clone())
-        predictor = WHOLE.from_trained(net, data)
+        predictor = WHOLE.from_trained(net, TensorDataset(x.clone(), y.clone()))
         return predictor.predict(x[:5].clone(), 8).samples
 
     expected = deviations()
