@@ -549,22 +549,6 @@ def test_last_query_takes_what_is_left() -> None:
     assert loop(num_rounds=0, num_trials=1).num_labels.tolist() == [20]
 
 
-def test_entropy_queries_the_decision_boundary() -> None:
-    """y = 1[x > 0.3] on [−1, 1]: |x − 0.3| of a uniform x has mean 0.545 and standard deviation 0.345."""
-    x = torch.linspace(-1, 1, 401)[:, None]
-    data = TensorDataset(x, (x[:, 0] > 0.3).long())
-    config = TrainingConfig(epochs=30, batch_size=64, progress=False, optimizer=partial(torch.optim.Adam, lr=0.2))
-    options = {"initial_size": 10, "query_size": 10, "num_rounds": 3, "num_trials": 3, "num_samples": 1}
-    distance: dict[str, float] = {}
-    for strategy in ("entropy", "random"):
-        found = loop(
-            model=lambda: nn.Linear(1, 2), pool=data, test_data=data, config=config, strategy=strategy, **options
-        )
-        distance[strategy] = float((x[found.labeled[:, -10:], 0] - 0.3).abs().mean())
-    assert distance["entropy"] < 0.545 / 2
-    assert abs(distance["random"] - 0.545) < standard_errors(1) * 0.345 / 30**0.5
-
-
 @pytest.mark.parametrize(
     ("method", "outputs"), [(NeuBoots.regression(), 1), (DeepEnsemble(loss=GaussianNLL(), num_members=2), 2)]
 )

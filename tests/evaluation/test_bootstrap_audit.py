@@ -324,51 +324,48 @@ def good() -> BootstrapAudit:
     return replace(compare(process.draw(20), process.draw(200)), agreement=agreement)
 
 
-@pytest.mark.parametrize(
-    ("value", "factor", "finding"),
-    [
-        (1.24, 1.2, "faithful"),
-        (1.26, 1.2, "wide"),
-        (1.26, 1.3, "inconclusive"),
-        (1 / 1.24, 1.2, "faithful"),
-        (1 / 1.26, 1.2, "narrow"),
-        (1 / 1.26, 1.3, "inconclusive"),
-        (1.0, 1.48, "faithful"),
-        (1.0, 1.52, "inconclusive"),
-    ],
-)
-def test_thresholds_of_the_ratio(value: float, factor: float, finding: str) -> None:
-    ratio = StdRatio(value, value / factor, value * factor, 0.9)
-    assert replace(good(), std_ratio=ratio, std_ratios=(ratio,)).finding == finding
+def ratio(value: float, factor: float) -> dict[str, Any]:
+    found = StdRatio(value, value / factor, value * factor, 0.9)
+    return {"std_ratio": found, "std_ratios": (found,)}
+
+
+def agreement(*factors: float, correlation: float | None = 0.9, error: float | None = 0.1) -> dict[str, Any]:
+    return {"agreement": StdAgreement(*factors, 0.9, 0.9, correlation, error, "reason")}
 
 
 @pytest.mark.parametrize(
-    ("factor", "correlation", "finding"),
+    ("changes", "finding"),
     [
-        ((1.4, 1.3, 1.6), (0.9, 0.1), "faithful"),
-        ((1.51, 1.45, 1.6), (0.9, 0.1), "inconclusive"),
-        ((1.6, 1.51, 1.7), (0.9, 0.1), "misplaced"),
-        ((1.2, 1.0, 1.3), (0.51, 0.4), "faithful"),
-        ((1.2, 1.0, 1.3), (0.49, 0.4), "inconclusive"),
-        ((1.2, 1.0, 1.3), (0.4, 0.09), "misplaced"),
-        ((1.2, 1.0, 1.48), (None, None), "faithful"),
-        ((1.2, 1.0, 1.52), (None, None), "inconclusive"),
+        (ratio(1.24, 1.2), "faithful"),
+        (ratio(1.26, 1.2), "wide"),
+        (ratio(1.26, 1.3), "inconclusive"),
+        (ratio(1 / 1.24, 1.2), "faithful"),
+        (ratio(1 / 1.26, 1.2), "narrow"),
+        (ratio(1 / 1.26, 1.3), "inconclusive"),
+        (ratio(1.0, 1.48), "faithful"),
+        (ratio(1.0, 1.52), "inconclusive"),
+        (agreement(1.4, 1.3, 1.6), "faithful"),
+        (agreement(1.51, 1.45, 1.6), "inconclusive"),
+        (agreement(1.6, 1.51, 1.7), "misplaced"),
+        (agreement(1.2, 1.0, 1.3, correlation=0.51, error=0.4), "faithful"),
+        (agreement(1.2, 1.0, 1.3, correlation=0.49, error=0.4), "inconclusive"),
+        (agreement(1.2, 1.0, 1.3, correlation=0.4, error=0.09), "misplaced"),
+        (agreement(1.2, 1.0, 1.48, correlation=None, error=None), "faithful"),
+        (agreement(1.2, 1.0, 1.52, correlation=None, error=None), "inconclusive"),
+        ({"constant": 0.06}, "no spread"),
+        ({"shifted": 0.06}, "shifted"),
+        ({"constant": 0.04, "shifted": 0.04}, "faithful"),
+        ({"shifted": 0.2, "shifted_limit": 0.3}, "faithful"),
+        ({"wasserstein": 0.31, "wasserstein_limit": 0.3}, "shape"),
+        ({"wasserstein": 0.29, "wasserstein_limit": 0.3}, "faithful"),
     ],
 )
-def test_thresholds_of_the_agreement(factor: Any, correlation: Any, finding: str) -> None:
-    assert replace(good(), agreement=StdAgreement(*factor, 0.9, 0.9, *correlation, "reason")).finding == finding
-
-
-def test_thresholds_of_fractions_and_shape() -> None:
+def test_thresholds_of_findings(changes: dict[str, Any], finding: str) -> None:
+    limits = {name: value for name, value in changes.items() if name.endswith("_limit")}
+    others = {name: value for name, value in changes.items() if name not in limits}
     null = good().null
     assert null is not None
-    assert replace(good(), constant=0.06).finding == "no spread"
-    assert replace(good(), shifted=0.06).finding == "shifted"
-    assert replace(good(), constant=0.04, shifted=0.04).faithful
-    assert replace(good(), shifted=0.2, null=replace(null, shifted_limit=0.3)).faithful
-    limited = replace(good(), null=replace(null, wasserstein_limit=0.3))
-    assert replace(limited, wasserstein=0.31).finding == "shape"
-    assert replace(limited, wasserstein=0.29).faithful
+    assert replace(good(), null=replace(null, **limits), **others).finding == finding
 
 
 # -- outputs and inputs --------------------------------------------------------------------------------

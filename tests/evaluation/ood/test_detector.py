@@ -39,11 +39,6 @@ QUIET: dict[str, Any] = {"progress": False}
 TRAIN = TensorDataset(noise(60, 4), torch.arange(60) % 3)
 
 
-def identity() -> DeterministicPredictor:
-    """Its inputs are its logits."""
-    return DeterministicPredictor(nn.Identity())
-
-
 @pytest.fixture(scope="module")
 def boots() -> Predictor:
     return NeuBoots().fit(TwoBranches, TRAIN, TrainingConfig(epochs=2, batch_size=16, progress=False))
@@ -75,15 +70,6 @@ def test_constant_predictor_has_auroc_one_half(kind: type[Detector]) -> None:
         assert float(detector.evaluate(a[10:], b[10:], positive=positive, **QUIET).auroc) == 0.5
 
 
-@pytest.mark.parametrize("kind", [MaxSoftmax, Entropy, Energy, Odin, ReplicateDetector])
-def test_confident_predictions_in_distribution_are_separated(kind: type[Detector]) -> None:
-    a, b = 9 * torch.eye(4).repeat(10, 1) + 0.1 * noise(40, 4, seed=1), 0.1 * noise(40, 4)
-    detector = kind(identity(), num_samples=2).fit(a[:20], b[:20], **QUIET)
-    found = detector.evaluate(a[20:], b[20:], **QUIET)
-    assert all(float(getattr(found, name)) == 1.0 for name in ("auroc", "aupr_in", "aupr_out", "tnr_at_tpr"))
-    assert float(detector.evaluate(b[20:], a[20:], positive="out", **QUIET).auroc) == 0.0
-
-
 @pytest.mark.parametrize("kind", ["one pass", "passes"])
 def test_scores_are_statistics_of_the_samples(boots: Predictor, kind: str) -> None:
     torch.manual_seed(1)
@@ -104,14 +90,6 @@ def test_scores_are_statistics_of_the_samples(boots: Predictor, kind: str) -> No
         np.testing.assert_allclose(detector(predictor, **options).score(x, **QUIET), scores, rtol=1e-5, atol=1e-6)
     tempered = Energy(predictor, temperature=3.0, **options).score(x, **QUIET)
     np.testing.assert_allclose(tempered, -3 * (mean / 3).exp().sum(1).log(), rtol=1e-5)
-
-
-def test_disagreement_of_replicates_raises_the_energy() -> None:
-    nets = [nn.Linear(4, 2), nn.Linear(4, 2)]
-    for net, bias in zip(nets, ([4.0, 0.0], [0.0, 4.0]), strict=True):
-        net.load_state_dict({"weight": torch.zeros(2, 4), "bias": torch.tensor(bias)})
-    apart, equal = (Energy(PassPredictor(some)).score(noise(1, 4), **QUIET) for some in (nets, nets[:1]))
-    assert float(apart) > float(equal) + 1
 
 
 def test_score_of_a_pixel_classifier_is_the_mean_over_pixels() -> None:

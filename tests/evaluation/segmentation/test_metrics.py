@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,6 @@ from neuboots.evaluation.segmentation.metrics import (
     find_boundaries,
 )
 from neuboots.methods.deterministic import DeterministicPredictor
-from neuboots.prediction import SampleStream, stream_forward_passes
 
 QUIET: dict[str, Any] = {"progress": False}
 
@@ -271,30 +269,14 @@ def test_ignored_pixels_do_not_count(trained: Predictor, ignore_index: int | Non
 # -- batches and errors --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Recorded(Predictor):
-    """The inputs are the logits; batch sizes are recorded."""
-
-    sizes: list[int] = field(default_factory=list)
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
-        self.sizes.append(len(x))
-        return stream_forward_passes(num_samples, lambda b: x)
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-
 def test_small_images_are_batched_and_large_ones_are_not() -> None:
     for size, windows in ((8, [4, 2]), (24, [4, 4, 1] * 6)):
-        predictor = Recorded()
+        net, sizes = nn.Identity(), list[int]()
+        net.register_forward_pre_hook(lambda module, args, sizes=sizes: sizes.append(len(args[0])))
         data = TensorDataset(noise(6, 2, size, size), torch.zeros(6, size, size))
-        evaluate_segmentation(predictor, data, num_samples=2, window=8, overlap=0.0, batch_size=4, **QUIET)
-        assert predictor.sizes == windows
+        options: dict[str, Any] = {"num_samples": 2, "window": 8, "overlap": 0.0, "batch_size": 4, **QUIET}
+        evaluate_segmentation(DeterministicPredictor(net), data, **options)
+        assert sizes == windows
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import ArgumentError, NeuBoots, Predictor, TrainingConfig, create_method, list_methods
+from neuboots import ArgumentError, NeuBoots, TrainingConfig, create_method, list_methods
 from neuboots.evaluation.segmentation import SegmentationMaps, predict_segmentation
 from neuboots.evaluation.segmentation.predict import Tile, _make_spans, clip_window, make_tiles
 from neuboots.generator import BootstrapGenerator
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.methods.neuboots import NeuBootsPredictor
-from neuboots.prediction import SampleStream, stream_forward_passes
 
 MAPS = ("probs", "entropy", "mutual_information", "std")
 
@@ -127,26 +125,6 @@ def assert_maps_close(ours: SegmentationMaps, theirs: SegmentationMaps, atol: fl
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), atol=atol, rtol=1e-4, msg=name)
 
 
-@dataclass(frozen=True)
-class Recorded(Predictor):
-    """Each replicate is a random linear map of the channels; the shapes of inputs are recorded."""
-
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    classes: int = 3
-
-    @property
-    def net(self) -> None:
-        return None
-
-    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
-        self.shapes.append(tuple(x.shape))
-        weights = noise(num_samples, self.classes, x.shape[1], seed=seed)
-        return stream_forward_passes(num_samples, lambda b: torch.einsum("kc,nc...->nk...", weights[b], x))
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-
 def test_maps_are_statistics_of_the_samples() -> None:
     predictor, x = bootstrapped(Convolutional(2)), noise(2, 2, 3, 4)
     maps = predict_segmentation(predictor, x, 7, seed=3)
@@ -155,7 +133,7 @@ def test_maps_are_statistics_of_the_samples() -> None:
         np.testing.assert_allclose(getattr(maps, name).numpy(), expected[name], atol=2e-6, err_msg=name)
     torch.testing.assert_close(maps.std, predictor.predict(x, 7, seed=3).std.mean(1))  # exact moments
     assert (maps.num_samples, maps.seed, maps.num_classes, maps.size) == (7, 3, 3, (3, 4))
-    one_logit = predict_segmentation(Recorded(classes=1), x, 5, window=2)
+    one_logit = predict_segmentation(DeterministicPredictor(nn.Conv2d(2, 1, 1)), x, 5, window=2)
     assert one_logit.probs.shape == (2, 2, 3, 4)
 
 
@@ -190,10 +168,12 @@ def test_pixels_without_context_are_not_blended() -> None:
 
 
 def test_net_sees_only_windows() -> None:
-    predictor, x = Recorded(), noise(2, 1, 40, 40, 12)
+    net, shapes, x = nn.Conv3d(1, 3, 1), list[torch.Size](), noise(2, 1, 40, 40, 12)
+    net.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+    predictor = DeterministicPredictor(net)
     maps = predict_segmentation(predictor, x, 3, window=(16, 16, 16), batch_size=4)
-    assert set(predictor.shapes[:-1]) == {(4, 1, 16, 16, 12)}
-    assert sum(shape[0] for shape in predictor.shapes) == 2 * 9
+    assert set(shapes[:-1]) == {(4, 1, 16, 16, 12)}
+    assert sum(shape[0] for shape in shapes) == 2 * 9
     assert_maps_close(maps, predict_segmentation(predictor, x, 3))
 
 
