@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ from neuboots import ArgumentError, BayesianBootstrap, Deterministic, NeuBoots, 
 from neuboots.evaluation import _audit_stats, bootstrap_audit
 from neuboots.evaluation._audit_stats import (
     MAX_CORRELATION_ERROR,
-    NUM_LOCATIONS,
     PermutationNull,
     ReplicateSubsets,
-    SampledLocations,
     StdAgreement,
     StdRatio,
     ks_and_wasserstein,
@@ -147,28 +144,12 @@ def draw_standardized(kind: str, *shape: int, seed: int) -> Tensor:
 def test_permutation_null_is_that_of_two_samples(kind: str, num_true: int, num_samples: int) -> None:
     """Expectations by 4,000 pairs of one distribution. The pool is standardized, which removes some of the tails."""
     draw = partial(draw_standardized, kind)
-    sample = SampledLocations(torch.zeros(32), draw(num_true, 32, seed=1), draw(num_samples, 32, seed=2))
-    null = PermutationNull.permute(sample, max_shift=2.0, seed=0)
+    null = PermutationNull.permute(draw(num_true, 32, seed=1), draw(num_samples, 32, seed=2), max_shift=2.0, seed=0)
     t, s = draw(num_true, 4000, seed=3), draw(num_samples, 4000, seed=4)
     ks, wasserstein = (float(value.mean()) for value in ks_and_wasserstein(standardize(t), standardize(s)))
     assert (null.ks, null.wasserstein) == pytest.approx((ks, wasserstein), rel=0.1 if kind == "gaussian" else 0.2)
     assert null.wasserstein < null.wasserstein_limit < 1.5 * null.wasserstein
     assert null.log_ratio == pytest.approx(float((s.std(0) / t.std(0)).log().mean()), abs=0.02)
-
-
-def test_sampled_locations_do_not_depend_on_batches() -> None:
-    t, s = draw_standardized("gaussian", 5, 2, 300, seed=0), draw_standardized("gaussian", 7, 2, 300, seed=1)
-    counted = torch.rand(2, 300, generator=torch.Generator().manual_seed(0)) < 0.5
-    whole = SampledLocations.sample(t, s, counted, start=0, seed=3)
-    parts = [
-        SampledLocations.sample(t[..., a:b], s[..., a:b], counted[:, a:b], start=a, seed=3)
-        for a, b in pairwise([0, 10, 11, 200, 300])
-    ]
-    joined = parts[0] + parts[1] + parts[2] + parts[3]
-    assert torch.equal(joined.t, whole.t)
-    assert torch.equal(joined.s, whole.s)
-    assert whole.t.shape == (5, NUM_LOCATIONS)
-    assert set(whole.t[0].tolist()) <= set(t[0][counted].tolist())
 
 
 # -- corrections, by simulation ------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from neuboots._prng import derive_keys, derive_seed, draw_uniform
+from neuboots._prng import derive_seed
 from neuboots.metrics import MetricState
 
 MIN_STD_FRACTION = 0.01  # less than this fraction of the bootstrap's standard deviation counts as no spread
@@ -249,32 +249,6 @@ def standardize(samples: Tensor) -> Tensor:
     return centered / std.where(std > 0, 1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class SampledLocations:
-    """Replicates at a random sample of locations: those with the smallest random keys, however batches are cut."""
-
-    keys: Tensor  # (M,)
-    t: Tensor  # bootstrap replicates: (K, M)
-    s: Tensor  # the predictor's: (B, M)
-
-    @classmethod
-    def sample(cls, t: Tensor, s: Tensor, counted: Tensor, *, start: int, seed: int) -> "SampledLocations":
-        """Sample of replicates (K, C, L) and (B, C, L) at locations from `start` on, where `counted` (C, L) is true."""
-        num_outputs, length = counted.shape
-        number = torch.arange(num_outputs)[:, None] + num_outputs * torch.arange(start, start + length)  # (C, L)
-        keys = draw_uniform(derive_keys(torch.tensor(0), seed, "places"), number).where(counted, math.inf).flatten()
-        return cls(keys, t.flatten(1), s.flatten(1))._smallest()
-
-    def _smallest(self) -> "SampledLocations":
-        keys, order = self.keys.sort()
-        best = order[:NUM_LOCATIONS][torch.isfinite(keys[:NUM_LOCATIONS])]
-        return SampledLocations(self.keys[best], self.t[:, best], self.s[:, best])
-
-    def __add__(self, other: "SampledLocations") -> "SampledLocations":
-        pairs = zip((self.keys, self.t, self.s), (other.keys, other.t, other.s), strict=True)
-        return SampledLocations(*(torch.cat(pair, -1) for pair in pairs))._smallest()
-
-
 @dataclass(frozen=True)
 class PermutationNull:
     """Expected statistics of K and B replicates of one distribution, and limits that they hardly ever exceed."""
@@ -286,11 +260,14 @@ class PermutationNull:
     log_ratio: float  # of the standard deviation of B to that of K
 
     @classmethod
-    def permute(cls, sample: SampledLocations, *, max_shift: float, seed: int) -> "PermutationNull":
-        """From random divisions of a sample; means more than `max_shift` standard deviations apart differ."""
-        pool = torch.cat([standardize(sample.t), standardize(sample.s)])  # (K + B, M)
+    def permute(cls, t: Tensor, s: Tensor, *, max_shift: float, seed: int) -> "PermutationNull":
+        """From random divisions of replicates (K, M) and (B, M) at M locations.
+
+        Means more than `max_shift` standard deviations apart differ.
+        """
+        pool = torch.cat([standardize(t), standardize(s)])  # (K + B, M)
         rng = torch.Generator().manual_seed(derive_seed(seed, "divisions", len(pool)))
-        chosen = torch.rand(_NUM_RATIO_DIVISIONS, len(pool), generator=rng).topk(len(sample.t), 1, sorted=False).indices
+        chosen = torch.rand(_NUM_RATIO_DIVISIONS, len(pool), generator=rng).topk(len(t), 1, sorted=False).indices
         first = torch.zeros(_NUM_RATIO_DIVISIONS, len(pool), dtype=torch.bool).scatter_(1, chosen, True)
         distances = [
             torch.stack(ks_and_wasserstein(standardize(pool[part]), standardize(pool[~part])))

@@ -22,23 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._prng import derive_seed
+from neuboots._prng import derive_keys, derive_seed, draw_uniform
 from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._audit_stats import (
     MAX_SUBSETS,
     MIN_STD_FRACTION,
+    NUM_LOCATIONS,
     STD_RATIO_TOLERANCE,
     LogStdSums,
     PermutationNull,
     ReplicateSubsets,
-    SampledLocations,
     StdAgreement,
     StdRatio,
     ks_and_wasserstein,
     standardize,
 )
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
+from neuboots.evaluation.active_learning import RowSelector
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig
@@ -360,7 +361,7 @@ def compare_with_bootstrap(
     t_sums: LogStdSums | int = 0
     s_sums: LogStdSums | int = 0
     t_influence, s_influence = torch.zeros(num_bootstrap).double(), torch.zeros(num_samples).double()
-    sample: SampledLocations | None = None
+    sample = RowSelector(NUM_LOCATIONS)
     parts: list[_LocationStatistics] = []
     pixels: tuple[int, ...] = ()
     start = 0
@@ -378,17 +379,21 @@ def compare_with_bootstrap(
             s_sums = s_sums + LogStdSums.from_logs(s_logs, t_logs, s_subsets, part.counted)
             t_influence += _replicate_influence(t, part.differs)
             s_influence += _replicate_influence(s, part.differs)
-            new = SampledLocations.sample(t, s, part.counted, start=start, seed=seed)
-            sample = new if sample is None else sample + new
+            number = torch.arange(start, start + t.shape[2]) * t.shape[1] + torch.arange(t.shape[1])[:, None]  # (C, L)
+            keys = draw_uniform(derive_keys(torch.tensor(0), seed, "places"), number)  # however batches are cut
+            columns = {name: values[:, part.counted].T.numpy() for name, values in (("t", t), ("s", s))}
+            sample.add(-keys[part.counted], columns=columns)
             start += t.shape[2]
     assert isinstance(t_sums, LogStdSums), "there is at least one input"
     assert isinstance(s_sums, LogStdSums)
-    assert sample is not None
     joined = (torch.cat([getattr(part, f.name) for part in parts], 1) for f in fields(_LocationStatistics))
     found = _LocationStatistics(*joined)
     if not bool(found.differs.any()):
         raise ArgumentError("bootstrap", f"{num_bootstrap} equal members", "members that differ at these inputs")
-    null = PermutationNull.permute(sample, max_shift=MAX_SHIFT, seed=seed) if bool(found.counted.any()) else None
+    null = None
+    if bool(found.counted.any()):
+        t, s = (torch.from_numpy(sample.select()[2][name]).T for name in ("t", "s"))
+        null = PermutationNull.permute(t, s, max_shift=MAX_SHIFT, seed=seed)
     std_ratio = partial(StdRatio.from_sums, t_sums, s_sums, bias=0.0 if null is None else null.log_ratio)
     shape = (len(found.std), -1, *pixels)  # (C, N, *)
     maps = (found.std, found.bootstrap_std, found.ks, found.wasserstein)
