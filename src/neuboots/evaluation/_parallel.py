@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Subset
 
 from neuboots._io import read_json, write_json
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.loading import get_tensors, preserve_rng_state, seed_everything
 from neuboots.training import TrainingConfig, initialize_model, progress_bar
 
@@ -217,7 +217,7 @@ def _describe_rows(data: Any) -> str:
 def check_repeated_fit(config: TrainingConfig, test_data: Any) -> None:
     """Reject what several fits cannot share: a checkpoint folder, and test data that can be read only once."""
     if config.folder is not None:
-        raise ArgumentError("config", config, "no folder, which all fits would share", hint="pass folder=…")
+        raise ArgumentError("config", config.folder, "folder=None, as all fits would share the folder")
     if isinstance(test_data, Iterator):
         raise ArgumentError("test_data", type(test_data).__name__, "a data set or loader, which can be read repeatedly")
 
@@ -244,8 +244,7 @@ def student_t_interval(values: Tensor, *, level: float = 0.95) -> tuple[Tensor, 
 
     if len(values) < 2:
         raise ArgumentError("values", len(values), "at least 2 repetitions")
-    if not 0.0 < level < 1.0:
-        raise ArgumentError("level", level, "a number between 0 and 1, such as 0.95")
+    check_fraction("level", level)
     half = float(t.ppf((1 + level) / 2, len(values) - 1)) * values.std(0) / len(values) ** 0.5
     return values.mean(0) - half, values.mean(0) + half
 

@@ -88,11 +88,6 @@ _PRINTED_ROWS = 10
 # -- acquisition functions -----------------------------------------------------------------------------
 
 
-def _random_scores(summary: Summary) -> Tensor:
-    """Score 0 for every input, so that the seed decides, as in every tie: (N,)."""
-    return summary.mean.new_zeros(len(summary.mean))
-
-
 def _margin(summary: Summary) -> Tensor:
     first, *second = summary.probs.topk(min(2, summary.probs.shape[1]), 1).values.unbind(1)
     return mean_per_input(sum(second) - first)
@@ -110,7 +105,7 @@ def _total_variance(summary: Summary | Prediction) -> Tensor:
 
 
 ACQUISITION_FUNCTIONS: dict[str, AcquisitionFunction] = {
-    "random": _random_scores,
+    "random": lambda summary: summary.mean.new_zeros(len(summary.mean)),  # the seed decides, as in every tie
     "entropy": lambda summary: mean_per_input(summary.entropy),
     "margin": _margin,
     "bald": lambda summary: mean_per_input(summary.mutual_information),
@@ -383,7 +378,11 @@ def select_for_labeling(
         else:
             score = strategy if callable(strategy) else ACQUISITION_FUNCTIONS[strategy]
             for x in inputs:
-                scores = _score_batch(view, x, score, num_samples, seed)
+                scores = torch.zeros(count_rows(x), dtype=torch.float64)
+                if strategy != "random":  # which needs no prediction
+                    scores = torch.as_tensor(score(view.summarize(x, num_samples, seed=seed)))
+                if scores.shape != (count_rows(x),):
+                    raise ArgumentError("strategy", tuple(scores.shape), f"{count_rows(x)} scores, one for each row")
                 selector.add(scores, distance_features(x) if diverse else None)
             rows, scores, _ = selector.select()
             total = selector.num_rows
@@ -410,15 +409,6 @@ def _check_order(pool: InputData) -> None:
     order = pool.sampler if pool.batch_sampler is None else getattr(pool.batch_sampler, "sampler", pool.batch_sampler)
     if not isinstance(order, SequentialSampler):
         raise ArgumentError("pool", type(order).__name__, "a loader that does not shuffle", hint="pass its data set")
-
-
-def _score_batch(view: Predictor, x: Any, score: AcquisitionFunction, num_samples: int, seed: int) -> Tensor:
-    if score is _random_scores:  # needs no prediction
-        return torch.zeros(count_rows(x), dtype=torch.float64)
-    scores = torch.as_tensor(score(view.summarize(x, num_samples, seed=seed)))
-    if scores.shape != (count_rows(x),):
-        raise ArgumentError("strategy", tuple(scores.shape), f"scores of shape ({count_rows(x)},), one for each row")
-    return scores
 
 
 # -- joint selection -----------------------------------------------------------------------------------
@@ -646,6 +636,7 @@ def run_active_learning(
     show = progress and num_workers == 1
     options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": show}
     quiet = replace(config, progress=config.progress and show)
+    ignore_index: int = getattr(getattr(method, "loss", None), "ignore_index", 255)
 
     def run_round(trial: int, r: int, labeled: list[int], checkpoints: Path | None) -> dict[str, Any]:
         """Train, compute metrics, and select the rows of the next round."""
@@ -653,14 +644,9 @@ def run_active_learning(
         round_config = replace(quiet, seed=fit_seed, folder=checkpoints)
         net = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         predictor = method.fit(net, Subset(pool, labeled), round_config)
-        metrics = _compute_metrics(
-            predictor,
-            test_data,
-            task,
-            ignore_index=getattr(getattr(method, "loss", None), "ignore_index", 255),
-            seed=derive_seed(seed, "predict", trial, r),
-            **options,
-        )
+        predict_seed = derive_seed(seed, "predict", trial, r)
+        with closing(iter_batches(test_data, batch_size, title="testing", progress=show)) as batches:
+            metrics = _compute_metrics(predictor, batches, task, num_samples, predict_seed, ignore_index)
         selected: list[int] = []
         if r + 1 < len(sizes):
             rest = sorted({*range(n)} - {*labeled})
@@ -712,31 +698,20 @@ def _infer_task(method: Method, test_data: LabeledData) -> OutputKind:
 
 
 def _compute_metrics(
-    predictor: Predictor,
-    data: LabeledData,
-    task: OutputKind,
-    *,
-    num_samples: int,
-    seed: int,
-    ignore_index: int,
-    batch_size: int,
-    progress: bool,
+    predictor: Predictor, batches: Iterator[Any], task: OutputKind, num_samples: int, seed: int, ignore_index: int
 ) -> dict[str, float]:
     """RMSE of a regression; of classes accuracy, ECE, NLL and Brier score, and the mean IoU of pixels."""
     view = predictor if task == "classification" else _ComparedOutputs(predictor, task)
     total: Any = 0
-    with closing(iter_batches(data, batch_size, title="testing", progress=progress)) as batches:
-        for x, y in batches:
-            summary = view.summarize(x, num_samples, seed=seed)
-            if task != "classification":
-                total = total + RunningMean.from_batch(
-                    (summary.mean - align_targets(summary.mean, y)).double().square()
-                )
-            elif summary.probs.ndim == 2:
-                total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
-            else:
-                labels = align_labels(summary.probs, y, ignore_index=ignore_index)
-                total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
+    for x, y in batches:
+        summary = view.summarize(x, num_samples, seed=seed)
+        if task != "classification":
+            total = total + RunningMean.from_batch((summary.mean - align_targets(summary.mean, y)).double().square())
+        elif summary.probs.ndim == 2:
+            total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
+        else:
+            labels = align_labels(summary.probs, y, ignore_index=ignore_index)
+            total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
     if task != "classification":
         return {"rmse": float(total.value) ** 0.5}
     names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, SegmentationMetrics))

@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 from neuboots._pytree import count_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import check_predictor, format_table
+from neuboots.evaluation._parallel import check_repeated_fit
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig, progress_bar
@@ -178,8 +179,7 @@ def benchmark_methods(
         check_int("num_members", K, minimum=1)
     check_int("repeats", repeats, minimum=1)
     n = check_length(data)
-    if config.folder is not None:
-        raise ArgumentError("config", config.folder, "no folder, where the second fit would resume the first")
+    check_repeated_fit(config, None)
     config = replace(config, progress=False)
     steps = len(num_members) * len(methods) * (1 + repeats + 2 * memory)
     with preserve_rng_state(), progress_bar("benchmark", steps, enabled=progress) as advance:

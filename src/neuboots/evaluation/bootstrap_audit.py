@@ -39,6 +39,7 @@ from neuboots.evaluation._audit_stats import (
     standardize,
 )
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
+from neuboots.evaluation._parallel import check_repeated_fit
 from neuboots.evaluation.active_learning import RowSelector
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
@@ -292,8 +293,7 @@ def audit_bootstrap(
     """
     check_predictor(predictor)
     check_length(data)
-    if config.folder is not None:
-        raise ArgumentError("config", config.folder, "no folder", hint="use dataclasses.replace(config, folder=None)")
+    check_repeated_fit(config, None)
     fit_seed = derive_seed(config.seed, seed, "audit")
     with preserve_rng_state():
         config = replace(config, seed=fit_seed, progress=config.progress and progress)

@@ -39,7 +39,7 @@ from neuboots.evaluation.ood.detector import (
     _to_double,
 )
 from neuboots.head import check_inputs
-from neuboots.prediction import Predictor, SampleStream, Summary, class_probabilities, summarize_stream
+from neuboots.prediction import Predictor, Summary, class_probabilities, summarize_stream
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.05, 0.1, 0.2)
@@ -77,7 +77,10 @@ def confidence_direction(
     with torch.inference_mode(False), torch.enable_grad():
         leaves = _make_leaves(x)
         stream = predictor.stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)
-        size = _chunk_size(stream)
+        # Methods with exact moments compute all replicates from one pass, which one backward pass covers; other methods
+        # may store a pass for each replicate.
+        fitting = _MIN_CHUNK if stream.moments is None else _MAX_CHUNK_BYTES // stream.replicate_bytes
+        size = min(num_samples, max(_MIN_CHUNK, fitting))
         with torch.no_grad():
             sums = [_tempered_probs(chunk, temperature).sum(0) for chunk in stream.chunks(size)]
             probs = torch.stack(sums).sum(0) / num_samples  # (N, C, *)
@@ -94,16 +97,6 @@ def confidence_direction(
 def _tempered_probs(chunk: Tensor, temperature: float) -> Tensor:
     """In double precision: a confidence of 1 − 10⁻¹⁰ still has a gradient."""
     return class_probabilities(_to_double(chunk) / temperature, 2)
-
-
-def _chunk_size(stream: SampleStream) -> int:
-    """Replicates that are differentiated at once.
-
-    Methods with exact moments compute all replicates from one pass, which one backward pass covers; other methods may
-    store a pass for each replicate.
-    """
-    size = _MIN_CHUNK if stream.moments is None else max(_MIN_CHUNK, _MAX_CHUNK_BYTES // stream.replicate_bytes)
-    return min(size, stream.num_samples)
 
 
 def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num_samples: int, seed: int) -> Summary:

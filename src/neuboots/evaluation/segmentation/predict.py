@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.evaluation._batching import check_predictor
 from neuboots.head import check_inputs
 from neuboots.prediction import Predictor, Summary
@@ -118,8 +118,7 @@ def clip_window(size: Sequence[int], window: int | Sequence[int], *, overlap: fl
         >>> clip_window((100, 20), 64, overlap=0.25)
         (64, 20)
     """
-    if not 0 <= overlap < 1:
-        raise ArgumentError("overlap", overlap, "a fraction of the window in [0, 1), such as 0.25")
+    check_fraction("overlap", overlap, zero=True)
     widths = tuple(window) if isinstance(window, Sequence) else (window,) * len(size)
     if len(widths) != len(size):
         raise ArgumentError("window", window, f"one integer, or one for each of the {len(size)} axes of an image")
