@@ -16,6 +16,10 @@ from neuboots.prediction import Predictor, SampleStream
 from neuboots.training import TrainingConfig
 
 
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
 class Deep(nn.Module):
     """The head is an attribute two levels down, registered before the body."""
 
@@ -174,10 +178,6 @@ class Case:
     shape: tuple[int, ...]
 
 
-def _rows(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(7))
-
-
 def _sequential() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -194,27 +194,27 @@ def _compiled_body() -> nn.Module:
 _IDS = torch.randint(0, 11, (5, 7), generator=torch.Generator().manual_seed(7))
 
 ZOO = [
-    Case("sequential", _sequential, _rows(5, 4), "3", (5, 3)),
-    Case("nested sequential", _nested, _rows(5, 4), "1.1.1", (5, 3)),
-    Case("bare linear", lambda: nn.Linear(4, 3), _rows(5, 4), "0", (5, 3)),
-    Case("deep attribute", Deep, _rows(5, 4), "outer.inner.0", (5, 3)),
-    Case("two branches", TwoBranches, _rows(5, 4), "fc", (5, 3)),
-    Case("data parallel", lambda: nn.DataParallel(_sequential()), _rows(5, 4), "3", (5, 3)),
-    Case("compiled", lambda: torch.compile(_sequential(), backend="eager"), _rows(5, 4), "3", (5, 3)),
-    Case("conv1d", lambda: Upsampling(1), _rows(3, 2, 12), "classifier", (3, 4, 12)),
-    Case("conv2d", lambda: Upsampling(2), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
-    Case("conv3d", lambda: Upsampling(3), _rows(2, 2, 4, 6, 8), "classifier", (2, 4, 4, 6, 8)),
-    Case("dict", lambda: Upsampling(2, "dict"), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
-    Case("logits", lambda: Upsampling(2, "logits"), _rows(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
-    Case("squeezed", Squeezed, _rows(5, 4), "net.2", (5,)),
-    Case("skipped", Skipped, _rows(5, 4), "fc", (5, 3)),
-    Case("written", Written, _rows(5, 4), "fc", (5, 3)),
-    Case("written through a view", WrittenThroughAView, _rows(5, 4), "fc", (5, 3)),
-    Case("compiled body", _compiled_body, _rows(5, 4), "1", (5, 3)),
-    Case("scaled", Scaled, _rows(5, 4), "fc", (5, 3)),
+    Case("sequential", _sequential, noise(5, 4), "3", (5, 3)),
+    Case("nested sequential", _nested, noise(5, 4), "1.1.1", (5, 3)),
+    Case("bare linear", lambda: nn.Linear(4, 3), noise(5, 4), "0", (5, 3)),
+    Case("deep attribute", Deep, noise(5, 4), "outer.inner.0", (5, 3)),
+    Case("two branches", TwoBranches, noise(5, 4), "fc", (5, 3)),
+    Case("data parallel", lambda: nn.DataParallel(_sequential()), noise(5, 4), "3", (5, 3)),
+    Case("compiled", lambda: torch.compile(_sequential(), backend="eager"), noise(5, 4), "3", (5, 3)),
+    Case("conv1d", lambda: Upsampling(1), noise(3, 2, 12), "classifier", (3, 4, 12)),
+    Case("conv2d", lambda: Upsampling(2), noise(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("conv3d", lambda: Upsampling(3), noise(2, 2, 4, 6, 8), "classifier", (2, 4, 4, 6, 8)),
+    Case("dict", lambda: Upsampling(2, "dict"), noise(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("logits", lambda: Upsampling(2, "logits"), noise(3, 2, 8, 10), "classifier", (3, 4, 8, 10)),
+    Case("squeezed", Squeezed, noise(5, 4), "net.2", (5,)),
+    Case("skipped", Skipped, noise(5, 4), "fc", (5, 3)),
+    Case("written", Written, noise(5, 4), "fc", (5, 3)),
+    Case("written through a view", WrittenThroughAView, noise(5, 4), "fc", (5, 3)),
+    Case("compiled body", _compiled_body, noise(5, 4), "1", (5, 3)),
+    Case("scaled", Scaled, noise(5, 4), "fc", (5, 3)),
     Case("soft-capped tokens", SoftCapped, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
     Case("tokens", Tokens, {"input_ids": _IDS, "scale": torch.tensor(2.0)}, "score", (5, 3, 7)),
-    Case("weight normed", WeightNormed, _rows(5, 4), "head", (5, 3)),
+    Case("weight normed", WeightNormed, noise(5, 4), "head", (5, 3)),
 ]
 
 
@@ -279,10 +279,6 @@ class Stored(Predictor):
 def numbered(y: Tensor) -> TensorDataset:
     """Inputs that are their own row numbers."""
     return TensorDataset(torch.arange(float(len(y)))[:, None], y)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def data_root() -> Path | None:

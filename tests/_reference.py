@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from decimal import Decimal, localcontext
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.stats
@@ -82,30 +81,6 @@ def gamma(key: int, cell: int, size: int, shape: float) -> float:
         v = (1 + x / math.sqrt(9 * d)) ** 3
         if v > 0 and math.log(accept) < x * x / 2 + d - d * v + d * math.log(v):
             return factor * d * v
-
-
-# -- weights -------------------------------------------------------------------------------------------
-
-
-def kummer(a: float, b: float, z: float) -> float:
-    """₁F₁(a; b; −z) = Σ_k (a)_k / (b)_k · (−z)^k / k!, by its definition. The terms alternate and grow to
-    about e^z, so as many digits more are carried."""
-    with localcontext() as context:
-        context.prec = int(z / math.log(10)) + 60
-        a, b, z = Decimal(a), Decimal(b), Decimal(z)
-        total = term = Decimal(1)
-        k = 0
-        while k < z or abs(term) > Decimal(10) ** -40:
-            term = term * -(a + k) * z / ((b + k) * (k + 1))
-            total += term
-            k += 1
-        return float(total)
-
-
-def multinomial_mean(size: int, function: Callable[[list[int]], float]) -> float:
-    """E function(α) for α ~ Multinomial(S; 1/S, …, 1/S), over all S^S outcomes of S draws."""
-    outcomes = list(itertools.product(range(size), repeat=size))
-    return math.fsum(function([draws.count(s) for s in range(size)]) for draws in outcomes) / len(outcomes)
 
 
 # -- prediction ----------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from _nets import noise
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 from neuboots import ArgumentError, NeuBoots, TrainingConfig, load, save
 from neuboots.generator import BootstrapGenerator
@@ -64,10 +64,6 @@ class Upsampled(nn.Module):
 
 def then(body: Make, head: Callable[[], nn.Module]) -> Make:
     return lambda: nn.Sequential(body(), head())
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
 IMAGE, COLOUR, VOLUME = noise(2, 1, 32, 32), noise(2, 3, 32, 32), noise(2, 1, 16, 16, 16)
@@ -188,11 +184,6 @@ every_net = pytest.mark.parametrize(
 )
 
 
-def as_rows(x: Any) -> list[Any]:
-    rows = [{key: value[i] for key, value in x.items()} for i in range(2)] if isinstance(x, dict) else list(x)
-    return rows * 2
-
-
 @every_net
 @torch.no_grad()
 def test_foreign_net_replicates(name: str) -> None:
@@ -218,23 +209,18 @@ def test_foreign_net_replicates(name: str) -> None:
     assert found.std(0).max() > 0
 
 
-class Rows(Dataset[Any]):
-    def __init__(self, x: Any, shape: tuple[int, ...]) -> None:
-        self.x = as_rows(x)
-        self.shape = (len(self.x), *shape[2:])
-        self.y = torch.randint(0, 3, self.shape, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Any, Tensor]:
-        return self.x[i], self.y[i]
+def examples(x: Any, shape: tuple[int, ...]) -> list[tuple[Any, Tensor]]:
+    """Each row of x twice, with random labels."""
+    rows = [{key: value[i] for key, value in x.items()} for i in range(2)] if isinstance(x, dict) else list(x)
+    return list(
+        zip(rows * 2, torch.randint(0, 3, (4, *shape[2:]), generator=torch.Generator().manual_seed(0)), strict=True)
+    )
 
 
 @every_net
 def test_foreign_net_trains_predicts_and_saves(name: str, tmp_path: Path) -> None:
     make, (x, shape), head, _ = NETS[name]
-    predictor = NeuBoots().fit(make, Rows(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
+    predictor = NeuBoots().fit(make, examples(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
     assert predictor.generator.split.name == head
     summary = predictor.summarize(x, 4)
     assert summary.mean.shape == shape
@@ -271,20 +257,13 @@ class Upsampling(nn.Module):
         return F.interpolate(self.head(self.body(x).relu()), size=x.shape[2:], mode="bilinear") + x.mean()
 
 
-class MetaRows(Rows):
-    """Rows as MONAI's transforms give them."""
-
-    def __getitem__(self, i: int) -> tuple[Any, Tensor]:
-        kind = library("monai.data").MetaTensor
-        return kind(self.x[i]), kind(self.y[i])
-
-
 def test_monai_tensors_are_accepted() -> None:
-    meta = library("monai.data").MetaTensor(IMAGE)
+    kind = library("monai.data").MetaTensor
+    meta = kind(IMAGE)
     shape = (2, 3, 32, 32)
     config = TrainingConfig(epochs=1, batch_size=4, progress=False)
-    predictor = NeuBoots().fit(Upsampling, MetaRows(IMAGE, shape), config)
-    wanted = NeuBoots().fit(Upsampling, Rows(IMAGE, shape), config).predict(IMAGE, 3).samples
+    predictor = NeuBoots().fit(Upsampling, [(kind(x), kind(y)) for x, y in examples(IMAGE, shape)], config)
+    wanted = NeuBoots().fit(Upsampling, examples(IMAGE, shape), config).predict(IMAGE, 3).samples
     found = predictor.predict(meta, 3).samples
     assert type(found) is Tensor
     assert torch.equal(found, wanted)

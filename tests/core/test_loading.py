@@ -33,8 +33,8 @@ class AtOnce(Dataset[Any]):
         return [(i + each, i) for i, each in zip(rows, noise, strict=True)]
 
 
-def read_epoch(data: Dataset[Any], epoch: int = 0, **options: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
-    loader = EpochLoader(data, batch_size=4, seed=5, **options)
+def read_epoch(data: Any, epoch: int = 0, batch_size: int = 4, **options: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+    loader = EpochLoader(data, batch_size=batch_size, seed=5, **options)
     return [(batch.x, batch.y, batch.index) for _, batch, _ in loader.epoch(epoch)]
 
 
@@ -83,16 +83,12 @@ def test_subset_seeds_each_example() -> None:
     small, large = (
         {
             int(i): row
-            for x, _, index in _batches(Subset(Plain(), range(6)), size)
+            for x, _, index in read_epoch(Subset(Plain(), range(6)), batch_size=size)
             for i, row in zip(index, x, strict=True)
         }
         for size in (2, 6)
     )
     assert all(torch.equal(small[i], large[i]) for i in range(6))
-
-
-def _batches(data: Dataset[Any], size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    return [(b.x, b.y, b.index) for _, b, _ in EpochLoader(data, batch_size=size, seed=1).epoch(0)]
 
 
 class WithMasks(Dataset[Any]):
@@ -114,18 +110,13 @@ def test_load_targets_reads_targets_only() -> None:
     assert load_targets(Subset(WithMasks(), [3, 1]), reduce=lambda mask: mask.flatten()[0]).tolist() == [3, 1]
 
 
-class Sizes(Dataset[Any]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return torch.zeros(3, 10 + i), 0
+SIZES = [(torch.zeros(3, 10 + i), 0) for i in range(4)]
 
 
 def test_inputs_of_several_sizes_need_single_batches() -> None:
     with pytest.raises(RuntimeError, match="equal size"):
-        read_epoch(Sizes())
-    assert len(_batches(Sizes(), 1)) == 4
+        read_epoch(SIZES)
+    assert len(read_epoch(SIZES, batch_size=1)) == 4
 
 
 def test_class_labels_and_length() -> None:
@@ -156,7 +147,7 @@ def test_as_dataset_of_loader() -> None:
     data = AtOnce()
     assert as_dataset(DataLoader(data, batch_size=3)) is data
     assert as_dataset(DataLoader(data, batch_size=3, shuffle=True)) is data
-    padded = as_dataset(DataLoader(Sizes(), batch_size=4, collate_fn=pad_collate))
+    padded = as_dataset(DataLoader(SIZES, batch_size=4, collate_fn=pad_collate))
     ((x, y, index),) = read_epoch(padded)
     assert (x.shape, y.tolist()) == ((4, 13, 3), [0] * 4)
     assert x.abs().sum() == 0

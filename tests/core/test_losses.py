@@ -3,10 +3,12 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from _nets import noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,11 +19,8 @@ from neuboots.losses import BrierLoss, GaussianNLL, as_loss, build_loss, describ
 from neuboots.weights import Multinomial
 
 IGNORED = 255
+random = partial(noise, dtype=torch.float64)
 many = settings(deadline=None, max_examples=40, derandomize=True)
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def labels(*shape: int, classes: int, seed: int = 0, fraction: float = 0.0) -> Tensor:
@@ -213,13 +212,10 @@ def test_targets_n_for_outputs_n_1_do_not_broadcast(loss, heads: int, pixels: tu
     ("outputs", "targets"),
     [
         ((6, 1), (5,)),
-        ((6, 1), (6, 2)),
         ((6, 3), (6,)),
         ((6, 3), (3, 6)),  # as many numbers, but transposed
         ((1, 3), (3, 1)),
         ((6, 2, 3), (6, 3, 2)),
-        ((6, 1), (1,)),
-        ((6, 1), ()),
     ],
 )
 def test_other_shapes_raise(loss, heads: int, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from _nets import noise
 from _reference import figures, least_squares, standard_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,10 +39,7 @@ from neuboots.prediction import (
 STATISTICS = ["mean", "std", "probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information"]
 SHAPES = [(7, 3), (5, 1), (2, 4, 3, 2), (2, 1, 3, 2), (3, 2, 4)]
 many = settings(deadline=None, max_examples=40, derandomize=True)
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+random = partial(noise, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -181,18 +179,6 @@ def test_intervals_match_numpy_and_scipy(shape: tuple[int, ...], level: float) -
     theirs = scipy.stats.norm.interval(level, loc=array.mean(0), scale=array.std(0, ddof=1))
     np.testing.assert_allclose(low, theirs[0])
     np.testing.assert_allclose(high, theirs[1])
-
-
-def test_prediction_interval_adds_noise() -> None:
-    prediction = Prediction(random(30, 6, 2))
-    low, high = prediction.interval(method="normal")
-    same = prediction.prediction_interval(noise_std=torch.zeros(2, dtype=torch.float64))
-    torch.testing.assert_close(same, (low, high))
-    wide = prediction.prediction_interval(noise_std=torch.tensor([0.1, 5.0], dtype=torch.float64))
-    assert (wide[0] < low).all()
-    assert (wide[1] > high).all()
-    half = scipy.stats.norm.ppf(0.975) * (prediction.std**2 + torch.tensor([0.01, 25.0])).sqrt()
-    torch.testing.assert_close(wide[1] - prediction.mean, half)
 
 
 @pytest.mark.parametrize("holder", ["Prediction", "Summary"])

@@ -12,7 +12,7 @@ from torch import nn
 from neuboots import ArgumentError, load, save
 from neuboots.generator import BootstrapGenerator
 from neuboots.methods import DeterministicPredictor, NeuBootsPredictor
-from neuboots.nets import MLP, SmallCNN, resnet8
+from neuboots.nets import MLP
 from neuboots.serialization import (
     ArtifactError,
     build_predictor,
@@ -41,14 +41,6 @@ def test_save_and_load_neuboots(weight_distribution: object, link: str, tmp_path
     assert after.config() == before.config()
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("make", [lambda: SmallCNN(1, 3), lambda: resnet8(3, 1)])
-def test_load_rebuilds_configurable_nets(make: object, tmp_path: Path) -> None:
-    net = make().eval()  # type: ignore[operator]
-    x = torch.randn(2, 1, 8, 8)
-    save(DeterministicPredictor(net), tmp_path / "model")
-    assert torch.equal(load(tmp_path / "model").predict(x, 1).samples[0], net(x))
 
 
 def test_save_keeps_precision(tmp_path: Path) -> None:
@@ -98,13 +90,6 @@ def test_save_keeps_other_files(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         save(predictor(), tmp_path)
     assert (tmp_path / "thesis.tex").exists()
-
-
-def test_load_other_net_needs_model(tmp_path: Path) -> None:
-    save(predictor(TwoBranches()), tmp_path / "model")
-    with pytest.raises(ArgumentError, match="model"):
-        load(tmp_path / "model")
-    assert load(tmp_path / "model", model=TwoBranches()).predict(X, 2).samples.shape == (2, 3, 3)
 
 
 def test_load_lists_weights_that_do_not_fit(tmp_path: Path) -> None:

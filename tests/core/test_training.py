@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from _nets import noise as rows
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -31,10 +32,6 @@ from neuboots.weights import WeightSchedule
 
 CONFIG = TrainingConfig(epochs=4, batch_size=8, progress=False)
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-def rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def dropout_net() -> nn.Module:
@@ -106,7 +103,6 @@ SCRIPT = """
 import sys, time, torch
 sys.path.insert(0, {tests!r})
 from test_training import Augmented, dropout_net, CONFIG
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from neuboots import NeuBoots
@@ -114,8 +110,8 @@ class Slow(Augmented):
     def __getitem__(self, i):
         time.sleep({delay})
         return super().__getitem__(i)
-recipe = replace(CONFIG, folder=Path({folder!r}), checkpoint_steps=1)
-torch.save(NeuBoots().fit(dropout_net, Slow(), recipe).state(), {out!r})
+config = replace(CONFIG, folder=Path({folder!r}), checkpoint_steps=1)
+torch.save(NeuBoots().fit(dropout_net, Slow(), config).state_dict(), {out!r})
 """
 
 
@@ -288,14 +284,6 @@ def test_last_single_example_joins_the_previous_batch(n: int, sizes: list[int]) 
         Deterministic().fit(dropout_net, data, replace(CONFIG, batch_size=4))  # BatchNorm refuses a single row
 
 
-def test_epoch_may_start_in_the_middle() -> None:
-    loader = EpochLoader(Augmented(), batch_size=7, seed=0)
-    whole = [(k, batch.index.tolist(), batch.x) for k, batch, _ in loader.epoch(3)]
-    late = [(k, batch.index.tolist(), batch.x) for k, batch, _ in loader.epoch(3, start=2)]
-    assert [part[:2] for part in late] == [part[:2] for part in whole[2:]]
-    assert all(torch.equal(a[2], b[2]) for a, b in zip(late, whole[2:], strict=True))
-
-
 class Noisy(IterableDataset[Any]):
     """A stream that draws as it goes."""
 
@@ -342,7 +330,7 @@ def test_subset_of_tensors_matches_its_examples() -> None:
     data = TensorDataset(rows(30, 4), torch.arange(30) % 3)
     places = [3, 29, 4, 8, 15, 16, 23, 0, 1, 2]
     direct = EpochLoader(Subset(data, places), batch_size=4, seed=0)
-    by_row = EpochLoader(Hidden(Subset(data, places)), batch_size=4, seed=0)
+    by_row = EpochLoader(list(Subset(data, places)), batch_size=4, seed=0)
     for (_, a, _), (_, b, _) in zip(direct.epoch(1), by_row.epoch(1), strict=True):
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
@@ -383,20 +371,7 @@ def test_load_targets_without_reading_inputs() -> None:
     data = CrashAt(Augmented(), 0)
     assert torch.equal(load_targets(data), data.targets)
     assert load_targets(Subset(data, [4, 1])).tolist() == [1, 1]
-    assert torch.equal(load_targets(Hidden(Augmented())), Augmented().targets)
-
-
-class Hidden(Dataset[Any]):
-    """A data set that keeps its targets to itself: they are read row by row."""
-
-    def __init__(self, data: Dataset[Any]) -> None:
-        self.inner = data
-
-    def __len__(self) -> int:
-        return len(self.inner)  # type: ignore[arg-type]
-
-    def __getitem__(self, i: int) -> Any:
-        return self.inner[i]
+    assert torch.equal(load_targets(list(Augmented())), Augmented().targets)
 
 
 def test_fit_matches_custom_loop() -> None:
@@ -463,12 +438,8 @@ def test_two_processes_match_one(resample: str, tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("epochs", 0),
-        ("epochs", 1.5),
         ("batch_size", 0),
-        ("clip_norm", 0.0),
         ("clip_norm", float("nan")),
-        ("patience", 0),
-        ("checkpoint_steps", -1),
         ("steps_per_epoch", 0),
         ("seed", 0.5),
         ("optimizer", "adam"),
@@ -482,11 +453,7 @@ def test_wrong_option_raises(name: str, value: Any) -> None:
     assert caught.value.name == name
 
 
-def make_plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-PLATEAU = replace(CONFIG, lr_scheduler=make_plateau)
+PLATEAU = replace(CONFIG, lr_scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
 
 
 @pytest.mark.parametrize(
@@ -494,10 +461,7 @@ PLATEAU = replace(CONFIG, lr_scheduler=make_plateau)
     [
         ("patience", lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, patience=2))),
         ("model", lambda: Deterministic().fit(nn.Linear(4, 3).requires_grad_(False), Augmented(), CONFIG)),
-        (
-            "lr_scheduler",
-            lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, lr_scheduler=make_plateau)),
-        ),
+        ("lr_scheduler", lambda: Deterministic().fit(dropout_net, Augmented(), PLATEAU)),
         ("model", lambda: NeuBoots().fit(lambda: None, Augmented(), CONFIG)),
         ("model", lambda: NeuBoots().fit(3, Augmented(), CONFIG)),
         ("config", lambda: NeuBoots().fit(dropout_net, Augmented(), {"epochs": 3})),

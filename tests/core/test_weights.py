@@ -4,12 +4,13 @@ import itertools
 import math
 from collections.abc import Callable
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
 import torch
-from _reference import kummer, multinomial_mean, p_value, standard_errors
+from _reference import p_value, standard_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -78,14 +79,6 @@ def test_moments_match_samples(weight_distribution: WeightDistribution, size: in
     assert near(products, exact, error, comparisons)
 
 
-def test_covariances_match_the_paper() -> None:
-    for S in (2, 7, 64):
-        assert Dirichlet().covariance(S) == ((S - 1) / (S + 1), -1 / (S + 1))
-        assert Multinomial().covariance(S) == (1 - 1 / S, -1 / S)
-        assert Exponential().covariance(S) == (1, 0)
-        assert Constant().covariance(S) == (0, 0)
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("concentration", [0.3, 1.0, 5.0])
 def test_dirichlet_rows_are_positive_and_sum_to_S(concentration: float, size: int) -> None:
@@ -131,22 +124,12 @@ def test_sample_row_depends_on_its_key_only(weight_distribution: WeightDistribut
 @pytest.mark.parametrize(("c", "size"), [*itertools.product([0.3, 1.0, 5.0], [2, 7, 64]), (1.0, 2048)])
 @pytest.mark.parametrize("t", [1.0, 2.0])
 def test_dirichlet_laplace_transform_matches_series(c: float, size: int, t: float) -> None:
-    """The alternating series with e^z extra digits; logarithms of about S c cost some digits of the double."""
+    """₁F₁ in extended precision; logarithms of about S c cost some digits of the double."""
     for parts in (1, 2, size - 1):
-        exact = kummer(parts * c, size * c, t * size)
+        exact = float(mpmath.hyp1f1(parts * c, size * c, -t * size))
         rounding = 10 * (1 + math.lgamma(size * c + t * size)) * torch.finfo(torch.float64).eps
         assert Dirichlet(c).laplace_transform(t, parts, size) == pytest.approx(exact, rel=rounding)
     assert Dirichlet(c).laplace_transform(t, size, size) == math.exp(-t * size)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_link_moments_of_multinomial_by_enumeration(size: int) -> None:
-    mean, variance, covariance = link_moments(Multinomial(), "exp", size)
-    exact = multinomial_mean(size, lambda a: math.exp(-a[0]))
-    assert mean == pytest.approx(exact)
-    assert variance == pytest.approx(multinomial_mean(size, lambda a: math.exp(-2 * a[0])) - exact**2, abs=1e-15)
-    together = multinomial_mean(size, lambda a: math.exp(-a[0] - a[-1])) - exact**2 if size > 1 else 0.0
-    assert covariance == pytest.approx(together, abs=1e-15)
 
 
 @pytest.mark.parametrize(("weight_distribution", "size"), distribution_and_size)
@@ -162,16 +145,6 @@ def test_link_moments_match_samples(weight_distribution: WeightDistribution, siz
         rows.append(pairs - covariance)
     for row in rows:
         assert near(row.mean(), 0.0, row.std() / math.sqrt(NUM), comparisons=6 * len(distribution_and_size))
-
-
-def test_link_moments_large_S() -> None:
-    """As S grows the Dirichlet weights become independent Gamma(c, 1/c), at the rate 1/S."""
-    for c in (0.5, 1.0, 5.0):
-        limit = np.array(link_moments(Exponential(c), "exp", 1))
-        for size in (2048, 20_000):
-            moments = np.array(link_moments(Dirichlet(c), "exp", size))
-            assert np.abs(moments - limit).max() < 1 / size
-            assert moments[2] < 0  # what one block has the others lack
 
 
 # -- blocks --------------------------------------------------------------------------------------------
@@ -201,13 +174,6 @@ def test_block_sizes_differ_by_at_most_one(labels: list[int], size: int, seed: i
     if size >= n:
         assert len(u.unique()) == n  # every point has its own block, and S = n is a permutation
     assert torch.equal(u, assign_blocks(n, size, strata=strata if stratify else None, seed=seed))
-
-
-def test_blocks_depend_on_the_seed() -> None:
-    first, second = assign_blocks(1000, 10, seed=0), assign_blocks(1000, 10, seed=1)
-    assert not torch.equal(first, second)
-    # two independent balanced tables agree on n/S points, give or take √(n/S) as in a Poisson count
-    assert abs(int((first == second).sum()) - 100) < standard_errors(1) * math.sqrt(100)
 
 
 def test_blocks_are_uniform() -> None:
