@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from neuboots import testing
 from neuboots.prediction import Predictor, SampleStream
 from neuboots.training import TrainingConfig
 
@@ -32,17 +33,19 @@ class Deep(nn.Module):
         return self.outer["inner"][0](self.body(x).tanh())
 
 
-class TwoBranches(nn.Module):
-    """Two branches, joined before one head."""
+class TwoBranches(testing.TwoBranches):
+    """Two branches, joined before one head, with 3 outputs."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+
+class BodyAndHead(nn.Module):
+    """A linear layer and a head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
-        self.right = nn.Linear(4, 6)
-        self.fc = nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(torch.cat([self.left(x), self.right(x).sigmoid()], 1))
+        self.body, self.fc = nn.Linear(4, 8), nn.Linear(8, 3)
 
 
 class Upsampling(nn.Module):
@@ -75,13 +78,8 @@ class Squeezed(nn.Module):
         return self.net(x).squeeze(-1)
 
 
-class Skipped(nn.Module):
+class Skipped(BodyAndHead):
     """What follows the head uses the input again, works in place, and mixes channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 8)
-        self.fc = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.fc(self.body(x).relu())
@@ -90,13 +88,8 @@ class Skipped(nn.Module):
         return (z - values).log_softmax(1)
 
 
-class Written(nn.Module):
+class Written(BodyAndHead):
     """Writes into its head's output in place, also through a view, and into a tensor made from it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 8)
-        self.fc = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.fc(self.body(x).relu())
@@ -110,7 +103,7 @@ class Written(nn.Module):
         return out
 
 
-class WrittenThroughAView(Written):
+class WrittenThroughAView(BodyAndHead):
     """The head's own output is returned, after a view of it was written into."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +125,7 @@ class Tokens(nn.Module):
         return SimpleNamespace(logits=self.score(self.embed(input_ids) * scale))
 
 
-class Scaled(Written):
+class Scaled(BodyAndHead):
     """Uses a buffer in the head's own precision, flat views and an operation in place that keeps its result."""
 
     def __init__(self) -> None:

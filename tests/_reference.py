@@ -43,21 +43,6 @@ def splitmix64(seed: int, count: int) -> list[int]:
     return words
 
 
-def splitmix64_seed(word: int) -> int:
-    """The seed whose first word this is: the mixing is a bijection, so every word has one."""
-
-    def unshift(value: int, bits: int) -> int:
-        found = value
-        for _ in range(64 // bits):
-            found = value ^ (found >> bits)
-        return found
-
-    z = unshift(word, 31)
-    z = unshift(z * pow(0x94D049BB133111EB, -1, 1 << 64) & _WORD, 27)
-    z = unshift(z * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _WORD, 30)
-    return (z - GOLDEN) & _WORD
-
-
 def as_int64(word: int) -> int:
     """The 64 bits read with a sign."""
     return word - (1 << 64) if word >> 63 else word

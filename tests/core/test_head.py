@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from _nets import ZOO, Case, Deep, TwoBranches, Upsampling, make
+from _nets import ZOO, BodyAndHead, Case, Deep, TwoBranches, Upsampling, make
 from torch import Tensor, nn
 
 from neuboots import ArgumentError
@@ -91,19 +91,14 @@ def test_wrong_guess_raises_at_the_first_pass() -> None:
         split_head(Deep()).trace(torch.zeros(2, 4))
 
 
-class Shared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 8)
-        self.head = nn.Linear(8, 3)
-
+class Shared(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x)) + self.head(self.body(-x))
+        return self.fc(self.body(x)) + self.fc(self.body(-x))
 
 
-class Functional(Shared):
+class Functional(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.body(x), self.head.weight)
+        return F.linear(self.body(x), self.fc.weight)
 
 
 class Parallel(TwoBranches):
@@ -111,37 +106,37 @@ class Parallel(TwoBranches):
         return self.left(x) + self.right(x)
 
 
-class Branching(Shared):
+class Branching(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
-        z = self.head(self.body(x))
+        z = self.fc(self.body(x))
         return z if z.sum() > 0 else -z
 
 
-class Writing(Shared):
+class Writing(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
         out = torch.zeros(len(x), 3)
-        out[:] = self.head(self.body(x))
+        out[:] = self.fc(self.body(x))
         return out
 
 
-class Replaced(Shared):
+class Replaced(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
-        z = self.head(self.body(x))
+        z = self.fc(self.body(x))
         z.data = 2 * z.data
         return z
 
 
-class ChangedLater(Shared):
+class ChangedLater(BodyAndHead):
     def forward(self, x: Tensor) -> Tensor:
         factor = torch.ones(3)
-        z = self.head(self.body(x)) * factor
+        z = self.fc(self.body(x)) * factor
         factor += 1
         return z * factor
 
 
-class Pair(Shared):
+class Pair(BodyAndHead):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.head(self.body(x)), x
+        return self.fc(self.body(x)), x
 
 
 X = torch.ones(2, 4)
@@ -151,7 +146,7 @@ X = torch.ones(2, 4)
     ("name", "call"),
     [
         ("head", lambda: split_head(Shared(), example=X)),
-        ("head", lambda: split_head(Shared(), "head").trace(X)),
+        ("head", lambda: split_head(Shared(), "fc").trace(X)),
         ("head", lambda: split_head(Functional()).features(X)),
         ("head", lambda: split_head(Parallel(), example=X)),
         ("head", lambda: split_head(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()))),

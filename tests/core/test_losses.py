@@ -50,18 +50,6 @@ def test_weighted_mean_with_unit_weights_matches_torch(N: int, C: int, pixels: t
     torch.testing.assert_close(*(torch.autograd.grad(value, outputs)[0] for value in (ours, theirs)))
 
 
-def test_weighted_mean_definition() -> None:
-    """1/n Σ wᵢ ℓᵢ: divided by the number of points, not by the sum of the weights."""
-    losses, w = random(5, 3, 2), torch.tensor([0.0, 2.0, 0.5, 3.0, 7.0], dtype=torch.float64)
-    mask = random(5, 3, 2, seed=1) > 0
-    every = [(i, p, q) for i in range(5) for p in range(3) for q in range(2)]
-    total = sum(w[i] * losses[i, p, q] for i, p, q in every)
-    assert weighted_mean(losses, w).item() == pytest.approx(total.item() / 30)
-    kept = [at for at in every if mask[at]]
-    total = sum(w[at[0]] * losses[at] for at in kept)
-    assert weighted_mean(losses, w, mask).item() == pytest.approx(total.item() / len(kept))
-
-
 @pytest.mark.parametrize("pixels", [(), (4, 3)], ids=["vectors", "pixels"])
 @pytest.mark.parametrize("draw", range(5))
 def test_multinomial_weights_match_resampling(draw: int, pixels: tuple[int, ...]) -> None:
@@ -318,12 +306,3 @@ def test_brier_definition(N: int, C: int, pixels: tuple[int, ...], seed: int) ->
     hot = F.one_hot(targets.clamp_max(C - 1), C).movedim(-1, 1).double()
     expected = (outputs.softmax(1) - hot).square().sum(1).masked_fill(targets == IGNORED, 0.0)
     torch.testing.assert_close(found, expected)
-
-
-def test_brier_is_proper() -> None:
-    """Its expectation over labels drawn from p is least at p."""
-    p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    z = p.log().requires_grad_()
-    scores = BrierLoss()(z.expand(3, 3), torch.arange(3))
-    (gradient,) = torch.autograd.grad((p * scores).sum(), z)
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)

@@ -254,13 +254,6 @@ def test_summary_matches_prediction(shape: tuple[int, ...], B: int, dtype: torch
     assert_same_statistics(summary, prediction, dtype)
     for q in levels:
         assert torch.equal(summary.quantile(q), prediction.quantile(q))
-        if prediction.samples.numel() < 10**6:
-            theirs = torch.quantile(prediction.samples, q, dim=0)
-            # torch takes the rank, up to B, in the samples' own precision
-            torch.testing.assert_close(summary.quantile(q), theirs, rtol=0, atol=100 * B * torch.finfo(dtype).eps)
-    torch.testing.assert_close(
-        summary.interval(0.95, method="percentile"), prediction.interval(0.95, method="percentile")
-    )
     for ours, theirs in zip(summary.interval(0.8), prediction.interval(0.8), strict=True):  # of one kind by default
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1000 * torch.finfo(dtype).eps)
 
@@ -284,16 +277,6 @@ def test_prediction_independent_of_chunks(monkeypatch: pytest.MonkeyPatch, chunk
     monkeypatch.setattr("neuboots.prediction._MAX_BYTES", chunk * 6 * 3 * 8)
     assert torch.equal(predictor.predict(x, 10).samples, whole)
     assert torch.equal(predictor.predict(x, 4).samples, whole[:4])
-
-
-@pytest.mark.parametrize("shape", [(3,), (1,), (2, 40, 30)], ids=str)
-def test_summary_of_single_replicate(shape: tuple[int, ...]) -> None:
-    summary = Fake(shape).summarize(random(4, 5), 1, quantiles=(0.5,))
-    assert (summary.std == 0).all()
-    assert (summary.mutual_information.abs() < 1e-12).all()
-    for name in STATISTICS:
-        assert getattr(summary, name).double().isfinite().all(), name
-    assert torch.equal(summary.quantile(0.5), summary.mean)
 
 
 def test_std_is_accurate_for_a_large_mean() -> None:

