@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_positive
 from neuboots.loading import Batch, FitData, as_dataset, check_length
 from neuboots.methods._base import WRAPPERS, find_predictor_class, iterate_batches
 from neuboots.prediction import Moments, Predictor, SampleStream, class_probabilities, split_gaussian, summarize_stream
@@ -140,8 +140,8 @@ class TemperatureScaling:
     prior_std: float | None = None
 
     def __post_init__(self) -> None:
-        if self.prior_std is not None and not 0 < self.prior_std < math.inf:
-            raise ArgumentError("prior_std", self.prior_std, "a positive number, or None")
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
 
     def fit(self, predictor: Predictor, data: FitData) -> ScaledPredictor:
         """Find the temperature that maximizes the likelihood of held-out labels.

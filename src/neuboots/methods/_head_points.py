@@ -66,17 +66,6 @@ def output_is_head(at: GeneratorAtInput) -> bool:
     return phi.ndim <= 2 and output.ndim <= 2 and torch.equal(output.flatten(), at.generator.split.head(phi).flatten())
 
 
-def point_weights(at: GeneratorAtInput, mask: Tensor | None) -> Tensor:
-    """Weight of each point of the head: its own output, or its fraction of the outputs it is upsampled to: (M,)."""
-    phi, split = at.trace.phi, at.generator.split
-    points = phi.movedim(split.axis, -1).flatten(1, -2) if phi.ndim > 2 else phi[:, None]  # (N, P, D)
-    if at.trace.ends_at_head:
-        return torch.ones(points.shape[:2]).flatten() if mask is None else mask.flatten()
-    pixels = at.output.shape[2:].numel()
-    counted = torch.full((len(phi),), pixels) if mask is None else mask.flatten(1).sum(1)
-    return (counted / points.shape[1]).repeat_interleave(points.shape[1])
-
-
 class FeaturePass:
     """The training data of a net as points of its head.
 
@@ -164,7 +153,13 @@ class FeaturePass:
         flat = at.trace.phi.movedim(generator.split.axis, -1)
         phi, per_row = flat.flatten(0, -2), flat[0].numel() // flat.shape[-1]
         z = generator.split.head(at.trace.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)
-        weight = point_weights(at, valid_mask(self.loss, y)).to(phi.device, self.theta.dtype)
+        mask = valid_mask(self.loss, y)
+        if at.trace.ends_at_head:
+            weight = torch.ones(len(phi)) if mask is None else mask.flatten()
+        else:  # the fraction of the outputs that a point is upsampled to
+            counted = torch.full((len(flat),), at.output.shape[2:].numel()) if mask is None else mask.flatten(1).sum(1)
+            weight = (counted / per_row).repeat_interleave(per_row)
+        weight = weight.to(phi.device, self.theta.dtype)
         row = batch.index.repeat_interleave(per_row).to(phi.device)
         targets, slope = None, None
         if output_is_head(at):

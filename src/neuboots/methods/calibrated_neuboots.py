@@ -398,13 +398,10 @@ def _calibrate(
 
 def _output_scale(mean: Tensor, compared: _Compared) -> Tensor:
     """Weights of the variances of the outputs: equal if they share a unit, else 1 over the variance over x: (C,)."""
-    ones = torch.ones_like(mean[0])
-    if compared == "contrasts" or len(ones) == 1:
-        return ones / len(ones)
     spread = mean.var(0, correction=0)
     varies = spread > torch.finfo(torch.float32).eps ** 2 * mean.square().mean(0)
-    if not bool(varies.any()):
-        return ones / len(ones)
+    if compared == "contrasts" or len(spread) == 1 or not bool(varies.any()):
+        return torch.ones_like(spread) / len(spread)
     return (1.0 / spread).where(varies, 0.0) / int(varies.sum())
 
 

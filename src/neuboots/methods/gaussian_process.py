@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, check_choice, check_int, check_positive
 from neuboots.head import cast_inputs, check_inputs
 from neuboots.loading import Batch, FitData, dataset_length
 from neuboots.losses import Loss
@@ -533,8 +533,7 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
             raise ArgumentError("loss", self.loss, "nn.MSELoss(): a Gaussian process is for regression")
         check_choice("kernel", self.kernel, get_args(KernelName))
         check_int("steps", self.steps, minimum=1)
-        if not 0 < self.learning_rate < math.inf:
-            raise ArgumentError("learning_rate", self.learning_rate, "a positive number")
+        check_positive("learning_rate", self.learning_rate)
 
     def fit(
         self,

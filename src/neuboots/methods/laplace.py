@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
-from neuboots._validation import ArgumentError, check_choice
+from neuboots._validation import ArgumentError, check_choice, check_positive
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import load_example
 from neuboots.loading import FitData
@@ -108,7 +108,7 @@ class LaplacePredictor(HeadReplicates):
             prior_precision: τ; None is the one of this predictor.
         """
         tau = self.prior_precision if prior_precision is None else prior_precision
-        h, squared_norm = self.posterior.curvature.eigenvalues(), _squared_norm(self.generator)
+        h, squared_norm = self.posterior.curvature.eigenvalues(), float(head_parameters(self.generator).square().sum())
         prior = 0.5 * len(h) * math.log(tau) - 0.5 * tau * squared_norm
         return float(self.posterior.log_likelihood) + prior - 0.5 * float((h + tau).log().sum())
 
@@ -124,11 +124,6 @@ class LaplacePredictor(HeadReplicates):
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
         generator = BootstrapGenerator(net, head=config["head"])
         return cls(_HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
-
-
-def _squared_norm(generator: BootstrapGenerator) -> float:
-    """|θ̂|²."""
-    return float(head_parameters(generator).square().sum())
 
 
 @register(
@@ -173,9 +168,8 @@ class Laplace(BaseMethod[LaplacePredictor]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._likelihood()
-        tau = self.prior_precision
-        if tau is not None and not 0.0 < tau < math.inf:
-            raise ArgumentError("prior_precision", tau, "a positive number, or None")
+        if self.prior_precision is not None:
+            check_positive("prior_precision", self.prior_precision)
         check_choice("structure", self.structure, ("auto", "full", "kron"))
 
     def _likelihood(self) -> Likelihood:
@@ -238,5 +232,5 @@ class Laplace(BaseMethod[LaplacePredictor]):
         posterior.log_likelihood.fill_(log_likelihood)
         tau = self.prior_precision
         if tau is None:
-            tau = maximize_evidence(posterior.curvature.eigenvalues(), _squared_norm(generator))
+            tau = maximize_evidence(posterior.curvature.eigenvalues(), float(points.theta.square().sum()))
         return LaplacePredictor(posterior, float(tau))

@@ -135,9 +135,7 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
             The predictor around this net.
         """
         if self.num_calibration_fits:
-            raise ArgumentError(
-                "num_calibration_fits", self.num_calibration_fits, "0 with from_trained", hint="use fit"
-            )
+            raise ArgumentError("num_calibration_fits", self.num_calibration_fits, "0 with from_trained; use fit")
         return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> InfluencePredictor:

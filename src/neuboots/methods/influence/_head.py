@@ -137,8 +137,6 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         along = math.sqrt(max(0.0, v + (self.num_blocks - 1) * c))  # of Σ_s α_s
         across = math.sqrt(v - c)
         root = (across * shifts + (along - across) * shifts.mean(0)).movedim(1, 0)  # (C, S, D̃)
-        if root.shape[1] <= root.shape[2]:
-            return root
         factor: Tensor = torch.linalg.qr(root, mode="r").R
         return factor
 

@@ -10,7 +10,7 @@ seldom too large: a ratio below 1 is ignored.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -91,20 +91,15 @@ def scale_by_replicates(
     assert net is not None
     rows = derive_keys(torch.arange(check_length(data)), config.seed, "compared").argsort()[:_MAX_ROWS].sort().values
     moved = expected = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(nn.ModuleList([net, *replicates])):
         for batch in iterate_batches(select_examples(data, rows.tolist()), config):
-            center, *others = (_compute_outputs(each, batch.x) for each in (net, *replicates))
+            center, *others = (add_output_axis(compute_output(each, batch.x)) for each in (net, *replicates))
             drawn = raw.predict(batch.x, _NUM_SAMPLES, seed=config.seed).samples - center
             moved += sum(_sum_squares(loss, other - center, dim=1) for other in others) / len(replicates)
             expected += _sum_squares(loss, drawn, dim=2) / _NUM_SAMPLES
     scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
     outputs = center.shape[1] // 2 if isinstance(loss, GaussianNLL) else center.shape[1]
     return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
-
-
-def _compute_outputs(net: nn.Module, x: Any) -> Tensor:
-    with eval_mode(net):
-        return add_output_axis(compute_output(net, x))
 
 
 def _sum_squares(loss: Loss, change: Tensor, *, dim: int) -> float:
