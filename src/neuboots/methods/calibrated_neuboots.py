@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -520,10 +520,7 @@ class CalibratedNeuBoots(BaseMethod[CalibratedNeuBootsPredictor]):
         else:
             reference = self._make_influence(predictor, data, config, shape)
         rows = max(1, min(self.num_inputs, _MAX_POINTS // max(1, shape[2:].numel())))
-
-        def batches() -> Iterator[Any]:
-            return _read_inputs(data, config, rows)
-
+        batches = partial(_read_inputs, data, config, rows)
         return _calibrate(predictor, reference, batches, loss=self.loss, seed=config.seed)
 
     def _make_influence(

@@ -210,8 +210,8 @@ class _Process(nn.Module, ABC):
         """Store what the posterior needs of the data."""
 
     @abstractmethod
-    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f(x) given the data, in standard units: (k, N) each."""
+    def posterior(self, x: Tensor) -> Tensor:
+        """Mean and variance of f(x) given the data, in standard units: (2, k, N)."""
 
     @abstractmethod
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
@@ -275,23 +275,15 @@ class _Process(nn.Module, ABC):
             with torch.no_grad():
                 weights.append(self.correction(prior, seed, "replicate", b))
             priors.append(_map_chunks(prior, x, self.outputs * _NUM_FREQUENCIES))
-        v = torch.stack(weights, -1)  # (k, M, B)
-        basis = self.basis
-
-        def corrections(part: Tensor) -> Tensor:
-            return (self.covariance(part, basis) @ v).movedim(-1, 0)  # (B, k, N)
-
-        return torch.stack(priors) + _map_chunks(corrections, x, self.outputs * basis.shape[-2])
+        v, basis = torch.stack(weights, -1), self.basis  # (k, M, B)
+        width = self.outputs * basis.shape[-2]
+        moved = _map_chunks(lambda part: (self.covariance(part, basis) @ v).movedim(-1, 0), x, width)  # (B, k, N)
+        return torch.stack(priors) + moved
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of f(x) given the data, in standard units: (k, N) each."""
-
-        def both(part: Tensor) -> Tensor:
-            mean, variance = self.posterior(part)
-            return torch.stack([mean, variance.clamp_min(0.0).sqrt()])
-
-        mean, std = _map_chunks(both, x, self.outputs * self.basis.shape[-2])
-        return mean, std
+        mean, variance = _map_chunks(self.posterior, x, self.outputs * self.basis.shape[-2])
+        return mean, variance.clamp_min(0.0).sqrt()
 
 
 class _ExactProcess(_Process):
@@ -334,11 +326,11 @@ class _ExactProcess(_Process):
                 self._cache = key, factor, torch.cholesky_solve(self.y[..., None], factor)
         return self._cache[1:]
 
-    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def posterior(self, x: Tensor) -> Tensor:
         factor, weights = self._solve()
         cross = self.covariance(x, self.x)  # (k, N, n)
         white = _solve_lower(factor, cross.mT)  # (k, n, N)
-        return (cross @ weights)[..., 0], self.scale - white.square().sum(1)
+        return torch.stack([(cross @ weights)[..., 0], self.scale - white.square().sum(1)])
 
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         factor, _ = self._solve()
@@ -411,12 +403,12 @@ class _SparseProcess(_Process):
         """The Cholesky factor of B: (k, m, m)."""
         return _cholesky(torch.eye(self.gram.shape[-1]).to(self.gram) + self.gram)
 
-    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def posterior(self, x: Tensor) -> Tensor:
         factor = self._posterior_root()
         A = self._white(x, self._root())  # (k, m, N)
         mean = (A.mT @ torch.cholesky_solve(self.moment, factor))[..., 0]
         left = _solve_lower(factor, A)
-        return mean, self.scale - A.square().sum(1) + left.square().sum(1)
+        return torch.stack([mean, self.scale - A.square().sum(1) + left.square().sum(1)])
 
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         root, factor = self._root(), self._posterior_root()

@@ -43,18 +43,6 @@ def test_leverage_near_one_is_clipped(power: float) -> None:
     torch.testing.assert_close(found.flatten(), torch.tensor([10.0, 2.0, 2.0], dtype=torch.float64) ** power)
 
 
-def test_hc2_is_unbiased_for_a_linear_model() -> None:
-    """E (rᵢ/√(1 − hᵢ))² = σ² for least squares."""
-    x = noise(40, 5).double()
-    hat = x @ torch.linalg.inv(x.T @ x) @ x.T
-    errors = noise(4000, 40, seed=7).double()
-    fitted = (errors @ (torch.eye(40) - hat)).T  # residuals, by data set: (40, 4000)
-    found = leverage_corrected(hat.diagonal()[:, None, None].expand(40, 1, 1), fitted[:, :1], power=0.5)
-    torch.testing.assert_close(found[:, 0], fitted[:, 0] / (1 - hat.diagonal()).sqrt())
-    level = (fitted / (1 - hat.diagonal()).sqrt()[:, None]).square().mean(1)
-    assert float((level - 1).abs().max()) < 4.5 * (2 / 4000) ** 0.5  # of 40 rows
-
-
 def test_ridge_matches_the_residuals_of_a_ridge_fit() -> None:
     """Targets of a linear model that was fitted with λ₀ give λ₀ back: dual and primal."""
     x, values, _ = ridge_problem(40, 8)
