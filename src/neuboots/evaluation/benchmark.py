@@ -181,7 +181,7 @@ def benchmark_methods(
     n = check_length(data)
     check_repeated_fit(config, None)
     config = replace(config, progress=False)
-    steps = len(num_members) * len(methods) * (1 + repeats + 2 * memory)
+    steps = len(num_members) * len(methods) * (1 + repeats + memory)
     with preserve_rng_state(), progress_bar("benchmark", steps, enabled=progress) as advance:
 
         def measure(K: int) -> list[BenchmarkRow]:
@@ -198,10 +198,8 @@ def benchmark_methods(
             peaks: dict[str, list[float | None]] = {name: [None, None] for name in methods}
             for name, predictor in predictors.items() if memory else ():
                 gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
-                works: tuple[Callable[[], Any], ...] = (fits[name], predictions[name])
-                for k, work in enumerate(works):
-                    peaks[name][k] = measure_peak_memory(work, gpu=gpu)
-                    advance(f"{name}, K = {K}, memory")
+                peaks[name] = [measure_peak_memory(work[name], gpu=gpu) for work in (fits, predictions)]
+                advance(f"{name}, K = {K}, memory")
             return [
                 BenchmarkRow(
                     method=name,

@@ -185,29 +185,28 @@ def test_detectors_accept_several_inputs() -> None:
 # -- overlap of fitting and test data ------------------------------------------------------------------
 
 
-def test_rows_that_were_fitted_on_are_rejected(boots: Predictor) -> None:
-    a, b = noise(200, 4), 3 * noise(200, 4, seed=1)
-    for detector in (Odin(boots, num_samples=2, temperatures=(1.0,), epsilons=(0.0,)), ReplicateDetector(boots)):
-        fitted = detector.fit(a[:100], b[:100], **QUIET)
-        assert (len(fitted.fitted_on), len(detector.fitted_on)) == (200, 0)
-        fitted.evaluate(a[100:], b[100:], **QUIET)
-        for id_data, ood_data in ((a, b[100:]), (a[100:], b[50:]), (a[90:], b[90:]), (a[:20], b[100:])):
-            with pytest.raises(ArgumentError, match="data"):
-                fitted.evaluate(id_data, ood_data, **QUIET)
-        fitted.evaluate(torch.cat([a[:1], a[100:]]), b[100:], **QUIET)  # a duplicate in the data
-        assert fitted.score(a[:5], **QUIET).shape == (5,)
+FITTED: dict[str, Callable[[Predictor], Detector]] = {
+    "odin": lambda p: Odin(p, num_samples=2, temperatures=(1.0,), epsilons=(0.0,)),
+    "replicates": ReplicateDetector,
+    "mahalanobis": Mahalanobis,
+    "mahalanobis ensemble": lambda p: MahalanobisEnsemble(p, layers=("left",), epsilons=(0.0,)),
+}
 
 
-def test_training_rows_are_rejected(boots: Predictor) -> None:
-    fresh = noise(30, 4, seed=5)
-    single = Mahalanobis(boots).fit(train_data=TRAIN, **QUIET)
-    several = MahalanobisEnsemble(boots, layers=("left",), epsilons=(0.0,))
-    several = several.fit(noise(20, 4, seed=6), 3 * noise(20, 4, seed=7), train_data=TRAIN, **QUIET)
-    assert (len(single.fitted_on), len(several.fitted_on)) == (60, 100)
-    for detector in (single, several):
-        detector.evaluate(fresh, 3 * fresh, **QUIET)
+@pytest.mark.parametrize("name", FITTED)
+def test_rows_that_were_fitted_on_are_rejected(boots: Predictor, name: str) -> None:
+    a, b = noise(200, 4, seed=6), 3 * noise(200, 4, seed=7)
+    detector, train = FITTED[name](boots), TRAIN.tensors[0].double()
+    fitted = detector.fit(a[:100], b[:100], train_data=TRAIN, **QUIET)
+    expected = 200 * (name != "mahalanobis") + 60 * name.startswith("mahalanobis")
+    assert (len(fitted.fitted_on), len(detector.fitted_on)) == (expected, 0)
+    fitted.evaluate(a[100:], b[100:], **QUIET)
+    repeated = [(a, b[100:]), (a[100:], b[50:]), (a[90:], b[90:]), (a[:20], b[100:])] if expected >= 200 else []
+    for id_data, ood_data in [*repeated, *[(a[100:], train[-9:])] * name.startswith("mahalanobis")]:
         with pytest.raises(ArgumentError, match="data"):
-            detector.evaluate(fresh, TRAIN.tensors[0].double()[-9:], **QUIET)
+            fitted.evaluate(id_data, ood_data, **QUIET)
+    fitted.evaluate(torch.cat([a[:1], a[100:]]), b[100:], **QUIET)  # a duplicate in the data
+    assert fitted.score(a[:5], **QUIET).shape == (5,)
 
 
 def test_holdout_split_is_a_random_partition() -> None:

@@ -74,19 +74,13 @@ def test_direction_agrees_with_finite_differences(kind: str, temperature: float)
 
     steps = h * torch.eye(4).double()
     numeric = torch.stack([(log_s(x + step) - log_s(x - step)) / (2 * h) for step in steps], 1)  # (N, 4)
+    if isinstance(predictor, PassPredictor):
+        predictor.sizes.clear()
     (found,) = confidence_direction(predictor, x, temperature=temperature, num_samples=12, seed=3)
+    assert not isinstance(predictor, PassPredictor) or max(predictor.sizes) <= 5  # passes stored at a time
     clear = numeric.abs() > 1e-6 / temperature
     assert bool(clear.any())
     assert torch.equal(found[clear], numeric.sign()[clear])
-
-
-def test_direction_differentiates_few_passes_at_a_time() -> None:
-    predictor, x = make_passes(40), noise(2, 4).double().requires_grad_()
-    (found,) = confidence_direction(predictor, x.detach(), temperature=1.0, num_samples=40, seed=0)
-    assert max(predictor.sizes) <= 5
-    samples = predictor.predict(x, 40).samples
-    (slope,) = torch.autograd.grad(samples.softmax(2).mean(0).amax(1).log().sum(), x)
-    assert torch.equal(found, slope.sign())
 
 
 def test_confidence_near_one_has_a_direction() -> None:

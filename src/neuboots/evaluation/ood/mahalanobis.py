@@ -128,12 +128,10 @@ class ClassMoments:
             self.classes, self.counts, self.totals = y[:0], phi.new_zeros(0), phi.new_zeros(0, width)
             self.products = phi.new_zeros(width, width)
         phi = phi - self.shift
-        classes = torch.cat([self.classes, y]).unique()  # type: ignore[no-untyped-call]
-        before, now = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, y)
-        counts, totals = phi.new_zeros(len(classes)), phi.new_zeros(len(classes), phi.shape[1])
-        self.counts = counts.index_add(0, before, self.counts).index_add(0, now, phi.new_ones(len(y)))
-        self.totals = totals.index_add(0, before, self.totals).index_add(0, now, phi)
-        self.classes = classes
+        self.classes, place = torch.cat([self.classes, y]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        counts, totals = torch.cat([self.counts, phi.new_ones(len(y))]), torch.cat([self.totals, phi])
+        self.counts = phi.new_zeros(len(self.classes)).index_add(0, place, counts)
+        self.totals = phi.new_zeros(len(self.classes), phi.shape[1]).index_add(0, place, totals)
         self.products = self.products + phi.mT @ phi
 
     def gaussians(self) -> ClassGaussians:
