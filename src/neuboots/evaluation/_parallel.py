@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from neuboots._io import read_json, write_json
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.loading import get_tensors, preserve_rng_state, seed_everything
+from neuboots.loading import _unwrap_subsets, get_tensors, preserve_rng_state, seed_everything
 from neuboots.training import TrainingConfig, initialize_model, progress_bar
 
 _NUM_HASHED_ROWS = 18  # of a data set that is not in memory: the first, the last, and some between
@@ -204,11 +204,8 @@ def _describe_rows(data: Any) -> str:
     with preserve_rng_state():
         seed_everything(0, "identity")
         some = [data[int(i)] for i in places]
-    base, indices = data, []
-    while isinstance(base, Subset):
-        indices.append(base.indices)
-        base = base.dataset
-    return _describe((type(base), len(data), indices, getattr(base, "targets", None), some))
+    base, rows = _unwrap_subsets(data)
+    return _describe((type(base), len(data), rows, getattr(base, "targets", None), some))
 
 
 # -- repeated fits -------------------------------------------------------------------------------------

@@ -266,9 +266,8 @@ def distance_features(x: Any) -> Tensor:
     flat = torch.cat(parts, 1)
     if flat.shape[1] <= _MAX_DISTANCE_FEATURES:
         return flat
-    folds = -(-flat.shape[1] // _MAX_DISTANCE_FEATURES)
-    padded = torch.nn.functional.pad(flat, (0, folds * _MAX_DISTANCE_FEATURES - flat.shape[1]))
-    return padded.view(len(flat), folds, _MAX_DISTANCE_FEATURES).sum(1)
+    places = torch.arange(flat.shape[1]) % _MAX_DISTANCE_FEATURES
+    return flat.new_zeros(len(flat), _MAX_DISTANCE_FEATURES).index_add_(1, places, flat)
 
 
 def row_uniforms(rows: Tensor, *name: int | str) -> Tensor:
@@ -539,14 +538,11 @@ class ActiveLearningResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each size of the labeled set: means over trials, and the interval of the main metric."""
-        rows: list[dict[str, Any]] = []
-        for r, count in enumerate(self.num_labels.tolist()):
-            row: dict[str, Any] = {"labels": count, self.main_metric: float(self.mean(self.main_metric)[r])}
-            if self.num_trials > 1:
-                low, high = self.interval(self.main_metric)
-                row |= {"low": float(low[r]), "high": float(high[r])}
-            rows.append(row | {name: float(self.mean(name)[r]) for name in self.metrics if name != self.main_metric})
-        return rows
+        columns = {"labels": self.num_labels, self.main_metric: self.mean(self.main_metric)}
+        if self.num_trials > 1:
+            columns["low"], columns["high"] = self.interval(self.main_metric)
+        columns |= {name: self.mean(name) for name in self.metrics}
+        return [{name: column[r].item() for name, column in columns.items()} for r in range(len(self.num_labels))]
 
     def __str__(self) -> str:
         trials = f"means of {self.num_trials} trials (low, high: 95 % interval of the mean)"
@@ -685,8 +681,7 @@ def run_active_learning(
 def _infer_task(method: Method, test_data: LabeledData) -> OutputKind:
     """What the outputs are, by the loss where it is known, else by the targets."""
     loss = getattr(method, "loss", None)
-    classes = (nn.CrossEntropyLoss, BrierLoss, nn.BCEWithLogitsLoss, nn.NLLLoss)
-    if isinstance(loss, classes):
+    if isinstance(loss, nn.CrossEntropyLoss | BrierLoss | nn.BCEWithLogitsLoss | nn.NLLLoss):
         return "classification"
     if isinstance(loss, GaussianNLL):
         return "gaussian"
