@@ -78,6 +78,18 @@ class Squeezed(nn.Module):
         return self.net(x).squeeze(-1)
 
 
+class Tied(nn.Module):
+    """The head has the weights of the body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.body.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu())
+
+
 class Skipped(BodyAndHead):
     """What follows the head uses the input again, works in place, and mixes channels."""
 

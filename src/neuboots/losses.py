@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_fraction
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -247,8 +247,7 @@ class GaussianNLL:
     beta: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ArgumentError("beta", self.beta, "a number in [0, 1]")
+        check_fraction("beta", self.beta, zero=True, one=True)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the losses, (N, k, *)."""
@@ -286,10 +285,8 @@ def describe_loss(loss: Loss) -> dict[str, Any]:
         raise ArgumentError("loss", loss, "CrossEntropyLoss, BCEWithLogitsLoss, MSELoss, GaussianNLL or BrierLoss")
     if isinstance(loss, BrierLoss | GaussianNLL):
         return {"name": name, **asdict(loss)}
-    return {
-        "name": name,
-        **{key: getattr(loss, key) for key in ("ignore_index", "label_smoothing") if hasattr(loss, key)},
-    }
+    options = {key: getattr(loss, key) for key in ("ignore_index", "label_smoothing") if hasattr(loss, key)}
+    return {"name": name, **options}
 
 
 def build_loss(description: dict[str, Any]) -> Loss:

@@ -330,8 +330,9 @@ def write_artifact(
     files = files or {}
     header = {"format": FORMAT, "version": VERSION, "kind": kind, "files": sorted(files)}
     with atomic_folder(folder, _artifact_files(folder), "an artifact of neuboots") as temporary:
-        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(_copy_shared(stored), temporary / TENSORS)
+        # clones, since safetensors rejects tensors that share memory (tied weights)
+        stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(stored, temporary / TENSORS)
         for name, content in files.items():
             (temporary / name).write_bytes(content)
         text = json.dumps({**header, **config}, indent=2) + "\n"
@@ -389,17 +390,6 @@ def _artifact_files(folder: str | os.PathLike[str]) -> set[str]:
         return {CONFIG, TENSORS, *config["files"]} if config["format"] == FORMAT else {CONFIG, TENSORS}
     except (OSError, ValueError, KeyError, TypeError):
         return {CONFIG, TENSORS}
-
-
-def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share storage with an earlier one (tied weights), which safetensors rejects."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        out[name] = tensor.clone() if pointer in seen and pointer else tensor
-        seen.add(pointer)
-    return out
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_positive
 from neuboots.head import compute_output, copy_net, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
@@ -145,8 +145,8 @@ class TrainingConfig:
             if getattr(self, name) is not None or name in ("epochs", "batch_size"):
                 check_int(name, getattr(self, name), minimum=1)
         check_int("seed", self.seed)
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ArgumentError("clip_norm", self.clip_norm, "a positive number or None")
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm)
         if isinstance(self.optimizer, Optimizer) or not callable(self.optimizer):
             raise ArgumentError(
                 "optimizer", self.optimizer, "a function of the parameters", hint="use partial(torch.optim.SGD, lr=0.1)"
@@ -318,13 +318,8 @@ def train(
         raise ArgumentError("strategy", config.strategy, "'ddp' or 'ddp_fork'", hint=hint)
     from lightning_fabric import Fabric
 
-    fabric = Fabric(
-        accelerator=config.accelerator,
-        devices=config.devices,
-        num_nodes=config.num_nodes,
-        strategy=config.strategy,
-        precision=config.precision,
-    )
+    names = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+    fabric = Fabric(**{name: getattr(config, name) for name in names})
     members = None if seeds is None else tuple(seeds)
     run = _Run(net, data, objective_at, config, val_data, validate, identity, title, members, os.getpid())
     packed = fabric.launch(run)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_gamma, draw_uniform, hash_to_range
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, check_choice, check_int, check_positive
 
 Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
@@ -52,11 +52,6 @@ def check_weight_distribution(weight_distribution: WeightDistribution) -> None:
         raise ArgumentError("weight_distribution", weight_distribution, "a distribution such as Dirichlet()")
 
 
-def _check_concentration(concentration: float) -> None:
-    if not (math.isfinite(concentration) and concentration > 0):
-        raise ArgumentError("concentration", concentration, "a positive number")
-
-
 @dataclass(frozen=True)
 class Dirichlet:
     """α ~ S × Dirichlet(c, …, c): positive weights with sum S; the paper's distribution is c = 1.
@@ -76,7 +71,7 @@ class Dirichlet:
     name = "dirichlet"
 
     def __post_init__(self) -> None:
-        _check_concentration(self.concentration)
+        check_positive("concentration", self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
@@ -112,7 +107,7 @@ class Exponential:
     name = "exponential"
 
     def __post_init__(self) -> None:
-        _check_concentration(self.concentration)
+        check_positive("concentration", self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import noise
+from _nets import Upsampling, noise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -246,27 +246,16 @@ def test_unet_without_pointwise_head_raises(units: int, example: Tensor | None) 
 # -- MONAI's tensors -----------------------------------------------------------------------------------
 
 
-class Upsampling(nn.Module):
-    """Something follows the head, and uses the input again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(1, 6, 3, 2, 1), nn.Conv2d(6, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.interpolate(self.head(self.body(x).relu()), size=x.shape[2:], mode="bilinear") + x.mean()
-
-
 def test_monai_tensors_are_accepted() -> None:
     kind = library("monai.data").MetaTensor
-    meta = kind(IMAGE)
-    shape = (2, 3, 32, 32)
+    x, shape = noise(2, 2, 16, 16), (2, 4, 16, 16)
+    meta = kind(x)
     config = TrainingConfig(epochs=1, batch_size=4, progress=False)
-    predictor = NeuBoots().fit(Upsampling, [(kind(x), kind(y)) for x, y in examples(IMAGE, shape)], config)
-    wanted = NeuBoots().fit(Upsampling, examples(IMAGE, shape), config).predict(IMAGE, 3).samples
+    predictor = NeuBoots().fit(Upsampling, [(kind(image), kind(y)) for image, y in examples(x, shape)], config)
+    wanted = NeuBoots().fit(Upsampling, examples(x, shape), config).predict(x, 3).samples
     found = predictor.predict(meta, 3).samples
     assert type(found) is Tensor
     assert torch.equal(found, wanted)
-    assert torch.equal(predictor.summarize(meta, 3).mean, predictor.summarize(IMAGE, 3).mean)
+    assert torch.equal(predictor.summarize(meta, 3).mean, predictor.summarize(x, 3).mean)
     plain = DeterministicPredictor(predictor.net).predict(meta, 2).samples
     assert type(plain) is Tensor

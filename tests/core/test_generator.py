@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from _nets import ZOO, Case, SoftCapped, Tokens, Transposed, TwoBranches, Upsampling, make
+from _nets import ZOO, Case, SoftCapped, Tied, Tokens, Transposed, TwoBranches, Upsampling, make
 from torch import Tensor, nn
 
 from neuboots import ArgumentError
@@ -199,16 +199,6 @@ def test_freeze_features_trains_the_head_only() -> None:
 
 
 def test_freeze_features_of_tied_head_raises() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(5, 8)
-            self.head = nn.Linear(8, 5, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.head(self.embed(ids).mean(1))
-
     with pytest.raises(ArgumentError, match="head"):
         BootstrapGenerator(Tied()).freeze_features()
 

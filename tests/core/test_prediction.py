@@ -464,12 +464,6 @@ def test_dict_inputs_are_checked() -> None:
             predictor.predict({"left": parts[0], "right": parts[1]}, 2)
 
 
-def with_value(value: float) -> Tensor:
-    x = random(4, 5)
-    x[1, 2] = x[3, 0] = value
-    return x
-
-
 X5 = random(4, 5)
 PREDICTION = Prediction(random(5, 4, 2))
 
@@ -477,13 +471,7 @@ PREDICTION = Prediction(random(5, 4, 2))
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("num_samples", lambda: Fake().predict(X5, 0)),
-        ("num_samples", lambda: Fake().summarize(X5, -1)),
         ("num_samples", lambda: Fake().predict(X5, 2.5)),
-        ("seed", lambda: Fake().predict(X5, 2, seed=None)),
-        *(("x", lambda value=value: Fake().predict(with_value(value), 3)) for value in (math.nan, math.inf, -math.inf)),
-        ("x", lambda: Fake().summarize(with_value(math.nan), 3)),
-        ("x", lambda: Fake().predict(X5.numpy(), 2)),
         ("x", lambda: Fake().predict(torch.zeros(4, 5, dtype=torch.uint8), 2)),
         *(("samples", lambda shape=shape: Prediction(torch.zeros(shape))) for shape in [(3, 4), (3,), (), (0, 4, 2)]),
         *(("level", lambda level=level: PREDICTION.interval(level)) for level in (0.0, 1.0, -0.5, 95.0, math.nan)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _nets import TwoBranches
+from _nets import Tied, TwoBranches
 from torch import nn
 
 from neuboots import ArgumentError, load, save
@@ -51,16 +51,6 @@ def test_save_keeps_precision(tmp_path: Path) -> None:
 
 
 def test_save_keeps_tied_weights(tmp_path: Path) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(4, 4)
-            self.head = nn.Linear(4, 4)
-            self.head.weight = self.body.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x).relu())
-
     before = predictor(Tied())
     save(before, tmp_path / "model")
     assert torch.equal(load(tmp_path / "model", model=Tied()).predict(X, 3).samples, before.predict(X, 3).samples)
