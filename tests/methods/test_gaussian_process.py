@@ -407,7 +407,6 @@ def test_sparse_process_builds_no_matrix_of_all_points() -> None:
     [
         ("loss", nn.CrossEntropyLoss()),
         ("loss", GaussianNLL()),
-        ("loss", "mse"),
         ("kernel", "linear"),
         ("steps", 0),
         ("learning_rate", -1.0),
