@@ -1,9 +1,11 @@
-"""Argument checks that raise `ArgumentError`, an exception with fields."""
+"""Argument checks that raise `ArgumentError`, an exception with fields; names in messages; optional imports."""
 
+import importlib
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Real
+from types import ModuleType
 from typing import Any
 
 
@@ -82,3 +84,19 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(name, value, "one of " + ", ".join(map(repr, choices)))
     return value
+
+
+def format_names(names: Sequence[object], max_names: int = 8, *, max_length: int = 60) -> str:
+    """Join quoted names, at most `max_names` of them, each cut to `max_length` characters."""
+    texts = [str(name) for name in names[:max_names]]
+    shown = ", ".join(repr(text if len(text) <= max_length else f"{text[: max_length - 1]}…") for text in texts)
+    return shown + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
+
+
+def import_optional(module: str, extra: str = "data") -> ModuleType:
+    """Import a module of an optional dependency, with an install hint if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise ImportError(f"{package} is required ({error}): pip install 'neuboots[{extra}]'") from None

@@ -554,3 +554,66 @@ class EnsembleLoader:
             rows = orders[:, slice(*first.sampler.bounds(k))]  # (K, N)
             x, y = first.select_rows(rows)
             yield k, Batch(x, y, rows, epoch * self.steps + k), 1.0
+
+
+# -- splits --------------------------------------------------------------------------------------------
+
+TRAIN, VALIDATION, TEST = 0, 1, 2  # splits of rows
+
+
+def train_val_test_split(
+    n: int, val_fraction: float, test_fraction: float | Tensor, *, seed: int, strata: Tensor | None = None
+) -> Tensor:
+    """Assign each of n rows to the training, validation or test split.
+
+    Args:
+        n: Number of rows.
+        val_fraction: Fraction of the rows that are not in the test split.
+        test_fraction: Fraction of all rows, or the indices of the test rows.
+        seed: Random seed.
+        strata: Class of each row (n,). Each class has the same fraction in each split up to rounding, and at least one
+            row in the training split.
+
+    Returns:
+        Split of each row, 0 (training), 1 (validation) or 2 (test): (n,), uint8.
+
+    Raises:
+        ArgumentError: If there are too few rows to leave one of each class for training.
+
+    Example:
+        >>> split = train_val_test_split(20, 0.25, 0.2, seed=0, strata=torch.arange(20) % 2)
+        >>> split.bincount().tolist(), split[::2].bincount().tolist()
+        ([12, 4, 4], [6, 2, 2])
+    """
+    split, seed = torch.zeros(n, dtype=torch.uint8), check_int("seed", seed)
+    if isinstance(test_fraction, Tensor):
+        split[test_fraction] = TEST
+    else:
+        split[draw_rows(n, test_fraction, "test", seed, strata)] = TEST
+    rest = (split == TRAIN).nonzero()[:, 0]
+    drawn = draw_rows(len(rest), val_fraction, "validation", seed, None if strata is None else strata[rest])
+    split[rest[drawn]] = VALIDATION
+    return split
+
+
+def draw_rows(n: int, fraction: float, name: str, seed: int, strata: Tensor | None, *, keep_one: bool = True) -> Tensor:
+    """Draw a random fraction of n rows, stratified; with `keep_one`, one row of each class is never drawn.
+
+    Rows are ordered by class and, within a class, at random, and taken at even distances in that order.
+    """
+    classes = torch.zeros(n) if strata is None else strata.cpu()
+    if classes.shape != (n,):
+        raise ArgumentError("strata", f"a tensor of shape {tuple(classes.shape)}", f"one class for each of {n} rows")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(name, seed)))
+    order = order[classes[order].argsort(stable=True)]
+    if keep_one:
+        order = order[classes[order].diff(prepend=classes[order][:1] - 1) == 0]
+    size = max(1, round(fraction * n)) if fraction > 0 else 0
+    if size > len(order) - (not keep_one):
+        raise ArgumentError(
+            f"{'val' if name == 'validation' else name}_fraction",
+            fraction,
+            f"a fraction of {n} rows that leaves one of each class for training",
+            hint="add rows, or use a smaller fraction",
+        )
+    return order[((torch.arange(size) + 0.5) * (len(order) / max(1, size))).long()]

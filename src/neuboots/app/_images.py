@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, format_names
 from neuboots.app.model import Model, ModelCard
 from neuboots.data import CorruptFileError, DatasetBundle, DatasetNotFoundError, LazyDataset, Standardizer
-from neuboots.data._common import format_names, train_val_test_split
 from neuboots.data.dataset import to_unit_range
 from neuboots.data.image_folder import IMAGE_SUFFIXES, FileListing, list_files
 from neuboots.data.images import decode_image, read_image_size
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore, extract_features, find_feature_net
 from neuboots.head import HeadSplit
+from neuboots.loading import train_val_test_split
 from neuboots.methods import create_method, find_method, list_methods
 from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Predictor

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import check_choice, check_fraction
+from neuboots._validation import check_choice, check_fraction, format_names
 from neuboots.app._images import (
     FeatureExtractor,
     ImagePreprocessing,
@@ -39,7 +39,6 @@ from neuboots.app.model import (
     predict_classes,
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
-from neuboots.data._common import format_names
 from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, find_split_folders, list_folders
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.methods import list_methods

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots._validation import ArgumentError, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_fraction, check_int, format_names
 from neuboots.app.model import (
     Array,
     Model,
@@ -34,7 +34,6 @@ from neuboots.app.model import (
     predict_classes,
     unique_name,
 )
-from neuboots.data._common import format_names
 from neuboots.data.table_files import MAX_CHUNK_CELLS, MISSING_VALUES, TableFile, select_columns
 from neuboots.data.tabular import TableSchema, TargetColumn, canonical_text, read_table
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
@@ -161,7 +160,7 @@ class TabularModel(Model):
         return PredictionTable(columns, probs)
 
     def _clip(self, x: Tensor) -> Tensor:
-        mean, std = map(x.new_tensor, (self.schema.standardizer.mean, self.schema.standardizer.std))
+        mean, std = map(x.new_tensor, self.schema.moments)
         return torch.clamp(x, mean - _MAX_STD * std, mean + _MAX_STD * std)
 
     def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -187,7 +186,7 @@ class TabularModel(Model):
             raise ArtifactError(artifact.folder, "its parts are of different models")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.predict(RowBatch({"row": np.ones(1)}, torch.tensor([schema.standardizer.mean])), num_samples=2)
+            model.predict(RowBatch({"row": np.ones(1)}, torch.tensor([schema.moments[0]])), num_samples=2)
         return model
 
 

@@ -163,7 +163,7 @@ def _describe_schema(
     data: str, schema: "TableSchema", notes: Sequence[str], *, task: str | None, ignore: Sequence[str]
 ) -> Iterator[str]:
     """Describe the inferred task and columns of a table, line by line."""
-    from neuboots.data._common import format_names
+    from neuboots._validation import format_names
     from neuboots.data.tabular import NUMBER_LIKE
 
     target = schema.target

@@ -6,8 +6,9 @@ A module is imported when one of its functions or classes is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError, train_val_test_split
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
+from neuboots.loading import train_val_test_split
 
 if TYPE_CHECKING:
     from neuboots.data.augment import CropFlip, CropFlipCutout

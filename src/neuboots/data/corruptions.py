@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from neuboots._validation import ArgumentError, check_int
-from neuboots.data._common import import_optional
+from neuboots._validation import ArgumentError, check_int, import_optional
 
 _Draw = Callable[[Callable[[torch.Generator, Tensor], Tensor]], Tensor]  # draws for each image from its own generator
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.data._common import draw_rows, identity
+from neuboots.data._common import identity
+from neuboots.loading import draw_rows
 
 STREAM_BATCH_SIZE = 32  # rows of a stream that are transformed at once
 LARGE_EXAMPLE = 1 << 16  # values of a row that is transformed by itself

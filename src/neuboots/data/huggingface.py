@@ -23,15 +23,8 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots.data._common import (
-    DATA_ROOT_VARIABLE,
-    NO_DATA_ROOT,
-    SPLIT_NAMES,
-    CorruptFileError,
-    DatasetNotFoundError,
-    format_names,
-    import_optional,
-)
+from neuboots._validation import format_names, import_optional
+from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, SPLIT_NAMES, CorruptFileError, DatasetNotFoundError
 from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, hold_out
 
 ROWS_PER_READ = 64  # rows of a stream that are in memory at once

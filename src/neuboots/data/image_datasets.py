@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError, import_optional
+from neuboots._validation import import_optional
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip, CropFlipCutout
 from neuboots.data.corruptions import rotate
 from neuboots.data.dataset import (

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuboots._validation import ArgumentError, check_int
-from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, format_names
+from neuboots._validation import ArgumentError, check_int, format_names
+from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
 from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, complete_splits, hold_out
 from neuboots.data.images import ImageSize, decode_image, decode_mask, read_image_and_mask

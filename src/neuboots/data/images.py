@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuboots.data._common import CorruptFileError, import_optional
+from neuboots._validation import import_optional
+from neuboots.data._common import CorruptFileError
 
 EncodedImage = Any  # bytes of a file, its path, or a value of an image column: {"bytes": …, "path": …}
 ImageSize = tuple[int, int]

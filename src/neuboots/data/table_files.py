@@ -23,8 +23,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from neuboots._validation import ArgumentError
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError, format_names, import_optional
+from neuboots._validation import ArgumentError, format_names, import_optional
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 
 MAX_CHUNK_CELLS = 1 << 22  # 32 MiB of numbers
 MAX_CHUNK_ROWS = 1 << 14  # one-hot encoding may turn a column into hundreds

@@ -27,20 +27,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, format_names, import_optional
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
-    TRAIN,
     CorruptFileError,
     DatasetNotFoundError,
-    format_names,
-    import_optional,
     resolve_data_root,
-    train_val_test_split,
 )
 from neuboots.data.dataset import DatasetBundle, LoadOptions, Standardizer, StreamingDataset, Task
 from neuboots.data.table_files import TableFile, select_columns
+from neuboots.loading import TRAIN, train_val_test_split
 
 ColumnKind = Literal["number", "boolean", "date", "text"]
 
@@ -171,9 +168,14 @@ class TableSchema:
     @property
     def standardizer(self) -> Standardizer:
         """Standardizer of the C inputs; indicators are not scaled."""
+        return Standardizer(*self.moments, axes=0)
+
+    @property
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each of the C inputs; 0 and 1 of indicators."""
         indicators = len(self.features) - len(self.numbers)
         mean, std = ([getattr(column, name) for column in self.numbers] for name in ("mean", "std"))
-        return Standardizer((*mean, *[0.0] * indicators), (*std, *[1.0] * indicators), axes=0)
+        return (*mean, *[0.0] * indicators), (*std, *[1.0] * indicators)
 
     def encode(self, frame: Any, *, standardize: bool = True) -> Tensor:
         """Encode rows as inputs.

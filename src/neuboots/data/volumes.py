@@ -21,14 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuboots._validation import ArgumentError
-from neuboots.data._common import (
-    DATA_ROOT_VARIABLE,
-    NO_DATA_ROOT,
-    CorruptFileError,
-    DatasetNotFoundError,
-    import_optional,
-)
+from neuboots._validation import ArgumentError, import_optional
+from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip
 from neuboots.data.dataset import DatasetBundle, LazyDataset, LoadOptions, complete_splits, hold_out
 from neuboots.data.image_folder import (

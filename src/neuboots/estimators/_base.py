@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots._prng import _GOLDEN, _mix
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.data._common import train_val_test_split
+from neuboots.loading import train_val_test_split
 from neuboots.losses import Loss, as_loss
 from neuboots.methods import create_method, find_method
 from neuboots.methods._base import find_saved_method
