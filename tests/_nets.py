@@ -1,12 +1,14 @@
 """Nets that the library has never seen, each with an input and the name of its head; and a predictor by table."""
 
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -299,6 +301,20 @@ QUICK = TrainingConfig(epochs=2, batch_size=16, progress=False)
 def class_data(n: int = 50) -> TensorDataset:
     """n examples of 4 features with 3 classes."""
     return TensorDataset(noise(n, 4), torch.arange(n) % 3)
+
+
+class Augmented(Dataset[Any]):
+    """Rows with noise from torch, NumPy and Python, as augmentations draw it."""
+
+    def __init__(self, n: int = 30) -> None:
+        self.x, self.targets = noise(n, 4), torch.arange(n) % 3
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        drawn = torch.randn(4) + float(np.random.rand()) + random.random()
+        return self.x[i] + 0.1 * drawn, self.targets[i]
 
 
 class TwoInputs(TwoBranches):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _nets import Augmented
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
@@ -73,17 +74,10 @@ def test_subset_reads_batches() -> None:
 def test_subset_seeds_each_example() -> None:
     """torch's Subset offers to read many rows at once for any data: rows that cannot are still seeded one by one."""
 
-    class Plain(Dataset[Any]):
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, i: int) -> tuple[Tensor, int]:
-            return i + torch.rand(3), i
-
     small, large = (
         {
             int(i): row
-            for x, _, index in read_epoch(Subset(Plain(), range(6)), batch_size=size)
+            for x, _, index in read_epoch(Subset(Augmented(), range(6)), batch_size=size)
             for i, row in zip(index, x, strict=True)
         }
         for size in (2, 6)

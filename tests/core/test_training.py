@@ -2,7 +2,6 @@
 
 import io
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from _nets import Augmented
 from _nets import noise as rows
 from rich.console import Console
 from torch import Tensor, nn
@@ -37,20 +36,6 @@ SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 def dropout_net() -> nn.Module:
     """Draws random numbers and keeps buffers: both must survive a resume."""
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
-
-
-class Augmented(Dataset[Any]):
-    """Rows with noise from torch, NumPy and Python, as augmentations draw it."""
-
-    def __init__(self, n: int = 30) -> None:
-        self.x, self.targets = rows(n, 4), torch.arange(n) % 3
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        noise = torch.randn(4) + float(np.random.rand()) + random.random()
-        return self.x[i] + 0.1 * noise, self.targets[i]
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
