@@ -1,13 +1,18 @@
 """Small data sets in the layout of the Hugging Face hub, and a cache of its library that is the test's own."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from neuboots.data import DatasetNotFoundError
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +24,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     monkeypatch.delenv("NEUBOOTS_DATA", raising=False)
     return cache
+
+
+def tensors(split: Any) -> tuple[Tensor, Tensor]:
+    """x and y of all rows of a split, in memory or streamed."""
+    if isinstance(split, TensorDataset):
+        return split.tensors  # type: ignore[return-value]
+    x, y = zip(*split, strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+def assert_not_found(load: Callable[[Path], Any], path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        load(path)
 
 
 def encoded(pixels: Any, *, mode: str | None = None, kind: str = "PNG") -> bytes:

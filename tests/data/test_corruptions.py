@@ -162,7 +162,7 @@ def test_each_image_may_have_its_own_angle() -> None:
     alone = [rotate(image[None], float(angle))[0] for image, angle in zip(images, degrees, strict=True)]
     assert torch.equal(together, torch.stack(alone))
     assert rotate(images[:0], degrees[:0]).shape == (0, 3, 20, 20)
-    for wrong in (degrees[:3], torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan])):
+    for wrong in (degrees[:3], torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan]), float("nan")):
         with pytest.raises(ArgumentError):
             rotate(images, wrong)
 
@@ -226,17 +226,11 @@ def test_invalid_images(images: Tensor) -> None:
         rotate(images, 10)
 
 
-def test_invalid_indices_and_angles() -> None:
-    with pytest.raises(ArgumentError):
-        CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(2))
-    with pytest.raises(ArgumentError):
-        CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, index=torch.arange(3.0))
-    for seed in (0.5, "0", True, None):
+def test_invalid_indices_and_seeds() -> None:
+    indices, seeds = (torch.arange(2), torch.arange(3.0)), (0.5, "0", True, None)
+    for options in (*({"index": index} for index in indices), *({"seed": seed} for seed in seeds)):
         with pytest.raises(ArgumentError):
-            CORRUPTIONS["gaussian_noise"](pictures(num=1), 1, seed=seed)
-    for degrees in (float("nan"), torch.arange(3.0)):
-        with pytest.raises(ArgumentError):
-            rotate(pictures(num=2), degrees)
+            CORRUPTIONS["gaussian_noise"](pictures(num=3), 1, **options)
 
 
 def test_invalid_data_set() -> None:

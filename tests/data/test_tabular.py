@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from _hub import tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from neuboots._validation import ArgumentError
 from neuboots.data import table_files, train_val_test_split
@@ -34,21 +35,12 @@ from neuboots.data.tabular import (
     load_uci,
 )
 
-OPTIONS: dict[str, Any] = {"val_fraction": 0.1, "seed": 0, "streaming": False}
 PARTS = ("train", "validation", "test")
 
 
 @pytest.fixture(autouse=True)
 def _no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NEUBOOTS_DATA", raising=False)
-
-
-def tensors(part: Any) -> tuple[Tensor, Tensor]:
-    """x and y of a part, whatever it is."""
-    if isinstance(part, TensorDataset):
-        return part.tensors  # type: ignore[return-value]
-    x, y = zip(*part, strict=True)
-    return torch.stack(x), torch.stack(y)
 
 
 def all_rows(data: DatasetBundle) -> np.ndarray:
@@ -101,7 +93,7 @@ def test_split_is_uniform_over_rows() -> None:
 
 
 def test_diabetes_is_that_of_scikit_learn_standardized_by_its_training_rows() -> None:
-    data = load_sklearn_table("diabetes", None, LoadOptions(**OPTIONS))
+    data = load_sklearn_table("diabetes", None, LoadOptions())
     x, y = tensors(data.train)
     assert (data.task, data.channels, data.num_classes) == ("regression", 10, 0)
     assert [len(getattr(data, part)) for part in PARTS] == [319, 35, 88]  # type: ignore[arg-type]
@@ -116,21 +108,18 @@ def test_diabetes_is_that_of_scikit_learn_standardized_by_its_training_rows() ->
 
 
 def test_classes_of_scikit_learn_keep_their_names_and_fractions() -> None:
-    data = load_sklearn_table("breast_cancer", None, LoadOptions(**OPTIONS))
+    data = load_sklearn_table("breast_cancer", None, LoadOptions())
     assert (data.task, data.classes, data.target_standardizer) == ("classification", ("malignant", "benign"), None)
     counts = np.bincount(datasets.load_breast_cancer().target)
     for part in PARTS:
         _, y = tensors(getattr(data, part))
         assert y.dtype == torch.int64
         assert abs(int(y.sum()) - len(y) * counts[1] / counts.sum()) <= 2
-    assert load_sklearn_table("wine", None, LoadOptions(**OPTIONS)).num_classes == 3
+    assert load_sklearn_table("wine", None, LoadOptions()).num_classes == 3
 
 
 def test_streams_of_sets_in_memory_give_same_rows() -> None:
-    data, streamed = (
-        load_sklearn_table("diabetes", None, LoadOptions(**{**OPTIONS, "streaming": streaming}))
-        for streaming in (False, True)
-    )
+    data, streamed = (load_sklearn_table("diabetes", None, LoadOptions(streaming=s)) for s in (False, True))
     for part in PARTS:
         for held, read in zip(tensors(getattr(data, part)), tensors(getattr(streamed, part)), strict=True):
             assert torch.equal(held, read)
@@ -150,7 +139,7 @@ def write_uci(root: Path, *, name: str = "yacht", splits: Any = None) -> np.ndar
 
 def test_uci_reads_its_split(tmp_path: Path) -> None:
     values = write_uci(tmp_path)
-    data = load_uci("yacht", tmp_path, LoadOptions(split=3, **OPTIONS))
+    data = load_uci("yacht", tmp_path, LoadOptions(split=3))
     x, y = tensors(data.test)
     np.testing.assert_allclose(data.target_standardizer.inverse(y)[:, 0], values[3::10, 2], rtol=1e-5)  # type: ignore[union-attr]
     assert torch.equal(x[:, 1], torch.zeros(4))  # a constant is 0, whatever rounding says of its spread
@@ -166,27 +155,22 @@ def test_uci_reads_its_split(tmp_path: Path) -> None:
 )
 def test_uci_rejects_invalid_arguments(change: dict[str, Any], tmp_path: Path) -> None:
     write_uci(tmp_path)
+    options: dict[str, Any] = {"name": "yacht", "root": tmp_path, "split": 0} | change
     with pytest.raises((ArgumentError, DatasetNotFoundError)):
-        load_uci(
-            change.get("name", "yacht"),
-            change.get("root", tmp_path),
-            LoadOptions(split=change.get("split", 0), **OPTIONS),
-        )
+        load_uci(options["name"], options["root"], LoadOptions(split=options["split"]))
 
 
-@pytest.mark.parametrize("rows", [[], [1, 1], [40], [-1], [0.5], [[1]], list(range(40))])
-def test_rows_of_split_must_be_rows(rows: list[Any], tmp_path: Path) -> None:
+ROWS = [[], [1, 1], [40], [-1], [0.5], [[1]], list(range(40))]
+TEXTS = ["x0,x1\n1,2\n", "y\n1\n", "x0,y\n1,2\n,3\n", "x0,y\na,2\n", "x0,y\n1,inf\n"]
+
+
+@pytest.mark.parametrize(("rows", "text"), [*((rows, None) for rows in ROWS), *(([0], text) for text in TEXTS)])
+def test_invalid_uci_files_are_reported(rows: list[Any], text: str | None, tmp_path: Path) -> None:
     write_uci(tmp_path, splits={"0": rows})
+    if text is not None:
+        (tmp_path / "uci" / "yacht.csv").write_text(text)
     with pytest.raises(CorruptFileError):
-        load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
-
-
-@pytest.mark.parametrize("text", ["x0,x1\n1,2\n", "y\n1\n", "x0,y\n1,2\n,3\n", "x0,y\na,2\n", "x0,y\n1,inf\n"])
-def test_uci_file_that_is_no_table_of_numbers_is_reported(text: str, tmp_path: Path) -> None:
-    write_uci(tmp_path)
-    (tmp_path / "uci" / "yacht.csv").write_text(text)
-    with pytest.raises(CorruptFileError):
-        load_uci("yacht", tmp_path, LoadOptions(**OPTIONS))
+        load_uci("yacht", tmp_path, LoadOptions())
 
 
 def pets(n: int = 120, *, seed: int = 0) -> pd.DataFrame:
@@ -473,6 +457,10 @@ def test_targets_that_are_new_or_missing(tmp_path: Path) -> None:
         by_number.encode_target(frame.assign(price=np.nan))
     with pytest.raises(ValueError, match="kind"):
         by_class.encode_target(frame.drop(columns="kind"))
+    new = frame[:4].assign(kind=["dog", None, "fish", "cat"], price=[1.5, None, -2.0, 0.0])
+    assert by_class.read_target(new).tolist() == [1, -1, -1, 0]
+    found = by_number.read_target(new)
+    assert (found.shape, found[0, 0].item(), bool(found[1, 0].isnan())) == ((4, 1), 1.5, True)
 
 
 NAMES = st.text(min_size=1, max_size=8)
@@ -617,13 +605,3 @@ def test_json_lines_may_lack_keys_and_mix_types(tmp_path: Path) -> None:
     assert data.schema.features == ("a=1", "a=2", "a=True", "a is missing")
     found = dict(zip(data.schema.features, tensors(data.train)[0].sum(0).tolist(), strict=True))
     assert found == {"a=1": 24.0, "a=2": 12.0, "a=True": 12.0, "a is missing": 22.0}
-
-
-def test_targets_are_read_with_their_gaps(tmp_path: Path) -> None:
-    frame = pets()
-    path = written(frame, tmp_path, "csv")
-    by_class, by_number = (load_table(path, target=target).schema for target in ("kind", "price"))
-    new = frame[:4].assign(kind=["dog", None, "fish", "cat"], price=[1.5, None, -2.0, 0.0])
-    assert by_class.read_target(new).tolist() == [1, -1, -1, 0]
-    found = by_number.read_target(new)
-    assert (found.shape, found[0, 0].item(), bool(found[1, 0].isnan())) == ((4, 1), 1.5, True)

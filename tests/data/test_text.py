@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _hub import own_cache, write_split
+from _hub import own_cache, tensors, write_split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError
 from neuboots.data._common import CorruptFileError
@@ -120,13 +118,6 @@ def write(
             rows = labels
         write_split(root / "sst2" / "data", split, {column: texts, "label": rows}, features=False)
     return written
-
-
-def tensors(part: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(part, TensorDataset):
-        return part.tensors  # type: ignore[return-value]
-    x, y = zip(*part, strict=True)
-    return torch.stack(x), torch.stack(y)
 
 
 def decoded(data: DatasetBundle, part: str) -> list[str]:

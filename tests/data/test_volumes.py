@@ -10,10 +10,11 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from _hub import assert_not_found
 from torch.utils.data import DataLoader
 
 from neuboots._validation import ArgumentError
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import CorruptFileError
 from neuboots.data.augment import CropFlip
 from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset
 from neuboots.data.volumes import (
@@ -256,19 +257,15 @@ def test_affines_may_differ_by_less_than_half_voxel(tmp_path: Path, unit: float)
 
 
 def test_folders_and_files_missing(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError):
-        load_volume_folder(tmp_path / "nowhere")
-    with pytest.raises(DatasetNotFoundError):
-        load_volume_folder(tmp_path)
+    assert_not_found(load_volume_folder, tmp_path / "nowhere")
+    assert_not_found(load_volume_folder, tmp_path)
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").mkdir()
     (tmp_path / "images" / "scan.dcm").write_bytes(b"")
-    with pytest.raises(DatasetNotFoundError):
-        load_volume_folder(tmp_path)
+    assert_not_found(load_volume_folder, tmp_path)
     pairs(tmp_path, 3)
     (tmp_path / "labels" / "scan_2.nii.gz").unlink()
-    with pytest.raises(DatasetNotFoundError):
-        load_volume_folder(tmp_path)
+    assert_not_found(load_volume_folder, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["hippocampus3d", "Task04_Hippocampus"])
