@@ -20,31 +20,13 @@ if TYPE_CHECKING:
     from neuboots.data.volumes import find_volume_file, load_volume_folder, read_affine
 
 _MODULES = {
-    "augment": (
-        "CropFlip",
-        "CropFlipCutout",
-    ),
-    "image_folder": (
-        "load_image_folder",
-        "load_mask_folder",
-        "load_voc_folder",
-    ),
+    "augment": ("CropFlip", "CropFlipCutout"),
+    "image_folder": ("load_image_folder", "load_mask_folder", "load_voc_folder"),
     "imbalance": ("subsample_classes",),
-    "registry": (
-        "DATASETS",
-        "load_dataset",
-    ),
-    "tabular": (
-        "TableSchema",
-        "encode_file",
-        "load_table",
-    ),
+    "registry": ("DATASETS", "load_dataset"),
+    "tabular": ("TableSchema", "encode_file", "load_table"),
     "text": ("Vocabulary",),
-    "volumes": (
-        "find_volume_file",
-        "load_volume_folder",
-        "read_affine",
-    ),
+    "volumes": ("find_volume_file", "load_volume_folder", "read_affine"),
 }
 
 __all__ = [

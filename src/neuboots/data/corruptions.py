@@ -14,7 +14,7 @@ Hendrycks and Dietterich, Benchmarking neural network robustness to common corru
 import hashlib
 import io
 from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -268,6 +268,7 @@ CORRUPTIONS: dict[str, Corruption] = {
 ROTATION: dict[str, Corruption] = {"rotation": Corruption("rotation", tuple(range(15, 181, 15)), _rotation)}
 
 
+@dataclass(frozen=True, eq=False)
 class CorruptedDataset(Dataset[Any]):
     """Data set whose images are corrupted when they are read.
 
@@ -289,18 +290,16 @@ class CorruptedDataset(Dataset[Any]):
         (torch.Size([3, 32, 32]), 4)
     """
 
-    def __init__(
-        self,
-        data: Dataset[Any],
-        corruption: Corruption,
-        severity: int,
-        *,
-        seed: int = 0,
-        standardizer: Any = None,
-    ) -> None:
-        corruption.level(severity)  # raises here rather than in a worker process
-        self.data, self.corruption, self.severity = data, corruption, severity
-        self.seed, self.standardizer = check_int("seed", seed), standardizer
+    data: Dataset[Any]
+    corruption: Corruption
+    severity: int
+    _: KW_ONLY
+    seed: int = 0
+    standardizer: Any = None
+
+    def __post_init__(self) -> None:
+        self.corruption.level(self.severity)  # raises here rather than in a worker process
+        check_int("seed", self.seed)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))

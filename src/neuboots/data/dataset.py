@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -166,10 +167,8 @@ class LazyDataset(Dataset[Any]):
         Returns:
             The stream.
         """
-        return StreamingDataset(self._iterate_indices, self.transform, self.augment, self._read_one)
-
-    def _iterate_indices(self) -> Iterator[int]:
-        return iter(self._source_rows(range(len(self))))
+        rows = self._source_rows(range(len(self)))
+        return StreamingDataset(partial(iter, rows), self.transform, self.augment, self._read_one)
 
     def _read_one(self, row: int) -> tuple[Tensor, Tensor]:
         (x,), (y,) = self.source.read([row])

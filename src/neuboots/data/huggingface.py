@@ -223,20 +223,18 @@ def _match_splits(location: DatasetLocation, found: list[str]) -> dict[str, str]
     return matched
 
 
-def _find_column(location: DatasetLocation, split: str, present: Sequence[str], names: Sequence[str]) -> str:
-    for name in names:
-        if name in present:
-            return name
-    raise DatasetNotFoundError(
-        f"{location.name}, split {split}, has no column {' or '.join(map(repr, names))}, but {format_names(present)}."
-    )
-
-
 def _select_columns(location: DatasetLocation, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
     present = table.column_names or list(next(iter(table)))
-    selected = [_find_column(location, split, present, names) for names in columns]
-    table = table.select_columns(selected).with_format("arrow")
-    renamed = {old: names[0] for old, names in zip(selected, columns, strict=True)}
+    renamed: dict[str, str] = {}
+    for names in columns:
+        found = next((name for name in names if name in present), None)
+        if found is None:
+            expected = " or ".join(map(repr, names))
+            raise DatasetNotFoundError(
+                f"{location.name}, split {split}, has no column {expected}, but {format_names(present)}."
+            )
+        renamed[found] = names[0]
+    table = table.select_columns(list(renamed)).with_format("arrow")
     if all(old == new for old, new in renamed.items()):
         return table
     if hasattr(table, "__len__"):

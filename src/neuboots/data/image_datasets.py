@@ -103,7 +103,7 @@ class ImageDatasetSpec:
     augmentation: CropFlipCutout | CropFlip
     target: tuple[str, ...] = ("label",)
     side: int | None = None
-    resize: int | None = None
+    resize: tuple[int, int] | None = None
     ignore_index: int | None = None
     colors: tuple[tuple[tuple[int, int, int], int], ...] = ()
 
@@ -125,8 +125,7 @@ class ImageDatasetSpec:
         Raises:
             CorruptFileError: If it cannot be decoded or has another size than all others.
         """
-        size = None if self.resize is None else (self.resize, self.resize)
-        image = decode_image(value, len(self.mean), where, size=size, stretch=True)
+        image = decode_image(value, len(self.mean), where, size=self.resize, stretch=True)
         if self.side is not None and image.shape[1:] != (self.side, self.side):
             expected = f"{self.side} × {self.side} pixels were expected"  # the augmentation would crop silently
             raise CorruptFileError(where, f"its image is {tuple(image.shape[1:])}, where {expected}")
@@ -150,8 +149,7 @@ class ImageDatasetSpec:
             if not isinstance(value, int) or not 0 <= value < num_classes:
                 raise CorruptFileError(where, f"its label is {value!r}, where 0 … {num_classes - 1} was expected")
             return torch.tensor(int(value))
-        size = None if self.resize is None else (self.resize, self.resize)
-        mask = decode_mask(value, where, size=size, stretch=True, colors=self.colors)
+        mask = decode_mask(value, where, size=self.resize, stretch=True, colors=self.colors)
         if self.ignore_index is not None:
             mask = mask.masked_fill(mask == self.ignore_index, IGNORE_INDEX)
         ignored = -1 if self.ignore_index is None else IGNORE_INDEX
@@ -241,7 +239,7 @@ WBC_SEGMENTATION = ImageDatasetSpec(
     classes=("background", "cytoplasm", "nucleus"),
     augmentation=CropFlip((120, 120), scale=(1.0, 1.25), flips=(0, 1), ignore_index=IGNORE_INDEX),
     target=("mask", "label", "annotation"),
-    resize=120,
+    resize=(120, 120),
 )
 VOC2012 = ImageDatasetSpec(
     DatasetLocation(

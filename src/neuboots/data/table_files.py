@@ -159,11 +159,11 @@ class TableFile:
             chunks = self._read_csv({*texts, *raw}, {*raw}, wanted, checked)
         else:
             chunks = (self._read_parquet if self.format == "parquet" else self._read_json)(wanted, {*raw})
-        empty = True
+        start, pandas = 0, import_optional("pandas")
         for frame in chunks:
-            empty = empty and not len(frame)
+            frame.index = pandas.RangeIndex(start, start := start + len(frame))
             yield select_columns(frame, wanted)
-        if empty:
+        if start == 0:
             raise CorruptFileError(self.path, "it has no rows", "Add rows below the column names.")
 
     def _read_csv(self, texts: set[str], raw: set[str], wanted: list[str], checked: bool) -> Iterator[Any]:
@@ -203,7 +203,6 @@ class TableFile:
 
     def _read_json(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         pandas = import_optional("pandas")
-        start = 0
         with self._open_bytes() as file:
             records = _read_records(self.path, file)
             while some := list(islice(records, _chunk_rows(len(names)))):
@@ -213,14 +212,10 @@ class TableFile:
                         columns[name] = pandas.Series([*map(_nested_to_json, values)], dtype=object)
                     elif any(isinstance(value, list | dict) for value in values):
                         raise _unsupported_type(self.path, name, "lists or objects")
-                frame = pandas.DataFrame(columns)
-                frame.index = pandas.RangeIndex(start, start := start + len(some))
-                yield frame
+                yield pandas.DataFrame(columns)
 
     def _read_parquet(self, names: list[str], raw: set[str]) -> Iterator[Any]:
-        pandas, arrow = import_optional("pandas"), import_optional("pyarrow")
-        parquet = import_optional("pyarrow.parquet")
-        start = 0
+        arrow, parquet = import_optional("pyarrow"), import_optional("pyarrow.parquet")
         try:
             with self._open_bytes() as opened, parquet.ParquetFile(self.path if self.pipe is None else opened) as file:
                 for batch in file.iter_batches(_chunk_rows(len(names)), columns=names):
@@ -231,7 +226,6 @@ class TableFile:
                     for name, column in zip(names, columns, strict=True):
                         if name in raw and column.null_count and arrow.types.is_integer(column.type):
                             frame[name] = column.to_pandas(integer_object_nulls=True)  # not rounded
-                    frame.index = pandas.RangeIndex(start, start := start + len(frame))
                     yield frame
         except (arrow.ArrowException, OSError) as error:
             raise CorruptFileError(self.path, _first_line(error)) from None

@@ -37,9 +37,6 @@ from neuboots.data.image_folder import (
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
-HIPPOCAMPUS_TEST_FRACTION = 0.2  # of the labeled volumes, the same for every seed: the test labels are not public
-HIPPOCAMPUS_CROP = (32, 48, 32)  # about a volume; divisible by 16
-
 
 @dataclass(frozen=True, eq=False)
 class VolumeFileSource:
@@ -145,8 +142,7 @@ def load_volume_folder(
     }
     splits = complete_splits(datasets, val_fraction, test_fraction, seed)
     augmentation = None if crop is None else CropFlip(crop, flips=(0,), ignore_index=IGNORE_INDEX)
-    transform = standardize_volumes
-    name = folder.resolve().name
+    name, transform = folder.resolve().name, standardize_volumes
     return DatasetBundle(name, "segmentation", *splits, channels, names, transform, augmentation, IGNORE_INDEX)
 
 
@@ -173,9 +169,10 @@ def load_hippocampus3d(root: Path | None, options: LoadOptions) -> DatasetBundle
         hint = f"unpack Task04_Hippocampus.tar from medicaldecathlon.com, and pass its parent in {DATA_ROOT_VARIABLE}"
         raise DatasetNotFoundError.for_dataset(name, candidates or [NO_DATA_ROOT], hint)
     classes = ("background", "anterior", "posterior")
-    test_fraction, crop = HIPPOCAMPUS_TEST_FRACTION, HIPPOCAMPUS_CROP
-    data = load_volume_folder(folder, classes=classes, val_fraction=0.0, test_fraction=test_fraction, crop=crop)
-    train, validation = hold_out(_check_lazy(data.train), options.val_fraction, seed=options.seed)
+    crop = (32, 48, 32)  # about a volume; divisible by 16
+    data = load_volume_folder(folder, classes=classes, val_fraction=0.0, test_fraction=0.2, crop=crop)
+    assert isinstance(data.train, LazyDataset), "load_volume_folder does not stream"
+    train, validation = hold_out(data.train, options.val_fraction, seed=options.seed)
     data = replace(data, name=name, train=train, validation=validation)
     return data.map_splits(LazyDataset.to_stream) if options.streaming else data
 
@@ -226,17 +223,10 @@ def find_volume_file(dataset: Any, i: int) -> Path:
     Raises:
         ArgumentError: If the data set is not one of volumes.
     """
-    source = _check_lazy(dataset).source
-    if not isinstance(source, VolumeFileSource):
-        raise ArgumentError("dataset", type(source).__name__, "a data set of volumes")
+    if not isinstance(dataset, LazyDataset) or not isinstance(dataset.source, VolumeFileSource):
+        raise ArgumentError("dataset", type(dataset).__name__, "a split of a data set of volumes, such as data.test")
     rows = range(len(dataset)) if dataset.rows is None else dataset.rows
-    return Path(source.images[rows[i]])
-
-
-def _check_lazy(dataset: Any) -> LazyDataset:
-    if not isinstance(dataset, LazyDataset):
-        raise ArgumentError("dataset", type(dataset).__name__, "a split of a data set, such as data.test")
-    return dataset
+    return Path(dataset.source.images[rows[i]])
 
 
 def _open_nifti(file: str | Path) -> Any:
