@@ -284,19 +284,13 @@ class RejectRule:
         self,
         *,
         ood_score: Array,
-        confidence: Array | None = None,
-        width: Array | None = None,
-        std: Array | None = None,
+        confidence: Array | float = math.inf,
+        width: Array | float = 0.0,
+        std: Array | float = 0.0,
     ) -> Array:
         """Return which rows to reject: (N,)."""
-        reject = np.asarray(ood_score) > 1
-        if confidence is not None:
-            reject = reject | (confidence < self.confidence)
-        if width is not None:
-            reject = reject | (width > self.width)
-        if std is not None:
-            reject = reject | (std > self.std)
-        return reject
+        uncertain = (confidence < self.confidence) | (width > self.width) | (std > self.std)
+        return np.asarray((ood_score > 1) | uncertain)
 
     def config(self) -> dict[str, Any]:
         """Return the finite thresholds for JSON."""

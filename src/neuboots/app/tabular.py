@@ -146,7 +146,7 @@ class TabularModel(Model):
             forecast = self.estimator.forecast(x, level=level, num_samples=num_samples)
             names = ("low", "high", "std", "confidence_low", "confidence_high")
             columns = {"prediction": forecast.mean, **{name: getattr(forecast, name) for name in names}}
-            width = None
+            width: Any = 0.0
             if self.rule.width < math.inf:  # at the rule's own level
                 if level != LEVEL:
                     forecast = self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)

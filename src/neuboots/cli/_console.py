@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
+from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError
 
 if TYPE_CHECKING:
@@ -119,19 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: neuboots COMMAND [OPTIONS]",
-            "",
-            "Bootstrap uncertainty for PyTorch networks, from one training run.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "neuboots COMMAND --help lists the options of a command; neuboots --version prints the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
+    return f"""usage: neuboots COMMAND [OPTIONS]
+
+Bootstrap uncertainty for PyTorch networks, from one training run.
+
+commands:
+{commands}
+
+neuboots COMMAND --help lists the options of a command; neuboots --version prints the version."""
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
@@ -342,15 +339,11 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
             yield write
         return
     path = path.resolve()  # a symbolic link stays one
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with atomic_file(path) as temporary:
         with temporary.open("wb") as sink, make_writer(sink, form) as write:
             yield write
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o777)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -292,46 +292,34 @@ def _evaluate_masks(
 class ReservoirSample:
     """Uniform sample of the rows of a stream, independent of the sizes of its batches.
 
-    The rows with the smallest uniform numbers, which the seed draws for each row, are kept.
+    The rows with the smallest uniform numbers, which are a function of the number of the row, are kept.
 
     Args:
         max_rows: Maximum number of rows.
-        seed: Seed of the numbers.
 
     Example:
         >>> sample = ReservoirSample(3)
         >>> for start in (0, 5):
         ...     sample.add(number=torch.arange(start, start + 5))
-        >>> len(sample.columns["number"]), sample.total
-        (3, 10)
+        >>> len(sample.columns["number"])
+        3
     """
 
-    def __init__(self, max_rows: int | None = None, *, seed: int = 0) -> None:
-        self.max_rows, self.seed, self.total = max_rows or MAX_SAMPLED_ROWS, seed, 0
-        self._keys = torch.zeros(0)
-        self._columns: dict[str, Tensor] = {}
+    def __init__(self, max_rows: int | None = None) -> None:
+        from neuboots.evaluation.active_learning import RowSelector
+
+        self._selector = RowSelector(max_rows or MAX_SAMPLED_ROWS)
 
     def add(self, **columns: Tensor) -> None:
         """Add columns (N,) of N more rows."""
         from neuboots.evaluation.active_learning import row_uniforms
 
-        count = len(next(iter(columns.values())))
-        keys = row_uniforms(torch.arange(self.total, self.total + count), self.seed, "sample")
-        self._keys = torch.cat([self._keys, keys]) if self.total else keys
-        self._columns = {
-            name: torch.cat([self._columns[name], column]) if self.total else column for name, column in columns.items()
-        }
-        self.total += count
-        if len(self._keys) > 2 * self.max_rows:
-            self._select()
-
-    def _select(self) -> None:
-        order = self._keys.argsort(stable=True)[: self.max_rows]
-        self._keys = self._keys[order]
-        self._columns = {name: column[order] for name, column in self._columns.items()}
+        start = self._selector.num_rows
+        rows = torch.arange(start, start + len(next(iter(columns.values()))))
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        self._selector.add(-row_uniforms(rows, 0, "sample"), columns=arrays)
 
     @property
     def columns(self) -> dict[str, Tensor]:
         """The sampled rows in random order, so that the first n are a uniform sample as well."""
-        self._select()
-        return self._columns
+        return {name: torch.from_numpy(column) for name, column in self._selector.select()[2].items()}

@@ -237,7 +237,8 @@ def _describe_classes(metrics: Mapping[str, Any], noun: str) -> Iterator[str]:
     brier = f", Brier score {metrics['brier']:.3f}" if "brier" in metrics else ""
     yield f"expected calibration error {metrics['ece']:.1%}, log loss {metrics['nll']:.3f} nats{brier}"
     error = metrics.get("error_accepted")
-    yield _describe_rejection(metrics, "" if error is None else f"; {error:.1%} of the other predictions are wrong")
+    others = "" if error is None else f"; {error:.1%} of the other predictions are wrong"
+    yield f"the model abstains on {1 - metrics['accepted']:.1%}{others}"
 
 
 def _describe_regression(metrics: Mapping[str, Any]) -> Iterator[str]:
@@ -247,8 +248,5 @@ def _describe_regression(metrics: Mapping[str, Any]) -> Iterator[str]:
     width = f"mean width {metrics['mean_width']:.4g}"
     yield f"{metrics['level']:.0%} prediction intervals cover {metrics['coverage']:.1%} of the true values; {width}"
     rmse = metrics["rmse_accepted"]
-    yield _describe_rejection(metrics, "" if rmse is None else f"; RMSE {rmse:.4g} on the others")
-
-
-def _describe_rejection(metrics: Mapping[str, Any], others: str) -> str:
-    return f"the model abstains on {1 - metrics['accepted']:.1%}{others}"
+    others = "" if rmse is None else f"; RMSE {rmse:.4g} on the others"
+    yield f"the model abstains on {1 - metrics['accepted']:.1%}{others}"

@@ -70,11 +70,13 @@ class List:
 
 
 def _to_table(title: str, rows: list[dict[str, Any]], *omitted: str) -> "Table":
-    from neuboots.report.tables import Cell, Table
+    from neuboots.report.evaluation import make_table
 
-    columns = tuple(key for key in rows[0] if key not in omitted)
-    text = [[", ".join(v) if isinstance(v := row[key], tuple | list) else str(v) for key in columns] for row in rows]
-    return Table(title, columns, tuple(tuple(map(Cell, row)) for row in text), num_keys=len(columns))
+    texts = [
+        {key: ", ".join(value) if isinstance(value, tuple | list) else str(value) for key, value in row.items()}
+        for row in rows
+    ]
+    return make_table(title, [{key: text[key] for key in text if key not in omitted} for text in texts])
 
 
 def find_datasets(root: Path | None) -> list[dict[str, Any]]:

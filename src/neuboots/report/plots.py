@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
+from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._parallel import student_t_interval
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverageCurve
@@ -344,12 +345,8 @@ def save_png(figure: Figure, out: Path) -> None:
         figure: The figure.
         out: File to write.
     """
-    temporary = out.with_name(f".{out.name}.partial")
-    try:
+    with atomic_file(out) as temporary:
         figure.savefig(temporary, format="png")
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def style_axes(ax: Axes, *, show_legend: bool = True, **legend: Any) -> None:
