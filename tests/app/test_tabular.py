@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from neuboots.app import PredictionTable, RowBatch, load_model
+from neuboots.app import PredictionTable, load_model
 from neuboots.app import tabular as module
 from neuboots.app.model import RejectRule
 from neuboots.app.tabular import LEVEL, TabularModel, class_values, compute_regression_metrics, fit_table
@@ -98,15 +98,6 @@ def test_reject_rule_does_not_depend_on_the_level_of_the_intervals(regressor: Ta
     strict = replace(regressor, rule=RejectRule(width=float(width.median())))
     found = predict(strict, file, level=0.5)
     assert found.abstain.tolist() == ((width > width.median()) | (wide.ood_score > 1)).tolist()
-
-
-def test_extreme_inputs_are_out_of_distribution_and_finite(regressor: TabularModel) -> None:
-    x = torch.full((3, len(regressor.schema.features)), module._MAX_STD)
-    x[1] *= -1
-    x[2] = 0
-    columns = regressor.predict(RowBatch({"row": np.arange(3)}, x)).columns
-    assert columns["abstain"].tolist()[:2] == [True, True]
-    assert all(np.isfinite(column).all() for name, column in columns.items() if name != "abstain")
 
 
 def test_prediction_that_is_not_finite_raises(regressor: TabularModel, file: Path, monkeypatch: Any) -> None:

@@ -75,11 +75,6 @@ def model(shell: Shell, fitted: Path) -> Path:
     return shell.folder / "model"
 
 
-def test_fit_rejects_missing_files(shell: Shell) -> None:
-    for path in (shell.folder / "none.csv", shell.folder, "-"):
-        shell.rejects("fit", path, "--target", "y", "--out", shell.folder / "model")
-
-
 def test_fit_replaces_models_only(shell: Shell, model: Path) -> None:
     fit = ("fit", shell.write(NUMBERS), "--target", "y", *QUICK, "--out")
     for place in (shell.folder / "t.csv", shell.folder / "t.csv" / "model", shell.folder):
@@ -132,15 +127,6 @@ def test_predict_leaves_no_output_after_an_error(
     monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 20)  # many chunks are written before the error
     path, place = shell.write(content, "new.csv"), shell.write("mine", out)
     shell.rejects("predict", model, path, "--out", place, "--num-samples", "4")
-
-
-def test_predict_reports_unknown_and_missing_values_once(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 20)
-    path = shell.write("a,b\n" + FEATURES.replace(",q\n", ",zebra\n").replace("3.0,", ","), "new.csv")
-    code, _, error = shell.run("predict", model, path, "--out", shell.folder / "out.csv", "--num-samples", "4")
-    assert (code, error.count("zebra"), error.count("'a'")) == (0, 1, 1)
 
 
 def test_predict_abstains_far_from_the_training_rows(shell: Shell, model: Path) -> None:

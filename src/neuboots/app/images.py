@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from neuboots._validation import check_choice, check_fraction, format_names
 from neuboots.app._images import (
@@ -39,7 +40,7 @@ from neuboots.app.model import (
     predict_classes,
 )
 from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
-from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, ImageFileSource, find_split_folders, list_folders
+from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, find_split_folders, list_folders
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.methods import list_methods
 from neuboots.nets import ResNet, SmallCNN
@@ -186,7 +187,9 @@ def fit_images(
     check_fraction("max_error", max_error)
     check_choice("method", method, list_methods("classification"))
     data = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
-    size = choose_size(size, _image_source(data.train).files, _MAX_SIZE)
+    parts = (data.train, data.validation, data.test)
+    sources: list[Any] = [part.source for part in parts if isinstance(part, LazyDataset)]
+    size = choose_size(size, sources[0].files, _MAX_SIZE)
     data = load_image_folder(path, size=size, channels=channels, val_fraction=0, test_fraction=0)
     for name in data.classes:
         if name != name.encode("utf-8", "replace").decode():
@@ -197,8 +200,8 @@ def fit_images(
     if epochs is None:  # more epochs for fewer images
         epochs = max(10, min(100, round(_MAX_EXAMPLES[net_class] / n)))
     config = make_config(epochs, 32 if n < 2000 else 64, 2e-3, seed, progress)
-    others = [f for part in (data.train, data.validation, data.test) for f in _image_source(part).skipped]
-    notes = [*skipped_files_note(Path(path).expanduser(), others), *splits.notes]
+    skipped = [file for source in sources for file in source.skipped]
+    notes = [*skipped_files_note(Path(path).expanduser(), skipped), *splits.notes]
     chosen: dict[str, Any] = {"net": net_class.__name__, "size": list(size), "epochs": config.epochs}
     if on_start is not None:
         on_start({**chosen, "content": "images by class"}, notes)
@@ -222,7 +225,8 @@ def fit_images(
     rule, note = fit_reject_rule(predictor, calibration, max_error=max_error, num_samples=num_samples, seed=seed)
     features = FeatureExtractor.from_predictor(predictor, channels, size)
     train, held_out = (
-        torch.cat([features(x) for x, _ in _iterate_batches(split)]) for split in (splits.train, splits.held_out)
+        torch.cat([features(x) for x, _ in DataLoader(split, BATCH_SIZE, generator=torch.Generator())])
+        for split in (splits.train, splits.held_out)
     )
     model = ImageModel(
         ModelCard("classification", "class", method, splits.rows, seed, command),
@@ -236,7 +240,7 @@ def fit_images(
     metrics: dict[str, Any] = {}
     if splits.test is not None:
         tables, labels = [], []
-        for x, y in _iterate_batches(splits.test):
+        for x, y in DataLoader(splits.test, BATCH_SIZE, generator=torch.Generator()):
             tables.append(model.predict(RowBatch({"row": np.arange(len(x))}, x), num_samples=num_samples))
             labels.append(y)
         assert splits.train.targets is not None, "images have classes"
@@ -245,20 +249,6 @@ def fit_images(
     return replace(
         model, card=replace(model.card, metrics={**metrics, "chosen": chosen, "files": notes, "notes": [note]})
     )
-
-
-def _iterate_batches(dataset: LazyDataset) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(dataset), BATCH_SIZE):
-        rows = dataset.__getitems__(range(start, min(start + BATCH_SIZE, len(dataset))))
-        yield torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
-
-
-def _image_source(dataset: Any) -> ImageFileSource:
-    """The files of a split; none if there is no split."""
-    if not isinstance(dataset, LazyDataset):
-        return ImageFileSource((), torch.zeros(0), 3, None)
-    assert isinstance(dataset.source, ImageFileSource)
-    return dataset.source
 
 
 def _make_net(net_class: type[nn.Module], channels: int, classes: int) -> nn.Module:
