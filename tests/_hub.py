@@ -87,6 +87,23 @@ def write_split(
     return paths
 
 
+def write_voc(root: Path, lists: dict[str, list[str]], *, masks: str = "SegmentationClass") -> dict[str, Any]:
+    """Images and masks of 20 × 30 pixels in the folders of PASCAL VOC; returns the masks by name."""
+    made = {}
+    for folder in ("JPEGImages", masks, "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for listed, names in lists.items():
+        for name in names:
+            made[name] = pixels_of(len(made), (20, 30)) % 21
+            made[name][0] = 255
+            picture = Image.fromarray(made[name])
+            picture.putpalette(list(range(256)) * 3)
+            (root / masks / f"{name}.png").write_bytes(encoded(picture))
+            (root / "JPEGImages" / f"{name}.jpg").write_bytes(encoded(pixels_of(0, (20, 30, 3)), kind="JPEG"))
+        (root / "ImageSets" / "Segmentation" / f"{listed}.txt").write_text("\n".join(names) + "\n\n")
+    return made
+
+
 def write_images(
     folder: Path,
     *,

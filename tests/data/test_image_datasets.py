@@ -10,7 +10,7 @@ import pytest
 import scipy.ndimage
 import scipy.stats
 import torch
-from _hub import encoded, own_cache, pixels_of, write_images, write_split
+from _hub import encoded, own_cache, pixels_of, write_images, write_split, write_voc
 from PIL import Image
 from torch import Tensor
 
@@ -389,19 +389,12 @@ def test_voc_from_tables(tmp_path: Path, make: Any, streaming: bool) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("folder", ["VOCdevkit/VOC2012", "voc2012/VOCdevkit/VOC2012", "voc2012", "VOC2012"])
 def test_voc_from_its_folders(tmp_path: Path, folder: str, streaming: bool) -> None:
-    root = tmp_path / folder
-    for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (root / name).mkdir(parents=True)
-    for split, rows in (("train", range(5)), ("val", range(5, 8))):
-        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(f"2007_{row:06d}" for row in rows) + "\n")
-        for row in rows:
-            (root / f"JPEGImages/2007_{row:06d}.jpg").write_bytes(encoded(pixels_of(row, (9, 8, 3)), kind="JPEG"))
-            mask = palette(mask_pixels(row, (9, 8), 21, 255))
-            (root / f"SegmentationClass/2007_{row:06d}.png").write_bytes(encoded(mask))
+    names = [f"2007_{row:06d}" for row in range(8)]
+    made = write_voc(tmp_path / folder, {"train": names[:5], "val": names[5:]})
     data = load_dataset("voc2012", root=tmp_path, val_fraction=0.2, streaming=streaming)
     found = {name: list(getattr(data, name)) for name in ("train", "validation", "test")}
     assert {name: len(rows) for name, rows in found.items()} == {"train": 4, "validation": 1, "test": 3}
-    assert (found["test"][0][1].numpy() == mask_pixels(5, (9, 8), 21, 255)).all()
+    assert (found["test"][0][1].numpy() == made[names[5]]).all()
     assert isinstance(data.train, StreamingDataset if streaming else LazyDataset)
     assert data.classes == VOC2012.classes
     assert data.ignore_index == 255

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _hub import assert_not_found
+from _hub import assert_not_found, write_voc
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -415,29 +415,12 @@ def test_infer_label_map_rejects_values_that_are_not_classes(found: Any, classes
         infer_label_map(found, None if classes is None else list(classes))
 
 
-def voc(root: Path, lists: dict[str, list[str]], *, masks: str = "SegmentationClass") -> dict[str, np.ndarray]:
-    made = {}
-    for listed, names in lists.items():
-        for name in names:
-            save(picture(20, 30), root / "JPEGImages" / f"{name}.jpg")
-            mask = RNG.integers(0, 21, (20, 30), dtype=np.uint8)
-            mask[0] = 255
-            coloured = Image.fromarray(mask, mode="L")
-            coloured.putpalette(list(range(256)) * 3)
-            (root / masks).mkdir(parents=True, exist_ok=True)
-            coloured.save(root / masks / f"{name}.png")
-            made[name] = mask
-        (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
-        (root / "ImageSets" / "Segmentation" / f"{listed}.txt").write_text("\n".join(names) + "\n\n")
-    return made
-
-
 NAMES = {"train": [f"2007_{i:06d}" for i in range(10)], "val": [f"2008_{i:06d}" for i in range(4)]}
 
 
 @pytest.mark.parametrize("above", ["", "VOC2012", "VOCdevkit/VOC2012", "x/VOCdevkit/VOC2012"])
 def test_voc_in_its_layout(tmp_path: Path, above: str) -> None:
-    made = voc(tmp_path / above, NAMES)
+    made = write_voc(tmp_path / above, NAMES)
     data = load_voc_folder(tmp_path)
     assert (data.classes, data.num_classes, data.ignore_index, data.name) == (VOC_CLASSES, 21, 255, "voc2012")
     assert [len(part) for part in (data.train, data.validation, data.test)] == [9, 1, 4]
@@ -450,9 +433,9 @@ def test_voc_in_its_layout(tmp_path: Path, above: str) -> None:
 
 
 def test_voc_with_masks_of_more_images(tmp_path: Path) -> None:
-    voc(tmp_path, NAMES)
+    write_voc(tmp_path, NAMES)
     names = [f"2009_{i:06d}" for i in range(6)]
-    voc(tmp_path, {"trainaug": names}, masks="SegmentationClassAug")
+    write_voc(tmp_path, {"trainaug": names}, masks="SegmentationClassAug")
     lines = [f"/JPEGImages/{name}.jpg /SegmentationClassAug/{name}.png" for name in names]  # as some lists have them
     for text in ("\n".join(names), "\n".join(lines)):
         (tmp_path / "ImageSets" / "Segmentation" / "trainaug.txt").write_text(text)
@@ -463,13 +446,13 @@ def test_voc_with_masks_of_more_images(tmp_path: Path) -> None:
 
 def test_incomplete_voc_is_rejected(tmp_path: Path) -> None:
     assert_not_found(load_voc_folder, tmp_path)
-    voc(tmp_path, {"train": NAMES["train"]})
+    write_voc(tmp_path, {"train": NAMES["train"]})
     assert_not_found(load_voc_folder, tmp_path)
-    voc(tmp_path, {"val": []})
+    write_voc(tmp_path, {"val": []})
     assert_not_found(load_voc_folder, tmp_path)
-    voc(tmp_path, {"val": NAMES["train"][:1]})
+    write_voc(tmp_path, {"val": NAMES["train"][:1]})
     with pytest.raises(ValueError, match=r"val\.txt"):
         load_voc_folder(tmp_path)
-    voc(tmp_path, {"val": NAMES["val"]})
+    write_voc(tmp_path, {"val": NAMES["val"]})
     (tmp_path / "SegmentationClass" / "2008_000001.png").unlink()
     assert_not_found(load_voc_folder, tmp_path)

@@ -286,6 +286,7 @@ def complete_splits(
     """
     check_fraction("val_fraction", val_fraction, zero=True)
     check_fraction("test_fraction", test_fraction, zero=True)
+    seed = check_int("seed", seed)
     found: dict[str, Any] = dict(splits)
     remaining = 1.0
     for name, fraction in (("test", test_fraction), ("validation", val_fraction)):
@@ -295,9 +296,7 @@ def complete_splits(
                     "val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}"
                 )
             strata = found["train"].targets if stratify else None
-            train, held_out = hold_out(
-                found["train"], fraction / remaining, seed=check_int("seed", seed), strata=strata
-            )
+            train, held_out = hold_out(found["train"], fraction / remaining, seed=seed, strata=strata)
             found |= {"train": train, name: held_out}
             remaining -= fraction
     return found["train"], found["validation"], found["test"]

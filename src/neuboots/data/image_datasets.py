@@ -47,10 +47,9 @@ from neuboots.data.dataset import (
     to_unit_range,
 )
 from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables, read_class_names
-from neuboots.data.image_folder import VOC_CLASSES, load_voc_folder
+from neuboots.data.image_folder import IGNORE_INDEX, VOC_CLASSES, LabelMap, load_voc_folder
 from neuboots.data.images import decode_image, decode_mask
 
-IGNORE_INDEX = 255
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
@@ -152,10 +151,8 @@ class ImageDatasetSpec:
         mask = decode_mask(value, where, size=self.resize, stretch=True, colors=self.colors)
         if self.ignore_index is not None:
             mask = mask.masked_fill(mask == self.ignore_index, IGNORE_INDEX)
-        ignored = -1 if self.ignore_index is None else IGNORE_INDEX
-        if (wrong := mask[(mask < 0) | (mask >= num_classes) & (mask != ignored)]).numel():
-            raise CorruptFileError(where, f"its mask has {int(wrong[0])}, where 0 … {num_classes - 1} was expected")
-        return mask
+        ignored = None if self.ignore_index is None else IGNORE_INDEX
+        return LabelMap(tuple(range(num_classes)), ignored)(mask, where)
 
 
 MNIST = ImageDatasetSpec(

@@ -385,19 +385,17 @@ def _parse_column(column: Any, kind: ColumnKind) -> _Array:
 
 
 def _parse_numbers(values: Any) -> Any:
-    """Parse numbers; NaN for other texts, infinity for hundreds of digits."""
+    """Parse texts as numbers; NaN for other texts, infinity for hundreds of digits."""
     try:
         return import_optional("pandas").to_numeric(values, errors="coerce")
     except OverflowError:
         return values.map(_parse_float)
 
 
-def _parse_float(value: Any) -> float:
+def _parse_float(text: str) -> float:
     try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError):
+        return float(text)
+    except ValueError:
         return math.nan
 
 
@@ -482,11 +480,6 @@ def _factorize(column: Any) -> tuple[Any, Any]:
         return slice(None), column
     rows, distinct = pandas.factorize(column, use_na_sentinel=False)
     return rows, pandas.Series(distinct)
-
-
-def _unique_texts(column: Any) -> set[str | None]:
-    """Distinct texts of a column, with None if values are missing."""
-    return {*to_texts(_factorize(column)[1])}
 
 
 # -- inference -----------------------------------------------------------------------------------------
@@ -617,7 +610,7 @@ def _infer_schema(
         selected, start = train[start : start + len(frame)].numpy(), start + len(frame)
         moments.add(to_numbers(frame, numeric)[selected])
         for name, found in list(texts.items()):
-            found |= _unique_texts(frame[name][selected])
+            found |= {*to_texts(_factorize(frame[name][selected])[1])}
             if len(found - {None}) > max_categories:
                 expected = f"at least the number of distinct texts in column {name!r} of {file.path}"
                 hint = "ignore the column, or write numbers as 1.5 and dates as 2024-02-29"

@@ -212,18 +212,16 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         train = X[index[(split == TRAIN).numpy()]]
         self.x_mean_, std = mean_and_std(train)
         low, high = train.min(0), train.max(0)
-        two_values = ((low == train) | (high == train)).all(
-            0
-        )  # scaled by their distance: a rare flag is not an outlier
+        # two values are scaled by their distance: a rare flag is not an outlier
+        two_values = ((low == train) | (high == train)).all(0)
         self.x_scale_ = np.where(std > 0, np.where(two_values, high - low, std), 1.0)
         return TrainingRows(index, weights, split, group, self._standardize(X[index]))
 
     def _split_groups(self, group: Array, strata: Tensor | None) -> Tensor:
         """Split of each row, the same for all rows of a group."""
         n, classes = int(group[-1]) + 1, 0 if strata is None else len(torch.unique(strata))
-        fraction = min(
-            self.validation_fraction, (n - classes) / (2 * n)
-        )  # with many classes, most rows are for training
+        # with many classes, most rows are for training
+        fraction = min(self.validation_fraction, (n - classes) / (2 * n))
         if n < MIN_SPLIT_ROWS or fraction * n < 2:
             return torch.zeros(len(group), dtype=torch.uint8)
         validation = fraction / 2 if self.early_stopping or self.always_validates else 0.0

@@ -99,9 +99,8 @@ class NoiseScale:
             UserWarning,
             stacklevel=4,
         )
-        return np.asarray(
-            np.maximum(self.scores.max(0, initial=0.0), -ndtri((1 - level) / 2))
-        )  # not below those of lower levels
+        # not below those of lower levels
+        return np.asarray(np.maximum(self.scores.max(0, initial=0.0), -ndtri((1 - level) / 2)))
 
 
 @dataclass(frozen=True, eq=False)
