@@ -82,6 +82,16 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
     return tree_map(convert, dict(x) if isinstance(x, Mapping) else x)
 
 
+def check_module(model: Any) -> None:
+    """Raise ArgumentError unless the model of `from_trained` is a module.
+
+    Args:
+        model: The trained net.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model), "a trained nn.Module", hint="call the factory and train its net")
+
+
 def check_inputs(x: Any) -> None:
     """Raise ArgumentError unless x is a tensor, or a dict, tuple or list of them, without NaN and infinite values.
 

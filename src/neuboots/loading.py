@@ -147,11 +147,14 @@ def as_dataset(data: FitData, *, name: str = "data") -> Dataset[Any]:
 
 def _check_sampler(loader: DataLoader[Any], name: str) -> None:
     """Raise if the loader does more than reading all examples once, in order or shuffled."""
-    sampler = loader.sampler
-    known = isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler
-    if type(sampler) is RandomSampler:
-        known = not sampler.replacement and sampler.num_samples == len(cast(Sized, loader.dataset))
-    if not known or type(loader.batch_sampler) is not BatchSampler or loader.drop_last:
+    batches = loader.batch_sampler
+    known = type(batches) is BatchSampler and not batches.drop_last
+    if known and not isinstance(loader.dataset, IterableDataset):
+        sampler = cast(BatchSampler, batches).sampler  # loader.sampler is a default where a batch_sampler is given
+        shuffles = type(sampler) is RandomSampler and not sampler.replacement
+        reads_all = len(cast(Sized, sampler)) == len(cast(Sized, loader.dataset))
+        known = (shuffles or type(sampler) is SequentialSampler) and reads_all
+    if not known:
         expected = "a DataLoader with batch_size, without its own sampler, batch_sampler or drop_last"
         raise ArgumentError(name, type(loader), expected, hint="pass its dataset: the seed determines the order")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -632,6 +633,8 @@ class Predictor(ABC):
         save(self, folder)
 
     def _checked_stream(self, x: Any, num_samples: int, seed: int) -> SampleStream:
+        if isinstance(x, np.ndarray):
+            x = torch.as_tensor(x)
         check_inputs(x)
         num_samples = check_int("num_samples", num_samples, minimum=1)
         return self.stream(x, num_samples, seed=check_int("seed", seed))

@@ -433,7 +433,7 @@ def check_argument_errors(method: MethodUnderTest) -> None:
         ("num_samples", lambda: predictor.predict(x, 0)),
         ("num_samples", lambda: predictor.summarize(x, -1)),
         ("x", lambda: predictor.predict(x * torch.nan, 2)),
-        ("x", lambda: predictor.predict(x.numpy(), 2)),
+        ("x", lambda: predictor.predict(x.tolist(), 2)),
         ("seed", lambda: predictor.predict(x, 2, seed="a")),  # type: ignore[arg-type]
         ("loss", lambda: method.make(loss="ce")),
     ]

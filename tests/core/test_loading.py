@@ -165,8 +165,26 @@ def test_config_takes_the_options_of_a_loader() -> None:
         DataLoader(AtOnce(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)),
         DataLoader(AtOnce(), sampler=torch.utils.data.RandomSampler(AtOnce(), replacement=True)),
         DataLoader(AtOnce(), batch_sampler=[[0, 1], [2]]),
+        DataLoader(AtOnce(), sampler=torch.utils.data.SequentialSampler(range(3))),
+        DataLoader(
+            AtOnce(),
+            batch_sampler=torch.utils.data.BatchSampler(
+                torch.utils.data.WeightedRandomSampler([1.0] * 10, 10), batch_size=2, drop_last=False
+            ),
+        ),
     ],
-    ids=["tensor", "number", "lengths", "drop_last", "no batches", "weighted", "replacement", "batch_sampler"],
+    ids=[
+        "tensor",
+        "number",
+        "lengths",
+        "drop_last",
+        "no batches",
+        "weighted",
+        "replacement",
+        "batch_sampler",
+        "subset",
+        "own batches",
+    ],
 )
 def test_as_dataset_rejects_other_data(data: Any) -> None:
     with pytest.raises(ArgumentError, match="val_data"):

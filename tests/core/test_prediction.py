@@ -539,3 +539,9 @@ def test_residual_std(pixels: tuple[int, ...]) -> None:
     error = (y - mean).numpy()
     axes = tuple(axis for axis in range(error.ndim) if axis != 1)
     np.testing.assert_allclose(residual_std(predictor, x, y), np.sqrt((error**2).mean(axes)))
+
+
+def test_predict_accepts_numpy_arrays() -> None:
+    x = random(4, 3)
+    predictor = DeterministicPredictor(nn.Linear(3, 2).double())
+    assert torch.equal(predictor.predict(x.numpy(), 2).samples, predictor.predict(x, 2).samples)

@@ -1,6 +1,7 @@
 """Base class and building blocks of the methods, and the registry that finds a method by its name."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -261,7 +262,15 @@ def create_method(name: str, **options: Any) -> Method:
         >>> create_method("deep-ensemble", num_members=3).num_members
         3
     """
-    return find_method(name).make(**options)
+    method = find_method(name)
+    try:
+        return method.make(**options)
+    except TypeError as error:
+        unknown = sorted(options.keys() - inspect.signature(method.make).parameters.keys())
+        if not unknown:
+            raise
+        names = ", ".join(inspect.signature(method.make).parameters)
+        raise ArgumentError("options", unknown, f"options of {name!r}: {names}") from error
 
 
 def list_methods(task: Task | None = None) -> list[str]:

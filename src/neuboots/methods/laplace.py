@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_positive
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import load_example
+from neuboots.head import check_module, load_example
 from neuboots.loading import FitData
 from neuboots.methods._base import register
 from neuboots.methods._curvature import (
@@ -199,6 +199,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
         Returns:
             The predictor around this net.
         """
+        check_module(model)
         return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
     def _make_generator(self, net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:

@@ -36,6 +36,7 @@ from neuboots.head import (
     add_output_axis,
     as_plain_tensor,
     cast_inputs,
+    check_module,
     compute_output,
     copy_net,
     copy_to_meta,
@@ -553,6 +554,7 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
         Raises:
             ArgumentError: If the net has no layer for dropout.
         """
+        check_module(model)
         net = copy_net(unwrap_model(model))
         return self._insert(net, load_example(net, as_dataset(data), seed=seed))
 

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots.head import check_module
 from neuboots.loading import FitData, check_length
 from neuboots.losses import GaussianNLL
 from neuboots.methods._base import register
@@ -136,6 +137,7 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
         """
         if self.num_calibration_fits:
             raise ArgumentError("num_calibration_fits", self.num_calibration_fits, "0 with from_trained; use fit")
+        check_module(model)
         return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> InfluencePredictor:
