@@ -603,6 +603,17 @@ def draw_rows(n: int, fraction: float, name: str, seed: int, strata: Tensor | No
     """Draw a random fraction of n rows, stratified; with `keep_one`, one row of each class is never drawn.
 
     Rows are ordered by class and, within a class, at random, and taken at even distances in that order.
+
+    Args:
+        n: Number of rows.
+        fraction: Fraction of the rows to draw.
+        name: Name of the draw, which determines it together with the seed.
+        seed: Seed of the draw.
+        strata: Class of each row, or None for one class: (n,).
+        keep_one: Whether one row of each class is never drawn.
+
+    Returns:
+        Indices of the rows.
     """
     classes = torch.zeros(n) if strata is None else strata.cpu()
     if classes.shape != (n,):

@@ -1,4 +1,4 @@
-"""Conventions of the source tree: layers of imports, light imports, unique public names, docstrings.
+"""Conventions of the source tree: layers of imports and light imports.
 
 A layer is a top-level module or package of `neuboots`. What a module imports when it is loaded comes from lower layers;
 imports inside functions and under `if TYPE_CHECKING:` do not count.
@@ -7,7 +7,6 @@ imports inside functions and under `if TYPE_CHECKING:` do not count.
 import ast
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,30 +106,3 @@ assert not sys.modules.keys() & set({EXTRAS}), sys.modules.keys() & set({EXTRAS}
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-
-def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
-    """Public classes and functions at the top level of modules without a leading underscore."""
-    for file in FILES:
-        path = file.relative_to(SRC).with_suffix("")
-        if not any(part.startswith("_") and part != "__init__" for part in path.parts):
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                    yield ".".join(path.parts), node
-
-
-def test_public_class_names_are_unique_and_differ_by_more_than_case() -> None:
-    places = defaultdict(set)
-    for module, node in public_definitions():
-        if isinstance(node, ast.ClassDef):
-            places[node.name.lower()].add((module, node.name))
-    assert [found for found in places.values() if len(found) > 1] == []
-
-
-def test_public_objects_have_docstrings() -> None:
-    missing = [f"{module}.{node.name}" for module, node in public_definitions() if not ast.get_docstring(node)]
-    assert missing == []
-    modules = [
-        str(file.relative_to(SRC)) for file in FILES if not ast.get_docstring(ast.parse(file.read_text("utf-8")))
-    ]
-    assert modules == []
