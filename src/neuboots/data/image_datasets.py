@@ -315,22 +315,16 @@ def load_rotated_mnist(root: Path | None, options: LoadOptions) -> DatasetBundle
     standardizer = Standardizer(ROTATED_MNIST.mean, ROTATED_MNIST.std)
 
     def rotate_split(dataset: Any, split: str) -> Any:
-        if dataset is None:
-            return None
         if options.streaming:
             decode = partial(_decode_rotated, decode=dataset.decode, seed=options.seed, split=split)
             return replace(dataset, decode=decode, transform=standardizer)
         return replace(dataset, source=RotatedSource(dataset.source, options.seed, split), transform=standardizer)
 
-    return replace(
-        upright,
-        name="rotated_mnist",
-        train=rotate_split(upright.train, "train"),
-        validation=rotate_split(upright.validation, "train"),  # whose rows it has, by their indices there
-        test=rotate_split(upright.test, "test"),
-        standardizer=standardizer,
-        augmentation=replace(MNIST.augmentation, fill=ROTATED_MNIST.mean),
-    )
+    sources = {"train": "train", "validation": "train", "test": "test"}  # of the rows, by their indices there
+    datasets = {name: getattr(upright, name) for name in sources}
+    splits = {name: rotate_split(data, sources[name]) for name, data in datasets.items() if data is not None}
+    augmentation = replace(MNIST.augmentation, fill=ROTATED_MNIST.mean)
+    return replace(upright, name="rotated_mnist", standardizer=standardizer, augmentation=augmentation, **splits)
 
 
 def rotation_angles(rows: Sequence[int], seed: int, split: str) -> Tensor:

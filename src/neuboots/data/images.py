@@ -154,15 +154,12 @@ def _open_image(data: EncodedImage, where: str | Path) -> Any:
 def _to_image_tensor(
     picture: Any, channels: int, where: str | Path, size: ImageSize | None, stretch: bool = False
 ) -> Tensor:
-    mode = {1: "L", 3: "RGB"}[channels]
+    mode, picture = {1: "L", 3: "RGB"}[channels], _to_8_bits(picture, where)
     try:
-        picture = _to_8_bits(picture, where)
         if picture.mode == "P" and "transparency" in picture.info:
             picture = picture.convert("RGBA")  # PIL would warn about a conversion to RGB
         picture = picture if picture.mode == mode else picture.convert(mode)
         pixels = torch.from_numpy(np.array(_resize(picture, size, stretch, "BILINEAR")))  # (H, W) or (H, W, 3)
-    except CorruptFileError:
-        raise
     except Exception as error:  # a conversion that PIL does not know
         raise CorruptFileError(where, f"cannot be converted to {mode} ({type(error).__name__}: {error})") from None
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
