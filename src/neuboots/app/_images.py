@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, format_names
-from neuboots.app.model import Model, ModelCard
+from neuboots.app.model import Model, ModelCard, RowBatch
 from neuboots.data import CorruptFileError, DatasetBundle, DatasetNotFoundError, LazyDataset, Standardizer
 from neuboots.data.dataset import to_unit_range
 from neuboots.data.image_folder import IMAGE_SUFFIXES, FileListing, list_files
@@ -166,31 +166,35 @@ def find_images(source: str | Path) -> tuple[Path, FileListing]:
 
 def read_batches(
     names: Sequence[str],
-    read: Callable[[int], Any],
+    read: Callable[[int], tuple[Tensor, Tensor | None]],
     *,
-    is_full: Callable[[Sequence[Any], Any], bool],
-    notes: Sequence[str] = (),
-) -> Iterator[tuple[list[int], list[Any], tuple[str, ...]]]:
-    """Yield indices of files, their contents and notes in batches; files that cannot be read are in the notes.
+    batch_size: Callable[[Tensor], int],
+    notes: Sequence[str],
+) -> Iterator[RowBatch]:
+    """Yield batches of files of one size, as `read` returns x and y; files that cannot be read are in the notes.
 
-    `is_full(rows, row)` says whether a batch has no place for the next row.
+    `batch_size(x)` is the largest number of rows such as x in a batch.
     """
-    indices, rows, pending, count = list[int](), list[Any](), list(notes), 0
+    rows, pending = list[tuple[str, Tensor, Any]](), list(notes)
     for i, name in enumerate(names):
         try:
-            row = read(i)
+            x, y = read(i)
         except CorruptFileError as error:
             pending.append(f"skipped {name}: {error.reason}")
             continue
-        if rows and is_full(rows, row):
-            yield indices, rows, tuple(pending)
-            indices, rows, pending = [], [], []
-        indices.append(i)
-        rows.append(row)
-        count += 1
-    if not count:
+        if rows and (rows[-1][1].shape != x.shape or len(rows) >= batch_size(x)):
+            yield _make_batch(rows, pending)
+            rows, pending = [], []
+        rows.append((name, x, y))
+    if not rows:
         raise CorruptFileError(f"{len(names)} file(s)", f"none of them is an image ({pending[-1]})")
-    yield indices, rows, tuple(pending)
+    yield _make_batch(rows, pending)
+
+
+def _make_batch(rows: Sequence[tuple[str, Tensor, Any]], notes: Sequence[str]) -> RowBatch:
+    names, x, y = zip(*rows, strict=True)
+    keys = {"file": np.array(names, dtype=object)}
+    return RowBatch(keys, torch.stack(x), None if y[0] is None else torch.stack(y), tuple(notes))
 
 
 def check_image_size(image: Tensor, where: str | Path) -> Tensor:

@@ -81,20 +81,13 @@ class ImageModel(VisionModel):
             source, notes = self._find_labeled(Path(source).expanduser())
         root, listing = find_images(source)
         names = [relative_name(root, file) for file in listing.files]
-        labels = [self._label(name, root) for name in names] if with_labels else None
-        return self._read_batches(listing.files, names, labels, [*notes, *skipped_files_note(root, listing.others)])
-
-    def _read_batches(
-        self, files: list[Path], names: list[str], labels: list[int] | None, notes: list[str]
-    ) -> Iterator[RowBatch]:
-        def is_full(rows: Any, row: Tensor) -> bool:
-            return len(rows) >= BATCH_SIZE
-
-        batches = read_batches(names, lambda i: self.preprocessing(files[i]), is_full=is_full, notes=notes)
-        for indices, rows, batch_notes in batches:
-            keys = {"file": np.array([names[i] for i in indices], dtype=object)}
-            y = None if labels is None else torch.tensor([labels[i] for i in indices])
-            yield RowBatch(keys, torch.stack(rows), y, batch_notes)
+        labels = [torch.tensor(self._label(name, root)) if with_labels else None for name in names]
+        return read_batches(
+            names,
+            lambda i: (self.preprocessing(listing.files[i]), labels[i]),
+            batch_size=lambda x: BATCH_SIZE,
+            notes=[*notes, *skipped_files_note(root, listing.others)],
+        )
 
     def _find_labeled(self, folder: Path) -> tuple[Path, list[str]]:
         """Return the folder of class folders; its test split, if it has splits, as the rest was used in training."""

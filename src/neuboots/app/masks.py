@@ -116,15 +116,8 @@ class MaskModel(VisionModel):
             x, y = (self.preprocessing(images[i]), None) if dataset is None else dataset[i]
             return check_image_size(x, images[i]), y
 
-        def is_full(rows: Any, row: tuple[Tensor, Tensor | None]) -> bool:
-            shape = row[0].shape
-            return rows[-1][0].shape != shape or (len(rows) + 1) * shape[1] * shape[2] > _MAX_BATCH_PIXELS
-
         names = [relative_name(root, image) for image in images]
-        for indices, rows, batch_notes in read_batches(names, read, is_full=is_full, notes=notes):
-            keys = {"file": np.array([names[i] for i in indices], dtype=object)}
-            y = None if dataset is None else torch.stack([mask for _, mask in rows])
-            yield RowBatch(keys, torch.stack([x for x, _ in rows]), y, batch_notes)
+        return read_batches(names, read, batch_size=lambda x: _MAX_BATCH_PIXELS // x[0].numel(), notes=notes)
 
     def predict_maps(self, batch: RowBatch, *, num_samples: int = 100) -> SegmentationMaps:
         """Predict probabilities and uncertainties of each pixel, of large images in windows."""
