@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuboots._validation import ArgumentError
 from neuboots.cli._console import (
     UsageError,
     check_output_path,
@@ -45,11 +44,6 @@ def test_errors_become_one_line() -> None:
         assert caught.value.__suppress_context__
     with pytest.raises(KeyError), user_errors():  # a bug is not hidden
         raise KeyError("x")
-
-
-def test_argument_error_names_the_option() -> None:
-    with pytest.raises(UsageError, match=r"--max-error is 2; .*: use 0.1"), user_errors():
-        raise ArgumentError("max_error", 2, "a fraction", hint="use 0.1")
 
 
 def test_only_our_warnings_become_notes(recwarn: pytest.WarningsRecorder) -> None:

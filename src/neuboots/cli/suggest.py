@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from neuboots._validation import check_int
+from neuboots._validation import check_choice, check_int
 from neuboots.app.model import load_model, unique_name
 from neuboots.cli._console import (
     ModelFolder,
@@ -229,12 +229,8 @@ class Suggest:
         task = model.card.task
         if self.strategy == "default":
             return DEFAULTS[task]
-        if task not in STRATEGIES[self.strategy].tasks:
-            supported = ", ".join(name for name, strategy in STRATEGIES.items() if task in strategy.tasks)
-            raise UsageError(
-                f"--strategy is {self.strategy}, which does not apply to {task}; expected one of {supported}"
-            )
-        return self.strategy
+        supported = [name for name, strategy in STRATEGIES.items() if task in strategy.tasks]
+        return check_choice("strategy", self.strategy, supported)
 
     def _check(self) -> None:
         for name, value, minimum in (("k", self.k, 1), ("num_samples", self.num_samples, 1), ("seed", self.seed, 0)):
