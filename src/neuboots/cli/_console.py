@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import numpy as np
 
-from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError
 
 if TYPE_CHECKING:
@@ -339,11 +338,15 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
             yield write
         return
     path = path.resolve()  # a symbolic link stays one
-    with atomic_file(path) as temporary:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
         with temporary.open("wb") as sink, make_writer(sink, form) as write:
             yield write
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
