@@ -1,4 +1,4 @@
-"""Dispatch and console of the commands: errors and warnings as one line, tables for people, JSON and files for programs.
+"""Dispatch and console of the commands: errors and warnings, tables as text, JSON, output files.
 
 A command is a frozen dataclass of options with a `run()` method. Commands are imported by name, so that
 `neuboots predict` loads neither the other commands nor `neuboots_paper`.
