@@ -7,13 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from neuboots.data._common import CorruptFileError, DatasetNotFoundError
-from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
+from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, StreamingDataset, subsample_classes
 from neuboots.loading import train_val_test_split
 
 if TYPE_CHECKING:
     from neuboots.data.augment import CropFlip, CropFlipCutout
     from neuboots.data.image_folder import load_image_folder, load_mask_folder, load_voc_folder
-    from neuboots.data.imbalance import subsample_classes
     from neuboots.data.registry import DATASETS, load_dataset
     from neuboots.data.tabular import TableSchema, encode_file, load_table
     from neuboots.data.text import Vocabulary
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "augment": ("CropFlip", "CropFlipCutout"),
     "image_folder": ("load_image_folder", "load_mask_folder", "load_voc_folder"),
-    "imbalance": ("subsample_classes",),
     "registry": ("DATASETS", "load_dataset"),
     "tabular": ("TableSchema", "encode_file", "load_table"),
     "text": ("Vocabulary",),

@@ -1,4 +1,4 @@
-"""Data sets that are read on demand, standardization, and the bundle of a data set's splits.
+"""Data sets that are read on demand, standardization, the bundle of a data set's splits, and imbalanced subsets.
 
     dataset[i] = (transform(augment(xᵢ)), yᵢ),    standardization: x̂ = (x − mean) / std for each channel
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
+from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.data._common import identity
-from neuboots.loading import draw_rows
+from neuboots.loading import check_length, draw_rows, load_class_labels
 
 STREAM_BATCH_SIZE = 32  # rows of a stream that are transformed at once
 LARGE_EXAMPLE = 1 << 16  # values of a row that is transformed by itself
@@ -469,3 +470,43 @@ def _format_size(split: Dataset[Any] | None) -> str:
     if split is None:
         return "none"
     return f"{len(split):,}" if hasattr(split, "__len__") else "streamed"
+
+
+def subsample_classes(data: Dataset[Any], counts: Sequence[int] | Mapping[int, int], *, seed: int = 0) -> "Subset[Any]":
+    """Random subset with a given number of rows of each class, in the order of the data (paper, section 4.5).
+
+    With one seed, the rows of smaller counts are among those of larger ones.
+
+    Args:
+        data: Classification data set with a length.
+        counts: Number of rows of each class; a mapping excludes the classes that it does not name.
+        seed: Random seed.
+
+    Returns:
+        The subset.
+
+    Raises:
+        ArgumentError: If a class has fewer rows than its count, or no row is left.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> labels = torch.arange(30) % 3
+        >>> few = subsample_classes(TensorDataset(torch.zeros(30, 2), labels), [1, 5, 10])
+        >>> labels[few.indices].bincount()
+        tensor([ 1,  5, 10])
+    """
+    check_length(data)
+    labels = load_class_labels(data)
+    if not isinstance(counts, Mapping) and int(labels.max()) >= len(counts):
+        raise ArgumentError("counts", counts, f"a count for each class 0 ... {int(labels.max())}, or a mapping")
+    keys = derive_keys(torch.arange(len(labels)), check_int("seed", seed), "long tail")
+    order = draw_uniform(keys, torch.zeros_like(keys)).argsort()
+    selected = []
+    for c, value in counts.items() if isinstance(counts, Mapping) else enumerate(counts):
+        rows, count = order[labels[order] == c], check_int(f"counts[{c}]", value, minimum=0)
+        if count > len(rows):
+            raise ArgumentError(f"counts[{c}]", count, f"at most {len(rows)}, the number of rows of class {c}")
+        selected.append(rows[:count])
+    if not sum(map(len, selected)):
+        raise ArgumentError("counts", counts, "at least one row")
+    return Subset(data, torch.cat(selected).sort().values.tolist())

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
-from neuboots.data.imbalance import subsample_classes
+from neuboots.data.dataset import subsample_classes
 from neuboots.evaluation.imbalance import evaluate_imbalance
 from neuboots.loading import load_class_labels
 from neuboots.report.checks import Check, combine_checks, compare_groups
