@@ -1,7 +1,7 @@
 """Data roots, the Hugging Face hub, Arrow sources and held-out rows."""
 
 import logging
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,11 @@ from neuboots.data._common import CorruptFileError, DatasetNotFoundError, resolv
 from neuboots.data.dataset import LazyDataset, StreamingDataset, TensorSource, hold_out
 from neuboots.data.huggingface import (
     ArrowSource,
-    ArrowStream,
-    ColumnSpec,
     DatasetLocation,
+    RowDecoder,
+    RowId,
     open_tables,
-    read_class_names,
+    stream_rows,
 )
 from neuboots.data.images import decode_image
 
@@ -33,23 +33,31 @@ PLACE = DatasetLocation("toys", "someone/toys", "plain_text")
 COLUMNS = [("image", "img"), ("label", "fine_label")]
 
 
-def colour(value: Any, where: str) -> torch.Tensor:
-    return decode_image(value, 3, where)
+def colour(value: Any, where: RowId) -> torch.Tensor:
+    return decode_image(value, 3, str(where))
 
 
-def number(value: Any, where: str) -> torch.Tensor:
+def number(value: Any, where: RowId) -> torch.Tensor:
     return torch.tensor(value)
 
 
-SPEC = ColumnSpec("image", "label", colour, number, integer_target=True)
+DECODER = RowDecoder(colour, number, integer_target=True)
 
 
 def opened(root: Path | None, *, streaming: bool = False, place: DatasetLocation = PLACE) -> Any:
     return open_tables(place, root, COLUMNS, streaming=streaming)
 
 
-def source_of(root: Path, split: str = "train") -> ArrowSource:
-    return ArrowSource(opened(root)[split], f"toys, split {split}", SPEC)
+def lazy(root: Path | None, split: str = "train") -> LazyDataset:
+    return LazyDataset(ArrowSource(opened(root)[split], "toys", split, DECODER))
+
+
+def stream(root: Path | None, split: str = "train") -> StreamingDataset:
+    return StreamingDataset(partial(stream_rows, opened(root, streaming=True)[split], "toys", split), decode=DECODER)
+
+
+def row_numbers(table: Any, *options: Any, **more: Any) -> list[int]:
+    return [row.number for row, _, _ in stream_rows(table, "toys", "train", *options, **more)]
 
 
 def test_argument_comes_before_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,22 +135,27 @@ def test_hold_out_checks_fraction_and_strata() -> None:
 
 @pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
 @pytest.mark.parametrize("folder", ["toys/data", "toys/plain_text", "toys", "someone/toys/data"])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_both_namings_in_every_layout(tmp_path: Path, image: str, label: str, folder: str, streaming: bool) -> None:
-    write_images(tmp_path / folder, counts={"train": 5, "test": 3}, image=image, label=label, labels="abcdefghij")
-    tables = opened(tmp_path, streaming=streaming)
-    assert list(tables) == ["train", "test"]
-    assert sorted(tables["train"].column_names) == ["image", "label"]
-    assert read_class_names(tables["train"], "label") == tuple("abcdefghij")
-    if not streaming:
-        x, y = ArrowSource(tables["test"], "toys", SPEC).read([2, 0])
-        assert (x[0].permute(1, 2, 0).numpy() == pixels_of(1002, (32, 32, 3))).all()
-        assert [int(label) for label in y] == [2, 0]
+@pytest.mark.parametrize("make", [lazy, stream])
+def test_both_namings_in_every_layout(tmp_path: Path, image: str, label: str, folder: str, make: Any) -> None:
+    write_images(tmp_path / folder, counts={"train": 5, "test": 3}, image=image, label=label)
+    assert list(opened(tmp_path)) == ["train", "test"]
+    rows = list(make(tmp_path, "test"))
+    assert (rows[2][0].permute(1, 2, 0).numpy() * 255).round().astype(int).tolist() == pixels_of(
+        1002, (32, 32, 3)
+    ).tolist()
+    assert [int(y) for _, y in rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [lazy, stream])
+def test_columns_are_found_in_any_order(tmp_path: Path, make: Any) -> None:
+    images = [encoded(pixels_of(row, (4, 4, 3))) for row in range(3)]
+    write_split(tmp_path / "toys/data", "train", {"label": [2, 1, 0], "more": [7, 8, 9], "img": images})
+    assert [int(y) for _, y in make(tmp_path)] == [2, 1, 0]
 
 
 def test_rows_are_read_in_order_that_is_asked_for(tmp_path: Path) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 50}, classes=50, shards=3)
-    source = source_of(tmp_path)
+    source = lazy(tmp_path).source
     assert len(source) == 50
     rows = [41, 3, 3, 49, 0]
     xs, ys = source.read(rows)
@@ -214,9 +227,7 @@ def test_unreachable_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(
-        tmp_path, counts={"train": 4, "test": 2, "extra": 3}, image="img", label="fine_label", labels="abcdefghij"
-    )
+    write_images(tmp_path, counts={"train": 4, "test": 2, "extra": 3}, image="img", label="fine_label")
     real, asked = datasets.load_dataset, []
 
     def load_dataset(name: str, config: str, streaming: bool) -> Any:
@@ -226,16 +237,10 @@ def test_hub_is_asked_by_name_and_configuration(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=lambda name, timeout: None))
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    for streaming in (False, True):
-        tables = opened(None, streaming=streaming)
-        assert list(tables) == ["train", "test"]
-        assert list(tables["train"].column_names) == ["image", "label"]
-        assert read_class_names(tables["train"], "label") == tuple("abcdefghij")
-    xs, _ = ArrowSource(opened(None)["test"], "toys", SPEC).read([1])
-    assert (xs[0].permute(1, 2, 0).numpy() == pixels_of(1001, (32, 32, 3))).all()
+    for make in (lazy, stream):
+        assert [int(y) for _, y in make(None, "test")] == [0, 1]
+    assert list(opened(None)) == ["train", "test"]
     assert asked[0] == ("someone/toys", "plain_text", False)
-    flow = ArrowStream(opened(None, streaming=True)["test"], "toys", SPEC)
-    assert [(number, label) for number, _, label in flow()] == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -258,26 +263,21 @@ def test_interrupted_stream_raises_once(tmp_path: Path, caplog: pytest.LogCaptur
     logger = logging.getLogger("datasets")
     logger.addHandler(caplog.handler)
     with pytest.raises(CorruptFileError):
-        list(ArrowStream(opened(tmp_path, streaming=True)["train"], "toys, split train", SPEC)())
+        list(stream(tmp_path))
     logger.removeHandler(caplog.handler)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(("image", "label"), [("image", "label"), ("img", "fine_label")])
-def test_null_affects_one_row(tmp_path: Path, image: str, label: str, streaming: bool) -> None:
-    """Under the names that we give to columns, as under their own: no type is guessed from the rows that pass by."""
-    (path,) = write_split(
-        tmp_path / "toys/data",
-        "train",
-        {image: [encoded(pixels_of(row, (4, 4, 3))) for row in range(150)], label: list(range(150))},
-    )
-    table = pq.read_table(path)
+def test_null_affects_one_row(tmp_path: Path, streaming: bool) -> None:
+    """No type is guessed from the rows that pass by."""
+    columns = {"img": [encoded(pixels_of(row, (4, 4, 3))) for row in range(150)], "label": list(range(150))}
+    (path,) = write_split(tmp_path / "toys/data", "train", columns)
     labels = [None if row in (0, 70) else row for row in range(150)]
-    pq.write_table(table.set_column(1, label, pa.array(labels, pa.int64())), path)
+    pq.write_table(pq.read_table(path).set_column(1, "label", pa.array(labels, pa.int64())), path)
     table = opened(tmp_path, streaming=streaming)["train"]
     if streaming:
-        found = [value for _, _, value in ArrowStream(table, "toys", SPEC)()]
+        found = [value for _, _, value in stream_rows(table, "toys", "train")]
     else:
         found = table[:].column("label").to_pylist()
     assert found == labels
@@ -291,46 +291,32 @@ def test_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: p
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_image_that_is_no_image_is_reported(tmp_path: Path, streaming: bool) -> None:
+@pytest.mark.parametrize("make", [lazy, stream])
+def test_image_that_is_no_image_is_reported(tmp_path: Path, make: Any) -> None:
     images = [encoded(pixels_of(row, (8, 8, 3))) for row in range(4)]
     images[2] = images[2][:60]
     write_split(tmp_path / "toys/data", "train", {"image": images, "label": [0, 1, 2, 3]})
-    table = opened(tmp_path, streaming=streaming)["train"]
-    where = "toys, split train"
-    part: Any
-    if streaming:
-        part = StreamingDataset(ArrowStream(table, where, SPEC), decode=ArrowStream(table, where, SPEC).decode)
-    else:
-        part = LazyDataset(ArrowSource(table, where, SPEC))
-        assert len(part.__getitems__([0, 1, 3])) == 3
-    with pytest.raises(CorruptFileError):
-        list(part)
+    with pytest.raises(CorruptFileError, match="toys, split train, row 2"):
+        list(make(tmp_path))
+    assert len(lazy(tmp_path).__getitems__([0, 1, 3])) == 3
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
 def test_stream_holds_out_rows_at_even_distances(tmp_path: Path, share: float) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 200}, classes=200, size=2, shards=2)
-    whole = ArrowStream(opened(tmp_path, streaming=True)["train"], "toys", SPEC)
-    assert [number for number, _, _ in whole()] == list(range(200))
-    rest, some = (replace(whole, fraction=share, held_out=held_out) for held_out in (False, True))
-    apart = {number for number, _, _ in some()}
-    assert {label for _, _, label in rest()} == set(range(200)) - apart
+    table = opened(tmp_path, streaming=True)["train"]
+    assert row_numbers(table) == list(range(200))
+    apart = {*row_numbers(table, share, held_out=True)}
+    assert {*row_numbers(table, share)} == set(range(200)) - apart
     assert abs(len(apart) - 200 * share) <= 1
     assert max(abs(sum(number < k for number in apart) - k * share) for k in range(200)) <= 1  # at even distances
-    assert {number for number, _, _ in some()} == apart
-    phases = [replace(some, seed=seed) for seed in range(9)]
-    assert len({tuple(number for number, _, _ in flow()) for flow in phases}) > 1
+    assert {*row_numbers(table, share, held_out=True)} == apart
+    assert len({tuple(row_numbers(table, share, seed, held_out=True)) for seed in range(9)}) > 1
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_other_processes_read_each_row_once(tmp_path: Path, context: str) -> None:
+@pytest.mark.parametrize("make", [lazy, stream])
+def test_other_processes_read_each_row_once(tmp_path: Path, context: str, make: Any) -> None:
     write_images(tmp_path / "toys/data", counts={"train": 41}, classes=41, size=4, shards=2)
-    part = LazyDataset(source_of(tmp_path))
-    where = "toys, split train"
-    flow = ArrowStream(opened(tmp_path, streaming=True)["train"], where, SPEC)
-    stream = StreamingDataset(flow, decode=flow.decode)
-    for data in (part, stream):
-        loader = DataLoader(data, batch_size=7, num_workers=2, multiprocessing_context=context)
-        labels = torch.cat([y for _, y in loader])
-        assert sorted(labels.tolist()) == list(range(41))
+    loader = DataLoader(make(tmp_path), batch_size=7, num_workers=2, multiprocessing_context=context)
+    assert sorted(torch.cat([y for _, y in loader]).tolist()) == list(range(41))

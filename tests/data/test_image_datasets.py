@@ -27,7 +27,6 @@ from neuboots.data import (
 )
 from neuboots.data.dataset import LoadOptions
 from neuboots.data.image_datasets import (
-    ROTATED_MNIST,
     VOC2012,
     WBC_SEGMENTATION,
     load_image_dataset,
@@ -40,12 +39,11 @@ from neuboots.loading import EpochLoader, load_class_labels
 
 __all__ = ["own_cache"]
 
-SPECS = {
+SPECS: dict[str, Any] = {
     spec.location.name: spec
     for spec in vars(image_datasets).values()
     if isinstance(spec, image_datasets.ImageDatasetSpec) and spec.task == "classification"
-} | {"mnist": image_datasets.MNIST}
-NAMES = [*SPECS, "rotated_mnist"]
+}
 
 
 def folder_of(name: str) -> str:
@@ -54,11 +52,11 @@ def folder_of(name: str) -> str:
 
 def write(root: Path, name: str, *, train: int = 0, test: int = 12, **options: Any) -> None:
     spec = SPECS[folder_of(name)]
-    classes, channels = len(spec.classes), len(spec.mean)
+    classes, channels = len(spec.classes), len(spec.standardizer.mean)
     write_images(
         root / folder_of(name) / "data",
         counts={"train": train or 3 * classes, "test": test},
-        size=spec.side,
+        size=spec.augmentation.size[0],
         channels=channels,
         classes=classes,
         **options,
@@ -74,13 +72,13 @@ def stacked(part: Any) -> Tensor:
     return torch.stack([x for x, _ in part])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPECS)
 def test_load_dataset_splits(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
     data = load_dataset(name, root=tmp_path, val_fraction=1 / 3)
-    spec = ROTATED_MNIST if name == "rotated_mnist" else SPECS[name]
+    spec = SPECS[name]
     classes = len(spec.classes)
-    shape = (len(spec.mean), spec.side, spec.side)
+    shape = (len(spec.standardizer.mean), *spec.augmentation.size)
     assert (data.name, data.task, data.num_classes, data.channels) == (name, "classification", classes, shape[0])
     assert data.classes == spec.classes
     assert len(set(data.classes)) == classes
@@ -90,11 +88,9 @@ def test_load_dataset_splits(tmp_path: Path, name: str) -> None:
     x, y = train[0]
     assert (x.dtype, y.dtype, x.shape, y.shape) == (torch.float32, torch.int64, shape, ())
     if name != "rotated_mnist":
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (spec.mean, spec.std))
-        raw = torch.from_numpy(pixels_of(1005, (*shape[1:], shape[0]))).permute(2, 0, 1)
-        if shape[0] == 1:
-            raw = torch.from_numpy(pixels_of(1005, shape[1:]))[None]
-        assert torch.allclose(test[5][0], (raw / 255 - mean) / std, atol=1e-5)
+        pixels = pixels_of(1005, shape[1:] if shape[0] == 1 else (*shape[1:], 3)).reshape(*shape[1:], -1)
+        raw = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+        assert torch.allclose(test[5][0], spec.standardizer(raw), atol=1e-5)
     torch.manual_seed(0)
     augmented = part_of(data.augmented_train)
     assert augmented.rows == train.rows
@@ -110,7 +106,7 @@ def test_augmentation_is_settings() -> None:
         "cifar100": 8,
         "svhn": 20,
     }
-    assert {name for name, augment in found.items() if not augment.flip} == {"mnist", "svhn"}
+    assert {name for name, augment in found.items() if not augment.flip} == {"mnist", "rotated_mnist", "svhn"}
     assert all(found[name].padding == 4 for name in ("cifar10", "cifar100", "svhn"))
     assert all(augment.fill == (0.0,) for name, augment in found.items())
 
@@ -279,7 +275,7 @@ def mask_pixels(number: int, size: tuple[int, int], classes: int, ignore_index: 
 def palette(mask: Any) -> Image.Image:
     """As PASCAL VOC has it: the colours of a picture, and the classes by their entries."""
     picture = Image.fromarray(mask)
-    picture.putpalette([level for number in range(256) for level in voc_color(number)])
+    picture.putpalette([level for number in range(256) for level in voc_color(number).to_bytes(3)])
     assert picture.mode == "P"
     return picture
 
@@ -309,24 +305,18 @@ def test_masks_are_gray_or_have_palette() -> None:
 def test_rgb_masks_need_a_color_map() -> None:
     mask = mask_pixels(0, (7, 5), 21, 255)
     coloured = encoded(palette(mask), mode="RGB")
-    assert (decode_mask(coloured, "here", colors=VOC2012.colors).numpy() == mask).all()
+    assert (decode_mask(coloured, "here", color_map=VOC2012.color_map).numpy() == mask).all()
     with pytest.raises(CorruptFileError):
         decode_mask(coloured, "here")
     with pytest.raises(CorruptFileError):
-        decode_mask(encoded(pixels_of(0, (4, 4, 3))), "here", colors=VOC2012.colors)
+        decode_mask(encoded(pixels_of(0, (4, 4, 3))), "here", color_map=VOC2012.color_map)
 
 
 def test_vocs_palette() -> None:
     """Facts of the development kit: background, aeroplane, bicycle, person, tv monitor, void."""
-    assert [voc_color(number) for number in (0, 1, 2, 15, 20, 255)] == [
-        (0, 0, 0),
-        (128, 0, 0),
-        (0, 128, 0),
-        (192, 128, 128),
-        (0, 64, 128),
-        (224, 224, 192),
-    ]
-    assert len({colour for colour, _ in VOC2012.colors}) == 22
+    colors = [voc_color(number) for number in (0, 1, 2, 15, 20, 255)]
+    assert colors == [0x000000, 0x800000, 0x008000, 0xC08080, 0x004080, 0xE0E0C0]
+    assert len({voc_color(number) for number in [*range(21), 255]}) == 22
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -265,7 +265,7 @@ def test_every_pair_is_its_two_files(tmp_path: Path, masks: str) -> None:
     for part in (data.train, data.validation, data.test):
         for i in range(len(part)):
             x, y = part[i]
-            name = Path(part.source.images[part.rows[i]]).relative_to(tmp_path / "images").as_posix()
+            name = Path(part.source.files[part.rows[i]]).relative_to(tmp_path / "images").as_posix()
             image, mask = made[name.removesuffix(".png")]
             assert torch.equal((255 * x).round(), torch.from_numpy(image).movedim(-1, 0))
             assert y.dtype == torch.int64
@@ -284,7 +284,7 @@ def test_masks_in_splits(tmp_path: Path, above: bool) -> None:
             (tmp_path / split).rmdir()
     data = load_mask_folder(tmp_path)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [5, 2, 3]
-    assert "val0" in data.validation.source.masks[0]
+    assert "val0" in data.validation.source.targets[0]
 
 
 def test_masks_with_palette_are_its_numbers_and_ignore_index_is_left(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_voc_with_masks_of_more_images(tmp_path: Path) -> None:
         (tmp_path / "ImageSets" / "Segmentation" / "trainaug.txt").write_text(text)
         data = load_voc_folder(tmp_path, val_fraction=0)
         assert [len(data.train), len(data.test)] == [6, 4]
-        assert "SegmentationClassAug" in data.train.source.masks[0]
+        assert "SegmentationClassAug" in data.train.source.targets[0]
 
 
 def test_incomplete_voc_is_rejected(tmp_path: Path) -> None:

@@ -44,12 +44,13 @@ from neuboots.data.image_folder import (
     MASK_FOLDERS,
     MASK_SUFFIXES,
     FilePairs,
+    ImageDecoder,
     LabelMap,
-    MaskFileSource,
     check_folder,
     find_paired_folders,
     infer_label_map,
     list_pairs,
+    pairs_to_datasets,
 )
 from neuboots.data.images import decode_mask
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
@@ -105,8 +106,8 @@ class MaskModel(VisionModel):
             raise DatasetNotFoundError(f"{folder} has the splits {', '.join(splits)}; expected test, or one split")
         pairs = splits.get("test", splits["train"]) if len(splits) > 1 else splits["train"]
         notes = [f"only the split test of {folder} is read"] if len(splits) > 1 else []
-        files = MaskFileSource(pairs.inputs, pairs.targets, self.label_map, self.preprocessing.channels)
-        dataset = LazyDataset(files, self.preprocessing.standardizer)
+        decoder = ImageDecoder(self.preprocessing.channels, label_map=self.label_map)
+        dataset = pairs_to_datasets({"test": pairs}, decoder, self.preprocessing.standardizer)["test"]
         return self._read_batches(folder, pairs.inputs, dataset, notes + skipped_files_note(folder, pairs.skipped))
 
     def _read_batches(
@@ -402,10 +403,7 @@ def fit_masks(
     values = _read_values([mask for split in pairs.values() for mask in split.targets], progress)
     names, label_map = infer_label_map(values, classes or None, ignore_index)
     standardizer = IMAGENET_STANDARDIZERS[channels]
-    datasets = {
-        split: LazyDataset(MaskFileSource(files.inputs, files.targets, label_map, channels), standardizer)
-        for split, files in pairs.items()
-    }
+    datasets = pairs_to_datasets(pairs, ImageDecoder(channels, label_map=label_map), standardizer)
     data = DatasetBundle(
         folder.name,
         "segmentation",
@@ -417,7 +415,7 @@ def fit_masks(
         standardizer,
         ignore_index=IGNORE_INDEX,
     )
-    splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.images, progress=progress)
+    splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
     median = median_size(pairs["train"].inputs)
     size = choose_size(size, pairs["train"].inputs, _MAX_CROP, 16)
     crop = CropFlip(size, scale=(0.75, 1.5), fill=standardizer.mean, ignore_index=IGNORE_INDEX)

@@ -9,7 +9,7 @@ augmentation draws from torch's global random state, which the training loop see
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -82,6 +82,62 @@ class TensorSource:
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
         """Targets of some rows; see `Source`."""
         return list(self.y[list(rows)])
+
+
+class PairDecoder(Protocol):
+    """Decoder of an input file and its target."""
+
+    def __call__(self, file: str, target: Any) -> tuple[Tensor, Tensor]:
+        """Decode input and target.
+
+        Args:
+            file: Path of the input.
+            target: Its class, or the path of its mask.
+
+        Returns:
+            Input (C, *) and target.
+        """
+        ...
+
+    def decode_target(self, target: Any) -> Tensor:
+        """Decode the target alone.
+
+        Args:
+            target: The class, or the path of the mask.
+
+        Returns:
+            The target.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FileSource:
+    """Source of files that are decoded on demand.
+
+    Attributes:
+        files: Paths of the inputs.
+        targets: Class of each file, or path of its mask.
+        decoder: Decodes an input and its target.
+        skipped: Files with other suffixes in the same folders.
+    """
+
+    files: tuple[str, ...] = field(repr=False)
+    targets: tuple[Any, ...] = field(repr=False)
+    decoder: PairDecoder
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs and targets of some rows; see `Source`."""
+        pairs = [self.decoder(self.files[row], self.targets[row]) for row in rows]
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
+        """Targets of some rows; see `Source`."""
+        return [self.decoder.decode_target(self.targets[row]) for row in rows]
 
 
 def to_unit_range(x: Tensor) -> Tensor:

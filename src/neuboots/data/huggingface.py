@@ -14,10 +14,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +25,10 @@ from torch import Tensor
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import format_names, import_optional
 from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, SPLIT_NAMES, CorruptFileError, DatasetNotFoundError
-from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, hold_out
+from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, complete_splits
 
 ROWS_PER_READ = 64  # rows of a stream that are in memory at once
 _TIMEOUT_SECONDS = 10.0  # for the hub's first answer
-
-Decoder = Callable[[Any, str], Tensor]  # of a value and a description of its row; sent to worker processes
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,11 @@ def open_tables(
     Args:
         location: The data set.
         root: Data root in which it must be; None loads it from the hub.
-        columns: Accepted names of each required column; it gets the first one.
+        columns: Accepted names of the column of inputs and of that of targets.
         streaming: Whether to stream.
 
     Returns:
-        Table (a `datasets.Dataset` or `IterableDataset` of Arrow tables) of each split.
+        Table (a `datasets.Dataset` or `IterableDataset` of Arrow tables) of each split, with these two columns.
 
     Raises:
         DatasetNotFoundError: If the data set, its training split or a column is missing.
@@ -224,8 +222,7 @@ def _match_splits(location: DatasetLocation, found: list[str]) -> dict[str, str]
 
 
 def _select_columns(location: DatasetLocation, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
-    present = table.column_names or list(next(iter(table)))
-    renamed: dict[str, str] = {}
+    present, selected = table.column_names or list(next(iter(table))), list[str]()
     for names in columns:
         found = next((name for name in names if name in present), None)
         if found is None:
@@ -233,104 +230,80 @@ def _select_columns(location: DatasetLocation, split: str, table: Any, columns: 
             raise DatasetNotFoundError(
                 f"{location.name}, split {split}, has no column {expected}, but {format_names(present)}."
             )
-        renamed[found] = names[0]
-    table = table.select_columns(list(renamed)).with_format("arrow")
-    if all(old == new for old, new in renamed.items()):
-        return table
-    if hasattr(table, "__len__"):
-        return table.rename_columns(renamed)
-    # rename_columns of a stream infers types from rows again and fails at a null
-    features = table.features and type(table.features)({renamed[name]: kind for name, kind in table.features.items()})
-    return table.map(partial(_rename, names=renamed), batched=True, batch_size=ROWS_PER_READ, features=features)
+        selected.append(found)
+    return table.select_columns(selected).with_format("arrow")
 
 
-def _rename(rows: Any, names: Mapping[str, str]) -> Any:
-    return rows.rename_columns([names[name] for name in rows.column_names])
+class RowId(NamedTuple):
+    """Name of a row, which prints as "cifar10, split train, row 7"."""
+
+    dataset: str
+    split: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, split {self.split}, row {self.number}"
 
 
-def read_class_names(table: Any, column: str) -> tuple[str, ...]:
-    """Read the class names that a file stores for a column of labels.
-
-    Args:
-        table: A table of `open_tables`.
-        column: The column of labels.
-
-    Returns:
-        The names; empty if there are none.
-    """
-    feature = (table.features or {}).get(column)
-    return tuple(getattr(feature, "names", None) or ())
+EncodedRow = tuple[RowId, Any, Any]  # name, input and target of a row, as they are stored
+Decoder = Callable[[Any, RowId], Tensor]  # of a value and the name of its row; sent to worker processes
 
 
 @dataclass(frozen=True)
-class ColumnSpec:
-    """How two columns become inputs and targets.
+class RowDecoder:
+    """Decoder of rows.
 
     Attributes:
-        x: Column of the inputs.
-        y: Column of the targets.
         decode_x: Decodes an input.
         decode_y: Decodes a target.
-        integer_target: Whether y holds integers, which are validated once and then read without decoding.
+        integer_target: Whether targets are integers, which are validated once and then read without decoding.
     """
 
-    x: str
-    y: str
     decode_x: Decoder
     decode_y: Decoder
     integer_target: bool
 
-    def decode(self, x: Any, y: Any, where: str) -> tuple[Tensor, Tensor]:
-        """Decode a row.
-
-        Args:
-            x: Value of the input column.
-            y: Value of the target column.
-            where: Description of the row, for error messages.
-
-        Returns:
-            Input and target.
-
-        Raises:
-            CorruptFileError: If a value cannot be decoded, or the mask has another size than its image.
-        """
-        decoded = self.decode_x(x, where), self.decode_y(y, where)
-        image, mask = decoded[0].shape[1:], decoded[1].shape
-        if len(mask) > 1 and image != mask:
-            raise CorruptFileError(where, f"its mask is {tuple(mask)}, but its image {tuple(image)} pixels")
-        return decoded
+    def __call__(self, row: EncodedRow) -> tuple[Tensor, Tensor]:
+        where, *values = row
+        x, y = self.decode_x(values[0], where), self.decode_y(values[1], where)
+        if y.ndim > 1 and x.shape[1:] != y.shape:
+            sizes = f"its mask is {tuple(y.shape)}, but its image {tuple(x.shape[1:])} pixels"
+            raise CorruptFileError(str(where), sizes)
+        return x, y
 
 
 @dataclass(frozen=True, eq=False)
 class ArrowSource:
-    """Source that decodes rows of an Arrow table.
+    """Source that decodes rows of a table.
 
     Attributes:
-        table: A `datasets.Dataset` of Arrow tables.
-        where: Description such as "cifar10, split train".
-        columns: How columns become inputs and targets.
+        table: A `datasets.Dataset` of Arrow tables with the columns of inputs and targets.
+        dataset: Name of the data set.
+        split: Name of the split.
+        decoder: Decodes rows.
     """
 
     table: Any
-    where: str
-    columns: ColumnSpec
+    dataset: str
+    split: str
+    decoder: RowDecoder
 
     def __len__(self) -> int:
         return len(self.table)
 
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
-        found = self.table[list(rows)]
-        values = (found.column(name).to_pylist() for name in (self.columns.x, self.columns.y))
-        pairs = [self.columns.decode(x, y, f"{self.where}, row {row}") for x, y, row in zip(*values, rows, strict=True)]
+        values = (column.to_pylist() for column in self.table[list(rows)].columns)
+        pairs = [self.decoder((self._name(row), x, y)) for row, x, y in zip(rows, *values, strict=True)]
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
         """Targets of some rows; see `neuboots.data.dataset.Source`."""
-        if self.columns.integer_target:
-            return list(torch.from_numpy(self.table.data.column(self.columns.y).to_numpy()[list(rows)]).long())
-        values = self.table.select_columns([self.columns.y])[list(rows)].column(self.columns.y).to_pylist()
-        return [self.columns.decode_y(y, f"{self.where}, row {row}") for y, row in zip(values, rows, strict=True)]
+        name = self.table.column_names[1]
+        if self.decoder.integer_target:
+            return list(torch.from_numpy(self.table.data.column(name).to_numpy()[list(rows)]).long())
+        values = self.table.select_columns([name])[list(rows)].column(0).to_pylist()
+        return [self.decoder.decode_y(y, self._name(row)) for y, row in zip(values, rows, strict=True)]
 
     def check_targets(self) -> None:
         """Decode each distinct integer target once.
@@ -338,66 +311,54 @@ class ArrowSource:
         Raises:
             CorruptFileError: If a target is not valid; the first such row is named.
         """
-        values, first = self.table.data.column(self.columns.y).to_pylist(), dict[str, int]()
+        values, first = self.table.data.column(self.table.column_names[1]).to_pylist(), dict[str, int]()
         for row, value in enumerate(values):
             first.setdefault(repr(value), row)  # of any type: NaN, which differs from itself, and lists
         for row in first.values():
-            self.columns.decode_y(values[row], f"{self.where}, row {row}")
+            self.decoder.decode_y(values[row], self._name(row))
+
+    def _name(self, row: int) -> RowId:
+        return RowId(self.dataset, self.split, row)
 
 
-@dataclass(frozen=True, eq=False)
-class ArrowStream:
-    """Rows of a streamed table, from the start at each call; the argument `read` of `StreamingDataset`.
+def stream_rows(
+    table: Any, dataset: str, split: str, fraction: float = 0.0, seed: int = 0, *, held_out: bool = False
+) -> Iterator[EncodedRow]:
+    """Read the rows of a streamed table; the argument `read` of `StreamingDataset`.
 
     A fraction is held out at even distances: row r if ⌊(r + 1) f + φ⌋ > ⌊r f + φ⌋, with φ given by the seed.
 
-    Attributes:
-        table: A `datasets.IterableDataset` of Arrow tables.
-        where: Description such as "cifar10, split train".
-        columns: How columns become inputs and targets.
+    Args:
+        table: A `datasets.IterableDataset` of Arrow tables with the columns of inputs and targets.
+        dataset: Name of the data set.
+        split: Name of the split.
         fraction: Fraction of the rows that is held out.
         seed: Random seed.
         held_out: Whether to read the rows held out, or all others.
+
+    Yields:
+        Rows as they are stored.
+
+    Raises:
+        CorruptFileError: If the stream ends early.
     """
-
-    table: Any
-    where: str
-    columns: ColumnSpec
-    fraction: float = 0.0
-    seed: int = 0
-    held_out: bool = False
-
-    def __call__(self) -> Iterator[tuple[int, Any, Any]]:
-        number, datasets = 0, import_optional("datasets")
-        key = derive_keys(torch.zeros(1), self.seed, "validation")
-        phase = float(draw_uniform(key, torch.zeros(1, dtype=torch.int64)))
-        batches = iter(self.table.iter(batch_size=ROWS_PER_READ))  # iter(table) would skip rows in a worker process
-        while True:
-            try:
-                with silence_datasets(datasets):
-                    batch = next(batches, None)
-            except Exception as error:  # of the network or Parquet
-                where = f"{self.where}, row {number} or after"
-                raise CorruptFileError(where, f"the stream ended ({type(error).__name__})") from None
-            if batch is None:
-                return
-            values = (batch.column(name).to_pylist() for name in (self.columns.x, self.columns.y))
-            for x, y in zip(*values, strict=True):
-                if is_held_out(number, self.fraction, phase) == self.held_out:
-                    yield number, x, y
-                number += 1
-
-    def decode(self, row: tuple[int, Any, Any]) -> tuple[Tensor, Tensor]:
-        """Decode a row; the argument `decode` of `StreamingDataset`.
-
-        Args:
-            row: Index of the row and the values of its two columns.
-
-        Returns:
-            Input and target.
-        """
-        number, x, y = row
-        return self.columns.decode(x, y, f"{self.where}, row {number}")
+    number, datasets = 0, import_optional("datasets")
+    key = derive_keys(torch.zeros(1), seed, "validation")
+    phase = float(draw_uniform(key, torch.zeros(1, dtype=torch.int64)))
+    batches = iter(table.iter(batch_size=ROWS_PER_READ))  # iter(table) would skip rows in a worker process
+    while True:
+        try:
+            with silence_datasets(datasets):
+                batch = next(batches, None)
+        except Exception as error:  # of the network or Parquet
+            where = f"{RowId(dataset, split, number)} or after"
+            raise CorruptFileError(where, f"the stream ended ({type(error).__name__})") from None
+        if batch is None:
+            return
+        for x, y in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if is_held_out(number, fraction, phase) == held_out:
+                yield RowId(dataset, split, number), x, y
+            number += 1
 
 
 def is_held_out(number: int, fraction: float, phase: float) -> bool:
@@ -419,14 +380,14 @@ def is_held_out(number: int, fraction: float, phase: float) -> bool:
 
 
 def build_splits(
-    name: str, tables: Mapping[str, Any], columns: ColumnSpec, transform: Transform, options: LoadOptions
+    name: str, tables: Mapping[str, Any], decoder: RowDecoder, transform: Transform, options: LoadOptions
 ) -> tuple[Any, Any, Any]:
     """Make data sets of the splits of a table; a missing validation split is held out of the training split.
 
     Args:
         name: Name of the data set, for error messages.
         tables: Table of each split, as `open_tables` returns them.
-        columns: How columns become inputs and targets.
+        decoder: Decodes rows.
         transform: Transform of the inputs.
         options: Options of the splits.
 
@@ -439,27 +400,16 @@ def build_splits(
     names = {split: split for split in tables}
     if "test" not in names and "validation" in names:
         names["test"] = names.pop("validation")
-    splits: dict[str, Any] = {"validation": None, "test": None}
-    for split, table_name in names.items():
-        where, table = f"{name}, split {table_name}", tables[table_name]
-        if options.streaming:
-            stream = ArrowStream(table, where, columns)
-            splits[split] = StreamingDataset(stream, transform, decode=stream.decode)
-        else:
-            source = ArrowSource(table, where, columns)
-            if columns.integer_target:
-                source.check_targets()
-            splits[split] = LazyDataset(source, transform)
-    train = splits["train"]
-    if "validation" not in names and options.val_fraction > 0:
-        if options.streaming:
-            rest = replace(train.read, fraction=options.val_fraction, seed=options.seed)
-            splits |= {
-                "train": replace(train, read=rest),
-                "validation": replace(train, read=replace(rest, held_out=True)),
-            }
-        else:
-            strata = train.targets if columns.integer_target else None
-            rest, held_out = hold_out(train, options.val_fraction, seed=options.seed, strata=strata)
-            splits |= {"train": rest, "validation": held_out}
-    return splits["train"], splits["validation"], splits["test"]
+    if options.streaming:
+        reads = {split: partial(stream_rows, tables[table], name, table) for split, table in names.items()}
+        if "validation" not in names and options.val_fraction > 0:
+            train = partial(reads["train"], options.val_fraction, options.seed)
+            reads |= {"train": train, "validation": partial(train, held_out=True)}
+        streams = {split: StreamingDataset(read, transform, decode=decoder) for split, read in reads.items()}
+        return streams["train"], streams.get("validation"), streams.get("test")
+    sources = {split: ArrowSource(tables[table], name, table, decoder) for split, table in names.items()}
+    if decoder.integer_target:
+        for source in sources.values():
+            source.check_targets()
+    datasets = {split: LazyDataset(source, transform) for split, source in sources.items()}
+    return complete_splits(datasets, options.val_fraction, 0.0, options.seed, stratify=decoder.integer_target)

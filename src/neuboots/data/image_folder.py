@@ -12,7 +12,7 @@ Arbelaez, Bourdev, Maji and Malik, Semantic contours from inverse detectors, ICC
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,18 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int, format_names
-from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, identity
 from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
-from neuboots.data.dataset import DatasetBundle, LazyDataset, Standardizer, complete_splits, hold_out
-from neuboots.data.images import ImageSize, decode_image, decode_mask, read_image_and_mask
+from neuboots.data.dataset import (
+    DatasetBundle,
+    FileSource,
+    LazyDataset,
+    PairDecoder,
+    Standardizer,
+    Transform,
+    complete_splits,
+)
+from neuboots.data.images import ImageSize, decode_image, decode_mask, open_image
 
 IMAGE_SUFFIXES = (
     ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -221,38 +229,107 @@ def _index_by_stem(folder: Path, suffixes: Collection[str]) -> tuple[dict[str, P
     return by_stem, listing.others
 
 
-# -- images by class -----------------------------------------------------------------------------------
+def pairs_to_datasets(
+    pairs: Mapping[str, FilePairs], decoder: PairDecoder, transform: Transform = identity
+) -> dict[str, LazyDataset]:
+    """Make a data set of each split.
+
+    Args:
+        pairs: Files of each split.
+        decoder: Decodes an input and its target.
+        transform: Transform of the inputs.
+
+    Returns:
+        The data sets.
+    """
+    return {
+        split: LazyDataset(FileSource(files.inputs, files.targets, decoder, files.skipped), transform)
+        for split, files in pairs.items()
+    }
 
 
-@dataclass(frozen=True, eq=False)
-class ImageFileSource:
-    """Source of image files with labels.
+# -- decoding ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Values of the classes in mask files.
 
     Attributes:
-        files: Paths of the images.
-        labels: Their classes (n,).
-        channels: 1 for grayscale, 3 for RGB.
-        size: Height and width to resize to; None to keep the size of each file.
-        skipped: Files that are not images by their suffix.
+        values: Value of each class 0, 1, …
+        ignore_index: Value of pixels without a class; None if there are none.
+
+    Example:
+        >>> LabelMap((0, 255), ignore_index=9)(torch.tensor([[0, 255, 9]]), "mask.png").tolist()
+        [[0, 1, 255]]
     """
 
-    files: tuple[str, ...] = field(repr=False)
-    labels: Tensor = field(repr=False)
+    values: tuple[int, ...]
+    ignore_index: int | None = None
+
+    def __call__(self, mask: Tensor, where: str | Path) -> Tensor:
+        """Map the values of a file to classes.
+
+        Args:
+            mask: Values (H, W).
+            where: The file, for error messages.
+
+        Returns:
+            Classes 0, 1, …, and `IGNORE_INDEX` for pixels without a class.
+
+        Raises:
+            CorruptFileError: If a value is unknown.
+        """
+        values, classes = torch.tensor(self.values).sort()
+        index = torch.searchsorted(values, mask).clamp(max=len(values) - 1)
+        known = values[index] == mask
+        wrong = mask[~known] if self.ignore_index is None else mask[~known & (mask != self.ignore_index)]
+        if len(wrong):
+            accepted = format_names(self.values) + ("" if self.ignore_index is None else f" or {self.ignore_index}")
+            raise CorruptFileError(where, f"it has the value {int(wrong[0])}", f"Expected {accepted}.")
+        return classes[index].where(known, IGNORE_INDEX)
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Decoder of image files with classes or with mask files; a `neuboots.data.dataset.PairDecoder`.
+
+    Attributes:
+        channels: 1 for grayscale, 3 for RGB.
+        size: Height and width to resize to; None to keep the size of each file.
+        label_map: Values of the classes in the masks; None if targets are classes.
+    """
+
     channels: int
-    size: ImageSize | None
-    skipped: tuple[str, ...] = field(default=(), repr=False)
+    size: ImageSize | None = None
+    label_map: LabelMap | None = None
 
-    def __len__(self) -> int:
-        return len(self.files)
+    def __call__(self, file: str, target: Any) -> tuple[Tensor, Tensor]:
+        image, mask = open_image(file, file), None
+        if self.label_map is not None:
+            mask = open_image(target, target)
+            if image.size != mask.size:
+                mask_size, image_size = (f"{height} × {width}" for width, height in (mask.size, image.size))
+                hint = "Make the mask for the image as rotated by its EXIF tag."
+                raise CorruptFileError(target, f"it is {mask_size}, but {file} is {image_size} pixels", hint)
+        return decode_image(image, self.channels, file, size=self.size), self.decode_target(target, mask)
 
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
-        files = [self.files[row] for row in rows]
-        return [decode_image(file, self.channels, file, size=self.size) for file in files], self.read_targets(rows)
+    def decode_target(self, target: Any, mask: Any = None) -> Tensor:
+        """Decode the class, or the mask (H, W).
 
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        """Targets of some rows; see `neuboots.data.dataset.Source`."""
-        return list(self.labels[list(rows)])
+        Args:
+            target: The class, or the path of the mask.
+            mask: The opened mask; None opens it.
+
+        Returns:
+            The target.
+        """
+        if self.label_map is None:
+            return torch.tensor(target)
+        return self.label_map(decode_mask(mask or target, target, size=self.size), target)
+
+
+# -- images by class -----------------------------------------------------------------------------------
 
 
 def load_image_folder(
@@ -307,15 +384,17 @@ def load_image_folder(
         raise DatasetNotFoundError(
             f"{splits['train']} has {len(classes)} folder(s); expected at least two, one of images for each class."
         )
-    sources = {split: _list_images(entry, classes, size, channels) for split, entry in splits.items()}
-    datasets = {split: LazyDataset(source, standardizer) for split, source in sources.items()}
+    decoder = ImageDecoder(channels, size)
+    datasets = {
+        split: LazyDataset(_list_images(entry, classes, decoder), standardizer) for split, entry in splits.items()
+    }
     complete = complete_splits(datasets, val_fraction, test_fraction, seed, stratify=True)
     augmentation = size and CropFlipCutout(size, padding=max(1, min(size) // 8), fill=standardizer.mean)
     name = folder.resolve().name
     return DatasetBundle(name, "classification", *complete, channels, classes, standardizer, augmentation)
 
 
-def _list_images(folder: Path, classes: tuple[str, ...], size: ImageSize | None, channels: int) -> ImageFileSource:
+def _list_images(folder: Path, classes: tuple[str, ...], decoder: ImageDecoder) -> FileSource:
     if different := sorted({entry.name for entry in list_folders(folder)} ^ {*classes}):
         raise DatasetNotFoundError(f"{folder} and the training split do not both have the class {different[0]!r}.")
     files: list[Path] = []
@@ -330,49 +409,10 @@ def _list_images(folder: Path, classes: tuple[str, ...], size: ImageSize | None,
         files += listing.files
         labels += [label] * len(listing.files)
         others += listing.others
-    return ImageFileSource(tuple(map(str, files)), torch.tensor(labels), channels, size, tuple(map(str, others)))
+    return FileSource(tuple(map(str, files)), tuple(labels), decoder, tuple(map(str, others)))
 
 
 # -- images with masks ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LabelMap:
-    """Values of the classes in mask files.
-
-    Attributes:
-        values: Value of each class 0, 1, …
-        ignore_index: Value of pixels without a class; None if there are none.
-
-    Example:
-        >>> LabelMap((0, 255), ignore_index=9)(torch.tensor([[0, 255, 9]]), "mask.png").tolist()
-        [[0, 1, 255]]
-    """
-
-    values: tuple[int, ...]
-    ignore_index: int | None = None
-
-    def __call__(self, mask: Tensor, where: str | Path) -> Tensor:
-        """Map the values of a file to classes.
-
-        Args:
-            mask: Values (H, W).
-            where: The file, for error messages.
-
-        Returns:
-            Classes 0, 1, …, and `IGNORE_INDEX` for pixels without a class.
-
-        Raises:
-            CorruptFileError: If a value is unknown.
-        """
-        values, classes = torch.tensor(self.values).sort()
-        index = torch.searchsorted(values, mask).clamp(max=len(values) - 1)
-        known = values[index] == mask
-        wrong = mask[~known] if self.ignore_index is None else mask[~known & (mask != self.ignore_index)]
-        if len(wrong):
-            accepted = format_names(self.values) + ("" if self.ignore_index is None else f" or {self.ignore_index}")
-            raise CorruptFileError(where, f"it has the value {int(wrong[0])}", f"Expected {accepted}.")
-        return classes[index].where(known, IGNORE_INDEX)
 
 
 def check_class_names(classes: Any) -> tuple[str, ...]:
@@ -464,42 +504,6 @@ def read_label_map(
     return infer_label_map(found, classes, ignore_index)
 
 
-@dataclass(frozen=True, eq=False)
-class MaskFileSource:
-    """Source of image files with mask files.
-
-    Attributes:
-        images: Paths of the images.
-        masks: Paths of the masks.
-        label_map: Values of the classes in the masks.
-        channels: 1 for grayscale, 3 for RGB.
-        size: Height and width to resize to; None to keep the size of each file.
-        skipped: Files with other suffixes.
-    """
-
-    images: tuple[str, ...] = field(repr=False)
-    masks: tuple[str, ...] = field(repr=False)
-    label_map: LabelMap
-    channels: int = 3
-    size: ImageSize | None = None
-    skipped: tuple[str, ...] = field(default=(), repr=False)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
-        paths = [(Path(self.images[row]), Path(self.masks[row])) for row in rows]
-        pairs = [read_image_and_mask(image, mask, self.channels, size=self.size) for image, mask in paths]
-        masks = [self.label_map(mask, path) for (_, mask), (_, path) in zip(pairs, paths, strict=True)]
-        return [image for image, _ in pairs], masks
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        """Targets of some rows; see `neuboots.data.dataset.Source`."""
-        files = [self.masks[row] for row in rows]
-        return [self.label_map(decode_mask(file, file, size=self.size), file) for file in files]
-
-
 def load_mask_folder(
     path: str | Path,
     *,
@@ -556,20 +560,11 @@ def load_mask_folder(
     }
     masks = [mask for files in pairs.values() for mask in files.targets]
     names, label_map = read_label_map(masks, lambda file: decode_mask(file, file), classes, ignore_index)
-    datasets = _make_mask_datasets(pairs, label_map, channels, size, standardizer)
+    datasets = pairs_to_datasets(pairs, ImageDecoder(channels, size, label_map), standardizer)
     splits = complete_splits(datasets, val_fraction, test_fraction, seed)
     augmentation = size and CropFlip(size, scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
     name = folder.resolve().name
     return DatasetBundle(name, "segmentation", *splits, channels, names, standardizer, augmentation, IGNORE_INDEX)
-
-
-def _make_mask_datasets(
-    pairs: Mapping[str, FilePairs], label_map: LabelMap, channels: int, size: ImageSize | None, transform: Standardizer
-) -> dict[str, LazyDataset]:
-    return {
-        split: LazyDataset(MaskFileSource(images, masks, label_map, channels, size, skipped), transform)
-        for split, (images, masks, skipped) in pairs.items()
-    }
 
 
 # -- PASCAL VOC ----------------------------------------------------------------------------------------
@@ -611,8 +606,8 @@ def load_voc_folder(
         raise ValueError(f"{min(both)} is in {train_list} and in {lists / 'val.txt'}; expected it in one of them.")
     standardizer = IMAGENET_STANDARDIZERS[3]
     label_map = LabelMap(tuple(range(len(VOC_CLASSES))), IGNORE_INDEX)
-    datasets = _make_mask_datasets(pairs, label_map, 3, size, standardizer)
-    splits = *hold_out(datasets["train"], val_fraction, seed=check_int("seed", seed)), datasets["test"]
+    datasets = pairs_to_datasets(pairs, ImageDecoder(3, size, label_map), standardizer)
+    splits = complete_splits(datasets, val_fraction, 0.0, seed)
     crop = CropFlip(size or (513, 513), scale=(0.5, 2.0), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
     return DatasetBundle("voc2012", "segmentation", *splits, 3, VOC_CLASSES, standardizer, crop, IGNORE_INDEX)
 

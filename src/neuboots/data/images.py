@@ -8,7 +8,7 @@ of each class, where a data set defines colors; otherwise it is an error, unless
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch import Tensor
 from neuboots._validation import import_optional
 from neuboots.data._common import CorruptFileError
 
-EncodedImage = Any  # bytes of a file, its path, or a value of an image column: {"bytes": …, "path": …}
+EncodedImage = Any  # bytes of a file, its path, an opened PIL image, or a value of an image column: {"bytes", "path"}
 ImageSize = tuple[int, int]
-Colors = Sequence[tuple[tuple[int, int, int], int]]
-"""Pairs of a color and its class."""
+ColorMap = Callable[[Tensor, str | Path], Tensor]  # colors 0xRRGGBB (H, W) and the file, for errors → class numbers
 
 _EXIF_ORIENTATION = 0x0112  # values 5 to 8 swap height and width
 
@@ -33,7 +32,7 @@ def decode_image(
     """Decode an image without its transparency; 16-bit values are rounded to 8 bits.
 
     Args:
-        data: Bytes or path of a file, or a value of an image column.
+        data: Bytes or path of a file, an opened image, or a value of an image column.
         channels: 1 for grayscale, 3 for RGB.
         where: File or row, for error messages.
         size: Height and width to resize to.
@@ -52,53 +51,51 @@ def decode_image(
         >>> decode_image(file.getvalue(), 3, "a blue one")[:, 0, 0].tolist()
         [10, 20, 30]
     """
-    return _to_image_tensor(_open_image(data, where), channels, where, size, stretch)
+    mode, picture = {1: "L", 3: "RGB"}[channels], _to_8_bits(open_image(data, where), where)
+    try:
+        if picture.mode == "P" and "transparency" in picture.info:
+            picture = picture.convert("RGBA")  # PIL would warn about a conversion to RGB
+        picture = picture if picture.mode == mode else picture.convert(mode)
+        pixels = torch.from_numpy(np.array(_resize(picture, size, stretch, "BILINEAR")))  # (H, W) or (H, W, 3)
+    except Exception as error:  # a conversion that PIL does not know
+        raise CorruptFileError(where, f"cannot be converted to {mode} ({type(error).__name__}: {error})") from None
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
 
 def decode_mask(
-    data: EncodedImage, where: str | Path, *, size: ImageSize | None = None, stretch: bool = False, colors: Colors = ()
+    data: EncodedImage,
+    where: str | Path,
+    *,
+    size: ImageSize | None = None,
+    stretch: bool = False,
+    color_map: ColorMap | None = None,
 ) -> Tensor:
     """Decode a mask.
 
     Args:
-        data: Bytes or path of a file, or a value of an image column.
+        data: Bytes or path of a file, an opened image, or a value of an image column.
         where: File or row, for error messages.
         size: Height and width to resize to, by nearest neighbour.
         stretch: Whether to stretch to the size rather than crop.
-        colors: Color of each class, for RGB masks.
+        color_map: Maps the colors of an RGB mask to class numbers.
 
     Returns:
         Class numbers (H, W), int64.
 
     Raises:
-        CorruptFileError: If it cannot be decoded, or is an RGB image without `colors`.
+        CorruptFileError: If it cannot be decoded, or is an RGB image without a color map.
     """
-    return _to_mask_tensor(_open_image(data, where), where, size, stretch, colors)
-
-
-def read_image_and_mask(
-    image: Path, mask: Path, channels: int, *, size: ImageSize | None = None
-) -> tuple[Tensor, Tensor]:
-    """Decode an image and its mask, which must have the same size in their files.
-
-    Args:
-        image: File of the image.
-        mask: File of the mask.
-        channels: 1 for grayscale, 3 for RGB.
-        size: Height and width to resize to.
-
-    Returns:
-        Image (C, H, W), uint8, and class numbers (H, W), int64.
-
-    Raises:
-        CorruptFileError: If one cannot be decoded, or sizes differ.
-    """
-    picture, classes = _open_image(image, image), _open_image(mask, mask)
-    if picture.size != classes.size:
-        mask_size, image_size = (f"{height} × {width}" for width, height in (classes.size, picture.size))
-        hint = "Make the mask for the image as rotated by its EXIF tag."
-        raise CorruptFileError(mask, f"it is {mask_size}, but {image} is {image_size} pixels", hint)
-    return _to_image_tensor(picture, channels, image, size), _to_mask_tensor(classes, mask, size)
+    picture = _resize(open_image(data, where), size, stretch, "NEAREST")
+    if picture.mode in ("LA", "RGB", "RGBA"):
+        pixels = np.array(picture.convert("RGB")).astype(np.int64)
+        if color_map is not None and picture.mode != "LA":
+            return color_map(torch.from_numpy(pixels @ np.array([1 << 16, 1 << 8, 1])), where)
+        if (pixels == pixels[..., :1]).all():  # a grayscale image saved as RGB
+            return torch.from_numpy(pixels[..., 0].copy())
+    if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
+        hint = "Save it as a grayscale image, or with a palette, whose values are class numbers."
+        raise CorruptFileError(where, f"a mask in colors (mode {picture.mode} of PIL)", hint)
+    return torch.from_numpy(np.array(picture).astype(np.int64))
 
 
 def read_image_size(data: EncodedImage, where: str | Path) -> ImageSize:
@@ -131,9 +128,22 @@ def read_image_size(data: EncodedImage, where: str | Path) -> ImageSize:
     return (width, height) if swap else (height, width)
 
 
-def _open_image(data: EncodedImage, where: str | Path) -> Any:
-    """Load a PIL image completely; the first one, if a file has several."""
+def open_image(data: EncodedImage, where: str | Path) -> Any:
+    """Load a PIL image completely; the first one, if a file has several.
+
+    Args:
+        data: Bytes or path of a file, an opened image, or a value of an image column.
+        where: File or row, for error messages.
+
+    Returns:
+        The image, rotated by its EXIF tag.
+
+    Raises:
+        CorruptFileError: If it cannot be decoded.
+    """
     Image, ImageOps = import_optional("PIL.Image"), import_optional("PIL.ImageOps")
+    if isinstance(data, Image.Image):
+        return data
     encoded: bytes | None = None
     try:
         if isinstance(data, dict):
@@ -151,20 +161,6 @@ def _open_image(data: EncodedImage, where: str | Path) -> Any:
         raise CorruptFileError(where, reason) from None
 
 
-def _to_image_tensor(
-    picture: Any, channels: int, where: str | Path, size: ImageSize | None, stretch: bool = False
-) -> Tensor:
-    mode, picture = {1: "L", 3: "RGB"}[channels], _to_8_bits(picture, where)
-    try:
-        if picture.mode == "P" and "transparency" in picture.info:
-            picture = picture.convert("RGBA")  # PIL would warn about a conversion to RGB
-        picture = picture if picture.mode == mode else picture.convert(mode)
-        pixels = torch.from_numpy(np.array(_resize(picture, size, stretch, "BILINEAR")))  # (H, W) or (H, W, 3)
-    except Exception as error:  # a conversion that PIL does not know
-        raise CorruptFileError(where, f"cannot be converted to {mode} ({type(error).__name__}: {error})") from None
-    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
-
-
 def _to_8_bits(picture: Any, where: str | Path) -> Any:
     """Round 16-bit values to their upper 8 bits; PIL itself would clip them at 255."""
     if picture.mode not in ("I", "F") and not picture.mode.startswith("I;16"):
@@ -173,32 +169,6 @@ def _to_8_bits(picture: Any, where: str | Path) -> Any:
     if picture.mode == "F" or values.min(initial=0) < 0 or values.max(initial=0) > 65535:
         raise CorruptFileError(where, f"its pixels have neither 8 nor 16 bits (mode {picture.mode} of PIL)")
     return import_optional("PIL.Image").fromarray(((values.astype(np.int64) + 128) // 257).astype(np.uint8))
-
-
-def _to_mask_tensor(
-    picture: Any, where: str | Path, size: ImageSize | None, stretch: bool = False, colors: Colors = ()
-) -> Tensor:
-    if picture.mode in ("RGB", "RGBA") and colors:
-        pixels = np.array(_resize(picture, size, stretch, "NEAREST").convert("RGB"))
-        return _map_colors(pixels, colors, where)
-    if picture.mode in ("LA", "RGB", "RGBA"):
-        pixels = np.array(picture.convert("RGB"))
-        if (pixels == pixels[..., :1]).all():  # a grayscale image saved as RGB
-            picture = import_optional("PIL.Image").fromarray(pixels[..., 0].copy())
-    if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
-        hint = "Save it as a grayscale image, or with a palette, whose values are class numbers."
-        raise CorruptFileError(where, f"a mask in colors (mode {picture.mode} of PIL)", hint)
-    return torch.from_numpy(np.array(_resize(picture, size, stretch, "NEAREST")).astype(np.int64))
-
-
-def _map_colors(pixels: Any, colors: Colors, where: str | Path) -> Tensor:
-    found = pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])  # (H, W)
-    known = sorted(((r << 16) | (g << 8) | b, number) for (r, g, b), number in colors)
-    codes, classes = (np.array(column) for column in zip(*known, strict=True))
-    index = np.searchsorted(codes, found).clip(max=len(codes) - 1)
-    if not (codes[index] == found).all():
-        raise CorruptFileError(where, "a mask with a color that is not that of a class")
-    return torch.from_numpy(classes[index])
 
 
 def _resize(picture: Any, size: ImageSize | None, stretch: bool, method: str) -> Any:

@@ -64,7 +64,7 @@ DATASETS: dict[str, DatasetEntry] = {
     "mnist": _image_entry(images.MNIST, "70,000 handwritten digits, 28 × 28 grayscale, 10 classes"),
     "fashion_mnist": _image_entry(images.FASHION_MNIST, "70,000 garments, 28 × 28 grayscale, 10 classes"),
     "rotated_mnist": _image_entry(
-        images.MNIST, "MNIST, each image rotated by a random angle", images.load_rotated_mnist
+        images.ROTATED_MNIST, "MNIST, each image rotated by a random angle", images.load_rotated_mnist
     ),
     "cifar10": _image_entry(images.CIFAR10, "60,000 photographs, 32 × 32 RGB, 10 classes"),
     "cifar100": _image_entry(images.CIFAR100, "60,000 photographs, 32 × 32 RGB, 100 classes"),

@@ -9,9 +9,9 @@ classes as in Wang et al., GLUE, ICLR 2019.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.data._common import CorruptFileError, identity
-from neuboots.data.dataset import DatasetBundle, LoadOptions, StreamingDataset
-from neuboots.data.huggingface import ColumnSpec, DatasetLocation, build_splits, open_tables
+from neuboots.data.dataset import DatasetBundle, LoadOptions
+from neuboots.data.huggingface import DatasetLocation, RowDecoder, RowId, build_splits, open_tables
 
 PADDING, UNKNOWN = 0, 1
 SST2_LOCATION = DatasetLocation("sst2", hub="stanfordnlp/sst2")
@@ -152,48 +152,37 @@ def load_sst2(root: Path | None, options: LoadOptions) -> DatasetBundle:
         Splits of token ids (64,): `TensorDataset`s, or streams.
     """
     tables = open_tables(SST2_LOCATION, root, [("sentence", "text"), ("label",)], streaming=options.streaming)
-    if "test" in tables and next(iter(tables["test"].iter(batch_size=1))).column("label").to_pylist()[0] == -1:
+    if "test" in tables and next(iter(tables["test"].iter(batch_size=1))).column(1).to_pylist()[0] == -1:
         del tables["test"]
 
-    def build(encoder: "_Encoder") -> tuple[Any, Any, Any]:
-        columns = ColumnSpec("sentence", "label", encoder, _decode_label, integer_target=True)
-        return build_splits("sst2", tables, columns, identity, options)
+    def build(decode_x: Any) -> tuple[Any, Any, Any]:
+        decoder = RowDecoder(decode_x, _decode_label, integer_target=True)
+        return build_splits("sst2", tables, decoder, identity, options)
 
-    vocabulary = Vocabulary.from_texts(_iterate_sentences(build(_Encoder(None))[0]))
-    splits, classes = build(_Encoder(vocabulary)), ("negative", "positive")
+    train: Any = build(_check_sentence)[0]
+    if options.streaming:
+        vocabulary = Vocabulary.from_texts(sentence for sentence, _ in map(train.decode, train.read()))
+    else:
+        vocabulary = Vocabulary.from_texts(train.source.read(train.rows or range(len(train)))[0])
+    splits, classes = build(partial(_encode_sentence, vocabulary=vocabulary)), ("negative", "positive")
     data = DatasetBundle("sst2", "classification", *splits, vocabulary.size, classes, vocabulary=vocabulary)
     return data if options.streaming else data.map_splits(_load_tensors)
 
 
-@dataclass(frozen=True)
-class _Encoder:
-    """Decoder of sentences; without a vocabulary it checks their type only."""
-
-    vocabulary: Vocabulary | None
-
-    def __call__(self, sentence: Any, where: str) -> Tensor:
-        if not isinstance(sentence, str):
-            raise CorruptFileError(where, f"it has a {type(sentence).__name__} instead of a sentence")
-        return torch.zeros(0) if self.vocabulary is None else self.vocabulary.encode(sentence)
+def _check_sentence(sentence: Any, where: RowId) -> str:
+    if not isinstance(sentence, str):
+        raise CorruptFileError(str(where), f"it has a {type(sentence).__name__} instead of a sentence")
+    return sentence
 
 
-def _decode_label(value: Any, where: str) -> Tensor:
+def _encode_sentence(sentence: Any, where: RowId, vocabulary: Vocabulary) -> Tensor:
+    return vocabulary.encode(_check_sentence(sentence, where))
+
+
+def _decode_label(value: Any, where: RowId) -> Tensor:
     if value not in (0, 1):
-        raise CorruptFileError(where, f"its label is {value!r}, neither 0 nor 1")
+        raise CorruptFileError(str(where), f"its label is {value!r}, neither 0 nor 1")
     return torch.tensor(int(value))
-
-
-def _iterate_sentences(train: Any) -> Iterator[str]:
-    """Sentences of the training split."""
-    source: Any = train.read if isinstance(train, StreamingDataset) else train.source
-    if isinstance(train, StreamingDataset):
-        numbered: Iterable[tuple[int, Any]] = ((number, sentence) for number, sentence, _ in source())
-    else:
-        sentences = source.table[:].column("sentence").to_pylist()
-        numbered = ((row, sentences[row]) for row in train.rows or range(len(train)))
-    for number, sentence in numbered:
-        source.columns.decode_x(sentence, f"{source.where}, row {number}")
-        yield sentence
 
 
 def _load_tensors(dataset: Any) -> TensorDataset:

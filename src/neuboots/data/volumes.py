@@ -12,7 +12,7 @@ data format standard: NIfTI-1, NeuroImage 22, 2004.
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from neuboots._validation import ArgumentError, import_optional
 from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, CorruptFileError, DatasetNotFoundError
 from neuboots.data.augment import CropFlip
-from neuboots.data.dataset import DatasetBundle, LazyDataset, LoadOptions, complete_splits, hold_out
+from neuboots.data.dataset import DatasetBundle, FileSource, LazyDataset, LoadOptions, complete_splits, hold_out
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     LabelMap,
@@ -32,50 +32,33 @@ from neuboots.data.image_folder import (
     check_folder,
     find_paired_folders,
     list_pairs,
+    pairs_to_datasets,
     read_label_map,
 )
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
 
-@dataclass(frozen=True, eq=False)
-class VolumeFileSource:
-    """Source of NIfTI files of volumes and of their labels.
+@dataclass(frozen=True)
+class VolumeDecoder:
+    """Decoder of NIfTI files of volumes and of their labels.
 
     Attributes:
-        images: Paths of the volumes.
-        labels: Paths of their labels.
         label_map: Values of the classes in the labels.
         channels: Number of channels of every volume.
-        skipped: Files with other suffixes.
     """
 
-    images: tuple[str, ...] = field(repr=False)
-    labels: tuple[str, ...] = field(repr=False)
     label_map: LabelMap
     channels: int
-    skipped: tuple[str, ...] = field(default=(), repr=False)
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
-        pairs = [self._read_pair(self.images[row], self.labels[row]) for row in rows]
-        return [x for x, _ in pairs], [y for _, y in pairs]
-
-    def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
-        """Targets of some rows; see `neuboots.data.dataset.Source`."""
-        return [self.label_map(_read_labels(self.labels[row]), self.labels[row]) for row in rows]
-
-    def _read_pair(self, file: str, label_file: str) -> tuple[Tensor, Tensor]:
-        image, label = _open_nifti(file), _open_nifti(label_file)
+    def __call__(self, file: str, target: str) -> tuple[Tensor, Tensor]:
+        image, label = _open_nifti(file), _open_nifti(target)
         shape, label_shape = _squeeze(image.shape)[:3], _squeeze(label.shape)
         if shape != label_shape:
-            raise CorruptFileError(label_file, f"it has the shape {label_shape}, but {file} has {shape}")
+            raise CorruptFileError(target, f"it has the shape {label_shape}, but {file} has {shape}")
         if not _is_same_grid(image.affine, label.affine, shape):
             hint = "Resample the labels to the grid of the volume, or give them its affine if they were drawn on it."
-            raise CorruptFileError(label_file, f"its affine differs from that of {file}", hint)
+            raise CorruptFileError(target, f"its affine differs from that of {file}", hint)
         voxels = _read_voxels(image, file)
         voxels = voxels[..., None] if voxels.ndim == 3 else voxels
         if voxels.shape[3] != self.channels:
@@ -83,7 +66,11 @@ class VolumeFileSource:
         x = torch.from_numpy(np.ascontiguousarray(np.moveaxis(voxels, 3, 0), dtype=np.float64))  # (C, X, Y, Z)
         if not bool(x.isfinite().all()):
             raise CorruptFileError(file, f"{int((~x.isfinite()).sum())} of its voxels are NaN or infinite")
-        return standardize_volumes(x[None])[0].float(), self.label_map(_read_labels(label_file, label), label_file)
+        return standardize_volumes(x[None])[0].float(), self.label_map(_read_labels(target, label), target)
+
+    def decode_target(self, target: str) -> Tensor:
+        """Classes of the voxels (X, Y, Z); see `neuboots.data.dataset.PairDecoder`."""
+        return self.label_map(_read_labels(target), target)
 
 
 def load_volume_folder(
@@ -136,10 +123,7 @@ def load_volume_folder(
     names, label_map = read_label_map(files, _read_labels, classes, IGNORE_INDEX)
     shape = _squeeze(_open_nifti(pairs["train"].inputs[0]).shape)
     channels = shape[3] if len(shape) == 4 else 1
-    datasets = {
-        split: LazyDataset(VolumeFileSource(images, labels, label_map, channels, skipped))
-        for split, (images, labels, skipped) in pairs.items()
-    }
+    datasets = pairs_to_datasets(pairs, VolumeDecoder(label_map, channels))
     splits = complete_splits(datasets, val_fraction, test_fraction, seed)
     augmentation = None if crop is None else CropFlip(crop, flips=(0,), ignore_index=IGNORE_INDEX)
     name, transform = folder.resolve().name, standardize_volumes
@@ -223,10 +207,11 @@ def find_volume_file(dataset: Any, i: int) -> Path:
     Raises:
         ArgumentError: If the data set is not one of volumes.
     """
-    if not isinstance(dataset, LazyDataset) or not isinstance(dataset.source, VolumeFileSource):
+    source = getattr(dataset, "source", None)
+    if not isinstance(source, FileSource) or not isinstance(source.decoder, VolumeDecoder):
         raise ArgumentError("dataset", type(dataset).__name__, "a split of a data set of volumes, such as data.test")
     rows = range(len(dataset)) if dataset.rows is None else dataset.rows
-    return Path(dataset.source.images[rows[i]])
+    return Path(source.files[rows[i]])
 
 
 def _open_nifti(file: str | Path) -> Any:
