@@ -20,7 +20,6 @@ from neuboots.evaluation.ood import (
     Detector,
     Energy,
     Entropy,
-    LogisticRule,
     Mahalanobis,
     MahalanobisEnsemble,
     MaxSoftmax,
@@ -30,7 +29,6 @@ from neuboots.evaluation.ood import (
     ReplicateDetector,
     holdout_split,
 )
-from neuboots.evaluation.ood.detector import _select_logistic_rule
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.metrics import DetectionMetrics
 
@@ -101,27 +99,27 @@ def test_score_of_a_pixel_classifier_is_the_mean_over_pixels() -> None:
 # -- logistic rule -------------------------------------------------------------------------------------
 
 
-def test_logistic_rule_ignores_constant_statistics() -> None:
-    a, b = noise(30, 2).double(), noise(30, 2, seed=1).double()
-    b[:, 0] += 20
-    a[:, 1] = b[:, 1] = 7
-    rule = LogisticRule.fit(a, b)
-    assert bool((rule(b) > 0).all())
-    assert bool((rule(a) < 0).all())
-    with pytest.raises(ArgumentError, match="data"):
-        LogisticRule.fit(a / 0, b)
+@pytest.fixture(scope="module")
+def fixed() -> Detector:
+    return ReplicateDetector(DeterministicPredictor(nn.Identity()), preprocess=True, epsilons=(0.0, 0.1))
 
 
-def test_candidates_are_judged_on_held_out_rows() -> None:
-    """Forty random statistics separate any forty rows perfectly, but no others."""
+def test_candidates_are_judged_on_held_out_rows(fixed: Any) -> None:
+    """Forty random statistics separate any forty rows perfectly, but no others; a constant one is ignored."""
     random, signal = noise(80, 40).double(), torch.zeros(80, 40).double()
     signal[:, 0] = noise(80, seed=1) + 2 * (torch.arange(80) >= 40)
+    signal[:, 1] = 7
     both = torch.stack([random, signal])  # (G, n, K)
-    best, rule = _select_logistic_rule(both[:, :40], both[:, 40:], seed=0)
-    assert best == 1
-    torch.testing.assert_close(rule.weights, LogisticRule.fit(signal[:40], signal[40:]).weights)
+    fitted = fixed._select(both[:, :40], both[:, 40:])
+    assert fitted.epsilon == 0.1
+    np.testing.assert_array_equal(fitted.rule[-1].coef_[0, 1:], 0)
+    right = (fitted.rule.decision_function(signal) > 0) == (np.arange(80) >= 40)
+    assert right.mean() > 0.7
     with pytest.raises(ArgumentError, match="id_data"):
-        _select_logistic_rule(both[:, :1], both[:, 40:], seed=0)
+        fixed._select(both[:, :1], both[:, 40:])
+    both[1, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        fixed._select(both[:, :40], both[:, 40:])
 
 
 # -- common behavior -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def reference_distances(features: np.ndarray, labels: np.ndarray, at: np.ndarray
 
 
 def moments_in_batches(features: Tensor, labels: Tensor, batch_size: int) -> ClassMoments:
-    moments = ClassMoments()
+    moments = ClassMoments(features[:batch_size])
     for phi, y in zip(features.split(batch_size), labels.split(batch_size), strict=True):
         moments.add(phi, y)
     return moments

@@ -14,11 +14,11 @@ Hendrycks and Gimpel, A baseline for detecting misclassified and out-of-distribu
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from neuboots._prng import derive_seed
 from neuboots._pytree import count_rows, float_tensors, map_float_tensors, take_rows
@@ -36,6 +36,9 @@ from neuboots.evaluation._batching import (
 from neuboots.loading import check_length
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import Predictor, Summary
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 _MAX_OVERLAP = 0.01  # fraction of the rows fitted on, and of the test rows, that may be equal: duplicates in a data set
 
@@ -197,10 +200,8 @@ class Detector(ABC):
 
 def _check_per_row(shape: torch.Size, x: Any) -> None:
     if shape[:1] != (count_rows(x),):
-        got = " and ".join(str(tuple(part.shape)) for part in input_tensors(x))
-        raise ArgumentError(
-            "data", f"scores {tuple(shape)} for inputs {got}", "one score per row", hint="make a batch: x[None]"
-        )
+        got = f"scores {tuple(shape)} for {count_rows(x)} rows"
+        raise ArgumentError("data", got, "one score per row", hint="make a batch: x[None]")
 
 
 def holdout_split(data: InputData, num_rows: int, *, seed: int = 0) -> tuple[Any, Any]:
@@ -222,18 +223,18 @@ def holdout_split(data: InputData, num_rows: int, *, seed: int = 0) -> tuple[Any
         >>> len(validation), sorted(torch.cat([validation, rest]).flatten().tolist()) == list(range(10))
         (3, True)
     """
-    tensors = input_tensors(data) if is_input_batch(data) else None
-    if tensors is not None and len({len(tensor) for tensor in tensors}) > 1:
-        raise ArgumentError("data", [tuple(tensor.shape) for tensor in tensors], "tensors of the same length")
-    n = check_length(data) if tensors is None else len(tensors[0])
+    is_batch = is_input_batch(data)
+    lengths = {len(tensor) for tensor in input_tensors(data)} if is_batch else {check_length(data)}
+    if len(lengths) > 1:
+        raise ArgumentError("data", f"tensors of {sorted(lengths)} rows", "tensors of the same length")
+    n = lengths.pop()
     if not 1 <= check_int("num_rows", num_rows) < n:
         raise ArgumentError("num_rows", num_rows, f"1 to {n - 1}, so that neither set is empty")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, "ood split")))
     first, second = (rows.sort().values for rows in (order[:num_rows], order[num_rows:]))
-    if tensors is not None:
+    if is_batch:
         return take_rows(data, first), take_rows(data, second)
-    dataset: Dataset[Any] = data
-    return Subset(dataset, first.tolist()), Subset(dataset, second.tolist())
+    return Subset(data, first.tolist()), Subset(data, second.tolist())
 
 
 def _to_double(tensor: Tensor) -> Tensor:
@@ -258,105 +259,69 @@ def _select_best_candidate(id_scores: Tensor, ood_scores: Tensor) -> int:
     return max(range(len(metrics)), key=lambda g: (float(metrics[g].tnr_at_tpr), float(metrics[g].auroc), -g))
 
 
-@dataclass(frozen=True, eq=False)
-class LogisticRule:
-    """Log-odds of being out of distribution: w · (t − center) / scale + intercept, of K statistics t.
+def _fit_rule(id_statistics: Tensor, ood_statistics: Tensor) -> "Pipeline":
+    """Logistic regression on standardized statistics, from (n, K) in distribution and (m, K) out of distribution."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    Attributes:
-        weights: w: (K,).
-        intercept: Intercept.
-        center: Means of the statistics: (K,).
-        scale: Standard deviations of the statistics: (K,).
-    """
-
-    weights: Tensor
-    intercept: float
-    center: Tensor
-    scale: Tensor
-
-    @classmethod
-    def fit(cls, id_statistics: Tensor, ood_statistics: Tensor) -> "LogisticRule":
-        """Fit a logistic regression on standardized statistics, with scikit-learn's ridge penalty.
-
-        Args:
-            id_statistics: Statistics of inputs in distribution: (n, K).
-            ood_statistics: Statistics of inputs out of distribution: (m, K).
-
-        Returns:
-            The fitted rule.
-
-        Raises:
-            ArgumentError: If a statistic is NaN or infinite.
-
-        Example:
-            >>> rule = LogisticRule.fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [5.0]]))
-            >>> rule(torch.tensor([[1.0], [4.0]])) > 0
-            tensor([False,  True])
-        """
-        from sklearn.linear_model import LogisticRegression
-
-        both = _to_double(torch.cat([id_statistics, ood_statistics])).cpu()
-        if not bool(both.isfinite().all()):
-            raise ArgumentError("data", f"{int((~both.isfinite()).sum())} NaN or infinite statistics", "finite outputs")
-        center, scale = both.mean(0), both.std(0, correction=0)
-        scale = scale.where(scale > 1e-12 * both.abs().amax(0), 1.0)  # a constant statistic
-        is_ood = torch.arange(len(both)) >= len(id_statistics)
-        model = LogisticRegression(max_iter=1000).fit(((both - center) / scale).numpy(), is_ood.numpy())
-        return cls(torch.from_numpy(model.coef_[0]), float(model.intercept_[0]), center, scale)
-
-    def __call__(self, statistics: Tensor) -> Tensor:
-        """Return the log-odds that each input is out of distribution: (N, K) → (N,)."""
-        weights, center, scale = (part.to(statistics.device) for part in (self.weights, self.center, self.scale))
-        return ((_to_double(statistics) - center) / scale) @ weights + self.intercept
+    both = torch.cat([id_statistics, ood_statistics]).cpu()
+    is_ood = torch.arange(len(both)) >= len(id_statistics)
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(both.numpy(), is_ood.numpy())
 
 
-def _select_logistic_rule(id_statistics: Tensor, ood_statistics: Tensor, *, seed: int) -> tuple[int, LogisticRule]:
-    """Best of G candidates and its rule, from statistics (G, n, K) and (G, m, K).
-
-    Each candidate's rule is fitted on one half and judged on the other; the best one's is then fitted on both.
-    """
-    best = 0
-    if len(id_statistics) > 1:
-        if min(id_statistics.shape[1], ood_statistics.shape[1]) < 2:
-            raise ArgumentError("id_data", "one row", "at least 2 validation rows of each kind, to select ε")
-        halves = []
-        for part in (id_statistics, ood_statistics):
-            rng = torch.Generator().manual_seed(derive_seed(seed, "halves"))
-            order = torch.randperm(part.shape[1], generator=rng)
-            halves.append((part[:, order[: len(order) // 2]], part[:, order[len(order) // 2 :]]))
-        rules = [LogisticRule.fit(*first) for first in zip(halves[0][0], halves[1][0], strict=True)]
-        judged = [torch.stack([rule(t) for rule, t in zip(rules, half, strict=True)]) for _, half in halves]
-        best = _select_best_candidate(*judged)
-    return best, LogisticRule.fit(id_statistics[best], ood_statistics[best])
+def _log_odds(rule: "Pipeline", statistics: Tensor) -> Tensor:
+    """Log-odds that each input is out of distribution: (N, K) → (N,)."""
+    return torch.from_numpy(rule.decision_function(statistics.cpu().numpy()))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogisticDetector(Detector):
-    """Base class of detectors whose score is a logistic regression on statistics of the inputs.
+    """Base class of detectors whose score is a logistic regression on standardized statistics of the inputs.
+
+    `fit` selects the ε whose regression, fitted on half of the validation data, is the best on the other half. The
+    regression for this ε is then fitted on both.
 
     Args:
         epsilons: Candidates of the step ε of the inputs.
         epsilon: ε, set by `fit`.
-        rule: Logistic regression, set by `fit`.
+        rule: StandardScaler and LogisticRegression of scikit-learn, set by `fit`.
     """
 
     epsilons: tuple[float, ...] = (0.0,)
     epsilon: float = 0.0
-    rule: LogisticRule | None = None
+    rule: "Pipeline | None" = None
 
     def scores(self, x: Any) -> Tensor:
-        """Return the scores of one batch of inputs: (N,)."""
+        """Return the log-odds of being out of distribution, for one batch of inputs: (N,)."""
         if self.rule is None:
             raise ArgumentError("rule", None, "a fitted detector", hint="call fit(…) first")
-        return self.rule(self._statistics(x, (self.epsilon,))[0])
+        return _log_odds(self.rule, self._statistics(x, (self.epsilon,))[0])
 
     @property
     def _candidates(self) -> tuple[Any, ...]:
         return self.epsilons
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
-        best, rule = _select_logistic_rule(id_statistics, ood_statistics, seed=self.seed)
+        best = 0
+        if len(id_statistics) > 1:
+            fitted, judged = zip(
+                *(_split_halves(part, self.seed) for part in (id_statistics, ood_statistics)), strict=True
+            )
+            rules = [_fit_rule(*pair) for pair in zip(*fitted, strict=True)]
+            scores = (torch.stack([_log_odds(rule, t) for rule, t in zip(rules, half, strict=True)]) for half in judged)
+            best = _select_best_candidate(*scores)
+        rule = _fit_rule(id_statistics[best], ood_statistics[best])
         return replace(self, epsilon=self._candidates[best], rule=rule)
+
+
+def _split_halves(statistics: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two random halves of statistics (G, n, K)."""
+    n = statistics.shape[1]
+    if n < 2:
+        raise ArgumentError("id_data", "one row", "at least 2 validation rows of each kind, to select ε")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, "halves")))
+    return statistics[:, order[: n // 2]], statistics[:, order[n // 2 :]]
 
 
 # -- gradients in the inputs ---------------------------------------------------------------------------
@@ -376,19 +341,17 @@ def _replace_float_tensors(x: Any, others: list[Tensor]) -> Any:
     return map_float_tensors(lambda part: next(rest), x)
 
 
-def _input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[list[Tensor]]:
+def _input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[tuple[Tensor, ...]]:
     """Gradient of each objective in each leaf, zero if it does not depend on it; the graph is retained."""
-    found = []
-    depends = False
-    for objective in objectives:
-        slopes: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if objective.requires_grad:
-            slopes = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
-        depends = depends or any(slope is not None for slope in slopes)
-        found.append([torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)])
-    if not depends:
+    if not any(objective.requires_grad for objective in objectives):
         raise ArgumentError("predictor", "no gradient in the inputs", "a differentiable predictor", hint="use ε = 0")
-    return found
+    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return [
+        torch.autograd.grad(objective, leaves, **options)
+        if objective.requires_grad
+        else (*map(torch.zeros_like, leaves),)
+        for objective in objectives
+    ]
 
 
 def _perturb(x: Any, directions: list[Tensor], epsilon: float) -> Any:

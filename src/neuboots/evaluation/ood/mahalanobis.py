@@ -19,10 +19,10 @@ large-dimensional covariance matrices, 2004.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any, Self
+from itertools import chain, groupby
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ _MAX_COV_FEATURES = 512  # of more features only the variances are used
 _MAX_COV_ROWS = 20_000
 _QUANTILE = 0.99
 
+_T = TypeVar("_T")
+
 
 # -- Gaussians -----------------------------------------------------------------------------------------
 
@@ -95,10 +97,14 @@ class ClassGaussians:
 class ClassMoments:
     """Streaming means and covariance of the features of each class.
 
+    Args:
+        features: Features of the first batch, around whose mean sums are accumulated: (N, D). They are not added.
+
     Example:
-        >>> moments = ClassMoments()
-        >>> moments.add(torch.tensor([[0.0], [2.0]]), torch.tensor([0, 0]))
-        >>> moments.add(torch.tensor([[10.0], [12.0]]), torch.tensor([1, 1]))
+        >>> phi, y = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1])
+        >>> moments = ClassMoments(phi[:2])
+        >>> moments.add(phi[:2], y[:2])
+        >>> moments.add(phi[2:], y[2:])
         >>> gaussians = moments.gaussians()
         >>> gaussians.means.flatten().tolist()
         [1.0, 11.0]
@@ -106,28 +112,20 @@ class ClassMoments:
         [9.0]
     """
 
-    shift: Tensor  # (D,)
-    classes: Tensor  # the labels so far, sorted: (C,)
-    counts: Tensor  # (C,)
-    totals: Tensor  # Σ of φ − shift by class: (C, D)
-    products: Tensor  # Σ (φ − shift)(φ − shift)ᵀ: (D, D)
-
-    def __init__(self) -> None:
-        self._empty = True
+    def __init__(self, features: Tensor) -> None:
+        phi, width = _to_double(features.detach()), features.shape[1]
+        self._rounding = _ROUNDING * torch.finfo(features.dtype).eps
+        self.shift = phi.mean(0)  # (D,)
+        self.classes = torch.zeros(0, dtype=torch.int64, device=phi.device)  # the labels so far, sorted: (C,)
+        self.counts, self.totals = phi.new_zeros(0), phi.new_zeros(0, width)  # (C,), Σ of φ − shift by class: (C, D)
+        self.products = phi.new_zeros(width, width)  # Σ (φ − shift)(φ − shift)ᵀ: (D, D)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add features (N, D) and their classes (N,)."""
-        phi = _to_double(features.detach())
+        phi = _to_double(features.detach()) - self.shift
         y = _check_labels(labels, len(features)).to(phi.device)
         if not bool(phi.isfinite().all()):
             raise ArgumentError("train_data", "NaN or infinite features", "finite features", hint="check the net")
-        if self._empty:
-            self._empty, width = False, phi.shape[1]
-            self._rounding = _ROUNDING * torch.finfo(features.dtype).eps
-            self.shift = phi.mean(0)
-            self.classes, self.counts, self.totals = y[:0], phi.new_zeros(0), phi.new_zeros(0, width)
-            self.products = phi.new_zeros(width, width)
-        phi = phi - self.shift
         self.classes, place = torch.cat([self.classes, y]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         counts, totals = torch.cat([self.counts, phi.new_ones(len(y))]), torch.cat([self.totals, phi])
         self.counts = phi.new_zeros(len(self.classes)).index_add(0, place, counts)
@@ -136,9 +134,8 @@ class ClassMoments:
 
     def gaussians(self) -> ClassGaussians:
         """Return the Gaussians of the features added so far."""
-        counts = self.counts[:, None]
+        counts, n = self.counts[:, None], self.counts.sum()
         means = self.totals / counts
-        n = counts.sum()
         scatter = self.products - (counts * means).mT @ means  # Σ over rows, around the means of their classes
         covariance = (scatter + scatter.mT) / (2 * n)
         mean_square = (self.products.diagonal() + 2 * self.shift * self.totals.sum(0)) / n + self.shift**2
@@ -150,9 +147,8 @@ class ClassMoments:
         rounding = vectors.square().mT @ (noise / scale**2)  # along each direction
         kept = values > torch.maximum(rounding, values[-1] * relative)
         if not bool(kept.any()):
-            raise ArgumentError(
-                "train_data", f"{int(n)} rows of constant features", "features that vary within a class"
-            )
+            got = f"{int(n)} rows of constant features"
+            raise ArgumentError("train_data", got, "features that vary within a class")
         return ClassGaussians(means + self.shift, vectors[:, kept] / values[kept].sqrt() / scale[:, None])
 
 
@@ -323,17 +319,16 @@ def extract_features(split: HeadSplit, layers: tuple[str, ...], x: Any) -> list[
         ArgumentError: If a layer does not give one output with a row for each input.
     """
     check_inputs(x)
-    net = split.net
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
-    axis = 1 if any(isinstance(module, nn.Conv1d) for module in net.modules()) else -1  # of (N, T, D) or (N, D, T)
+    axis = (
+        1 if any(isinstance(module, nn.Conv1d) for module in split.net.modules()) else -1
+    )  # of (N, T, D) or (N, D, T)
 
-    def record(name: str, output: Any) -> None:
+    def average(output: Any) -> Tensor:
         output = extract_output(output)
-        seen[name].append(_average(output, 1 if output.ndim > 3 else axis))
+        return _average(output, 1 if output.ndim > 3 else axis)
 
-    with eval_mode(net), eager_mode(net), _watch(net, layers, record):
-        phi = split.features(cast_inputs(net, x))
-    features = [*seen.items(), (split.name, [_average(phi, split.axis)])]
+    seen, phi = _run_layers(split, layers, x, average)
+    features = [*((name, seen.get(name, [])) for name in layers), (split.name, [_average(phi, split.axis)])]
     for name, outputs in features:
         if len(outputs) != 1 or len(outputs[0]) != count_rows(x):
             got = f"{name!r}, which gives {len(outputs)} outputs for {count_rows(x)} rows"
@@ -346,15 +341,19 @@ def _average(output: Tensor, axis: int) -> Tensor:
     return output.movedim(axis, -1).flatten(1, -2).mean(1) if output.ndim > 2 else output.clone()
 
 
-@contextmanager
-def _watch(net: nn.Module, names: Iterable[str], record: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call record(name, output) after each of these layers."""
-    with ExitStack() as hooks:
+def _run_layers(
+    split: HeadSplit, names: Iterable[str], x: Any, function: Callable[[Any], _T]
+) -> tuple[dict[str, list[_T]], Tensor]:
+    """Function of each output of these layers, in the order of their first calls, and the head's input."""
+    seen: dict[str, list[_T]] = {}
+    with eval_mode(split.net), eager_mode(split.net), ExitStack() as hooks:
         for name in names:
-            layer = net.get_submodule(name)
-            hook = layer.register_forward_hook(lambda module, args, output, name=name: record(name, output))
-            hooks.enter_context(hook)
-        yield
+
+            def record(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                seen.setdefault(name, []).append(function(output))
+
+            hooks.enter_context(split.net.get_submodule(name).register_forward_hook(record))
+        return seen, split.features(cast_inputs(split.net, x))
 
 
 def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
@@ -374,7 +373,7 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
     Raises:
         ArgumentError: If the net has no such layer.
     """
-    x = cast_inputs(split.net, take_rows(x, slice(0, _NUM_PROBES)))
+    x = take_rows(x, slice(0, _NUM_PROBES))
     blocks = list(_find_blocks(split.net, "", split.head))
     shapes = _output_shapes(split, blocks, x)
     last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
@@ -382,11 +381,8 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
         return tuple(stages)
     rest = _without_head_features(split, list(shapes), x)
     while len(rest) < _NUM_STAGES:
-        inner = [
-            part
-            for name in blocks
-            for part in [*_find_blocks(split.net.get_submodule(name), name, split.head)] or [name]
-        ]
+        parts = (list(_find_blocks(split.net.get_submodule(name), name, split.head)) or [name] for name in blocks)
+        inner = [*chain.from_iterable(parts)]
         if inner == blocks:
             break
         blocks, rest = inner, _without_head_features(split, list(_output_shapes(split, inner, x)), x)
@@ -399,16 +395,14 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
 
 def _output_shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torch.Size]:
     """Output shapes of the layers that are used once, in the order of the pass."""
-    calls: list[tuple[str, torch.Size | None]] = []
 
-    def record(name: str, output: Any) -> None:
+    def shape(output: Any) -> torch.Size | None:
         valid = isinstance(output, Tensor) and output.ndim > 1 and output.shape[:1] == (count_rows(x),)
-        calls.append((name, output.shape[1:] if valid else None))
+        return output.shape[1:] if valid else None
 
-    with torch.no_grad(), eval_mode(split.net), eager_mode(split.net), _watch(split.net, names, record):
-        split.features(x)
-    used = [name for name, _ in calls]
-    return {name: shape for name, shape in calls if shape is not None and used.count(name) == 1}
+    with torch.no_grad():
+        seen, _ = _run_layers(split, names, x, shape)
+    return {name: shapes[0] for name, shapes in seen.items() if len(shapes) == 1 and shapes[0] is not None}
 
 
 def _without_head_features(split: HeadSplit, names: list[str], x: Any) -> list[str]:
@@ -513,20 +507,17 @@ class Mahalanobis(Detector):
         if data is None:
             raise ArgumentError("train_data", None, "the labeled training data of the net")
         hashes: list[Tensor] = []
-        split: HeadSplit | None = None
-        names: tuple[str, ...] = ()
         moments: list[ClassMoments] = []
         for x, y in iter_batches(data, batch_size, title="features of the training data", progress=progress):
-            if split is None:
+            if not hashes:
                 split = find_feature_net(self.predictor, self.net, self.head, x)
                 names = self._layer_names(split, x)
-                moments = [ClassMoments() for _ in (*names, "head")]
             with torch.no_grad():
                 features = extract_features(split, names, x)
+            moments = moments or [ClassMoments(part) for part in features]
             for each, part in zip(moments, features, strict=True):
                 each.add(part, y)
             hashes.append(_hash_batch(x))
-        assert split is not None, "iter_batches gives at least one batch"
         fitted = LayerGaussians(split, names, tuple(each.gaussians() for each in moments))
         return replace(self, fitted=fitted), hashes
 

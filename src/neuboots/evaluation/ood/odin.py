@@ -20,8 +20,10 @@ the grid, and its selection by TNR at 95 % TPR on validation data, as in Lee, Le
 Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Self
 
 import torch
@@ -99,6 +101,12 @@ def _tempered_probs(chunk: Tensor, temperature: float) -> Tensor:
     return class_probabilities(_to_double(chunk) / temperature, 2)
 
 
+def _move_inputs(predictor: Predictor, x: Any, epsilons: Sequence[float], **options: Any) -> Iterator[Any]:
+    """x̃ for each ε, with one gradient for all of them."""
+    directions = confidence_direction(predictor, x, **options) if any(epsilons) else []
+    return (_perturb(x, directions, epsilon) if epsilon else x for epsilon in epsilons)
+
+
 def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num_samples: int, seed: int) -> Summary:
     """Summary of f_b(x) / T, in memory that does not grow with B.
 
@@ -154,16 +162,12 @@ class Odin(Detector):
         return tuple((temperature, epsilon) for temperature in self.temperatures for epsilon in self.epsilons)
 
     def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
-        """With one gradient for all ε of a temperature: (G, N, 1)."""
-        directions: dict[float, list[Tensor]] = {}
         scores = []
-        for temperature, epsilon in candidates:
+        for temperature, group in groupby(candidates, key=itemgetter(0)):
             options: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed, "temperature": temperature}
-            if epsilon and temperature not in directions:
-                directions[temperature] = confidence_direction(self.predictor, x, **options)
-            at = _perturb(x, directions[temperature], epsilon) if epsilon else x
-            scores.append(mean_per_input(-_summarize_tempered(self.predictor, at, **options).confidence))
-        return torch.stack(scores)[..., None]
+            for moved in _move_inputs(self.predictor, x, [epsilon for _, epsilon in group], **options):
+                scores.append(mean_per_input(-_summarize_tempered(self.predictor, moved, **options).confidence))
+        return torch.stack(scores)[..., None]  # (G, N, 1)
 
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
         best = _select_best_candidate(id_statistics[..., 0], ood_statistics[..., 0])
@@ -205,10 +209,6 @@ class ReplicateDetector(LogisticDetector):
         return self.epsilons if self.preprocess else (0.0,)
 
     def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
-        """With one gradient for all ε: (G, N, 4)."""
-        directions: list[Tensor] = []
-        if any(candidates):
-            directions = confidence_direction(
-                self.predictor, x, temperature=self.temperature, num_samples=self.num_samples, seed=self.seed
-            )
-        return torch.stack([self.statistics(_perturb(x, directions, e) if e else x) for e in candidates])
+        options: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed, "temperature": self.temperature}
+        moved = _move_inputs(self.predictor, x, candidates, **options)
+        return torch.stack([self.statistics(inputs) for inputs in moved])  # (G, N, 4)
