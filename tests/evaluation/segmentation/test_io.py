@@ -50,7 +50,7 @@ def test_pictures_have_the_values_of_the_maps(tmp_path: Path) -> None:
     paths = write_maps(maps, x, tmp_path / "new", names=["a", "b"], labels=truth, normalization=Halved())
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in paths)
     first = by_part(paths[:8])
-    assert list(first) == ["image", "labels", "overlay", "entropy", "mutual-information", "std", "errors", "sheet"]
+    assert list(first) == ["image", "labels", "overlay", "errors", "entropy", "mutual-information", "std", "sheet"]
     colors = np.array([[0, 0, 0], [230, 159, 0], [86, 180, 233], [0, 158, 115]], np.uint8)
     image = (x[0] / 2 + 0.5).clamp(0, 1).mul(255).round().byte().movedim(0, -1).numpy()
     labels = maps.labels[0].numpy()

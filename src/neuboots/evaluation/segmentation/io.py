@@ -34,7 +34,7 @@ _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 3
 _IGNORE_COLOR = (255, 255, 255)
 _ERROR_COLOR = (213, 94, 0)
 _UNITS = {"entropy": "nats", "mutual_information": "nats", "std": "of the outputs"}
-_MIN_SIDE, _MAX_SIDE = 160, 480  # pixels of a panel's longer side on a sheet
+_SIDE = 320  # pixels of a panel's longer side on a sheet
 _GAP, _LINE, _BAR = 8, 13, 8  # between panels; a line of text; a color bar
 
 
@@ -106,15 +106,25 @@ def write_maps(
     affines = np.broadcast_to(np.eye(4) if affine is None else np.asarray(affine, np.float64), (len(x), 4, 4))
     if not np.isfinite(affines).all() or (np.linalg.det(affines[:, :3, :3]) == 0).any():
         raise ArgumentError("affine", affine, "an invertible matrix, such as nibabel.load(file).affine")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    painter = _Painter(maps, x, truth, ignore_index, class_names, normalization)
+    scales = {name: float(getattr(maps, name).max()) for name in _UNITS}
     paths: list[Path] = []
-    for i, prefix in enumerate(prefixes):
+    for i, name in enumerate(prefixes):
+        image = _Example(maps, i, to_uint8(x[i], normalization), None if truth is None else truth[i], scales)
+        prefix, legend = Path(folder) / name, image.legend(class_names, ignore_index)
         if is_volume:
-            paths += _write_volume(folder / prefix, painter, i, affines[i], probs)
+            paths += _write_volumes(prefix, image, affines[i], probs)
+            rows = [
+                image.panels(ignore_index, (*[slice(None)] * axis, n // 2), f"slice {n // 2} across axis {axis}")
+                for axis, n in enumerate(maps.size)
+            ]
         else:
-            paths += _write_image(folder / prefix, painter, i)
+            panels = image.panels(ignore_index)
+            paths += _write_pictures(prefix, image, panels)
+            half = -(-len(panels) // 2)
+            rows = [panels[:half], panels[half:]]
+        paths.append(prefix.with_name(f"{name}-sheet.png"))
+        with atomic_file(paths[-1]) as file:
+            _make_sheet(rows, legend).save(file, format="PNG")
     return tuple(paths)
 
 
@@ -131,41 +141,32 @@ def _check_names(names: Sequence[str] | None, count: int) -> list[str]:
     return prefixes
 
 
-def _write_image(prefix: Path, painter: "_Painter", i: int) -> list[Path]:
+def _write_pictures(prefix: Path, image: "_Example", panels: "Sequence[_Panel]") -> list[Path]:
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    panels = painter.panels(i, painter.image(i))
-    num_classes = painter.maps.num_classes
-    labels = painter.labels[i].numpy()
-    if num_classes > 256:
-        palette = Image.fromarray(labels.astype(np.uint16))
-    else:
-        palette = Image.fromarray(labels.astype(np.uint8))
-        palette.putpalette(class_colors(num_classes).flatten().tolist())
-    pictures = {name: (Image.fromarray(panel.picture), panel.scale) for name, panel in panels.items()}
-    pictures["labels"] = (palette, "")
-    shown, half = list(panels.values()), -(-len(panels) // 2)
-    pictures["sheet"] = (_make_sheet([shown[:half], shown[half:]], painter.legend(i)), "")
-    paths = []
-    for part in ("image", "labels", "overlay", "entropy", "mutual-information", "std", "errors", "sheet"):
-        if part in pictures:
-            picture, scale = pictures[part]
-            info = PngInfo()
-            if scale:
-                info.add_text("scale", scale)
-            paths.append(prefix.with_name(f"{prefix.name}-{part}.png"))
+    num_classes, paths = image.maps.num_classes, []
+    for panel in panels:
+        picture, info = Image.fromarray(panel.picture), PngInfo()
+        if panel.scale:
+            info.add_text("scale", panel.scale)
+        if panel.part == "labels":  # the pixels are the class numbers
+            picture = Image.fromarray(image.labels.numpy().astype(np.uint8 if num_classes <= 256 else np.uint16))
+            if num_classes <= 256:
+                picture.putpalette(class_colors(num_classes).flatten().tolist())
+        if panel.part != "truth":
+            paths.append(prefix.with_name(f"{prefix.name}-{panel.part}.png"))
             with atomic_file(paths[-1]) as file:
                 picture.save(file, format="PNG", pnginfo=info)
     return paths
 
 
-def _write_volume(prefix: Path, painter: "_Painter", i: int, affine: NDArray[np.float64], probs: bool) -> list[Path]:
+def _write_volumes(prefix: Path, image: "_Example", affine: NDArray[np.float64], probs: bool) -> list[Path]:
     import nibabel
 
-    maps = painter.maps
+    maps, i = image.maps, image.i
     dtype = np.uint8 if maps.num_classes <= 256 else np.int16 if maps.num_classes <= 1 << 15 else np.int32
-    volumes = {"labels": (painter.labels[i].numpy().astype(dtype), f"labels of {maps.num_classes} classes")}
+    volumes = {"labels": (image.labels.numpy().astype(dtype), f"labels of {maps.num_classes} classes")}
     for name, unit in _UNITS.items():
         volumes[name.replace("_", "-")] = (getattr(maps, name)[i].numpy(), f"{name.replace('_', ' ')}, {unit}")
     if probs:
@@ -178,14 +179,6 @@ def _write_volume(prefix: Path, painter: "_Painter", i: int, affine: NDArray[np.
         paths.append(prefix.with_name(f"{prefix.name}-{part}.nii.gz"))
         with atomic_file(paths[-1]) as file:
             volume.to_filename(file)
-    rows, levels = [], painter.image(i)
-    for axis, length in enumerate(maps.size):
-        place = tuple(length // 2 if k == axis else slice(None) for k in range(3))
-        first, *others = painter.panels(i, levels, place).values()
-        rows.append([_Panel(f"slice {length // 2} across axis {axis}", first.picture), *others])
-    paths.append(prefix.with_name(f"{prefix.name}-sheet.png"))
-    with atomic_file(paths[-1]) as file:
-        _make_sheet(rows, painter.legend(i)).save(file, format="PNG")
     return paths
 
 
@@ -271,109 +264,90 @@ def colorize_values(values: Tensor, largest: float) -> ImageArray:
     return picture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Panel:
-    """Picture with its title; a heat map also has a scale."""
+    """Picture with its title and the end of its file name; a heat map also has a scale."""
 
+    part: str
     title: str
     picture: ImageArray
     scale: str = ""
 
 
-@dataclass
-class _Painter:
-    """Pictures of the images, with one scale for all of them."""
+@dataclass(frozen=True, eq=False)
+class _Example:
+    """Image or volume i of the maps, its labels, and the largest value of each uncertainty over all images."""
 
     maps: SegmentationMaps
-    x: Tensor
-    truth: Tensor | None
-    ignore_index: int | None
-    class_names: Sequence[str] | None
-    normalization: InvertibleTransform | None
+    i: int
+    image: Tensor  # (3, *)
+    truth: Tensor | None  # (*)
+    scales: dict[str, float]
 
-    def __post_init__(self) -> None:
-        self.labels = self.maps.labels
-        self.largest = {name: float(getattr(self.maps, name).max()) for name in _UNITS}
+    @property
+    def labels(self) -> Tensor:
+        return self.maps.probs[self.i].argmax(0)  # (*)
 
-    def image(self, i: int) -> Tensor:
-        return to_uint8(self.x[i], self.normalization)
-
-    def panels(self, i: int, levels: Tensor, place: tuple[Any, ...] = ()) -> dict[str, _Panel]:
-        """Pictures of image i, or of a slice of it, by the end of their file names."""
-        at = (i, *place)
-        image: ImageArray = levels[(slice(None), *place)].movedim(0, -1).contiguous().numpy()
-        predicted = colorize_labels(self.labels[at], self.maps.num_classes)
+    def panels(self, ignore_index: int | None, place: tuple[Any, ...] = (), title: str = "image") -> list[_Panel]:
+        """Pictures of the image, or of a slice of it."""
+        image: ImageArray = self.image[(slice(None), *place)].movedim(0, -1).contiguous().numpy()
+        labels = self.labels[place]
+        predicted = colorize_labels(labels, self.maps.num_classes)
         overlay: ImageArray = ((image.astype(np.uint16) + predicted) // 2).astype(np.uint8)
-        panels = {"image": _Panel("image", image)}
+        panels = [
+            _Panel("image", title, image),
+            _Panel("labels", "prediction", predicted),
+            _Panel("overlay", "overlay", overlay),
+        ]
         if self.truth is not None:
-            truth = colorize_labels(self.truth[at], self.maps.num_classes, ignore_index=self.ignore_index)
-            panels["truth"] = _Panel("truth", truth)
-        panels |= {"prediction": _Panel("prediction", predicted), "overlay": _Panel("overlay", overlay)}
-        if self.truth is not None:
-            errors = image.copy()
-            wrong = (self.truth[at] != self.labels[at]) & (self.truth[at] != self.ignore_index)
-            errors[wrong.numpy()] = _ERROR_COLOR
-            panels["errors"] = _Panel("wrong pixels", errors)
-        for name, largest in self.largest.items():
-            picture = colorize_values(getattr(self.maps, name)[at], largest)
+            truth, errors = self.truth[place], image.copy()
+            errors[((truth != labels) & (truth != ignore_index)).numpy()] = _ERROR_COLOR
+            colored = colorize_labels(truth, self.maps.num_classes, ignore_index=ignore_index)
+            panels += [_Panel("truth", "truth", colored), _Panel("errors", "wrong pixels", errors)]
+        for name, largest in self.scales.items():
+            picture = colorize_values(getattr(self.maps, name)[(self.i, *place)], largest)
             scale = f"0 to {largest:.3g} {_UNITS[name]}"
-            panels[name.replace("_", "-")] = _Panel(name.replace("_", " "), picture, scale)
+            panels.append(_Panel(name.replace("_", "-"), name.replace("_", " "), picture, scale))
         return panels
 
-    def legend(self, i: int) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and colors of the classes that occur in image i."""
-        present = set(np.unique(self.labels[i]).tolist())
-        if self.truth is not None:
-            present |= set(np.unique(self.truth[i]).tolist())
-        colors = class_colors(self.maps.num_classes)
-        names = self.class_names or range(len(colors))
-        entries = [(str(names[c]), tuple(colors[c].tolist())) for c in range(len(colors)) if c in present]
-        return [*entries, ("ignored", _IGNORE_COLOR)] if self.ignore_index in present else entries
+    def legend(self, names: Sequence[str] | None, ignore_index: int | None) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and colors of the classes that occur."""
+        present = set(self.labels.unique().tolist()) | set([] if self.truth is None else self.truth.unique().tolist())
+        colors = class_colors(self.maps.num_classes).tolist()
+        entries = [(names[c] if names else str(c), tuple(colors[c])) for c in range(len(colors)) if c in present]
+        return [*entries, ("ignored", _IGNORE_COLOR)] if ignore_index in present else entries
 
 
 def _make_sheet(rows: Sequence[Sequence[_Panel]], legend: Sequence[tuple[str, tuple[int, ...]]]) -> "Image":
     """Panels in rows, scaled to a readable size, above a legend of (name, color)."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font = ImageFont.load_default()
-    images = [[_rescale(Image.fromarray(panel.picture)) for panel in row] for row in rows]
-    text_width = max(int(font.getlength(text)) for row in rows for panel in row for text in (panel.title, panel.scale))
-    width = max(text_width, *(image.width for row in images for image in row)) + _GAP
-    heights = [2 * _LINE + max(image.height for image in row) + _BAR + 2 * _GAP for row in images]
-    page_width = width * max(map(len, rows)) + _GAP
-    entries, x, y = [], _GAP, _GAP + sum(heights)
-    for name, color in legend:
-        text = name.encode("latin-1", "replace").decode("latin-1")  # which the default font has
-        needed = _LINE + int(font.getlength(text)) + 2 * _GAP
-        if x > _GAP and x + needed > page_width:
-            x, y = _GAP, y + _LINE + 2
-        entries.append((x, y, text, color))
-        x += needed
-    page = Image.new("RGB", (page_width, y + _LINE + _GAP), "white")
-    draw, top = ImageDraw.Draw(page), _GAP
-    for row, scaled, height in zip(rows, images, heights, strict=True):
-        for k, (panel, image) in enumerate(zip(row, scaled, strict=True)):
-            left = _GAP + k * width
-            draw.text((left, top), panel.title, fill="black", font=font)
-            draw.text((left, top + _LINE), panel.scale, fill="black", font=font)
-            page.paste(image, (left, top + 2 * _LINE))
-            if panel.scale:
-                ramp = colorize_values(torch.linspace(0, 1, image.width).expand(_BAR, -1), 1.0)
-                page.paste(Image.fromarray(ramp), (left, top + 2 * _LINE + image.height + 2))
-        top += height
-    for x, y, text, color in entries:
-        draw.rectangle((x, y, x + _LINE - 4, y + _LINE - 4), fill=color, outline="grey")
-        draw.text((x + _LINE, y - 1), text, fill="black", font=font)
+    tiles = [[_draw_panel(panel) for panel in row] for row in rows]
+    key = Image.new("RGB", (tiles[0][0].width, _LINE * len(legend)), "white")
+    for k, (name, color) in enumerate(legend):
+        draw, text = ImageDraw.Draw(key), name.encode("latin-1", "replace").decode("latin-1")  # which the font has
+        draw.rectangle((0, _LINE * k, _LINE - 4, _LINE * (k + 1) - 4), fill=color, outline="grey")
+        draw.text((_LINE, _LINE * k - 1), text, fill="black")
+    tiles.append([key])
+    width = max(tile.width for row in tiles for tile in row) + _GAP
+    heights = [max(tile.height for tile in row) + _GAP for row in tiles]
+    page = Image.new("RGB", (_GAP + width * max(map(len, tiles)), _GAP + sum(heights)), "white")
+    for i, row in enumerate(tiles):
+        for k, tile in enumerate(row):
+            page.paste(tile, (_GAP + k * width, _GAP + sum(heights[:i])))
     return page
 
 
-def _rescale(image: "Image") -> "Image":
-    """Small pictures enlarged by integer factors, large ones reduced."""
-    from PIL.Image import Resampling
+def _draw_panel(panel: _Panel) -> "Image":
+    """A picture below its title, above the colors of its scale."""
+    from PIL import Image, ImageDraw, ImageOps
 
-    longer = max(image.size)
-    if longer < _MIN_SIDE:
-        factor = -(-_MIN_SIDE // longer)
-        return image.resize((factor * image.width, factor * image.height), Resampling.NEAREST)
-    image.thumbnail((_MAX_SIDE, _MAX_SIDE), Resampling.BOX)
-    return image
+    method = Image.Resampling.NEAREST if max(panel.picture.shape) < _SIDE else Image.Resampling.BOX
+    image = ImageOps.contain(Image.fromarray(panel.picture), (_SIDE, _SIDE), method)
+    tile = Image.new("RGB", (max(image.width, _SIDE // 2), 2 * _LINE + image.height + 2 * _BAR), "white")
+    ImageDraw.Draw(tile).text((0, 0), f"{panel.title}\n{panel.scale}", fill="black")
+    tile.paste(image, (0, 2 * _LINE))
+    if panel.scale:
+        ramp = colorize_values(torch.linspace(0, 1, image.width).expand(_BAR, -1), 1.0)
+        tile.paste(Image.fromarray(ramp), (0, 2 * _LINE + image.height + 2))
+    return tile

@@ -11,6 +11,7 @@ probabilities of the class frequencies.
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,29 +62,26 @@ class UncertaintySums(MetricState):
             torch.stack(counted).view(len(values), 2, _NUM_LEVELS),
         )
 
-    def count(self, *, wrong: bool | None = None, boundary: bool | None = None) -> int:
-        """Return the number of pixels of one kind; None means both."""
-        return int(self.counts[_index(wrong), _index(boundary)].sum())
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """Means over pixels by their kind, their ratios, and the AUROC of wrong against correct ones: (3,) each.
 
-    def mean(self, measure: str, *, wrong: bool | None = None, boundary: bool | None = None) -> float | None:
-        """Return the mean uncertainty over pixels of one kind; None if there are none."""
-        total = self.totals[UNCERTAINTY_MEASURES.index(measure), _index(wrong), _index(boundary)].sum()
-        return _divide(float(total), self.count(wrong=wrong, boundary=boundary))
-
-    def auroc(self, measure: str) -> float | None:
-        """Return the AUROC of wrong against correct pixels; None if one kind is missing."""
-        correct, wrong = self.levels[UNCERTAINTY_MEASURES.index(measure)].double()  # (K,), (K,)
-        pairs = float((wrong * (correct.cumsum(0) - correct / 2)).sum())
-        return _divide(pairs, float(correct.sum() * wrong.sum()))
-
-
-def _index(kind: bool | None) -> slice:
-    return slice(None) if kind is None else slice(int(kind), int(kind) + 1)
-
-
-def _divide(a: float | None, b: float | None) -> float | None:
-    """a / b; None if either is missing or b is 0."""
-    return a / b if a is not None and b else None
+        They are not finite if there are no such pixels.
+        """
+        right, wrong = (self.totals.sum(2) / self.counts.sum(1)).unbind(1)
+        inside, border = (self.totals.sum(1) / self.counts.sum(0)).unbind(1)
+        correct, incorrect = self.levels.double().unbind(1)  # (3, K), (3, K)
+        pairs = (incorrect * (correct.cumsum(1) - correct / 2)).sum(1)
+        return {
+            "": self.totals.sum((1, 2)) / self.counts.sum(),
+            "_right": right,
+            "_wrong": wrong,
+            "_ratio": wrong / right,
+            "_auroc": pairs / (correct.sum(1) * incorrect.sum(1)),
+            "_border": border,
+            "_inside": inside,
+            "_border_ratio": border / inside,
+        }
 
 
 def find_boundaries(labels: Tensor, *, ignore_index: int) -> Tensor:
@@ -161,18 +159,15 @@ class SegmentationReport(MetricState):
         ignore_index = -1 if ignore_index is None else check_int("ignore_index", ignore_index)  # −1 is no label now
         boundary = find_boundaries(labels, ignore_index=ignore_index)
         measures = torch.stack([getattr(maps, name) for name in UNCERTAINTY_MEASURES])  # (3, N, *)
-        pixels: SegmentationMetrics | int = 0
-        uncertainty: UncertaintySums | int = 0
-        for i, truth in enumerate(labels.flatten(1)):
-            parts = (maps.probs[i].flatten(1), measures[:, i].flatten(1), truth, boundary[i].flatten())
-            for probs, values, y, edge in zip(*(part.split(_MAX_PIXELS, -1) for part in parts), strict=True):
-                options = {"ignore_index": ignore_index, "num_bins": num_bins}
-                pixels = pixels + SegmentationMetrics.from_batch(probs[None], y[None], **options)
-                counted = y != ignore_index
-                wrong = (probs.argmax(0) != y)[counted]
-                uncertainty = uncertainty + UncertaintySums.from_pixels(values[:, counted], wrong, edge[counted])
-        assert isinstance(pixels, SegmentationMetrics), "there is at least one image"
-        assert isinstance(uncertainty, UncertaintySums), "there is at least one image"
+        parts = (maps.probs.flatten(2), labels.flatten(1), boundary.flatten(1), measures.flatten(2))  # pixels last
+        width = max(1, _MAX_PIXELS // len(labels))
+        pixels: Any = 0
+        uncertainty: Any = 0
+        for probs, y, edge, values in zip(*(part.split(width, -1) for part in parts), strict=True):
+            pixels += SegmentationMetrics.from_batch(probs, y, ignore_index=ignore_index, num_bins=num_bins)
+            counted = y != ignore_index
+            wrong = (probs.argmax(1) != y)[counted]
+            uncertainty += UncertaintySums.from_pixels(values[:, counted], wrong, edge[counted])
         images, total = torch.tensor(len(labels)), torch.tensor(seconds, dtype=torch.float64)
         return cls(pixels, uncertainty, images, total, maps.num_samples, maps.seed)
 
@@ -225,8 +220,8 @@ class SegmentationReport(MetricState):
     @property
     def entropy_ratio(self) -> float | None:
         """Mean entropy of wrong pixels over that of correct ones; None if one kind is missing."""
-        mean = self.uncertainty.mean
-        return _divide(mean("entropy", wrong=True), mean("entropy", wrong=False))
+        ratio: float | None = self.metrics["entropy_ratio"]
+        return ratio
 
     @property
     def seconds(self) -> float:
@@ -237,31 +232,16 @@ class SegmentationReport(MetricState):
     def metrics(self) -> dict[str, Any]:
         """All metrics by name, as JSON values; None if undefined. Uncertainties are means over pixels."""
         names = ("mean_iou", "error", "ece", "mce", "nll", "brier")
-        found: dict[str, Any] = {name: float(getattr(self.pixels, name)) for name in names}
-        found["mean_dice"] = self.mean_dice
-        mean, count = self.uncertainty.mean, self.uncertainty.count
-        for name in UNCERTAINTY_MEASURES:
-            correct, wrong = (mean(name, wrong=kind) for kind in (False, True))
-            inside, border = (mean(name, boundary=kind) for kind in (False, True))
-            found |= {
-                name: mean(name),
-                f"{name}_right": correct,
-                f"{name}_wrong": wrong,
-                f"{name}_ratio": _divide(wrong, correct),
-                f"{name}_auroc": self.uncertainty.auroc(name),
-                f"{name}_border": border,
-                f"{name}_inside": inside,
-                f"{name}_border_ratio": _divide(border, inside),
-            }
-        for name, kind in (("error_border", True), ("error_inside", False)):
-            found[name] = _divide(count(wrong=True, boundary=kind), count(boundary=kind))
-        found["border_fraction"] = _divide(count(boundary=True), self.count)
-        found["seconds"] = self.seconds
+        counts, means = self.uncertainty.counts, self.uncertainty.means
+        inside, border = (counts[1] / counts.sum(0)).tolist()
+        found = {name: float(getattr(self.pixels, name)) for name in names} | {"mean_dice": self.mean_dice}
+        found |= {f"{n}{end}": float(means[end][k]) for k, n in enumerate(UNCERTAINTY_MEASURES) for end in means}
+        found |= {"error_border": border, "error_inside": inside}
+        found |= {"border_fraction": float(counts[:, 1].sum() / counts.sum()), "seconds": self.seconds}
+        defined = {name: value if math.isfinite(value) else None for name, value in found.items()}
         occurs = self.pixels.occurs.tolist()
-        for name in ("iou", "dice"):
-            values = getattr(self.pixels, name).tolist()
-            found[name] = [value if there else None for value, there in zip(values, occurs, strict=True)]
-        return found
+        by_class = {name: zip(getattr(self.pixels, name).tolist(), occurs, strict=True) for name in ("iou", "dice")}
+        return defined | {name: [v if there else None for v, there in pairs] for name, pairs in by_class.items()}
 
     def __str__(self) -> str:
         metrics, constant = self.metrics, self.majority
@@ -353,10 +333,8 @@ def _iter_images(
 def _as_images(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A batch, or a single example as a batch of one, with masks (N, *)."""
     for images, masks in ((x, y), (x[None], y[None])):
-        if images.ndim in (4, 5) and masks.shape in (
-            (len(images), *images.shape[2:]),
-            (len(images), 1, *images.shape[2:]),
-        ):
-            return images, masks.reshape(len(images), *images.shape[2:])
+        shape = (len(images), *images.shape[2:])
+        if images.ndim in (4, 5) and masks.shape in (shape, (shape[0], 1, *shape[1:])):
+            return images, masks.reshape(shape)
     got = f"images {tuple(x.shape)} and masks {tuple(y.shape)}"
     raise ArgumentError("data", got, "images (N, C, *) and masks (N, *) of the same size")
