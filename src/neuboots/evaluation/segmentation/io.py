@@ -312,7 +312,7 @@ class _Example:
 
     def legend(self, names: Sequence[str] | None, ignore_index: int | None) -> list[tuple[str, tuple[int, ...]]]:
         """Names and colors of the classes that occur."""
-        present = set(self.labels.unique().tolist()) | set([] if self.truth is None else self.truth.unique().tolist())
+        present = {*np.unique(self.labels).tolist(), *([] if self.truth is None else np.unique(self.truth).tolist())}
         colors = class_colors(self.maps.num_classes).tolist()
         entries = [(names[c] if names else str(c), tuple(colors[c])) for c in range(len(colors)) if c in present]
         return [*entries, ("ignored", _IGNORE_COLOR)] if ignore_index in present else entries

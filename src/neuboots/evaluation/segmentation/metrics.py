@@ -163,7 +163,7 @@ class SegmentationReport(MetricState):
         width = max(1, _MAX_PIXELS // len(labels))
         pixels: Any = 0
         uncertainty: Any = 0
-        for probs, y, edge, values in zip(*(part.split(width, -1) for part in parts), strict=True):
+        for probs, y, edge, values in zip(*(torch.split(part, width, -1) for part in parts), strict=True):
             pixels += SegmentationMetrics.from_batch(probs, y, ignore_index=ignore_index, num_bins=num_bins)
             counted = y != ignore_index
             wrong = (probs.argmax(1) != y)[counted]
