@@ -256,7 +256,6 @@ def test_standard_input_gives_equal_predictions(
         buffer = io.BufferedReader(SlowPipe(path.read_bytes()))
 
     monkeypatch.setattr(sys, "stdin", Stdin)
-    monkeypatch.setattr(table_files, "SNIFFED_BYTES", 200)
     pd.testing.assert_frame_equal(predict(regressor, "-"), expected)
 
 

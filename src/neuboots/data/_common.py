@@ -67,15 +67,20 @@ class CorruptFileError(ValueError):
 
 def resolve_data_root(root: str | Path | None) -> Path | None:
     """Folder that holds all data sets: the argument, else the environment variable; None stands for the hub."""
-    given, name = (root, "root") if root is not None else (os.environ.get(DATA_ROOT_VARIABLE), DATA_ROOT_VARIABLE)
-    if given is None or (root is None and not given):
+    given = os.environ.get(DATA_ROOT_VARIABLE) or None if root is None else root
+    if given is None:
         return None
     if not isinstance(given, str | os.PathLike):
-        raise ArgumentError(name, given, "the path of the folder that holds the data sets")
+        raise ArgumentError("root", given, "the path of the folder that holds the data sets")
     path = Path(given).expanduser()
     if not os.fspath(given) or not path.is_dir():  # Path("") would be the working directory
-        raise DatasetNotFoundError(f"{name}={str(given)!r} is not a folder.")
+        raise DatasetNotFoundError(f"The data root {str(given)!r} is not a folder.")
     return path
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error message, without its period; the type if there is none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 
 
 def identity(x: _T) -> _T:

@@ -24,7 +24,14 @@ from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import format_names, import_optional
-from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, SPLIT_NAMES, CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import (
+    DATA_ROOT_VARIABLE,
+    NO_DATA_ROOT,
+    SPLIT_NAMES,
+    CorruptFileError,
+    DatasetNotFoundError,
+    first_line,
+)
 from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, complete_splits
 
 ROWS_PER_READ = 64  # rows of a stream that are in memory at once
@@ -112,15 +119,20 @@ def open_tables(
 
 
 def _load_parquet(datasets: Any, paths: list[Path], streaming: bool) -> Any:
-    """Table of one split; only its files' common columns are read."""
-    columns, files = _read_common_columns(paths), [str(path) for path in paths]
-    options = {"data_files": {"split": files}, "split": "split", "columns": columns, "streaming": streaming}
+    """Table of one split."""
+    parquet = import_optional("pyarrow.parquet")
+    for path in paths:
+        try:
+            parquet.read_metadata(path)
+        except Exception as error:
+            raise CorruptFileError(path, f"not a complete Parquet file ({type(error).__name__})") from None
+    files = {"split": [str(path) for path in paths]}
     try:
         with silence_datasets(datasets):
-            return datasets.load_dataset("parquet", **options)
+            return datasets.load_dataset("parquet", data_files=files, split="split", streaming=streaming)
     except Exception as error:  # of Arrow, fsspec and datasets
         hint = "Download it again, or set HF_HOME to a folder with free space."
-        raise CorruptFileError(paths[0].parent, _one_line(error), hint) from None
+        raise CorruptFileError(paths[0].parent, first_line(error), hint) from None
 
 
 def _find_parquet_files(location: DatasetLocation, root: Path) -> dict[str, list[Path]]:
@@ -141,26 +153,6 @@ def _find_parquet_files(location: DatasetLocation, root: Path) -> dict[str, list
     raise DatasetNotFoundError.for_dataset(location.name, [pattern], location.download_hint(root))
 
 
-def _read_common_columns(paths: list[Path]) -> list[str]:
-    """Columns that every file of a split has."""
-    parquet = import_optional("pyarrow.parquet")
-    columns: list[list[str]] = []
-    for path in paths:
-        try:
-            with parquet.ParquetFile(path) as file:
-                columns.append(file.schema_arrow.names)
-                rows = file.metadata.num_rows
-        except Exception as error:
-            raise CorruptFileError(path, f"not a complete Parquet file ({type(error).__name__})") from None
-        if rows == 0:  # which `datasets` cannot load
-            raise CorruptFileError(path, "it has no rows")
-    return [name for name in columns[0] if all(name in others for others in columns)]
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
-
-
 def _load_from_hub(datasets: Any, location: DatasetLocation, streaming: bool) -> dict[str, Any]:
     hint = location.download_hint(None)
     if location.hub is None:
@@ -171,7 +163,7 @@ def _load_from_hub(datasets: Any, location: DatasetLocation, streaming: bool) ->
         with silence_datasets(datasets, progress_bars=reachable):
             return dict(datasets.load_dataset(location.hub, location.config, streaming=streaming).items())
     except Exception as error:
-        state = _one_line(error) if reachable else "which cannot be reached"
+        state = first_line(error) if reachable else "which cannot be reached"
         searched = f"the Hugging Face hub as {location.hub} ({state})"
         raise DatasetNotFoundError.for_dataset(location.name, [searched], hint) from None
     finally:
@@ -201,8 +193,7 @@ def silence_datasets(datasets: Any, *, progress_bars: bool = False) -> Iterator[
     logger = logging.getLogger("datasets")
     level, hidden = logger.level, datasets.are_progress_bars_disabled()
     logger.setLevel(logging.CRITICAL)
-    fixed = datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None  # by the environment: changing it warns
-    hide = not progress_bars and not hidden and not fixed
+    hide = not progress_bars and not hidden
     if hide:
         datasets.disable_progress_bars()
     try:

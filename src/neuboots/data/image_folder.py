@@ -207,13 +207,9 @@ def list_pairs(folders: tuple[Path, Path], suffixes: Sequence[str], target_suffi
     if not inputs:
         found = f"({len(others)} other files)"
         raise DatasetNotFoundError(f"{folders[0]} has no file that ends in {', '.join(suffixes)} {found}.")
-    for stem in [*inputs, *targets]:
-        if stem not in targets:
-            raise DatasetNotFoundError(
-                f"{inputs[stem]} has no partner such as {folders[1] / stem}{target_suffixes[0]}."
-            )
-        if stem not in inputs:
-            raise DatasetNotFoundError(f"{targets[stem]} has no partner in {folders[0]}.")
+    if unmatched := sorted(inputs.keys() ^ targets.keys()):
+        file = {**inputs, **targets}[unmatched[0]]
+        raise DatasetNotFoundError(f"{file} has no partner of the same name in {folders[0]} and {folders[1]}.")
     return FilePairs(tuple(map(str, inputs.values())), tuple(str(targets[stem]) for stem in inputs), skipped)
 
 

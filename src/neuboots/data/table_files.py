@@ -3,8 +3,8 @@
 A CSV file is UTF-8 with column names in its first line; its separator (comma, semicolon, tab or bar) and a decimal
 comma are detected. Empty fields, "?" and the other strings in `MISSING_VALUES` are missing values; a row that is too
 short lacks its last values, one that is too long is an error. JSON Lines have an object on each line, whose keys are
-the columns; keys that first occur after thousands of lines are ignored. The path "-" is standard input, which can be
-read once.
+the columns; keys that first occur after thousands of lines are ignored. The path "-" is standard input, which is copied
+to a temporary file, as is a named pipe.
 """
 
 import csv
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from neuboots._validation import ArgumentError, format_names, import_optional
-from neuboots.data._common import CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, first_line
 
 MAX_CHUNK_CELLS = 1 << 22  # 32 MiB of numbers
 MAX_CHUNK_ROWS = 1 << 14  # one-hot encoding may turn a column into hundreds
 MAX_SNIFFED_FIELDS = 200_000  # fields that are searched for a decimal comma
-SNIFFED_BYTES = 1 << 20  # bytes of standard input that are inspected
+MAX_HEADER_LENGTH = 1 << 20  # characters of a first line with quoted line breaks
 MISSING_VALUES = (
     *("", "?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan", "NULL", "null"),
     *("None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
@@ -51,7 +51,7 @@ class TableFile:
         separator: Separator of a CSV file.
         decimal: Decimal sign of a CSV file.
         format: "csv", "parquet" or "json lines".
-        pipe: Standard input or a named pipe, from its first byte on; None for a regular file.
+        copy: Temporary file with the content of standard input or a named pipe; None for a regular file.
 
     Example:
         >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -66,7 +66,7 @@ class TableFile:
     separator: str | None = None
     decimal: str = "."
     format: TableFormat = "csv"
-    pipe: IO[bytes] | None = field(default=None, compare=False)
+    copy: Any = field(default=None, compare=False)
 
     @classmethod
     def open(cls, path: str | Path) -> "TableFile":
@@ -85,47 +85,32 @@ class TableFile:
         if str(path) == "-":
             if sys.stdin is None:
                 raise DatasetNotFoundError("Standard input is closed; expected a table there.")
-            return cls._open_pipe(sys.stdin.buffer)
+            return cls._inspect(Path("standard input"), _copy_to_disk(sys.stdin.buffer))
         path = Path(path).expanduser()
         if not path.is_file() and not path.is_fifo():
             state = "is a folder" if path.is_dir() else "does not exist"
             raise DatasetNotFoundError(f"The table {path} {state}; expected a CSV, Parquet or JSON Lines file.")
         try:
-            if path.is_fifo():
-                return cls._open_pipe(path.open("rb"), path)
-            with path.open("rb") as file:
-                return cls._from_beginning(path, _detect_format(path, file.read(4096)), file)
+            if not path.is_fifo():
+                return cls._inspect(path)
+            with path.open("rb") as pipe:
+                return cls._inspect(path, _copy_to_disk(pipe))
         except PermissionError:
             raise DatasetNotFoundError(f"No permission to read the table {path}.") from None
 
     @classmethod
-    def _open_pipe(cls, pipe: IO[bytes], path: Path = Path("standard input")) -> "TableFile":
-        """Put inspected bytes back before the others; Parquet, which is read from its end, goes to a temporary file."""
-        start = pipe.read(SNIFFED_BYTES)
-        table_format = _detect_format(path, start[:4096])
-        if table_format == "parquet":
-            copy = tempfile.TemporaryFile()  # noqa: SIM115
-            copy.write(start)
-            shutil.copyfileobj(pipe, copy)
-            return cls._from_beginning(path, table_format, copy, copy)
-        start += pipe.readline(1 << 24) if len(start) == SNIFFED_BYTES else b""
-        complete_lines = start[: 1 + max(start.rfind(b"\n"), start.rfind(b"\r"))] or start
-        rest = io.BufferedReader(_JoinedReader(start, pipe), SNIFFED_BYTES)
-        return cls._from_beginning(path, table_format, io.BytesIO(complete_lines), rest)
-
-    @classmethod
-    def _from_beginning(
-        cls, path: Path, table_format: TableFormat, beginning: IO[bytes], pipe: IO[bytes] | None = None
-    ) -> "TableFile":
-        beginning.seek(0)
+    def _inspect(cls, path: Path, copy: Any = None) -> "TableFile":
         separator, decimal = None, "."
-        if table_format == "csv":
-            names, separator, decimal = _sniff_csv(path, beginning)
-        else:
-            names = (_parquet_names if table_format == "parquet" else _json_names)(path, beginning)
+        with open(path if copy is None else copy.name, "rb") as file:
+            table_format = _detect_format(path, file.read(4096))
+            file.seek(0)
+            if table_format == "csv":
+                names, separator, decimal = _sniff_csv(path, file)
+            else:
+                names = (_parquet_names if table_format == "parquet" else _json_names)(path, file)
         if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
             raise CorruptFileError(path, f"several columns have the name {format_names(repeated, 20)}", "Rename them.")
-        return cls(path, names, separator, decimal, table_format, pipe)
+        return cls(path, names, separator, decimal, table_format, copy)
 
     def frames(
         self,
@@ -133,7 +118,6 @@ class TableFile:
         *,
         texts: Collection[str] = (),
         raw: Collection[str] = (),
-        checked: bool = False,
     ) -> Iterator[Any]:
         """Read the rows as pandas frames, whose index counts rows from 0.
 
@@ -142,8 +126,6 @@ class TableFile:
             texts: Columns to read as strings.
             raw: Columns to read as strings in which not even NA is missing; other types keep all digits, and lists and
                 objects become JSON.
-            checked: Whether the whole file was read before, so that columns can be skipped: pandas then truncates rows
-                that are too long without a warning.
 
         Yields:
             Chunks of rows.
@@ -153,10 +135,8 @@ class TableFile:
         """
         selected = None if columns is None else {*columns}
         wanted = [name for name in self.names if name and (selected is None or name in selected)]
-        if self.pipe is not None and self.pipe.closed:
-            raise ValueError(f"{self.path} is a pipe and was read already; expected a file, which can be read twice.")
         if self.format == "csv":
-            chunks = self._read_csv({*texts, *raw}, {*raw}, wanted, checked)
+            chunks = self._read_csv({*texts, *raw}, {*raw})
         else:
             chunks = (self._read_parquet if self.format == "parquet" else self._read_json)(wanted, {*raw})
         start, pandas = 0, import_optional("pandas")
@@ -166,7 +146,7 @@ class TableFile:
         if start == 0:
             raise CorruptFileError(self.path, "it has no rows", "Add rows below the column names.")
 
-    def _read_csv(self, texts: set[str], raw: set[str], wanted: list[str], checked: bool) -> Iterator[Any]:
+    def _read_csv(self, texts: set[str], raw: set[str]) -> Iterator[Any]:
         pandas = import_optional("pandas")
         names = [name or f"\0{i}" for i, name in enumerate(self.names)]
         options: dict[str, Any] = {
@@ -179,12 +159,11 @@ class TableFile:
             "index_col": False,
             "skipinitialspace": True,
             "low_memory": False,
-            "usecols": wanted if checked else None,
             "dtype": dict.fromkeys(texts, str),
             "chunksize": _chunk_rows(len(names)),
         }
         try:
-            with self._open_bytes() as file, pandas.read_csv(file, **options) as chunks:
+            with self._stored.open("rb") as file, pandas.read_csv(file, **options) as chunks:
                 while True:
                     with warnings.catch_warnings():
                         warnings.simplefilter("error", pandas.errors.ParserWarning)  # a row longer than the first line
@@ -203,7 +182,7 @@ class TableFile:
 
     def _read_json(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         pandas = import_optional("pandas")
-        with self._open_bytes() as file:
+        with self._stored.open("rb") as file:
             records = _read_records(self.path, file)
             while some := list(islice(records, _chunk_rows(len(names)))):
                 columns: dict[str, Any] = {name: [record.get(name) for record in some] for name in names}
@@ -217,7 +196,7 @@ class TableFile:
     def _read_parquet(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         arrow, parquet = import_optional("pyarrow"), import_optional("pyarrow.parquet")
         try:
-            with self._open_bytes() as opened, parquet.ParquetFile(self.path if self.pipe is None else opened) as file:
+            with parquet.ParquetFile(self._stored) as file:
                 for batch in file.iter_batches(_chunk_rows(len(names)), columns=names):
                     columns = [
                         _to_plain_type(arrow, self.path, name, batch.column(name), name in raw) for name in names
@@ -228,30 +207,19 @@ class TableFile:
                             frame[name] = column.to_pandas(integer_object_nulls=True)  # not rounded
                     yield frame
         except (arrow.ArrowException, OSError) as error:
-            raise CorruptFileError(self.path, _first_line(error)) from None
+            raise CorruptFileError(self.path, first_line(error)) from None
 
-    def _open_bytes(self) -> IO[bytes]:
-        return self.path.open("rb") if self.pipe is None else self.pipe
+    @property
+    def _stored(self) -> Path:
+        return self.path if self.copy is None else Path(self.copy.name)
 
 
-class _JoinedReader(io.RawIOBase):
-    """Bytes that were read already, followed by the rest of a stream."""
-
-    def __init__(self, start: bytes, rest: IO[bytes]) -> None:
-        self.start, self.rest = io.BytesIO(start), rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        some = self.start.read(len(buffer)) or self.rest.read(len(buffer))
-        buffer[: len(some)] = some
-        return len(some)
-
-    def close(self) -> None:
-        if self.rest is not sys.stdin.buffer:
-            self.rest.close()
-        super().close()
+def _copy_to_disk(pipe: IO[bytes]) -> Any:
+    """Temporary file with the content of a pipe, which is deleted with the returned object."""
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    shutil.copyfileobj(pipe, copy)
+    copy.flush()
+    return copy
 
 
 def _detect_format(path: Path, start: bytes) -> TableFormat:
@@ -317,7 +285,7 @@ def _parquet_names(path: Path, file: IO[bytes]) -> tuple[str, ...]:
     try:
         names = parquet.read_schema(file).names
     except (arrow.ArrowException, OSError) as error:
-        raise CorruptFileError(path, _first_line(error)) from None
+        raise CorruptFileError(path, first_line(error)) from None
     return tuple("" if name.startswith("__index_level_") else name for name in names)  # row labels of pandas
 
 
@@ -373,7 +341,7 @@ def _read_header(file: IO[str]) -> tuple[str, list[str]]:
     """First line that is not blank, with lines joined by a quoted line break; and lines read beyond it."""
     line, more = next((line for line in file if line.strip()), ""), list[str]()
     quotes, size = line.count('"'), len(line)
-    while quotes % 2 and size < SNIFFED_BYTES and (another := file.readline()):
+    while quotes % 2 and size < MAX_HEADER_LENGTH and (another := file.readline()):
         more.append(another)
         quotes, size = quotes + another.count('"'), size + len(another)
     return (line, more) if quotes % 2 else (line + "".join(more), [])  # an odd quote may be literal, as in 5"
@@ -382,7 +350,3 @@ def _read_header(file: IO[str]) -> tuple[str, list[str]]:
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> CorruptFileError:
     reason = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
     return CorruptFileError(path, reason, "Save it again in UTF-8 (a spreadsheet offers it when it saves a CSV).")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -7,10 +7,9 @@ marked by an indicator column, if training rows have missing values. A category 
 zeros. All statistics are those of the training rows.
 
 A file is read once to infer the schema and to encode its rows; a stream reads it twice to infer the schema and once per
-epoch. Means and variances of chunks are combined as in Chan, Golub and LeVeque, Algorithms for computing the sample
-variance, The American Statistician 1983. The UCI regression data sets come with 20 standard splits (Hernández-Lobato
-and Adams, Probabilistic backpropagation for scalable learning of Bayesian neural networks, ICML 2015; Gal and
-Ghahramani, Dropout as a Bayesian approximation, ICML 2016).
+epoch. Means and variances of chunks are combined by scikit-learn. The UCI regression data sets come with 20 standard
+splits (Hernández-Lobato and Adams, Probabilistic backpropagation for scalable learning of Bayesian neural networks,
+ICML 2015; Gal and Ghahramani, Dropout as a Bayesian approximation, ICML 2016).
 """
 
 import difflib
@@ -36,8 +35,8 @@ from neuboots.data._common import (
     resolve_data_root,
 )
 from neuboots.data.dataset import DatasetBundle, LoadOptions, Standardizer, StreamingDataset, Task
-from neuboots.data.table_files import TableFile, select_columns
-from neuboots.loading import TRAIN, train_val_test_split
+from neuboots.data.table_files import TableFile
+from neuboots.loading import TEST, TRAIN, VALIDATION, train_val_test_split
 
 ColumnKind = Literal["number", "boolean", "date", "text"]
 
@@ -49,6 +48,7 @@ NUMBER_LIKE = rf"[-+]?(?:{_CURRENCY} ?)?[-+]?[\d.,'/:\s-]*\d(?:[eE][-+]?\d+)?(?:
 
 _ISO_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_NUMERIC_DTYPES: dict[ColumnKind, str] = {"number": "iufb", "boolean": "b", "date": "", "text": ""}
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -351,13 +351,8 @@ def to_numbers(frame: Any, columns: Sequence[tuple[str, ColumnKind]]) -> _Array:
         ValueError: If a value cannot be converted or is infinite; its row and column are named.
     """
     values = np.empty((len(frame), len(columns)))
-    dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
-    numeric = [kind != "date" and dtypes[name] in ("iufb" if kind == "number" else "b") for name, kind in columns]
-    names = [name for (name, _), is_numeric in zip(columns, numeric, strict=True) if is_numeric]
-    values[:, np.array(numeric, dtype=bool)] = select_columns(frame, names).to_numpy(dtype=np.float64, na_value=np.nan)
     for k, (name, kind) in enumerate(columns):
-        if not numeric[k]:
-            values[:, k] = _parse_column(frame[name], kind)
+        values[:, k] = _parse_column(frame[name], kind)
     if (infinite := np.argwhere(np.isinf(values))).size:
         row, k = infinite[0].tolist()
         raise _value_error(frame, row, columns[k][0], str(values[row, k]), "a finite number")
@@ -365,6 +360,8 @@ def to_numbers(frame: Any, columns: Sequence[tuple[str, ColumnKind]]) -> _Array:
 
 
 def _parse_column(column: Any, kind: ColumnKind) -> _Array:
+    if column.dtype.kind in _NUMERIC_DTYPES[kind]:
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)  # type: ignore[no-any-return]
     pandas = import_optional("pandas")
     present = column[column.notna()] if column.dtype.kind == "M" else column[column.notna()].astype(str).str.strip()
     if kind == "boolean":
@@ -485,40 +482,22 @@ def _factorize(column: Any) -> tuple[Any, Any]:
 # -- inference -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class _RunningMoments:
-    """Count, mean, sum of squared deviations, minimum and maximum of k columns over chunks of rows."""
+def _make_scaler() -> Any:
+    return import_optional("sklearn.preprocessing").StandardScaler()
 
-    k: int
 
-    def __post_init__(self) -> None:
-        self.rows = 0
-        self.count, self.mean, self.squares = np.zeros(self.k), np.zeros(self.k), np.zeros(self.k)
-        self.low, self.high = np.full(self.k, np.inf), np.full(self.k, -np.inf)
+def _add_rows(scaler: Any, values: _Array) -> None:
+    """Update the moments of a `StandardScaler` by rows (N, k); NaN is missing."""
+    if values.size:
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported by `_mean_and_std`
+            scaler.partial_fit(values)
 
-    def add(self, values: _Array) -> None:
-        """Add rows (N, k); NaN is missing."""
-        missing = np.isnan(values)
-        count = (~missing).sum(0)
-        total = self.count + count
-        with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported by `mean_and_std`
-            mean = np.where(missing, 0.0, values).sum(0) / np.maximum(count, 1)
-            squares = np.square(np.where(missing, 0.0, values - mean)).sum(0)
-            delta, weight = mean - self.mean, count / np.maximum(total, 1)
-            self.squares += squares + np.square(delta) * self.count * weight
-            self.mean = self.mean + delta * weight
-        self.low = np.minimum(self.low, np.where(missing, np.inf, values).min(0, initial=np.inf))
-        self.high = np.maximum(self.high, np.where(missing, -np.inf, values).max(0, initial=-np.inf))
-        self.count, self.rows = total, self.rows + len(values)
 
-    def mean_and_std(self, names: Sequence[str]) -> tuple[_Array, _Array]:
-        """Mean and standard deviation, which is 1 for a constant column."""
-        with np.errstate(invalid="ignore"):
-            std = np.sqrt(self.squares / np.maximum(self.count, 1))
-        constant = self.low == self.high
-        if (wrong := ~constant & ~np.isfinite(std)).any():
-            raise ValueError(f"Column {names[int(wrong.argmax())]!r} has numbers that are too large to square.")
-        return np.where(constant, self.low, self.mean), np.where(constant | (std == 0), 1.0, std)
+def _mean_and_std(scaler: Any, names: Sequence[str]) -> list[tuple[float, float]]:
+    """Mean and standard deviation of each column; 1 if it is constant, and NaN if it has no values."""
+    if (wrong := ~np.isnan(scaler.mean_) & ~np.isfinite(scaler.var_)).any():
+        raise ValueError(f"Column {names[int(wrong.argmax())]!r} has numbers that are too large to square.")
+    return list(zip(scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True))
 
 
 def _scan(
@@ -543,7 +522,7 @@ def _scan(
             frames.append(frame)
     reread = [name for name in parsed if kinds[name] == "text"]
     if target in reread:
-        targets = [frame[target] for frame in file.frames([target], texts=[target], checked=True)]
+        targets = [frame[target] for frame in file.frames([target], texts=[target])]
     return kinds, pandas.concat(targets), frames if keep and not reread else None
 
 
@@ -604,11 +583,13 @@ def _infer_schema(
     """Schema of the rows where `train` (n,) is true; a text column that seems to hold numbers is never dropped."""
     texts = {name: set[str | None]() for name, kind in kinds.items() if kind == "text"}
     numeric = [(name, kind) for name, kind in kinds.items() if kind not in (None, "text")]
-    moments, start = _RunningMoments(len(numeric)), 0
+    missing, scaler, start = np.zeros(len(numeric), dtype=bool), _make_scaler(), 0
     dropped: ValueError | None = None
     for frame in frames:
         selected, start = train[start : start + len(frame)].numpy(), start + len(frame)
-        moments.add(to_numbers(frame, numeric)[selected])
+        values = to_numbers(frame, numeric)[selected]
+        missing |= np.isnan(values).any(0)
+        _add_rows(scaler, values)
         for name, found in list(texts.items()):
             found |= {*to_texts(_factorize(frame[name][selected])[1])}
             if len(found - {None}) > max_categories:
@@ -619,11 +600,11 @@ def _infer_schema(
                 if not drop or is_number_like:
                     raise dropped
                 del texts[name]
-    mean, std = moments.mean_and_std([name for name, _ in numeric])
+    moments = _mean_and_std(scaler, [name for name, _ in numeric]) if numeric else []
     numbers = [
-        NumericColumn(name, kind, float(mean[k]), float(std[k]), bool(moments.count[k] < moments.rows))
-        for k, (name, kind) in enumerate(numeric)
-        if moments.count[k] > 0
+        NumericColumn(*column, mean, std, gaps)
+        for column, (mean, std), gaps in zip(numeric, moments, missing.tolist(), strict=True)
+        if not math.isnan(mean)
     ]
     categories = [
         CategoricalColumn(name, tuple(sorted(filter(None, found))), None in found)
@@ -706,14 +687,13 @@ def read_table(
     split = train_val_test_split(len(y), *fractions, seed=seed, strata=y if column.classes else None)
     train = split == TRAIN
     if not column.classes:
-        moments = _RunningMoments(1)
-        moments.add(y[train].numpy())
-        mean, std = moments.mean_and_std([target])
-        column = replace(column, mean=float(mean[0]), std=float(std[0]))
+        _add_rows(scaler := _make_scaler(), y[train].numpy())
+        ((mean, std),) = _mean_and_std(scaler, [target])
+        column = replace(column, mean=mean, std=std)
     frames: Iterable[Any] | None = kept
     if frames is None:
         texts = [name for name, kind in {**kinds, target: column.kind}.items() if kind == "text"]
-        frames = file.frames((target, *kinds), texts=texts, checked=True)
+        frames = file.frames((target, *kinds), texts=texts)
         frames = list(frames) if encode else frames
     schema = _infer_schema(file, frames, kinds, column, train, max_categories, drop=drop_high_cardinality)
     blocks = [schema.encode(frame, standardize=standardize) for frame in frames] if encode else []
@@ -774,12 +754,13 @@ def load_table(
     table = read_table(path, target, *options, encode=encode)
     schema, split, classes = table.schema, table.split, table.schema.target.classes
     scale = None if classes else Standardizer((schema.target.mean,), (schema.target.std,), axes=0)
+    used, iterate = {*split.tolist()}, partial(_iterate_rows, table.file, schema, split)
     if table.x is None:
-        splits: list[Any] = [StreamingDataset(partial(_iterate_rows, table.file, schema, split, k)) for k in range(3)]
+        splits: dict[int, Any] = {k: StreamingDataset(partial(iterate, k)) for k in used}
     else:
         y = table.y if scale is None else scale(table.y).float()
-        splits = [TensorDataset(table.x[split == k], y[split == k]) for k in range(3)]
-    bundle = _build_bundle(table.file.path.stem, splits, split, classes, schema.standardizer, scale)
+        splits = {k: TensorDataset(table.x[split == k], y[split == k]) for k in used}
+    bundle = _build_bundle(table.file.path.stem, splits, classes, schema.standardizer, scale)
     return replace(bundle, schema=schema)
 
 
@@ -800,7 +781,7 @@ def _check_names(file: TableFile, target: str, ignore: Sequence[str]) -> None:
 def _iterate_rows(file: TableFile, schema: TableSchema, split: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of split k, read from the file."""
     start, names = 0, (*schema.columns, schema.target.name)
-    for frame in file.frames(names, texts=schema.text_columns, checked=True):
+    for frame in file.frames(names, texts=schema.text_columns):
         selected = split[start : (start := start + len(frame))] == k
         if start > len(split):
             break
@@ -921,15 +902,14 @@ def _standardize_splits(
     standardizer = Standardizer.from_data(x[split == TRAIN])
     target = None if classes else Standardizer.from_data(y.reshape(-1, 1)[split == TRAIN])
     x, y = standardizer(x).float(), y.long() if target is None else target(y.reshape(-1, 1)).float()
-    pairs = [(x[split == k], y[split == k]) for k in range(3)]
-    splits = [StreamingDataset(partial(zip, *pair)) if streaming else TensorDataset(*pair) for pair in pairs]
-    return _build_bundle(name, splits, split, classes, standardizer, target)
+    pairs = {k: (x[split == k], y[split == k]) for k in {*split.tolist()}}
+    splits = {k: StreamingDataset(partial(zip, *p)) if streaming else TensorDataset(*p) for k, p in pairs.items()}
+    return _build_bundle(name, splits, classes, standardizer, target)
 
 
 def _build_bundle(
-    name: str, splits: Sequence[Any], split: Tensor, classes: tuple[str, ...], x: Standardizer, y: Standardizer | None
+    name: str, splits: Mapping[int, Any], classes: tuple[str, ...], x: Standardizer, y: Standardizer | None
 ) -> DatasetBundle:
-    train, validation, test = (data if bool((split == k).any()) else None for k, data in enumerate(splits))
-    assert train is not None, "train_val_test_split leaves rows for training"
     task: Task = "classification" if classes else "regression"
-    return DatasetBundle(name, task, train, validation, test, len(x.mean), classes, x, target_standardizer=y)
+    parts = splits[TRAIN], splits.get(VALIDATION), splits.get(TEST)
+    return DatasetBundle(name, task, *parts, len(x.mean), classes, x, target_standardizer=y)
