@@ -1,4 +1,4 @@
-"""Lazy and streaming data sets, standardization and splits."""
+"""Lazy and streaming data sets, standardization, splits and class imbalance."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _nets import numbered
+from _reference import standard_errors
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from neuboots._validation import ArgumentError
-from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset
+from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset, subsample_classes
 from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, LoadOptions, TensorSource, to_unit_range
 from neuboots.loading import EpochLoader, load_class_labels, load_targets
 
@@ -233,26 +237,70 @@ def test_bundle_repr_shows_sizes() -> None:
 
 
 def test_augmented_is_train_with_its_augmentation() -> None:
-    data = data_set()
-    assert isinstance(data.augmented_train, LazyDataset)
-    assert data.augmented_train.augment is noisy
-    assert isinstance(data.train, LazyDataset)
-    assert data.train.augment is None
-    assert data_set(augmentation=None).augmented_train is not None
+    data: Any = data_set()
+    assert (data.augmented_train.augment, data.train.augment) == (noisy, None)
+    without = data_set(augmentation=None)
+    assert without.augmented_train is without.train
     half, _ = random_split(data.train, [0.5, 0.5])
-    kept = data_set(train=half).augmented_train
-    assert isinstance(kept, Subset)
-    assert isinstance(kept.dataset, LazyDataset)
-    assert kept.dataset.augment is noisy
-    assert kept.indices == half.indices
+    subset: Any = data_set(train=half).augmented_train
+    assert (subset.dataset.augment, subset.indices) == (noisy, half.indices)
+    stream: Any = data_set(train=StreamingDataset(numbers, decode=decode)).augmented_train
+    assert stream.augment is noisy
     with pytest.raises(TypeError):
         _ = data_set(train=TensorDataset(torch.zeros(2, 3), torch.zeros(2))).augmented_train
-    stream = data_set(train=StreamingDataset(numbers, decode=decode)).augmented_train
-    assert isinstance(stream, StreamingDataset)
-    assert stream.augment is noisy
 
 
 def test_load_options_are_validated() -> None:
     for options in ({"val_fraction": 1.0}, {"val_fraction": "0.1"}, {"seed": 0.5}, {"split": -1}):
         with pytest.raises(ArgumentError):
             LoadOptions(**options)
+
+
+# -- subsets with a given number of rows of each class ----------------------------------------------------
+
+LABELS = torch.arange(30) % 3
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5), st.integers(0, 99))
+def test_subset_has_counts_without_repetition(pairs: list[tuple[int, int]], seed: int) -> None:
+    available, counts = [max(pair) for pair in pairs], [min(pair) for pair in pairs]
+    if sum(counts) == 0:
+        return
+    y = torch.repeat_interleave(torch.arange(len(available)), torch.tensor(available))
+    y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
+    rows = list(subsample_classes(numbered(y), counts, seed=seed).indices)
+    assert rows == sorted(set(rows))
+    assert y[rows].bincount(minlength=len(available)).tolist() == counts
+    assert list(subsample_classes(numbered(y), dict(enumerate(counts)), seed=seed).indices) == rows
+
+
+def test_rows_are_drawn_uniformly_by_seed() -> None:
+    y, picks, draws = torch.arange(40) % 2, torch.zeros(40), 1000
+    for seed in range(draws):
+        picks[list(subsample_classes(numbered(y), [5, 10], seed=seed).indices)] += 1
+    for c, fraction in ((0, 0.25), (1, 0.5)):
+        allowed = standard_errors(40) * (draws * fraction * (1 - fraction)) ** 0.5
+        assert float((picks[c::2] - draws * fraction).abs().max()) < allowed
+
+
+def test_smaller_subsets_are_nested_in_larger_ones() -> None:
+    y = torch.arange(60) % 3
+    small, large = (set(subsample_classes(numbered(y), counts, seed=3).indices) for counts in ([2, 4, 6], [5, 4, 20]))
+    assert small < large
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+def test_counts_may_be_tuple_array_or_tensor(kind: Any) -> None:
+    expected = list(subsample_classes(numbered(LABELS), [1, 2, 3]).indices)
+    assert list(subsample_classes(numbered(LABELS), kind([1, 2, 3]), seed=np.int64(0)).indices) == expected
+    few = subsample_classes(numbered(LABELS), {2: 4, 0: 1})  # without class 1
+    assert LABELS[list(few.indices)].bincount().tolist() == [1, 0, 4]
+
+
+@pytest.mark.parametrize("counts", [[1, 11, 2], {7: 1}, [1, -1, 2], [1, 0.5, 2], [1, 1], [0, 0, 0], {}])
+def test_invalid_counts_are_errors(counts: Any) -> None:
+    with pytest.raises(ArgumentError):
+        subsample_classes(numbered(LABELS), counts)
+    with pytest.raises(ArgumentError):
+        subsample_classes(numbered(torch.rand(30)), counts)

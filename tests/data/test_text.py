@@ -2,6 +2,7 @@
 
 import pickle
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,18 @@ def test_vocabulary_goes_to_workers_and_says_what_is_wrong() -> None:
     vocabulary = Vocabulary(("a", "b"), 4)
     vocabulary.encode("a")
     assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
-    with pytest.raises(ArgumentError):
-        vocabulary.encode(None)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError):
-        Vocabulary.from_texts("a text")
-    with pytest.raises(ArgumentError):
-        vocabulary.encode("a", 0)
-    with pytest.raises(ArgumentError):
-        Vocabulary(("a",), -1)
-    with pytest.raises(ArgumentError):
-        Vocabulary.from_texts(["a"], min_count=0)
-    with pytest.raises(ArgumentError):
-        Vocabulary(("a", "a"))
-    for ids in (torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor([[1]])):
+    wrong: list[Any] = [
+        lambda: vocabulary.encode(None),  # type: ignore[arg-type]
+        lambda: vocabulary.encode("a", 0),
+        lambda: Vocabulary.from_texts("a text"),
+        lambda: Vocabulary.from_texts(["a"], min_count=0),
+        lambda: Vocabulary(("a",), -1),
+        lambda: Vocabulary(("a", "a")),
+        *(partial(vocabulary.decode, torch.tensor(ids)) for ids in ([4], [-1], [0.0], [[1]])),
+    ]
+    for call in wrong:
         with pytest.raises(ArgumentError):
-            vocabulary.decode(ids)
+            call()
 
 
 WORDS = ["film", "plot", "dull", "bright", "funny", "slow", "cast", "scene", "warm", "thin"]

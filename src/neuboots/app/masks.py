@@ -36,6 +36,7 @@ from neuboots.app._images import (
 )
 from neuboots.app.model import Array, ModelCard, PredictionTable, RowBatch
 from neuboots.data import CorruptFileError, CropFlip, DatasetBundle, DatasetNotFoundError, LazyDataset
+from neuboots.data._common import check_folder
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     IMAGE_FOLDERS,
@@ -46,7 +47,6 @@ from neuboots.data.image_folder import (
     FilePairs,
     ImageDecoder,
     LabelMap,
-    check_folder,
     find_paired_folders,
     infer_label_map,
     list_pairs,

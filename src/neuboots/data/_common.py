@@ -1,7 +1,7 @@
 """Errors and the data root that all data modules share."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,10 +72,49 @@ def resolve_data_root(root: str | Path | None) -> Path | None:
         return None
     if not isinstance(given, str | os.PathLike):
         raise ArgumentError("root", given, "the path of the folder that holds the data sets")
-    path = Path(given).expanduser()
-    if not os.fspath(given) or not path.is_dir():  # Path("") would be the working directory
-        raise DatasetNotFoundError(f"The data root {str(given)!r} is not a folder.")
-    return path
+    return check_folder(given, "the folder that holds the data sets")
+
+
+def check_folder(path: str | os.PathLike[str], expected: str) -> Path:
+    """Return a folder that exists.
+
+    Args:
+        path: Path of the folder.
+        expected: What it should contain, for the error message.
+
+    Returns:
+        The path.
+
+    Raises:
+        DatasetNotFoundError: If it is not a folder.
+    """
+    folder = Path(path).expanduser()
+    if not os.fspath(path) or not folder.is_dir():  # Path("") would be the working directory
+        state = "is a file" if folder.is_file() else "does not exist"
+        raise DatasetNotFoundError(f"{os.fspath(path)!r} {state}; expected {expected}.")
+    return folder
+
+
+def match_splits(found: Mapping[str, _T]) -> dict[str, _T]:
+    """Find the splits among named files, folders or tables.
+
+    Args:
+        found: What was found, by name.
+
+    Returns:
+        What belongs to each split, in the order of `SPLIT_NAMES`.
+
+    Raises:
+        ValueError: If a split occurs twice.
+    """
+    matched = dict[str, _T]()
+    for split, names in SPLIT_NAMES.items():
+        same = [name for name in found if name.lower() in names]
+        if len(same) > 1:
+            raise ValueError(f"The split {split!r} occurs as {' and as '.join(same)}; expected one of them.")
+        if same:
+            matched[split] = found[same[0]]
+    return matched
 
 
 def first_line(error: BaseException) -> str:

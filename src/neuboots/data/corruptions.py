@@ -195,7 +195,8 @@ class Corruption:
             (torch.Size([2, 1, 28, 28]), True)
         """
         _check_images(images)
-        level = self.level(severity)
+        if not 1 <= check_int("severity", severity) <= len(self.levels):
+            raise ArgumentError("severity", severity, f"an integer from 1 to {len(self.levels)}")
         seed = check_int("seed", seed)  # one type, so that np.int64(0) gives the draws of 0
         rows = torch.arange(len(images)) if index is None else torch.as_tensor(index)
         if rows.shape != (len(images),) or (len(rows) and (rows.dtype == torch.bool or rows.is_floating_point())):
@@ -208,24 +209,7 @@ class Corruption:
             generators = [_named_generator(self.name, seed, row) for row in rows.tolist()]
             return torch.stack(list(map(sample, generators, images.cpu().double()))).to(images)
 
-        return self.apply(images, level, draw).clamp(0.0, 1.0)
-
-    def level(self, severity: int) -> Any:
-        """Look up the parameter of a severity.
-
-        Args:
-            severity: Severity, from 1 on.
-
-        Returns:
-            Its parameter.
-
-        Raises:
-            ArgumentError: If there is no such severity.
-        """
-        number = check_int("severity", severity)
-        if not 1 <= number <= len(self.levels):
-            raise ArgumentError("severity", severity, f"an integer from 1 to {len(self.levels)}")
-        return self.levels[number - 1]
+        return self.apply(images, self.levels[severity - 1], draw).clamp(0.0, 1.0)
 
 
 def _named_generator(*name: str | int) -> torch.Generator:
@@ -279,9 +263,6 @@ class CorruptedDataset(Dataset[Any]):
         seed: Random seed.
         standardizer: Standardization of the data, which is undone before and repeated after the corruption.
 
-    Raises:
-        ArgumentError: If there is no such severity.
-
     Example:
         >>> from torch.utils.data import TensorDataset
         >>> clean = TensorDataset(torch.rand(6, 3, 32, 32), torch.arange(6))
@@ -296,10 +277,6 @@ class CorruptedDataset(Dataset[Any]):
     _: KW_ONLY
     seed: int = 0
     standardizer: Any = None
-
-    def __post_init__(self) -> None:
-        self.corruption.level(self.severity)  # raises here rather than in a worker process
-        check_int("seed", self.seed)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.data))

@@ -27,10 +27,10 @@ from neuboots._validation import format_names, import_optional
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
-    SPLIT_NAMES,
     CorruptFileError,
     DatasetNotFoundError,
     first_line,
+    match_splits,
 )
 from neuboots.data.dataset import LazyDataset, LoadOptions, StreamingDataset, Transform, complete_splits
 
@@ -66,9 +66,8 @@ class DatasetLocation:
         if self.hub is None:
             return f"{self.hint} and pass its parent folder as root=... or in {DATA_ROOT_VARIABLE}"
         folder = (root or Path("<data root>")) / self.name
-        other = f"or unset root and {DATA_ROOT_VARIABLE} to load it from the hub" if root else "and pass <data root>"
         alternative = f"; or {self.hint}" if self.hint else ""
-        return f"run `hf download {self.hub} --repo-type dataset --local-dir {folder}` {other}{alternative}"
+        return f"run `hf download {self.hub} --repo-type dataset --local-dir {folder}`{alternative}"
 
 
 def find_folder(location: DatasetLocation, root: Path) -> Path:
@@ -111,9 +110,12 @@ def open_tables(
     """
     datasets = import_optional("datasets")
     found = _load_from_hub(datasets, location, streaming) if root is None else _find_parquet_files(location, root)
+    splits = match_splits(found)
+    if "train" not in splits:
+        raise DatasetNotFoundError(f"{location.name} has no training split, but {format_names(list(found)) or 'none'}.")
     tables = {}
-    for split, name in _match_splits(location, list(found)).items():
-        table = found[name] if root is None else _load_parquet(datasets, found[name], streaming)
+    for split, content in splits.items():
+        table = content if root is None else _load_parquet(datasets, content, streaming)
         tables[split] = _select_columns(location, split, table, columns)
     return tables
 
@@ -204,24 +206,12 @@ def silence_datasets(datasets: Any, *, progress_bars: bool = False) -> Iterator[
             datasets.enable_progress_bars()
 
 
-def _match_splits(location: DatasetLocation, found: list[str]) -> dict[str, str]:
-    """Split → its name among those found; "train" must be one of them."""
-    matched = {split: name for split, names in SPLIT_NAMES.items() for name in reversed(names) if name in found}
-    if "train" not in matched:
-        raise DatasetNotFoundError(f"{location.name} has no training split, but {format_names(found) or 'none'}.")
-    return matched
-
-
 def _select_columns(location: DatasetLocation, split: str, table: Any, columns: Sequence[Sequence[str]]) -> Any:
-    present, selected = table.column_names or list(next(iter(table))), list[str]()
-    for names in columns:
-        found = next((name for name in names if name in present), None)
-        if found is None:
-            expected = " or ".join(map(repr, names))
-            raise DatasetNotFoundError(
-                f"{location.name}, split {split}, has no column {expected}, but {format_names(present)}."
-            )
-        selected.append(found)
+    present = table.column_names or list(next(iter(table)))
+    selected = [next((name for name in names if name in present), None) for names in columns]
+    if None in selected:
+        expected = f"no column {' or '.join(columns[selected.index(None)])}, but {format_names(present)}"
+        raise DatasetNotFoundError(f"{location.name}, split {split}, has {expected}.")
     return table.select_columns(selected).with_format("arrow")
 
 
@@ -347,27 +337,10 @@ def stream_rows(
         if batch is None:
             return
         for x, y in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if is_held_out(number, fraction, phase) == held_out:
+            is_held_out = math.floor((number + 1) * fraction + phase) > math.floor(number * fraction + phase)
+            if is_held_out == held_out:
                 yield RowId(dataset, split, number), x, y
             number += 1
-
-
-def is_held_out(number: int, fraction: float, phase: float) -> bool:
-    """Whether a row of a stream belongs to the fraction that is held out.
-
-    Args:
-        number: Index of the row.
-        fraction: The fraction.
-        phase: Offset in [0, 1).
-
-    Returns:
-        Whether the row is held out.
-
-    Example:
-        >>> [number for number in range(20) if is_held_out(number, 0.2, 0.0)]
-        [4, 9, 14, 19]
-    """
-    return math.floor((number + 1) * fraction + phase) > math.floor(number * fraction + phase)
 
 
 def build_splits(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int, format_names
-from neuboots.data._common import SPLIT_NAMES, CorruptFileError, DatasetNotFoundError, identity
+from neuboots.data._common import CorruptFileError, DatasetNotFoundError, check_folder, identity, match_splits
 from neuboots.data.augment import CropFlip, CropFlipCutout, check_sides
 from neuboots.data.dataset import (
     DatasetBundle,
@@ -69,26 +69,6 @@ class FilePairs(NamedTuple):
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     skipped: tuple[str, ...]
-
-
-def check_folder(path: str | Path, expected: str) -> Path:
-    """Return a folder that exists.
-
-    Args:
-        path: Path of the folder.
-        expected: What it should contain, for the error message.
-
-    Returns:
-        The path.
-
-    Raises:
-        DatasetNotFoundError: If it is not a folder.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        state = "is a file" if folder.exists() else "does not exist"
-        raise DatasetNotFoundError(f"{str(path)!r} {state}; expected {expected}.")
-    return folder
 
 
 def list_folders(folder: Path) -> list[Path]:
@@ -143,13 +123,7 @@ def find_split_folders(folder: Path) -> dict[str, Path]:
     Raises:
         ValueError: If a split has two folders.
     """
-    found: dict[str, Path] = {}
-    for entry in list_folders(folder):
-        for split, names in SPLIT_NAMES.items():
-            if entry.name.lower() in names:
-                if split in found:
-                    raise ValueError(f"Two folders for the split {split!r}: {found[split]} and {entry}.")
-                found[split] = entry
+    found = match_splits({entry.name: entry for entry in list_folders(folder)})
     return found if "train" in found else {}
 
 

@@ -29,7 +29,6 @@ from neuboots.data._common import CorruptFileError, DatasetNotFoundError, first_
 MAX_CHUNK_CELLS = 1 << 22  # 32 MiB of numbers
 MAX_CHUNK_ROWS = 1 << 14  # one-hot encoding may turn a column into hundreds
 MAX_SNIFFED_FIELDS = 200_000  # fields that are searched for a decimal comma
-MAX_HEADER_LENGTH = 1 << 20  # characters of a first line with quoted line breaks
 MISSING_VALUES = (
     *("", "?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan", "NULL", "null"),
     *("None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
@@ -315,36 +314,26 @@ def _read_records(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]
 
 def _sniff_csv(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], str, str]:
     """Names of the columns, separator and decimal sign."""
+    rows: list[list[str]] = []
     try:
         with io.TextIOWrapper(beginning, encoding="utf-8-sig", newline="") as file:
-            line, more = _read_header(file)
+            line = next((line for line in file if line.strip()), "")
             unquoted = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=unquoted.count)
+            reader = csv.reader(chain([line], file), delimiter=separator, skipinitialspace=True)
+            names = next(reader)
             num_rows = 0 if separator == "," else max(100, MAX_SNIFFED_FIELDS // (1 + unquoted.count(separator)))
-            rows: list[list[str]] = []
             with suppress(csv.Error):  # such as a very long text: pandas decides about it
-                rows.extend(islice(csv.reader(chain(more, file), delimiter=separator), num_rows))
+                rows.extend(islice(reader, num_rows))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
-    if not line:
-        raise CorruptFileError(path, "it is empty", "The first line must have the names of the columns.")
-    try:
-        names = next(csv.reader(io.StringIO(line, newline=""), delimiter=separator, skipinitialspace=True))
     except csv.Error as error:
         raise CorruptFileError(path, f"its first line has no column names ({error})") from None
+    if not line:
+        raise CorruptFileError(path, "it is empty", "The first line must have the names of the columns.")
     fields = [value.strip() for row in rows for value in row]
     comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
     return tuple(name.strip() for name in names), separator, "," if comma else "."
-
-
-def _read_header(file: IO[str]) -> tuple[str, list[str]]:
-    """First line that is not blank, with lines joined by a quoted line break; and lines read beyond it."""
-    line, more = next((line for line in file if line.strip()), ""), list[str]()
-    quotes, size = line.count('"'), len(line)
-    while quotes % 2 and size < MAX_HEADER_LENGTH and (another := file.readline()):
-        more.append(another)
-        quotes, size = quotes + another.count('"'), size + len(another)
-    return (line, more) if quotes % 2 else (line + "".join(more), [])  # an odd quote may be literal, as in 5"
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> CorruptFileError:

@@ -332,7 +332,7 @@ def infer_column_kind(column: Any) -> ColumnKind | None:
         return by_dtype[values.dtype.kind]
     if all(isinstance(value, bool | np.bool_) for value in values):
         return "boolean"
-    if _parse_numbers(values.astype(str)).notna().all():  # "True" is not 1
+    if import_optional("pandas").to_numeric(values.astype(str), errors="coerce").notna().all():  # "True" is not 1
         return "number"
     return "date" if _parse_dates(values).notna().all() else "text"
 
@@ -370,7 +370,7 @@ def _parse_column(column: Any, kind: ColumnKind) -> _Array:
         start = pandas.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds would end in the year 2262
         numbers = (_parse_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
     else:
-        numbers = _parse_numbers(present.astype(str))
+        numbers = pandas.to_numeric(present.astype(str), errors="coerce")
     values = np.full(len(column), np.nan)
     values[column.notna().to_numpy()] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = np.isnan(values) & column.notna().to_numpy()
@@ -379,21 +379,6 @@ def _parse_column(column: Any, kind: ColumnKind) -> _Array:
         row, expected = int(wrong.argmax()), "a date such as 2024-02-29" if kind == "date" else f"a {kind}"
         raise _value_error(column, row, column.name, format_names([column.iloc[row]]), expected)
     return values
-
-
-def _parse_numbers(values: Any) -> Any:
-    """Parse texts as numbers; NaN for other texts, infinity for hundreds of digits."""
-    try:
-        return import_optional("pandas").to_numeric(values, errors="coerce")
-    except OverflowError:
-        return values.map(_parse_float)
-
-
-def _parse_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _parse_dates(column: Any) -> Any:
@@ -509,14 +494,11 @@ def _scan(
     parsed = set[str]()
     frames, targets = [], []
     for frame in file.frames(kinds):
-        empty = frame.isna().all().to_numpy()
-        for name, dtype, is_empty in zip(frame.columns, frame.dtypes, empty, strict=True):
-            if is_empty:
-                continue
-            kind = "number" if dtype.kind in "iuf" else infer_column_kind(frame[name])
-            kinds[name] = kind if kinds[name] in (None, kind) else "text"
-            if dtype.kind in "iufb":
-                parsed.add(name)
+        for name, column in frame.items():
+            if kind := infer_column_kind(column):
+                kinds[name] = kind if kinds[name] in (None, kind) else "text"
+                if column.dtype.kind in "iufb":
+                    parsed.add(name)
         targets.append(frame[target])
         if keep:
             frames.append(frame)
@@ -548,13 +530,12 @@ def _infer_target(
         if np.abs(distinct).max() > 2**53:
             expected = "a column whose classes are integers up to 2^53, or texts"
             raise ArgumentError("target", name, expected, hint="larger integers cannot be told apart")
-        codes, classes = np.searchsorted(distinct, values), tuple(canonical_text(float(value)) for value in distinct)
-    else:
-        rows, distinct_column = _factorize(column) if kind == "text" else (slice(None), column)
-        labels = to_labels(distinct_column.to_frame(name), name, kind)
-        classes = tuple(sorted({label for label in labels if label is not None}))
-        codes = _to_positions(labels, classes)[rows]
-        _check_complete(file, name, codes < 0)
+    rows, distinct_column = _factorize(column)
+    labels = to_labels(distinct_column.to_frame(name), name, kind)
+    by_value: Any = float if kind == "number" else None
+    classes = tuple(sorted({label for label in labels if label is not None}, key=by_value))
+    codes = _to_positions(labels, classes)[rows]
+    _check_complete(file, name, codes < 0)
     n = len(codes)
     if n < 2 or not 2 <= len(classes) <= max(10, n // 2):
         expected = f"a column of classes that occur more than once, as {n:,} rows have {len(classes):,} distinct values"
@@ -883,16 +864,16 @@ def read_uci(name: str, root: str | Path | None, *, split: int = 0) -> tuple[Ten
 
 def _read_test_rows(file: Path, split: int, n: int) -> Tensor:
     try:
-        rows = {int(k): torch.tensor(rows) for k, rows in json.loads(file.read_text(encoding="utf-8")).items()}
-    except (ValueError, TypeError, AttributeError, RuntimeError):
+        splits = json.loads(file.read_text(encoding="utf-8"))
+        test = np.array(splits.get(str(split), []))
+    except (ValueError, AttributeError):
         raise CorruptFileError(file, 'it is not {"0": [row indices], …} in JSON') from None
-    if split not in rows:
-        raise ArgumentError("split", split, f"an integer from 0 to {len(rows) - 1}, the splits in {file}")
-    test = rows[split]
-    valid = test.ndim == 1 and not test.is_floating_point() and 0 < len({*test.tolist()}) == len(test) < n
-    if not valid or not 0 <= int(test.min()) <= int(test.max()) < n:
+    if str(split) not in splits:
+        raise ArgumentError("split", split, f"an integer from 0 to {len(splits) - 1}, the splits in {file}")
+    is_rows = test.ndim == 1 and test.dtype.kind == "i" and 0 < len(np.unique(test)) == len(test) < n
+    if not is_rows or test.min() < 0 or test.max() >= n:
         raise CorruptFileError(file, f"split {split} is not a list of distinct rows among 0 … {n - 1}")
-    return test
+    return torch.from_numpy(test)
 
 
 def _standardize_splits(

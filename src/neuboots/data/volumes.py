@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, import_optional
-from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, CorruptFileError, DatasetNotFoundError
+from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, CorruptFileError, DatasetNotFoundError, check_folder
 from neuboots.data.augment import CropFlip
 from neuboots.data.dataset import DatasetBundle, FileSource, LazyDataset, LoadOptions, complete_splits, hold_out
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     LabelMap,
     check_class_names,
-    check_folder,
     find_paired_folders,
     list_pairs,
     pairs_to_datasets,
