@@ -311,7 +311,7 @@ def test_unusual_nets_are_trained(factory: Any) -> None:
     predictor = fit(factory, noise(9, 4))
     assert torch.equal(torch.get_rng_state(), state)
     assert bool((predictor.predict(noise(5, 4), 4).std > 0).all())
-    assert all("forward" not in vars(module) for module in predictor.ensemble.modules())
+    assert all("forward" not in vars(module) for module in predictor.module.modules())
 
 
 class ScaledNorm(nn.BatchNorm1d):
@@ -324,7 +324,7 @@ def test_members_have_their_own_norms_of_any_class() -> None:
         return nn.Sequential(nn.Linear(4, 8), ScaledNorm(8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     predictor = fit(factory, noise(40, 4))
-    scaled, plain = predictor.ensemble[1], predictor.ensemble[2]
+    scaled, plain = predictor.module[1], predictor.module[2]
     assert isinstance(scaled, MemberBatchNorm)
     assert isinstance(plain, MemberBatchNorm)
     assert all(type(norm) is ScaledNorm for norm in scaled.norms)

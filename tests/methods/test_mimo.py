@@ -306,7 +306,7 @@ def test_linear_net_learns_to_read_the_input_of_each_head() -> None:
     x = noise(64, 1)
     config = TrainingConfig(epochs=150, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False)
     predictor = MIMO(nn.MSELoss(), num_members=K).fit(partial(nn.Linear, 1, 1), TensorDataset(x, 2 * x), config)
-    heads = [predictor.multi_head.split.head, *predictor.multi_head.more_heads]
+    heads = [predictor.module.split.head, *predictor.module.more_heads]
     weights = torch.cat([head.weight for head in heads]).detach()
     torch.testing.assert_close(weights, 2 * torch.eye(K), rtol=0, atol=1e-3)
 

@@ -122,7 +122,7 @@ def test_mc_dropout_on_existing_dropout_ignores_padding() -> None:
     blocks = [
         f"blocks.{i}.{name}" for i in range(2) for name in ("attention_dropout", "feed_forward.3", "feed_forward.5")
     ]
-    dropped = dict(predictor.dropout_net.named_modules())
+    dropped = dict(predictor.module.named_modules())
     assert all(dropped[name].rate == 0.2 for name in ["dropout", *blocks])  # type: ignore[union-attr]
     samples = predictor.predict(x, 5).samples
     assert samples.std(0).min() > 0

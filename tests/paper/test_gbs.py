@@ -157,7 +157,7 @@ def test_batch_norm_removes_alpha_unless_it_is_drawn_per_sample() -> None:
 
 def test_default_number_of_blocks_is_n_up_to_100() -> None:
     for n, expected in ((50, 50), (101, 100)):
-        assert GBS().fit(small_net, class_data(n), QUICK).generator.num_blocks == expected
+        assert GBS().fit(small_net, class_data(n), QUICK).modified.num_blocks == expected
 
 
 def test_replicate_is_a_pass_with_its_alpha() -> None:
@@ -165,7 +165,7 @@ def test_replicate_is_a_pass_with_its_alpha() -> None:
     x = noise(6, 4, seed=3)
     samples = predictor.predict(x, 4, seed=9).samples
     for b, alpha in enumerate(draw_replicate_weights(Exponential(), S, 0, 4, 9)):
-        assert torch.equal(samples[b], predictor.generator(x, alpha))
+        assert torch.equal(samples[b], predictor.modified(x, alpha))
 
 
 @pytest.mark.parametrize(

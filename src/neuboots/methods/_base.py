@@ -114,6 +114,27 @@ class LayerWrapper(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
+@dataclass(frozen=True)
+class ModifiedNetPredictor(Predictor):
+    """Base class of the predictors around a net whose layers were replaced.
+
+    Args:
+        modified: The net with its new layers.
+        skeleton: The net before, on the meta device.
+    """
+
+    modified: Any
+    skeleton: nn.Module
+
+    @property
+    def net(self) -> nn.Module:
+        return self.skeleton
+
+    @property
+    def module(self) -> nn.Module:
+        return cast(nn.Module, self.modified)
+
+
 # -- the registry --------------------------------------------------------------------------------------
 
 

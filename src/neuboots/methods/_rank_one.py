@@ -1,11 +1,14 @@
 """Layers of K members that share their weights up to a rank-one factor, for BatchEnsemble and its variants."""
 
 import copy
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -118,17 +121,12 @@ class RankOneLayer(LayerWrapper):
         (r,), (s,) = self.factors()
         layer, weight = self.layer, self.layer.weight.detach()
         outputs, inputs = weight.shape[:2]  # inputs of one group
-        per_output = r.view(self._groups, 1, inputs).expand(-1, outputs // self._groups, -1)
-        outer = s[:, None] * per_output.reshape(outputs, inputs)
+        outer = s[:, None] * r.view(self._groups, inputs).repeat_interleave(outputs // self._groups, 0)
         merged = weight * outer.view(outputs, inputs, *[1] * (weight.ndim - 2))
-        plain: Any  # a layer of the same geometry, even if the weight is a computed parametrization
-        if isinstance(layer, nn.Linear):
-            plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
-        else:
-            kind = next(kind for kind in LAYER_TYPES[1:] if isinstance(layer, kind))
-            geometry = ("stride", "padding", "dilation", "groups", "padding_mode")
-            options: dict[str, Any] = {name: getattr(layer, name) for name in geometry}
-            plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, **options, device="meta")
+        # a new layer of the same geometry, since the weight may be a computed parametrization
+        kind: Any = next(kind for kind in LAYER_TYPES if isinstance(layer, kind))
+        options = {name: getattr(layer, name) for name in inspect.signature(kind).parameters if hasattr(layer, name)}
+        plain = kind(**options, device="meta")
         plain.weight = nn.Parameter(merged.detach().clone())
         biases = None if self.biases is None else self.biases[selected_members(self.num_members)[0]]
         plain.bias = None if biases is None else nn.Parameter(biases.detach().clone())
@@ -217,41 +215,25 @@ def check_replacements(replacements: Iterable[tuple[nn.Module, nn.Module]], *, n
         replacements: Pairs of a replacement and the layer that it holds.
         needed: Whether to raise also if no replacement is called.
     """
-    depth = calls = 0
-    bypassed = False
-    originals: list[tuple[nn.Module, Any]] = []  # modules, and their own `forward` if they have one
+    calls: Counter[str] = Counter()
 
-    def count_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def count_calls(module: nn.Module, kind: str) -> Callable[..., Any]:
+        forward = module.forward
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal depth, calls
-            depth, calls = depth + 1, calls + 1
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                depth -= 1
-
-        return run
-
-    def detect_bypass(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal bypassed
-            bypassed = bypassed or not depth
+            calls[kind] += 1
             return forward(*args, **kwargs)
 
         return run
 
-    try:
+    with ExitStack() as stack:
         for pair in replacements:
-            for module, wrap in zip(pair, (count_calls, detect_bypass), strict=True):
-                originals.append((module, vars(module).get("forward")))
-                vars(module)["forward"] = wrap(module.forward)  # unlike a hook, it also sees layer.forward(x)
+            for module, kind in zip(pair, ("replacement", "layer"), strict=True):
+                # unlike a hook, it also sees layer.forward(x)
+                stack.enter_context(mock.patch.object(module, "forward", count_calls(module, kind)))
         yield
-    finally:
-        for module, forward in originals:
-            del vars(module)["forward"]
-            if forward is not None:
-                vars(module)["forward"] = forward
-    if bypassed or (needed and not calls):
+    # a replacement calls its layer once
+    if calls["layer"] != calls["replacement"] or (needed and not calls["replacement"]):
         raise ValueError(
             "the net does not call its layers through its attributes, or reads their weights without calling them, so "
             "that they cannot be replaced; expected layers in attributes, nn.ModuleList or nn.Sequential: register "

@@ -22,7 +22,7 @@ from neuboots.head import (
     copy_to_meta,
     eval_mode,
 )
-from neuboots.methods._base import register
+from neuboots.methods._base import ModifiedNetPredictor, register
 from neuboots.methods._rank_one import (
     FactorInit,
     RankOneLayer,
@@ -33,7 +33,7 @@ from neuboots.methods._rank_one import (
     make_ensemble,
     run_members,
 )
-from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_members
+from neuboots.prediction import SampleStream, num_bytes, stream_members
 from neuboots.training import (
     FitInputs,
     prepare_net,
@@ -43,42 +43,31 @@ _MAX_TILED_BYTES = 1 << 20  # of inputs in one pass of a prediction, so that act
 
 
 @dataclass(frozen=True)
-class BatchEnsemblePredictor(Predictor):
+class BatchEnsemblePredictor(ModifiedNetPredictor):
     """Predictor whose replicates are K members: each run of K replicates has all, in an order drawn by the seed.
 
     Args:
-        ensemble: The net with rank-one layers.
+        modified: The net with rank-one layers.
         skeleton: The net before its layers were replaced, on the meta device.
         num_members: Number of members K.
     """
 
-    ensemble: nn.Module
-    skeleton: nn.Module
     num_members: int
-
-    @property
-    def net(self) -> nn.Module:
-        return self.skeleton
-
-    @property
-    def module(self) -> nn.Module:
-        return self.ensemble
 
     @property
     def num_distinct(self) -> int | None:
         return self.num_members
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        x = cast_inputs(self.ensemble, x)
+        x = cast_inputs(self.modified, x)
         input_bytes = sum(num_bytes(part) for part in tree_leaves(x) if isinstance(part, Tensor))
         size = max(1, _MAX_TILED_BYTES // input_bytes)
 
         def run(numbers: Tensor) -> Tensor:
-            with eval_mode(self.ensemble):
-                parts = torch.split(numbers, size)
-                return torch.cat([run_members(self.ensemble, x, part.tolist()) for part in parts])
+            return torch.cat([run_members(self.modified, x, part.tolist()) for part in torch.split(numbers, size)])
 
-        return stream_members(num_samples, self.num_members, run, seed=seed)
+        with eval_mode(self.modified):
+            return stream_members(num_samples, self.num_members, run, seed=seed)
 
     def export(self, k: int) -> nn.Module:
         """Return member k as a plain net, whose layers have the weights W ∘ s_k r_kᵀ.
@@ -88,7 +77,7 @@ class BatchEnsemblePredictor(Predictor):
         """
         if not 0 <= k < self.num_members:
             raise ArgumentError("k", k, f"the number of a member, 0 … {self.num_members - 1}")
-        return export_member(self.ensemble, k)
+        return export_member(self.modified, k)
 
     def config(self) -> dict[str, Any]:
         return {"method": "batch-ensemble", "num_members": self.num_members}

@@ -5,16 +5,14 @@
 All B samples are equal.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from neuboots.head import add_output_axis, compute_output, eval_mode, unwrap_model
 from neuboots.methods._base import register
-from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
+from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import BaseMethod, FitInputs, initialize_model
 
 
@@ -39,12 +37,7 @@ class DeterministicPredictor(Predictor):
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         with eval_mode(self.net):
             output = add_output_axis(compute_output(self.net, x))
-
-        def chunks(size: int) -> Iterator[Tensor]:
-            for start in range(0, num_samples, size):
-                yield output.expand(min(size, num_samples - start), *output.shape)
-
-        return SampleStream(num_samples, num_bytes(output), chunks, Moments(output, torch.zeros_like(output)))
+        return stream_members(num_samples, 1, lambda numbers: output[None], seed=seed)
 
     def config(self) -> dict[str, Any]:
         return {"method": "deterministic"}
@@ -69,6 +62,7 @@ class Deterministic(BaseMethod[DeterministicPredictor]):
         loss: Loss per example.
 
     Example:
+        >>> import torch
         >>> from neuboots import TrainingConfig
         >>> data = (torch.zeros(8, 2), torch.arange(8) % 3)
         >>> predictor = Deterministic().fit(nn.Linear(2, 3), data, TrainingConfig(epochs=1, progress=False))

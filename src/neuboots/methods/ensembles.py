@@ -33,7 +33,7 @@ from neuboots._prng import derive_keys, derive_seed
 from neuboots._pytree import map_float_tensors
 from neuboots._validation import ArgumentError, check_int
 from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode, load_example, unwrap_model
-from neuboots.loading import Batch, dataset_length
+from neuboots.loading import Batch, check_length, dataset_length
 from neuboots.losses import Loss, valid_mask, weighted_mean
 from neuboots.methods._base import register
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
@@ -66,11 +66,6 @@ _ELEMENTWISE_OPTIMIZERS = (
 def _derive_member_seed(seed: int, k: int) -> int:
     """Return the seed of member k; that of member 0 is the seed itself."""
     return seed if k == 0 else derive_seed(seed, "member", k)
-
-
-def _draw_point_weights(weight_distribution: WeightDistribution, n: int, k: int, *, seed: int) -> Tensor:
-    """Draw w_k, the weights of the n points for member k: (n,)."""
-    return weight_distribution.sample(derive_keys(torch.tensor([k]), seed, "point weights"), n)[0].float()
 
 
 @dataclass(frozen=True)
@@ -183,11 +178,8 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
         """Draw the weights of all members: (K, n)."""
         if self._weight_distribution is None:
             return None
-        n = dataset_length(data)
-        if n is None:
-            raise ArgumentError("data", data, "a data set with a length, over whose points weights are drawn")
-        draws = [_draw_point_weights(self._weight_distribution, n, k, seed=seed) for k in range(self.num_members)]
-        return torch.stack(draws)
+        keys = derive_keys(torch.arange(self.num_members), seed, "point weights")
+        return self._weight_distribution.sample(keys, check_length(data)).float()
 
 
 @register(
@@ -405,16 +397,14 @@ def _find_config_obstacle(data: Dataset[Any], config: TrainingConfig) -> str | N
     optimizer = config.optimizer  # a custom function may depend on shapes, which stacking changes
     while isinstance(optimizer, partial):
         optimizer = optimizer.func
-    if dataset_length(data) is None:
-        return "an iterable data set is read by one net at a time"
-    if config.num_workers:
-        return "workers load data for one net at a time"
-    if config.devices != 1 or config.num_nodes != 1 or config.strategy != "auto":
-        return "members on several devices are trained sequentially"
-    if config.clip_norm is not None:
-        return "clip_norm needs the gradient of one net"
-    if config.patience is not None:
-        return "patience may stop each net at another epoch"
-    if optimizer not in _ELEMENTWISE_OPTIMIZERS:
-        return f"the optimizer {describe_callable(optimizer)} is not known to update each element separately"
-    return None
+    distributed = (config.devices, config.num_nodes, config.strategy) != (1, 1, "auto")
+    elementwise = f"the optimizer {describe_callable(optimizer)} is not known to update each element separately"
+    obstacles = {
+        "an iterable data set is read by one net at a time": dataset_length(data) is None,
+        "workers load data for one net at a time": config.num_workers > 0,
+        "members on several devices are trained sequentially": distributed,
+        "clip_norm needs the gradient of one net": config.clip_norm is not None,
+        "patience may stop each net at another epoch": config.patience is not None,
+        elementwise: optimizer not in _ELEMENTWISE_OPTIMIZERS,
+    }
+    return next((obstacle for obstacle, present in obstacles.items() if present), None)

@@ -13,22 +13,24 @@ weights of the head: one product for all replicates, and exact moments.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError, check_choice, check_fraction
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
+    ForwardTrace,
     Head,
     HeadSplit,
     Recording,
@@ -49,9 +51,9 @@ from neuboots.head import (
 )
 from neuboots.loading import FitData, as_dataset
 from neuboots.losses import Loss
-from neuboots.methods._base import LayerWrapper, register, set_context
+from neuboots.methods._base import LayerWrapper, ModifiedNetPredictor, register, set_context
 from neuboots.methods.neuboots import stream_head_weights
-from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
+from neuboots.prediction import SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net
 
 Placement = Literal["all", "head", "existing"]
@@ -62,9 +64,9 @@ _LAYER_TYPES = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 _ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)  # set to a constant, and keep mean and variance
-_DROPOUT_TYPES = (nn.Dropout, *_CHANNEL_DROPOUTS, *_ALPHA_DROPOUTS)
+_DROPOUT_TYPES = (nn.Dropout, *_CHANNEL_DROPOUTS, nn.AlphaDropout)
 
 
 # -- masks ---------------------------------------------------------------------------------------------
@@ -148,30 +150,47 @@ def _apply_mask(x: Tensor, anchor: Tensor | None, layer: "_DropoutWrapper", call
 
 
 class _DropoutWrapper(LayerWrapper):
-    """A dropout with a mask per example in training, one mask for all examples in a replicate, and none otherwise."""
+    """layer(dropout(h)) for a Linear or convolution, or a dropout layer of the net itself.
 
-    def __init__(self, layer: nn.Module, name: str, rate: float, batch_axis: int | None) -> None:
+    It has a mask per example in training, one mask for all examples in a replicate, and none otherwise.
+
+    Args:
+        layer: The layer.
+        name: Its name.
+        rate: Dropout rate.
+        batch_axis: Axis of the batch in the layer's input; None: it does not depend on the batch.
+        by_channel: Whether an inserted dropout drops whole channels.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, rate: float, batch_axis: int | None, *, by_channel: bool) -> None:
         super().__init__(layer)
-        self.name, self.rate = name, rate
-        self.batch_axis = batch_axis  # of the layer's input; None: it does not depend on the batch
+        self.name, self.rate, self.batch_axis = name, rate, batch_axis
+        self.existing = isinstance(layer, _DROPOUT_TYPES)
+        if self.existing:
+            by_channel = isinstance(layer, _CHANNEL_DROPOUTS)
+        self.channel_axis = (-1 if isinstance(layer, nn.Linear) else 1) if by_channel else None
+        if self.channel_axis == 1 and batch_axis != 0:
+            raise ValueError(
+                f"the layer {name!r} drops channels, and its input has the batch on axis {batch_axis}; "
+                "expected (N, C, …): transpose it, or drop elements (granularity='element', nn.Dropout)"
+            )
         self.mark = nn.Identity()  # where a recording starts
-
-    @property
-    def channel_axis(self) -> int | None:
-        """The axis of the channels that are dropped as a whole; None: elements are dropped."""
-        raise NotImplementedError
 
     def mask_shape(self, x: Tensor) -> list[int]:
         """Return the shape of a mask for all examples, 1 along the batch."""
-        if self.channel_axis is None:
-            return [1 if axis == self.batch_axis else size for axis, size in enumerate(x.shape)]
-        shape = [1] * x.ndim
-        shape[self.channel_axis] = x.shape[self.channel_axis]
-        return shape
+        axes = range(x.ndim) if self.channel_axis is None else [self.channel_axis % x.ndim]
+        return [size if axis in axes and axis != self.batch_axis else 1 for axis, size in enumerate(x.shape)]
 
     def mask_input(self, x: Tensor, mask: Tensor) -> Tensor:
         """Drop elements of x and scale the others, so that the mean is x."""
-        return x * (mask / (1.0 - self.rate))
+        p = self.rate
+        if p == 1.0:
+            return torch.zeros_like(x)
+        if not isinstance(self.layer, _ALPHA_DROPOUTS):
+            return x * (mask / (1.0 - p))
+        low = -1.7580993408473766  # limit of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017)
+        scale = 1.0 / math.sqrt((1.0 - p) * (1.0 + p * low**2))
+        return scale * (x * mask + low * (1.0 - mask)) - scale * p * low
 
     def drop(self, x: Tensor, replicate: _Replicate) -> Tensor:
         """Apply the mask of a replicate, and start its recording if this is the first dropout."""
@@ -183,60 +202,19 @@ class _DropoutWrapper(LayerWrapper):
             x = replicate.anchor = self.mark(x)
         return _apply_mask(x, replicate.anchor, self, call)
 
-
-class _DropoutBefore(_DropoutWrapper):
-    """layer(dropout(h)), for a Linear or convolution."""
-
-    def __init__(
-        self, layer: nn.Module, name: str, rate: float, batch_axis: int | None, granularity: Granularity
-    ) -> None:
-        super().__init__(layer, name, rate, batch_axis)
-        self.granularity = granularity
-
-    @property
-    def channel_axis(self) -> int | None:
-        if self.granularity == "element":
-            return None
-        return -1 if isinstance(self.layer, nn.Linear) else 1
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         replicate = _REPLICATE.get()
         if replicate is not None:
             dropped = self.drop(input, replicate)
-        elif self.training and self.granularity == "channel":
-            shape = self.mask_shape(input)
-            if self.batch_axis is not None:
-                shape[self.batch_axis] = input.shape[self.batch_axis]  # a mask for each example
-            dropped = input * F.dropout(input.new_ones(shape), self.rate)
-        else:
-            dropped = F.dropout(input, self.rate, self.training)
-        out: Tensor = self.layer(dropped, *args, **kwargs)
-        return out
-
-
-class _ExistingDropout(_DropoutWrapper):
-    """A dropout layer of the net itself, at its own rate."""
-
-    @property
-    def channel_axis(self) -> int | None:
-        return 1 if isinstance(self.layer, (*_CHANNEL_DROPOUTS, nn.FeatureAlphaDropout)) else None
-
-    def mask_input(self, x: Tensor, mask: Tensor) -> Tensor:
-        p = self.rate
-        if p == 1.0:
-            return torch.zeros_like(x)
-        if not isinstance(self.layer, _ALPHA_DROPOUTS):
-            return super().mask_input(x, mask)
-        low = -1.7580993408473766  # limit of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017)
-        scale = 1.0 / math.sqrt((1.0 - p) * (1.0 + p * low**2))
-        return scale * (x * mask + low * (1.0 - mask)) - scale * p * low
-
-    def forward(self, input: Tensor) -> Tensor:
-        replicate = _REPLICATE.get()
-        if replicate is not None:
-            return self.drop(input, replicate)
-        out: Tensor = self.layer(input)
-        return out
+            return dropped if self.existing else self.layer(dropped, *args, **kwargs)
+        if self.existing or not self.training:
+            return self.layer(input, *args, **kwargs)
+        if self.channel_axis is None:
+            return self.layer(F.dropout(input, self.rate), *args, **kwargs)
+        shape = self.mask_shape(input)
+        if self.batch_axis is not None:
+            shape[self.batch_axis] = input.shape[self.batch_axis]  # a mask for each example
+        return self.layer(input * F.dropout(input.new_ones(shape), self.rate), *args, **kwargs)
 
 
 def _find_layers(net: nn.Module, types: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
@@ -269,19 +247,16 @@ def _insert_dropout(
         batch_axes: Axis of the batch in the inputs of layers, where it is not the first.
     """
     net = _as_net(net)
-    rates, batch_axes = _find_dropout_rates(net), batch_axes or {}
+    rates, batch_axes = dict.fromkeys(layer_names, rate) | _find_dropout_rates(net), batch_axes or {}
 
     def make(layer: nn.Module, name: str) -> nn.Module:
-        if name in rates:
-            return _ExistingDropout(layer, name, rates[name], batch_axes.get(name, 0))
-        return _DropoutBefore(layer, name, rate, batch_axes.get(name, 0), granularity) if name in layer_names else layer
+        if name not in rates:
+            return layer
+        axis, by_channel = batch_axes.get(name, 0), granularity == "channel"
+        return _DropoutWrapper(layer, name, rates[name], axis, by_channel=by_channel)
 
     replace_layers(net, (*_DROPOUT_TYPES, *_LAYER_TYPES), make)
     return net
-
-
-def _find_dropouts(net: nn.Module) -> list[_DropoutWrapper]:
-    return [module for module in net.modules() if isinstance(module, _DropoutWrapper)]
 
 
 def _as_net(net: nn.Module) -> nn.Module:
@@ -299,8 +274,8 @@ class _LayerUse:
     shapes: list[torch.Size] = field(default_factory=list)
 
 
-def _trace_layers(net: nn.Module, example: Any) -> tuple[dict[str, _LayerUse], int]:
-    """Return the layers that the example reaches, in order, and the number of output rows.
+def _trace_layers(net: nn.Module, example: Any) -> dict[str, _LayerUse]:
+    """Return the layers that the example reaches, in order.
 
     The outputs of layers are recorded, so that an input that depends on one is recognised.
     """
@@ -308,35 +283,26 @@ def _trace_layers(net: nn.Module, example: Any) -> tuple[dict[str, _LayerUse], i
     recording = Recording(strict=False)
     layers = _find_layers(net, _LAYER_TYPES)
 
-    def note_input(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            tensors = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
-            use = uses.setdefault(name, _LayerUse())
-            use.follows |= any(isinstance(part, TracedTensor) for part in tensors)
-            use.shapes.append(as_plain_tensor(tensors[0]).shape)
-            if name not in layers:
-                return None
-            return tuple(map(_untrace, args)), {key: _untrace(part) for key, part in kwargs.items()}
+    def note_input(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        tensors = [part for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
+        use = uses.setdefault(name, _LayerUse())
+        use.follows |= any(isinstance(part, TracedTensor) for part in tensors)
+        use.shapes.append(as_plain_tensor(tensors[0]).shape)
+        return tree_map_only(TracedTensor, as_plain_tensor, (args, kwargs)) if name in layers else None
 
-        return hook
+    def mark_output(name: str, module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        return recording.source(as_plain_tensor(out), name)
 
-    def mark_output(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
-        return lambda module, args, out: recording.source(as_plain_tensor(out), name)
-
-    hooks = [layer.register_forward_hook(mark_output(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_hook(partial(mark_output, name)) for name, layer in layers.items()]
     for name, layer in {**layers, **_find_layers(net, _DROPOUT_TYPES)}.items():
-        hooks.append(layer.register_forward_pre_hook(note_input(name), with_kwargs=True))
+        hooks.append(layer.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
     try:
         with eval_mode(net), torch.enable_grad(), eager_mode(net), _no_transformer_fastpath():
-            output = compute_output(net, example)
+            compute_output(net, example)
     finally:
         for hook in hooks:
             hook.remove()
-    return uses, len(output) if output.ndim else 1
-
-
-def _untrace(part: Any) -> Any:
-    return as_plain_tensor(part) if isinstance(part, TracedTensor) else part
+    return uses
 
 
 @contextmanager
@@ -352,27 +318,17 @@ def _no_transformer_fastpath() -> Iterator[None]:
 
 def _find_batch_axis(name: str, use: _LayerUse, doubled: _LayerUse) -> int | None:
     """Return the axis of a layer's input that grows with the batch, or None if no axis does."""
-    shapes = list(zip(use.shapes, doubled.shapes, strict=False))
-    axes = [[axis for axis, (a, b) in enumerate(zip(one, two, strict=False)) if a != b] for one, two in shapes]
-    found = {grown[0] if grown else None for grown in axes}
-    regular = len(use.shapes) == len(doubled.shapes) and all(len(one) == len(two) for one, two in shapes)
-    if not regular or len(found) > 1 or any(len(grown) > 1 for grown in axes):
+    shapes = zip(use.shapes, doubled.shapes, strict=False)
+    grown = {tuple(axis for axis in range(min(len(a), len(b))) if a[axis] != b[axis]) for a, b in shapes}
+    axes = grown.pop() if grown else ()
+    regular = list(map(len, use.shapes)) == list(map(len, doubled.shapes))
+    if not regular or grown or len(axes) > 1:
         raise ValueError(
             f"the inputs of layer {name!r} have shapes {[tuple(s) for s in use.shapes]}, and "
             f"{[tuple(s) for s in doubled.shapes]} for twice as many examples; expected one axis that grows with the "
             "batch, the same at each use, so that all examples share a mask: use the layer on the whole batch"
         )
-    return next(iter(found))
-
-
-def _check_channel_axes(net: nn.Module) -> None:
-    """Raise if channels of maps are to be dropped and the batch is not on the first axis."""
-    for layer in _find_dropouts(net):
-        if layer.channel_axis == 1 and layer.batch_axis != 0:
-            raise ValueError(
-                f"the layer {layer.name!r} drops channels, and its input has the batch on axis {layer.batch_axis}; "
-                "expected (N, C, …): transpose it, or drop elements (granularity='element', nn.Dropout)"
-            )
+    return axes[0] if axes else None
 
 
 def _find_mergeable_head(
@@ -395,11 +351,11 @@ def _find_mergeable_head(
 
 
 @dataclass(frozen=True)
-class MCDropoutPredictor(Predictor):
+class MCDropoutPredictor(ModifiedNetPredictor):
     """Predictor with B thinned nets.
 
     Args:
-        dropout_net: The net with dropout inserted.
+        modified: The net with dropout inserted.
         skeleton: The net before, on the meta device.
         rate: Dropout rate.
         granularity: Whether elements or channels are dropped.
@@ -408,28 +364,18 @@ class MCDropoutPredictor(Predictor):
         head: Name of the head, if its dropout is the only one and can be merged into its weights.
     """
 
-    dropout_net: nn.Module
-    skeleton: nn.Module
     rate: float
     granularity: Granularity
     layer_names: tuple[str, ...]
     first: str
     head: str | None
 
-    @property
-    def net(self) -> nn.Module:
-        return self.skeleton
-
-    @property
-    def module(self) -> nn.Module:
-        return self.dropout_net
-
     @cached_property
     def _generator(self) -> BootstrapGenerator:
-        return BootstrapGenerator(self.dropout_net, head=f"{self.head}.layer")
+        return BootstrapGenerator(self.modified, head=f"{self.head}.layer")
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        x = cast_inputs(self.dropout_net, x)
+        x = cast_inputs(self.modified, x)
         if self.head is None:
             return stream_forward_passes(num_samples, self._make_pass(x, seed))
         generator, distribution, head = self._generator, Bernoulli(self.rate), self.head
@@ -442,29 +388,24 @@ class MCDropoutPredictor(Predictor):
 
     def _make_pass(self, x: Any, seed: int) -> Callable[[int], Tensor]:
         """Return a function that computes replicate b, by a replay from the first dropout on if possible."""
-        net = self.dropout_net
+        net = self.modified
         split = HeadSplit(net, self.first, cast(Head, net.get_submodule(f"{self.first}.mark")))
-        try:
-            with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, 0, self.first)):
-                passed = split.trace(x)
-        except ValueError:  # cannot be replayed; if the input is wrong, the whole pass raises
+        passed: ForwardTrace | None = None
+        # if it cannot be replayed, the whole net runs, which raises if the input is wrong
+        with suppress(ValueError), eval_mode(net), set_context(_REPLICATE, _Replicate(seed, 0, self.first)):
+            passed = split.trace(x)
 
-            def run_net(b: int) -> Tensor:
-                with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, b)):
-                    return add_output_axis(compute_output(net, x))
-
-            return run_net
-
-        def replay(b: int) -> Tensor:
-            if b == 0:
+        def run(b: int) -> Tensor:
+            if passed is not None and b == 0:
                 return add_output_axis(passed.output)
-            with set_context(_REPLICATE, _Replicate(seed, b)):
-                return add_output_axis(passed.recording.replay(passed.phi, passed.slot))
+            with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, b)):
+                output = compute_output(net, x) if passed is None else passed.recording.replay(passed.phi, passed.slot)
+            return add_output_axis(output)
 
-        return replay
+        return run
 
     def config(self) -> dict[str, Any]:
-        dropouts = _find_dropouts(self.dropout_net)
+        dropouts = [module for module in self.modified.modules() if isinstance(module, _DropoutWrapper)]
         return {
             "method": "mc-dropout",
             "rate": self.rate,
@@ -560,15 +501,16 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
 
     def _fit(self, inputs: FitInputs) -> MCDropoutPredictor:
         predictor = self._insert(*prepare_net(inputs, copy=True))
-        self._train_net(predictor.dropout_net, inputs)
-        predictor.dropout_net.eval()
+        self._train_net(predictor.modified, inputs)
+        predictor.modified.eval()
         return predictor
 
     def _insert(self, net: nn.Module, example: Any) -> MCDropoutPredictor:
         """Return the predictor of a net, which is changed in place."""
         skeleton = copy_to_meta(net)
         net = _as_net(net)
-        uses, rows = _trace_layers(net, example)
+        example = tile_rows(example, 2)  # a net may squeeze a single example away
+        uses, doubled = _trace_layers(net, example), _trace_layers(net, tile_rows(example, 2))
         layer_names, rates = self._choose_layers(net, uses, example), _find_dropout_rates(net)
         dropouts = [name for name in uses if name in layer_names or name in rates]
         if not dropouts:
@@ -578,13 +520,8 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
                 "a placement that reaches a layer; the net uses no dropout layer, or has a single layer",
                 hint="use 'all', or 'head' for a net with one layer; F.dropout in forward cannot be reached",
             )
-        if rows == 1:  # a net may squeeze a single example away
-            example = tile_rows(example, 2)
-            uses, _ = _trace_layers(net, example)
-        doubled, _ = _trace_layers(net, tile_rows(example, 2))
         axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
         net = _insert_dropout(net, layer_names, self.rate, self.granularity, axes)
-        _check_channel_axes(net)
         head = None if rates else _find_mergeable_head(net, layer_names, self.granularity, example)
         return MCDropoutPredictor(net.eval(), skeleton, self.rate, self.granularity, layer_names, dropouts[0], head)
 

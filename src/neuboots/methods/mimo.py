@@ -26,8 +26,8 @@ from neuboots._pytree import as_tree, count_rows, take_rows
 from neuboots._validation import check_fraction, check_int
 from neuboots.head import HeadSplit, add_output_axis, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
 from neuboots.loading import Batch
-from neuboots.methods._base import register, set_context
-from neuboots.prediction import Predictor, SampleStream, stream_members
+from neuboots.methods._base import ModifiedNetPredictor, register, set_context
+from neuboots.prediction import SampleStream, stream_members
 from neuboots.training import BaseMethod, FitInputs, mean_loss, mean_validation_metrics, prepare_net
 
 # -- K inputs ------------------------------------------------------------------------------------------
@@ -223,53 +223,39 @@ class MultiHeadNet(nn.Module):
         """Evaluate the heads of these members (None: all) at K inputs: (K, N, C, *) or (K, N)."""
         passed = self.split.trace(_combine_inputs(inputs))
         heads = [self.split.head, *self.more_heads]
-        numbers = range(self.num_members) if members is None else members
-        return torch.stack([passed.finish(heads[k](passed.phi)) for k in numbers])
+        chosen = heads if members is None else [heads[k] for k in members]
+        return torch.stack([passed.finish(head(passed.phi)) for head in chosen])
 
 
 @dataclass(frozen=True)
-class MIMOPredictor(Predictor):
+class MIMOPredictor(ModifiedNetPredictor):
     """Predictor whose replicates are K heads: each run of K replicates has all, in an order drawn by the seed.
 
     Args:
-        multi_head: The widened net with its heads.
+        modified: The widened net with its heads.
         skeleton: The net before it was widened, on the meta device.
         widened: Names of the layers that read the input.
     """
 
-    multi_head: MultiHeadNet
-    skeleton: nn.Module
+    modified: MultiHeadNet
     widened: tuple[str, ...]
 
     @property
-    def net(self) -> nn.Module:
-        return self.skeleton
-
-    @property
-    def module(self) -> nn.Module:
-        return self.multi_head
-
-    @property
-    def num_distinct(self) -> int | None:
-        return self.multi_head.num_members
+    def num_distinct(self) -> int:
+        return self.modified.num_members
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        num_members = self.multi_head.num_members
-        inputs = [cast_inputs(self.multi_head, x)] * num_members
+        inputs = [cast_inputs(self.modified, x)] * self.num_distinct
 
         def run(numbers: Tensor) -> Tensor:
-            with eval_mode(self.multi_head):
-                return add_output_axis(self.multi_head(inputs, numbers.tolist()), ndim=3)
+            return add_output_axis(self.modified(inputs, numbers.tolist()), ndim=3)
 
-        return stream_members(num_samples, num_members, run, seed=seed)
+        with eval_mode(self.modified):
+            return stream_members(num_samples, self.num_distinct, run, seed=seed)
 
     def config(self) -> dict[str, Any]:
-        return {
-            "method": "mimo",
-            "num_members": self.multi_head.num_members,
-            "head": self.multi_head.split.name,
-            "widened": list(self.widened),
-        }
+        head, widened = self.modified.split.name, list(self.widened)
+        return {"method": "mimo", "num_members": self.num_distinct, "head": head, "widened": widened}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MIMOPredictor":

@@ -33,10 +33,10 @@ from neuboots.head import (
     replace_layers,
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
-from neuboots.methods._base import LayerWrapper, register, set_context
+from neuboots.methods._base import LayerWrapper, ModifiedNetPredictor, register, set_context
 from neuboots.methods._rank_one import LAYER_TYPES, check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
-from neuboots.prediction import Predictor, SampleStream, stream_forward_passes
+from neuboots.prediction import SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net, validation_metrics
 from neuboots.weights import (
     Dirichlet,
@@ -142,29 +142,20 @@ def _run_example(net: nn.Module, example: Any, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GBSPredictor(Predictor):
+class GBSPredictor(ModifiedNetPredictor):
     """Predictor whose replicate b is a pass with α_b in every layer.
 
     Args:
-        generator: The trained generator.
+        modified: The trained generator.
         skeleton: The net before it was widened, on the meta device.
         weight_distribution: Distribution of α that it was trained with.
     """
 
-    generator: GBSGenerator
-    skeleton: nn.Module
+    modified: GBSGenerator
     weight_distribution: WeightDistribution
 
-    @property
-    def net(self) -> nn.Module:
-        return self.skeleton
-
-    @property
-    def module(self) -> nn.Module:
-        return self.generator
-
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        generator = self.generator
+        generator = self.modified
         x = cast_inputs(generator, x)
 
         def run(b: int) -> Tensor:
@@ -176,7 +167,7 @@ class GBSPredictor(Predictor):
 
     def config(self) -> dict[str, Any]:
         distribution = describe_distribution(self.weight_distribution)
-        return {"method": "gbs", "num_blocks": self.generator.num_blocks, "weight_distribution": distribution}
+        return {"method": "gbs", "num_blocks": self.modified.num_blocks, "weight_distribution": distribution}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GBSPredictor":

@@ -113,7 +113,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
     """Predictor whose replicate b is member k(b), as in a BatchEnsemble, with latents drawn by (seed, b, layer).
 
     Args:
-        ensemble: The net with latent rank-one layers.
+        modified: The net with latent rank-one layers.
         skeleton: The net before its layers were replaced, on the meta device.
         num_members: Number of members K.
         latent: Dimension of z.
@@ -126,12 +126,12 @@ class LPBNNPredictor(BatchEnsemblePredictor):
         return None  # every replicate draws its own latents
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        x = cast_inputs(self.ensemble, x)
+        x = cast_inputs(self.modified, x)
         order = draw_member_order(self.num_members, num_samples, seed=seed).tolist()
 
         def run(b: int) -> Tensor:
-            with eval_mode(self.ensemble), set_context(_REPLICATE, (seed, b)):
-                return run_members(self.ensemble, x, [order[b]])[0]
+            with eval_mode(self.modified), set_context(_REPLICATE, (seed, b)):
+                return run_members(self.modified, x, [order[b]])[0]
 
         return stream_forward_passes(num_samples, run)
 
@@ -144,7 +144,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
         """
         member = int(draw_member_order(self.num_members, b + 1, seed=seed)[b])
         with set_context(_REPLICATE, (seed, b)):
-            return export_member(self.ensemble, member)
+            return export_member(self.modified, member)
 
     def config(self) -> dict[str, Any]:
         return {"method": "lp-bnn", "num_members": self.num_members, "latent": self.latent}
