@@ -839,12 +839,14 @@ class BaseMethod(ABC, Generic[P]):
             identity=describe_method(self),
         )
 
-    def _train_net(self, net: nn.Module, inputs: FitInputs) -> None:
+    def _train_net(self, net: nn.Module, inputs: FitInputs, before_step: Callable[[Batch], None] | None = None) -> None:
         """Train a single net with the mean loss, in place."""
         if has_lazy_layers(net):
             load_example(net, inputs.data, seed=inputs.config.seed)
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
+            if before_step is not None:
+                before_step(batch)
             return mean_loss(self.loss, compute_output(model, batch.x), batch.y)
 
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -31,7 +31,6 @@ approximations, NeurIPS 29, 2016. The kernels are gpytorch's (Gardner et al. 201
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +38,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
@@ -116,19 +116,21 @@ def _solve_lower(root: Tensor, values: Tensor) -> Tensor:
 # -- the processes -------------------------------------------------------------------------------------
 
 
-class _Process(nn.Module, ABC):
+class _Process(nn.Module):
     """k independent Gaussian processes of D inputs, one for each output, in the units of the data.
 
-    Inputs and targets are standardized inside. The subclasses hold the data in different ways; both are functions of x
-    through k(x, basis).
+    Inputs and targets are standardized inside. This process stores its n training points, that of the subclass inducing
+    points; both are functions of x through k(x, basis).
     """
 
     x_mean: Tensor
     x_std: Tensor
     y_mean: Tensor
     y_std: Tensor
+    x: Tensor  # (n, D)
+    y: Tensor  # (k, n)
 
-    def __init__(self, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
+    def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
         super().__init__()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
@@ -150,6 +152,8 @@ class _Process(nn.Module, ABC):
         for name, size in (("x", inputs), ("y", outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float64))
+        self._cache: tuple[bytes, Tensor, Tensor] | None = None
+        self.add_data_tensors(points)
 
     # -- units
 
@@ -194,28 +198,61 @@ class _Process(nn.Module, ABC):
         """k(x, x'): (k, N, M)."""
         return cast(Tensor, self.kernel(x, other).to_dense())
 
-    # -- training; data are standardized, x (n, D) and y (n, k)
+    # -- the data, standardized: x (n, D) and y (n, k)
+
+    def add_data_tensors(self, points: int) -> None:
+        """Register the tensors that hold the data."""
+        self.register_buffer("x", torch.zeros(points, self.inputs, dtype=torch.float64))
+        self.register_buffer("y", torch.zeros(self.outputs, points, dtype=torch.float64))
 
     @property
-    @abstractmethod
     def basis(self) -> Tensor:
         """The points through which the data enter: (M, D), or (k, M, D)."""
+        return self.x
 
-    @abstractmethod
-    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
-        """−log p(y) / n of each output: (k,)."""
-
-    @abstractmethod
     def absorb(self, x: Tensor, y: Tensor) -> None:
         """Store what the posterior needs of the data."""
+        self.x.copy_(x)
+        self.y.copy_(y.T)
 
-    @abstractmethod
+    def marginal(self, x: Tensor) -> MultivariateNormal | LowRankMultivariateNormal:
+        """p(y) at these inputs."""
+        return MultivariateNormal(x.new_zeros(len(x)), scale_tril=self._factor(x), validate_args=False)
+
+    def _factor(self, x: Tensor) -> Tensor:
+        """L with LLᵀ = K + σ²I: (k, n, n)."""
+        noise = self.noise[..., None] * torch.eye(len(x)).to(x)
+        return _cholesky(self.covariance(x, x) + noise)
+
+    def _solve(self) -> tuple[Tensor, Tensor]:
+        """L and (K + σ²I)⁻¹y, cached until a parameter or the data change."""
+        key = fingerprint_tensors([*self.parameters(), *self.buffers()])
+        if self._cache is None or self._cache[0] != key:
+            with torch.inference_mode(False), torch.no_grad():  # usable with gradients later
+                factor = self._factor(self.x)
+                self._cache = key, factor, torch.cholesky_solve(self.y[..., None], factor)
+        return self._cache[1:]
+
     def posterior(self, x: Tensor) -> Tensor:
         """Mean and variance of f(x) given the data, in standard units: (2, k, N)."""
+        factor, weights = self._solve()
+        cross = self.covariance(x, self.x)  # (k, N, n)
+        white = _solve_lower(factor, cross.mT)  # (k, n, N)
+        return torch.stack([(cross @ weights)[..., 0], self.scale - white.square().sum(1)])
 
-    @abstractmethod
     def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
         """v such that prior(x) + k(x, basis) v is a path of the posterior: (k, M)."""
+        factor, _ = self._solve()
+        drawn = draw_normal(derive_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
+        noise = self.noise.sqrt() * drawn.to(self.y)
+        residual = self.y - _map_chunks(prior, self.x, self.outputs * _NUM_FREQUENCIES) - noise  # (k, n)
+        return torch.cholesky_solve(residual[..., None], factor)[..., 0]
+
+    # -- training
+
+    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+        """−log p(y) / n of each output: (k,)."""
+        return -self.marginal(x).log_prob(y.T) / len(x)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The objective of the training, a sum over outputs."""
@@ -230,7 +267,7 @@ class _Process(nn.Module, ABC):
         """
         base = self.kernel.base_kernel
         first: Tensor = base.lengthscale.clone()
-        chosen, best = first.clone(), None
+        chosen, best = first.clone(), x.new_full((self.outputs,), math.inf)
         for length in _START_LENGTHS:
             base.lengthscale = first * length
             tried = []
@@ -238,9 +275,9 @@ class _Process(nn.Module, ABC):
                 self.likelihood.noise = noise
                 tried.append(self.objectives(x, y))
             value = torch.stack(tried).amin(0)  # (k,)
-            better = torch.ones_like(value).bool() if best is None else value < best - (0.1 + 3 / len(x))
+            better = value < best - (0.1 + 3 / len(x))
             chosen[better] = base.lengthscale[better]
-            best = value if best is None else value.where(better, best)
+            best = value.where(better, best)
         base.lengthscale = chosen
         self.likelihood.noise = _START_NOISES[0]
 
@@ -286,60 +323,6 @@ class _Process(nn.Module, ABC):
         return mean, variance.clamp_min(0.0).sqrt()
 
 
-class _ExactProcess(_Process):
-    """A Gaussian process that stores its n training points."""
-
-    x: Tensor  # (n, D)
-    y: Tensor  # (k, n)
-
-    def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
-        super().__init__(inputs, outputs, kernel, ard)
-        self.register_buffer("x", torch.zeros(points, inputs, dtype=torch.float64))
-        self.register_buffer("y", torch.zeros(outputs, points, dtype=torch.float64))
-        self._cache: tuple[bytes, Tensor, Tensor] | None = None
-
-    @property
-    def basis(self) -> Tensor:
-        return self.x
-
-    def absorb(self, x: Tensor, y: Tensor) -> None:
-        self.x.copy_(x)
-        self.y.copy_(y.T)
-
-    def _factor(self, x: Tensor) -> Tensor:
-        """L with LLᵀ = K + σ²I: (k, n, n)."""
-        noise = self.noise[..., None] * torch.eye(len(x)).to(x)
-        return _cholesky(self.covariance(x, x) + noise)
-
-    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
-        factor = self._factor(x)
-        white = _solve_lower(factor, y.T[..., None])
-        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return 0.5 * (white.square().sum((-2, -1)) + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
-
-    def _solve(self) -> tuple[Tensor, Tensor]:
-        """L and (K + σ²I)⁻¹y, cached until a parameter or the data change."""
-        key = fingerprint_tensors([*self.parameters(), *self.buffers()])
-        if self._cache is None or self._cache[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # usable with gradients later
-                factor = self._factor(self.x)
-                self._cache = key, factor, torch.cholesky_solve(self.y[..., None], factor)
-        return self._cache[1:]
-
-    def posterior(self, x: Tensor) -> Tensor:
-        factor, weights = self._solve()
-        cross = self.covariance(x, self.x)  # (k, N, n)
-        white = _solve_lower(factor, cross.mT)  # (k, n, N)
-        return torch.stack([(cross @ weights)[..., 0], self.scale - white.square().sum(1)])
-
-    def correction(self, prior: Callable[[Tensor], Tensor], *name: int | str) -> Tensor:
-        factor, _ = self._solve()
-        drawn = draw_normal(derive_keys(torch.arange(1), *name, "noise"), self.y.numel()).view_as(self.y)
-        noise = self.noise.sqrt() * drawn.to(self.y)
-        residual = self.y - _map_chunks(prior, self.x, self.outputs * _NUM_FREQUENCIES) - noise  # (k, n)
-        return torch.cholesky_solve(residual[..., None], factor)[..., 0]
-
-
 class _SparseProcess(_Process):
     """A Gaussian process that knows its data through m inducing points Z, for each output its own.
 
@@ -351,11 +334,10 @@ class _SparseProcess(_Process):
     gram: Tensor  # AΛ⁻¹Aᵀ: (k, m, m)
     moment: Tensor  # AΛ⁻¹y: (k, m, 1)
 
-    def __init__(self, points: int, inputs: int, outputs: int, kernel: KernelName, ard: bool) -> None:
-        super().__init__(inputs, outputs, kernel, ard)
-        self.Z = nn.Parameter(torch.zeros(outputs, points, inputs, dtype=torch.float64))
-        self.register_buffer("gram", torch.zeros(outputs, points, points, dtype=torch.float64))
-        self.register_buffer("moment", torch.zeros(outputs, points, 1, dtype=torch.float64))
+    def add_data_tensors(self, points: int) -> None:
+        self.Z = nn.Parameter(torch.zeros(self.outputs, points, self.inputs, dtype=torch.float64))
+        self.register_buffer("gram", torch.zeros(self.outputs, points, points, dtype=torch.float64))
+        self.register_buffer("moment", torch.zeros(self.outputs, points, 1, dtype=torch.float64))
 
     @property
     def basis(self) -> Tensor:
@@ -382,15 +364,9 @@ class _SparseProcess(_Process):
         rest = (self.scale - A.square().sum(1)).clamp_min(0.0)  # rounding may make it negative at an inducing point
         return A, rest + self.noise
 
-    def objectives(self, x: Tensor, y: Tensor) -> Tensor:
+    def marginal(self, x: Tensor) -> MultivariateNormal | LowRankMultivariateNormal:
         A, lam = self._project(x)
-        scaled = A / lam.sqrt()[:, None]  # AΛ^{−1/2}
-        white = y.T / lam.sqrt()  # Λ^{−1/2}y
-        factor = _cholesky(torch.eye(A.shape[1]).to(A) + scaled @ scaled.mT)
-        fitted = _solve_lower(factor, scaled @ white[..., None])
-        logdet = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + lam.log().sum(-1)
-        quadratic = white.square().sum(-1) - fitted.square().sum((-2, -1))
-        return 0.5 * (quadratic + logdet) / len(x) + 0.5 * math.log(2.0 * math.pi)
+        return LowRankMultivariateNormal(x.new_zeros(len(x)), A.mT, lam, validate_args=False)
 
     @torch.no_grad()
     def absorb(self, x: Tensor, y: Tensor) -> None:
@@ -476,7 +452,7 @@ class GaussianProcessPredictor(Predictor):
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
-        make = _SparseProcess if config["method"] == "sparse-gp" else _ExactProcess
+        make = _SparseProcess if config["method"] == "sparse-gp" else _Process
         with torch.inference_mode(False):  # tensors that gradients may pass, wherever it is loaded
             return cls(make(**options).eval())
 
@@ -539,7 +515,7 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
 
     def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
         x, y = _read_data(inputs, MAX_POINTS)
-        process = _ExactProcess(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
+        process = _Process(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
         return self._maximize_likelihood(process, x, y, inputs)
 
     def _maximize_likelihood(

@@ -15,9 +15,8 @@ recomputed on training inputs.
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from torch.utils.data import Dataset
 from neuboots._prng import derive_keys, stable_hash
 from neuboots._pytree import as_tree
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
-from neuboots.head import add_output_axis, cast_inputs, compute_output, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
@@ -40,9 +39,7 @@ from neuboots.training import (
     SchedulerFactory,
     TrainingConfig,
     describe_callable,
-    mean_loss,
     prepare_net,
-    validation_metrics,
 )
 
 _MIN_ITERATES = 10  # collected more often than once an epoch if needed
@@ -152,27 +149,8 @@ class _StoredInputs(nn.Module):
 
 def _find_batch_norms(net: nn.Module) -> list[str]:
     """Return the names of the BatchNorm layers that update their statistics in training; a net may keep some frozen."""
-    modes = [(module, module.training) for module in net.modules()]
-    try:
-        net.train()
-        layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, _BatchNorm)]
-        return [name for name, layer in layers if layer.training and layer.running_mean is not None]
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def _average_statistics(layers: Collection[_BatchNorm]) -> Iterator[None]:
-    """Let BatchNorm layers average the statistics of all batches inside a `with` block."""
-    settings = [(layer, layer.training, layer.momentum) for layer in layers]
-    try:
-        for layer in layers:
-            layer.training, layer.momentum = True, None
-        yield
-    finally:
-        for layer, training, momentum in settings:
-            layer.training, layer.momentum = training, momentum
+    layers = [(name, layer) for name, layer in copy_net(net).train().named_modules() if isinstance(layer, _BatchNorm)]
+    return [name for name, layer in layers if layer.training and layer.running_mean is not None]
 
 
 def _recompute_statistics(
@@ -185,18 +163,18 @@ def _recompute_statistics(
     Returns:
         The statistics by the names of their buffers.
     """
-    layers = {name: cast(_BatchNorm, net.get_submodule(name)) for name in norms}
-    names = [f"{name}.{buffer}" for name, layer in layers.items() for buffer, _ in layer.named_buffers(recurse=False)]
-    buffers = dict(net.named_buffers())
-    # with a count of 0 the first batch overwrites the statistics; a layer that skips a batch of one row keeps its own
-    statistics = {
-        name: torch.zeros_like(buffers[name]) if name.endswith("num_batches_tracked") else buffers[name].clone()
-        for name in names
-    }
-    with torch.no_grad(), eval_mode(net), _average_statistics(layers.values()):
+    net = copy_net(net).eval()
+    net.load_state_dict(weights, strict=False)
+    layers: dict[str, Any] = {name: net.get_submodule(name) for name in norms}
+    for layer in layers.values():
+        layer.train()
+        layer.momentum = None  # the mean over batches
+        # with a count of 0 the first batch overwrites the statistics; a layer that skips a batch keeps its own
+        layer.num_batches_tracked.zero_()
+    with torch.no_grad():
         for x in inputs.batches(batch_size):
-            functional_output(net, {**weights, **statistics}, cast_inputs(net, x))  # updates `statistics` in place
-    return statistics
+            compute_output(net, x)
+    return {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.named_buffers()}
 
 
 # -- the learning rate ---------------------------------------------------------------------------------
@@ -307,8 +285,7 @@ class SWAGPredictor(Predictor):
     def _fingerprint(self) -> int:
         """Return a hash that changes with any parameter or buffer."""
         tensors = [*self.iterates.parameters(), *self.iterates.buffers()]
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-        return hash(tuple((t.data_ptr(), t.dtype, t.device, v) for t, v in zip(tensors, versions, strict=True)))
+        return hash(tuple((t.data_ptr(), t.dtype, t.device, t.is_inference() or t._version) for t in tensors))
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         net = self.net
@@ -393,30 +370,23 @@ class SWAG(BaseMethod[SWAGPredictor]):
             check_int("every", self.every, minimum=1)
 
     def _fit(self, inputs: FitInputs) -> SWAGPredictor:
-        config, loss = inputs.config, self.loss
+        config = inputs.config
         net, _ = prepare_net(inputs)
         if not any(parameter.requires_grad for parameter in net.parameters()):
             raise ArgumentError("model", type(net), "a net with parameters that require gradients")
         start, steps = self._plan_steps(inputs.data, config)
         iterates = IterateMoments(net, min(self.rank, len(steps)))
 
-        def objective(model: nn.Module, batch: Batch) -> Tensor:
+        def collect(batch: Batch) -> None:
             if batch.step in steps:
                 iterates.collect(batch.step)
-            return mean_loss(loss, compute_output(model, batch.x), batch.y)
-
-        def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return validation_metrics(loss, compute_output(model, batch.x), batch.y)
 
         schedule = _make_constant_tail(config.lr_scheduler, start, self.learning_rate)
         inputs = replace(inputs, config=replace(config, lr_scheduler=schedule))
-        self._train(iterates, inputs, lambda epoch: objective, validate)
+        self._train_net(iterates, inputs, before_step=collect)
         iterates.collect(steps[-1])
         if int(iterates.count) < 2:
-            raise ValueError(
-                f"training stopped after {int(iterates.count)} iterate(s); expected at least 2: use no patience, or a "
-                "smaller start"
-            )
+            raise ValueError("training stopped before the second iterate; use no patience, or a smaller start")
         norms = tuple(_find_batch_norms(net))
         if norms:
             iterates.inputs = _StoredInputs(cast_inputs(net, self._load_inputs(inputs.data, config)))
@@ -432,12 +402,8 @@ class SWAG(BaseMethod[SWAGPredictor]):
         every = self.every or min(loader.steps, max(1, (total - start) // _MIN_ITERATES))
         steps = range(total, start - 1, -every)[::-1]
         if len(steps) < 2:
-            raise ArgumentError(
-                "start",
-                self.start,
-                f"at least 2 iterates; training has {total} steps, of which {total - start} are after the start",
-                hint="train for more epochs, or lower start or every",
-            )
+            expected = f"at least 2 iterates; training has {total} steps, of which {total - start} are after the start"
+            raise ArgumentError("start", self.start, expected, hint="train for more epochs, or lower start or every")
         return start, steps
 
     def _load_inputs(self, data: Dataset[Any], config: TrainingConfig) -> Any:
