@@ -4,31 +4,28 @@ g(x, α) = M(F(x) ⊙ α): a bootstrap replicate of a net is a re-weighted last 
 pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2021).
 """
 
-from typing import TYPE_CHECKING, Any
-
 from neuboots._validation import ArgumentError
-from neuboots.methods import create_method, list_methods
+from neuboots.methods import (
+    MIMO,
+    SWAG,
+    BatchEnsemble,
+    BayesianBootstrap,
+    CalibratedNeuBoots,
+    DeepEnsemble,
+    Deterministic,
+    GaussianProcess,
+    InfluenceBootstrap,
+    Laplace,
+    MCDropout,
+    NeuBoots,
+    SparseGP,
+    StandardBootstrap,
+    create_method,
+    list_methods,
+)
 from neuboots.prediction import Method, Prediction, Predictor, Summary, residual_std, split_gaussian
 from neuboots.serialization import load, save
 from neuboots.training import TrainingConfig
-
-if TYPE_CHECKING:
-    from neuboots.methods import (
-        MIMO,
-        SWAG,
-        BatchEnsemble,
-        BayesianBootstrap,
-        CalibratedNeuBoots,
-        DeepEnsemble,
-        Deterministic,
-        GaussianProcess,
-        InfluenceBootstrap,
-        Laplace,
-        MCDropout,
-        NeuBoots,
-        SparseGP,
-        StandardBootstrap,
-    )
 
 __version__ = "0.1.0"
 
@@ -60,12 +57,3 @@ __all__ = [
     "save",
     "split_gaussian",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return a method's class, whose module is imported on first use."""
-    if name in __all__:
-        import neuboots.methods
-
-        return getattr(neuboots.methods, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

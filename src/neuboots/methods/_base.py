@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -183,26 +182,8 @@ class MethodInfo:
             raise ArgumentError("tasks", self.tasks, f"one or more of {list(TASKS)}")
 
 
-METHODS: dict[str, MethodInfo] = {}  # registered so far; `load_methods` completes it
+METHODS: dict[str, MethodInfo] = {}
 WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config is under "inner"
-
-_MODULES = {  # that register the methods of the library when they are imported
-    "batch-ensemble": "neuboots.methods.batch_ensemble",
-    "bayesian-bootstrap": "neuboots.methods.ensembles",
-    "calibrated-neuboots": "neuboots.methods.calibrated_neuboots",
-    "deep-ensemble": "neuboots.methods.ensembles",
-    "deterministic": "neuboots.methods.deterministic",
-    "gp": "neuboots.methods.gaussian_process",
-    "influence": "neuboots.methods.influence",
-    "laplace": "neuboots.methods.laplace",
-    "mc-dropout": "neuboots.methods.mc_dropout",
-    "mimo": "neuboots.methods.mimo",
-    "neuboots": "neuboots.methods.neuboots",
-    "scaled": "neuboots.posthoc",
-    "sparse-gp": "neuboots.methods.gaussian_process",
-    "standard-bootstrap": "neuboots.methods.ensembles",
-    "swag": "neuboots.methods.swag",
-}
 
 
 def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callable[[type[T]], type[T]]:
@@ -234,7 +215,7 @@ def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callab
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        if name in METHODS or _MODULES.get(name, cls.__module__) != cls.__module__:
+        if name in METHODS:
             raise ArgumentError("name", name, "a name that no other method has")
         info = MethodInfo(name, cast(Callable[..., Method], cls), predictor, summary, **facts)
         METHODS[name] = info
@@ -258,10 +239,7 @@ def find_method(name: str) -> MethodInfo:
         >>> find_method("deep-ensemble").train_cost
         'O(LK)'
     """
-    if name in _MODULES:
-        import_module(_MODULES[name])
-    if name not in METHODS:
-        check_choice("method", name, list_methods())
+    check_choice("method", name, list_methods())
     return METHODS[name]
 
 
@@ -307,14 +285,7 @@ def list_methods(task: Task | None = None) -> list[str]:
     """
     if task is not None:
         check_choice("task", task, TASKS)
-    return sorted(name for name, info in load_methods().items() if task is None or task in info.tasks)
-
-
-def load_methods() -> dict[str, MethodInfo]:
-    """Import the modules of all methods and return the registry."""
-    for module in _MODULES.values():
-        import_module(module)
-    return METHODS
+    return sorted(name for name, info in METHODS.items() if task is None or task in info.tasks)
 
 
 def find_saved_method(config: dict[str, Any]) -> MethodInfo:
@@ -327,6 +298,4 @@ def find_saved_method(config: dict[str, Any]) -> MethodInfo:
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
     """Return the class whose `from_config` reads this config."""
     name = config["method"]
-    if name in _MODULES:
-        import_module(_MODULES[name])
     return WRAPPERS[name] if name in WRAPPERS else find_method(name).predictor

@@ -62,10 +62,7 @@ def selected_members(num_members: int) -> list[int]:
 def _untile(x: Tensor, times: int) -> Tensor:
     """Reshape (R·N, …) to (R, N, …)."""
     if x.ndim == 0 or len(x) % times:
-        raise ValueError(
-            f"got a tensor of shape {tuple(x.shape)} for {times} members; expected the batch on the first axis in all "
-            "layers: move it there, or use a method that evaluates members one by one"
-        )
+        raise ValueError(f"a layer gets {tuple(x.shape)} for {times} members; expected the batch on the first axis")
     return x.reshape(times, len(x) // times, *x.shape[1:])
 
 
@@ -234,11 +231,8 @@ def check_replacements(replacements: Iterable[tuple[nn.Module, nn.Module]], *, n
         yield
     # a replacement calls its layer once
     if calls["layer"] != calls["replacement"] or (needed and not calls["replacement"]):
-        raise ValueError(
-            "the net does not call its layers through its attributes, or reads their weights without calling them, so "
-            "that they cannot be replaced; expected layers in attributes, nn.ModuleList or nn.Sequential: register "
-            "them there, or use a method that keeps the layers"
-        )
+        expected = "layers that are called, and held in attributes, nn.ModuleList or nn.Sequential"
+        raise ValueError(f"the layers of the net cannot be replaced; expected {expected}")
 
 
 def outputs_match(outputs: Tensor, expected: Tensor) -> bool:
@@ -261,10 +255,8 @@ def check_ensemble(ensemble: nn.Module, num_members: int, example: Any) -> None:
         with preserve_rng_state(), torch.no_grad():
             tiled, alone = _run_in_training_mode(ensemble, num_members, example)
     if not outputs_match(tiled, alone):
-        raise ValueError(
-            "a member gives other outputs in a tiled batch than alone; expected the batch on the first axis in all "
-            "layers, and no operation across examples: use a method that evaluates members one by one"
-        )
+        expected = "the batch on the first axis in all layers, and no operation across examples"
+        raise ValueError(f"a member gives other outputs in a tiled batch than alone; expected {expected}")
 
 
 def _run_in_training_mode(ensemble: nn.Module, num_members: int, example: Any) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@
 The time of a small net is dominated by overhead per operation, so that K nets in one call cost little more than one.
 """
 
-import copy
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -42,10 +41,7 @@ class StackedNets(nn.Module):
         self._template = (copy_to_meta(nets[0]),)  # in a tuple, so that its empty tensors are not part of the state
         states = [_named_tensors(net) for net in nets]
         for name, tensor in _named_tensors(self.stacked).items():
-            stack = torch.stack([state[name].detach() for state in states])  # (K, …)
-            if isinstance(tensor, nn.Parameter):
-                stack = nn.Parameter(stack, tensor.requires_grad)
-            _replace_tensor(self.stacked, tensor, stack)
+            _replace_tensor(self.stacked, tensor, torch.stack([state[name].detach() for state in states]))  # (K, …)
 
     def __len__(self) -> int:
         return self.num_members
@@ -60,11 +56,9 @@ class StackedNets(nn.Module):
         stacks = _named_tensors(self.stacked)
         nets = []
         for k in range(len(self)):
-            memo: dict[int, Any] = {}
-            for name, empty in _named_tensors(self.template).items():
-                row = stacks[name][k].detach().clone()
-                memo[id(empty)] = nn.Parameter(row, empty.requires_grad) if isinstance(empty, nn.Parameter) else row
-            nets.append(copy.deepcopy(self.template, memo))
+            nets.append(copy_to_meta(self.template))
+            for name, empty in _named_tensors(nets[-1]).items():
+                _replace_tensor(nets[-1], empty, stacks[name][k].detach().clone())
             _copy_modes(self.stacked, nets[-1])
         return nets
 
@@ -88,8 +82,9 @@ def _copy_modes(source: nn.Module, target: nn.Module) -> None:
         mine.training = theirs.training
 
 
-def _replace_tensor(net: nn.Module, old: Tensor, new: Tensor) -> None:
-    """Replace a tensor wherever it occurs, so that tied weights stay tied."""
+def _replace_tensor(net: nn.Module, old: Tensor, values: Tensor) -> None:
+    """Replace a parameter or buffer wherever it occurs, so that tied weights stay tied."""
+    new = nn.Parameter(values, old.requires_grad) if isinstance(old, nn.Parameter) else values
     for module in net.modules():
         for tensors in (module._parameters, module._buffers):
             for key, tensor in tensors.items():

@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._pytree import count_rows, take_rows
+from neuboots._pytree import count_rows, row_slices, take_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
@@ -49,7 +49,6 @@ _MIN_VARIANCE = 1e-300
 _MAX_POINTS = 1 << 18  # pixels at which variances are compared
 _BATCH_FACTOR = 4  # batches without gradients may be larger than in training
 
-_Batches = Callable[[], Iterator[Any]]  # inputs, some rows at a time, the same at each call
 _Variance = Callable[[WeightDistribution], Tensor]  # of a generator at M points of C outputs: (M, C)
 _Compared = Literal["outputs", "means", "contrasts"]
 
@@ -152,13 +151,13 @@ def _flatten(values: Tensor, compared: _Compared) -> Tensor:
 
 
 def _replicate_moments(
-    predictor: Predictor, batches: _Batches, compared: _Compared, num_samples: int, seed: int
+    predictor: Predictor, batches: list[Any], compared: _Compared, num_samples: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance over replicates at all points: (M, C) each."""
     number = min(num_samples, predictor.num_distinct or num_samples)
     means, variances = [], []
     with torch.no_grad():
-        for x in batches():
+        for x in batches:
             check_inputs(x)
             stream = predictor.stream(x, number, seed=seed)
             if compared == "contrasts":
@@ -178,7 +177,7 @@ def _center_logits(stream: SampleStream) -> SampleStream:
     return SampleStream(stream.num_samples, stream.replicate_bytes, chunks)
 
 
-def _exact_variance(generator: BootstrapGenerator, batches: _Batches, compared: _Compared) -> _Variance | None:
+def _exact_variance(generator: BootstrapGenerator, batches: list[Any], compared: _Compared) -> _Variance | None:
     """The variance as a function of the distribution, from one pass; None if what follows the head is not affine."""
     size, link = generator.num_blocks, generator.link
     if compared == "contrasts":
@@ -188,7 +187,7 @@ def _exact_variance(generator: BootstrapGenerator, batches: _Batches, compared: 
     ends = torch.tensor([1.0, 0.0] if link == "identity" else [0.0, math.inf])  # with factors 1 and 0
     found: list[tuple[Tensor, Tensor]] = []
     with eval_mode(generator), torch.no_grad():
-        for x in batches():
+        for x in batches:
             at = generator.at(cast_inputs(generator, x))
             try:
                 squares = at.moments(unit).std.square() / v
@@ -331,20 +330,16 @@ def calibrate_dispersion(
         True
     """
     check_inputs(x)
-    n = count_rows(x)
-    if not n:
+    batches = [take_rows(x, rows) for rows in row_slices(count_rows(x), _BATCH_ROWS)]
+    if not count_rows(x):
         raise ArgumentError("x", "no inputs", "at least one input")
-
-    def batches() -> Iterator[Any]:
-        return (take_rows(x, slice(start, start + _BATCH_ROWS)) for start in range(0, n, _BATCH_ROWS))
-
     return _calibrate(predictor, reference, batches, loss=loss, num_samples=num_samples, seed=seed)
 
 
 def _calibrate(
     predictor: NeuBootsPredictor,
     reference: Predictor,
-    batches: _Batches,
+    batches: list[Any],
     *,
     loss: Loss | None,
     num_samples: int = 200,
@@ -386,13 +381,8 @@ def _calibrate(
         num_points=len(wanted),
     )
     if not found.reached:
-        warnings.warn(
-            f"the variance of the reference, {found.reference_variance:.4g}, is out of range: the calibrated one is "
-            f"{found.variance_after:.4g} (concentration {found.concentration:.4g}, stretched by {found.stretch:.4g}); "
-            "train with another link, or use the reference itself",
-            UserWarning,
-            stacklevel=2,
-        )
+        advice = "train with another link, or use the reference itself"
+        warnings.warn(f"the variance of the reference is out of range: {found}; {advice}", UserWarning, stacklevel=2)
     return CalibratedNeuBootsPredictor(predictor.generator, distribution, found)
 
 
@@ -426,10 +416,7 @@ def _solve(
     low, high = family.range
     over, under = excess(low), excess(high)
     if over <= math.log(_MIN_VARIANCE / target):
-        raise ValueError(
-            f"the replicates of NeuBoots (S = {generator.num_blocks} blocks) are equal at x under every distribution; "
-            "use more blocks, or check for dead features"
-        )
+        raise ValueError("the replicates of NeuBoots are equal at x; use more blocks, or check for dead features")
     if over <= 0.0 or under >= 0.0:
         return family(low if over <= 0.0 else high)
     for _ in range(_MAX_STEPS):
@@ -520,7 +507,7 @@ class CalibratedNeuBoots(BaseMethod[CalibratedNeuBootsPredictor]):
         else:
             reference = self._make_influence(predictor, data, config, shape)
         rows = max(1, min(self.num_inputs, _MAX_POINTS // max(1, shape[2:].numel())))
-        batches = partial(_read_inputs, data, config, rows)
+        batches = list(_read_inputs(data, config, rows))
         return _calibrate(predictor, reference, batches, loss=self.loss, seed=config.seed)
 
     def _make_influence(

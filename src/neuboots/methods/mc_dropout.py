@@ -170,10 +170,7 @@ class _DropoutWrapper(LayerWrapper):
             by_channel = isinstance(layer, _CHANNEL_DROPOUTS)
         self.channel_axis = (-1 if isinstance(layer, nn.Linear) else 1) if by_channel else None
         if self.channel_axis == 1 and batch_axis != 0:
-            raise ValueError(
-                f"the layer {name!r} drops channels, and its input has the batch on axis {batch_axis}; "
-                "expected (N, C, …): transpose it, or drop elements (granularity='element', nn.Dropout)"
-            )
+            raise ValueError(f"layer {name!r} drops channels; expected the batch on axis 0, got axis {batch_axis}")
         self.mark = nn.Identity()  # where a recording starts
 
     def mask_shape(self, x: Tensor) -> list[int]:
@@ -323,11 +320,8 @@ def _find_batch_axis(name: str, use: _LayerUse, doubled: _LayerUse) -> int | Non
     axes = grown.pop() if grown else ()
     regular = list(map(len, use.shapes)) == list(map(len, doubled.shapes))
     if not regular or grown or len(axes) > 1:
-        raise ValueError(
-            f"the inputs of layer {name!r} have shapes {[tuple(s) for s in use.shapes]}, and "
-            f"{[tuple(s) for s in doubled.shapes]} for twice as many examples; expected one axis that grows with the "
-            "batch, the same at each use, so that all examples share a mask: use the layer on the whole batch"
-        )
+        expected = "one axis that grows with the batch, the same at each use, so that all examples share a mask"
+        raise ValueError(f"layer {name!r} has inputs of shapes {use.shapes}; expected {expected}")
     return axes[0] if axes else None
 
 
@@ -514,12 +508,8 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
         layer_names, rates = self._choose_layers(net, uses, example), _find_dropout_rates(net)
         dropouts = [name for name in uses if name in layer_names or name in rates]
         if not dropouts:
-            raise ArgumentError(
-                "where",
-                self.where,
-                "a placement that reaches a layer; the net uses no dropout layer, or has a single layer",
-                hint="use 'all', or 'head' for a net with one layer; F.dropout in forward cannot be reached",
-            )
+            hint = "use 'head' for a net with one layer; F.dropout in forward cannot be reached"
+            raise ArgumentError("where", self.where, "a placement that reaches a layer", hint=hint)
         axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
         net = _insert_dropout(net, layer_names, self.rate, self.granularity, axes)
         head = None if rates else _find_mergeable_head(net, layer_names, self.granularity, example)

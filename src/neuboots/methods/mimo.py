@@ -44,10 +44,7 @@ _ON_READ: ContextVar[Callable[[Tensor], None] | None] = ContextVar("on_read", de
 
 
 def _unsupported(reason: str) -> ValueError:
-    return ValueError(
-        f"the net cannot be widened for MIMO: {reason}; expected the input to be read by Linear layers or convolutions "
-        "only: use another method, or move the operation into the data"
-    )
+    return ValueError(f"MIMO cannot widen the net: {reason}; expected only Linear layers and convolutions at the input")
 
 
 class _MultiInput(Tensor):

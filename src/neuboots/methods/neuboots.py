@@ -269,9 +269,8 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
             neutral = torch.full((2, generator.num_blocks), 1.0 if self.link == "identity" else 0.0)  # h(α) = 1
             same = torch.allclose(at(neutral)[1], at.output, rtol=1e-2, atol=1e-3)
         if not same:
-            raise ArgumentError(
-                "head", generator.split.name, "a plain last layer; re-weighting it by 1 changes the net's output"
-            )
+            expected = "a plain last layer; re-weighting it by 1 changes the net's output"
+            raise ArgumentError("head", generator.split.name, expected)
         lengths = {len(part) for part in tree_leaves(example) if isinstance(part, Tensor) and part.ndim}
         if self.resample in ("sample", "pool") and len(at.trace.phi) not in lengths:
             expected = f"'step' or 'epoch', since the features have {len(at.trace.phi)} rows for {lengths} examples"

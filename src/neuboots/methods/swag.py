@@ -192,18 +192,14 @@ class _ConstantTailLR(LRScheduler):
     def __init__(self, first: LRScheduler, start: int, rates: list[float]) -> None:
         self.first, self.start, self.rates = first, start, rates
         self.optimizer, self.last_epoch = first.optimizer, 0
-        self._set_rates()
-
-    def _set_rates(self) -> None:
-        if self.last_epoch >= self.start:
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate
 
     def step(self, epoch: int | None = None) -> None:
         self.last_epoch += 1
         if self.last_epoch < self.start:
             self.first.step()
-        self._set_rates()
+            return
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.last_epoch, "first": self.first.state_dict()}
