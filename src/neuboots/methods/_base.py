@@ -215,7 +215,7 @@ def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callab
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        if name in METHODS:
+        if name in METHODS or name in WRAPPERS:
             raise ArgumentError("name", name, "a name that no other method has")
         info = MethodInfo(name, cast(Callable[..., Method], cls), predictor, summary, **facts)
         METHODS[name] = info
