@@ -416,7 +416,8 @@ def _solve(
     low, high = family.range
     over, under = excess(low), excess(high)
     if over <= math.log(_MIN_VARIANCE / target):
-        raise ValueError("the replicates of NeuBoots are equal at x; use more blocks, or check for dead features")
+        size = generator.num_blocks
+        raise ValueError(f"replicates are equal at x (S = {size}); use more blocks, or check for dead features")
     if over <= 0.0 or under >= 0.0:
         return family(low if over <= 0.0 else high)
     for _ in range(_MAX_STEPS):
