@@ -199,7 +199,7 @@ class FitInputs:
 
 
 def resolve_fit(
-    model: nn.Module | ModelFactory,
+    model: nn.Module | ModelFactory | None,
     data: FitData,
     config: TrainingConfig | None = None,
     val_data: FitData | None = None,
@@ -796,7 +796,7 @@ class BaseMethod(ABC, Generic[P]):
 
     def fit(
         self,
-        model: nn.Module | ModelFactory,
+        model: nn.Module | ModelFactory | None,
         data: FitData,
         config: TrainingConfig | None = None,
         *,
@@ -807,7 +807,7 @@ class BaseMethod(ABC, Generic[P]):
         Args:
             model: Net, trained in place from its present weights, or a function without arguments that returns one. A
                 method with several nets calls the function once per net; of a module it trains copies with new initial
-                weights. A method that replaces layers trains a copy.
+                weights. A method that replaces layers trains a copy. None for a method without a net.
             data: Training data: a data set of (x, y), a pair of tensors or arrays, or a `DataLoader`.
             config: Training options; None for the defaults.
             val_data: Validation data, for the metrics of each epoch and for early stopping.
@@ -819,7 +819,7 @@ class BaseMethod(ABC, Generic[P]):
             ArgumentError: If an argument is wrong.
             ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
         """
-        return self._fit(resolve_fit(model, data, config, val_data))
+        return self._fit(resolve_fit(model if self.info.needs_net else nn.Identity(), data, config, val_data))
 
     @abstractmethod
     def _fit(self, inputs: FitInputs) -> P:

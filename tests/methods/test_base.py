@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import neuboots_paper.baselines  # noqa: F401  # registers four more methods
-from neuboots import load, save, split_gaussian
+from neuboots import NeuBoots, load, save, split_gaussian
 from neuboots._validation import ArgumentError
 from neuboots.losses import GaussianNLL
 from neuboots.methods import (
@@ -75,8 +75,6 @@ def test_registry_has_all_methods_with_their_facts() -> None:
         (lambda: list_methods("sorting"), "task"),
         (lambda: register("deterministic", predictor=DeterministicPredictor, summary="")(Deterministic), "name"),
         (lambda: register("scaled", predictor=DeterministicPredictor, summary="")(Deterministic), "name"),
-        (lambda: MethodInfo("mine", Deterministic, DeterministicPredictor, "", tasks=("sorting",)), "tasks"),
-        (lambda: MethodInfo("mine", Deterministic, DeterministicPredictor, "", tasks=()), "tasks"),
     ],
 )
 def test_invalid_names_and_facts_raise(call: Any, argument: str) -> None:
@@ -86,10 +84,9 @@ def test_invalid_names_and_facts_raise(call: Any, argument: str) -> None:
 
 
 NAN = float("nan")
-NOT_A_LOSS = nn.CrossEntropyLoss  # a class, not an instance
 INVALID: dict[str, dict[str, list[Any]]] = {
     "neuboots": {
-        "loss": [NOT_A_LOSS],
+        "loss": [nn.CrossEntropyLoss],  # a class, not an instance
         "weight_distribution": ["dirichlet", Dirichlet],
         "num_blocks": [0, 2.5],
         "resample": ["day"],
@@ -97,8 +94,8 @@ INVALID: dict[str, dict[str, list[Any]]] = {
         "link": ["log"],
     },
     "deep-ensemble": {"num_members": [0, 2.5, True], "vectorized": ["no"]},
-    "batch-ensemble": {"num_members": [0], "init": ["ones"]},
-    "mimo": {"num_members": [0], "input_repetition": [1.5], "batch_repetition": [0]},
+    "batch-ensemble": {"init": ["ones"]},
+    "mimo": {"input_repetition": [1.5], "batch_repetition": [0]},
     "mc-dropout": {"rate": [0.0, 1, True, NAN], "where": ["tail"], "granularity": ["row"], "head": [3, "fc"]},
     "swag": {
         "start": [1.0, -0.1, True],
@@ -107,11 +104,24 @@ INVALID: dict[str, dict[str, list[Any]]] = {
         "every": [0, True],
         "learning_rate": [0, float("inf")],
         "refresh_rows": [1, None],
-        "loss": [NOT_A_LOSS],
+    },
+    "sparse-gp": {
+        "loss": [nn.CrossEntropyLoss(), GaussianNLL()],
+        "kernel": ["linear"],
+        "steps": [0],
+        "learning_rate": [-1.0],
+        "num_inducing": [0],
+    },
+    "calibrated-neuboots": {
+        "neuboots": ["paper", NeuBoots(nn.MSELoss())],
+        "reference": ["jackknife"],
+        "layers": [0],
+        "num_members": [1],
+        "num_inputs": [1],
     },
     "adversarial-deep-ensemble": {"epsilon": [0.0, -1.0, NAN, "a", True]},
-    "gbs": {"num_blocks": [0], "weight_distribution": [Dirichlet], "resample": ["never"], "loss": [NOT_A_LOSS]},
-    "lp-bnn": {"num_members": [0], "latent": [0, 2.5], "elbo_weight": [-1, NAN]},
+    "gbs": {"num_blocks": [0], "weight_distribution": [Dirichlet], "resample": ["never"]},
+    "lp-bnn": {"latent": [0, 2.5], "elbo_weight": [-1, NAN]},
     "amortized-bootstrap": {
         "num_resamples": [0],
         "resample_every": [0],

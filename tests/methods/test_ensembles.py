@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import ZOO, Case, class_data, make, noise
+from _nets import ZOO, Case, Stream, class_data, make, noise
 from _reference import standard_errors
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from neuboots import BayesianBootstrap, DeepEnsemble, Deterministic, StandardBootstrap, load, save
 from neuboots._validation import ArgumentError
@@ -21,7 +21,7 @@ from neuboots.head import compute_output, unwrap_model
 from neuboots.loading import Batch
 from neuboots.losses import BrierLoss
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
-from neuboots.methods.ensembles import EnsemblePredictor, _derive_member_seed, _EnsembleObjective
+from neuboots.methods.ensembles import EnsemblePredictor, _EnsembleObjective
 from neuboots.nets import MLP
 from neuboots.testing import TwoBranches, Upsampling
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule
@@ -282,23 +282,12 @@ def test_factories_of_shared_weights_raise(share: str) -> None:
 
 
 def test_iterable_data_set_has_no_points_to_resample() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            for i in range(40):
-                yield noise(4, seed=i), i % 3
-
+    data = Stream(*class_data(40).tensors)
     config = TrainingConfig(epochs=1, batch_size=8, steps_per_epoch=5, progress=False)
     with pytest.raises(ArgumentError) as error:
-        StandardBootstrap(num_members=2).fit(make_net, Stream(), config)
+        StandardBootstrap(num_members=2).fit(make_net, data, config)
     assert error.value.name == "data"
-    assert not DeepEnsemble(num_members=2).fit(make_net, Stream(), config).vectorized
-
-
-def test_member_seeds_are_distinct() -> None:
-    seeds = [_derive_member_seed(0, k) for k in range(1000)]
-    assert seeds[0] == 0
-    assert len(set(seeds)) == 1000
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert not DeepEnsemble(num_members=2).fit(make_net, data, config).vectorized
 
 
 # -- bootstrap weights ---------------------------------------------------------------------------------

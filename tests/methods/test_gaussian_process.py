@@ -13,15 +13,13 @@ from _reference import standard_errors
 from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 import neuboots.methods.gaussian_process as module
 from neuboots import GaussianProcess, SparseGP, TrainingConfig, load, save
-from neuboots.losses import GaussianNLL
-from neuboots.methods.gaussian_process import _SparseProcess
 from neuboots.training import EpochReport
 
 CONFIG = TrainingConfig(progress=False)
@@ -129,24 +127,6 @@ def test_likelihood_and_posterior_match_dense_fitc(kernel: Any) -> None:
     np.testing.assert_allclose(prediction.std[:, 0], np.sqrt(np.diag(covariance)) * spread, rtol=1e-4)
 
 
-@KERNELS
-def test_sparse_process_with_all_points_is_exact(kernel: Any) -> None:
-    process = _SparseProcess(40, 2, 1, kernel, True)
-    x, y = process.set_units(*(tensor.double().view(40, -1) for tensor in curve()))
-    process.Z.data.copy_(x)
-    process.absorb(x, y)
-    theirs = GaussianProcessRegressor(sklearn_kernel(process), alpha=float(process.noise.detach()), optimizer=None)
-    theirs.fit(x.numpy(), y[:, 0].numpy())
-    new = noise(7, 2, seed=5).double()
-    mean, std = theirs.predict(new.numpy(), return_std=True)
-    with torch.no_grad():
-        ours = process.moments(new)
-        value = process(x, y)
-    np.testing.assert_allclose(ours[0][0], mean, rtol=1e-5)
-    np.testing.assert_allclose(ours[1][0], std, rtol=1e-5)
-    assert -40 * float(value) == pytest.approx(theirs.log_marginal_likelihood_value_, rel=1e-5)
-
-
 def test_noise_is_estimated() -> None:
     """σ̂ against its standard error σ/√2n."""
     x = torch.linspace(-3, 3, 200)[:, None]
@@ -157,15 +137,6 @@ def test_noise_is_estimated() -> None:
     low, high = predictor.predict(x, 2).prediction_interval(0.95, noise_std=predictor.noise_std)
     covered = float(((low[:, 0] < y) & (y < high[:, 0])).float().mean())
     assert abs(covered - 0.95) < standard_errors(1) * np.sqrt(0.95 * 0.05 / 200)
-
-
-def test_units_do_not_matter() -> None:
-    x, y = curve()
-    new, method = 3.0 + 2.0 * noise(7, 2, seed=5), GaussianProcess(steps=20)
-    plain = fit(method).predict(new.double(), 3)
-    other = fit(method, 1e3 * x.double() - 7, -5 * y.double() + 2).predict(1e3 * new.double() - 7, 3)
-    torch.testing.assert_close(other.mean, -5 * plain.mean + 2, rtol=1e-5, atol=0)
-    torch.testing.assert_close(other.std, 5 * plain.std, rtol=1e-4, atol=0)
 
 
 @METHODS
@@ -400,22 +371,6 @@ def test_sparse_process_builds_no_matrix_of_all_points() -> None:
 
 
 # -- errors --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("loss", nn.CrossEntropyLoss()),
-        ("loss", GaussianNLL()),
-        ("kernel", "linear"),
-        ("steps", 0),
-        ("learning_rate", -1.0),
-        ("num_inducing", 0),
-    ],
-)
-def test_options_are_checked(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"got {name}="):
-        SparseGP(**{name: value})
 
 
 @pytest.mark.parametrize(

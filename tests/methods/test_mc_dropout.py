@@ -118,17 +118,6 @@ def test_bernoulli_weights_have_the_moments_of_all_masks() -> None:
         assert distribution.laplace_transform(t, parts, 3) == pytest.approx(found)
 
 
-def test_elements_are_dropped_at_the_rate_and_scaled() -> None:
-    B, D = 200, 50
-    samples = with_dropout(identity(D, D), "1").predict(torch.ones(3, D), B).samples
-    kept = samples != 0
-    torch.testing.assert_close(samples[kept], torch.full_like(samples[kept], 1 / (1 - P)))
-    assert torch.equal(samples[:, 0], samples[:, 1])  # one mask for all examples
-    gap = abs(float(kept[:, 0].double().mean()) - (1 - P))
-    assert gap <= standard_errors(1) * math.sqrt(P * (1 - P) / (B * D))
-    assert len(torch.unique(kept[:, 0], dim=0)) == B  # a mask for each replicate
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_each_use_of_a_layer_has_its_own_mask(shared: bool) -> None:
     B, D = 200, 50
@@ -289,36 +278,10 @@ class Reordered(Parallel):
         return self.head(torch.cat([left, self.right(h) if right is None else right], 1))
 
 
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(4, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.embed(x)).mean(1))
-
-
-class ReadsAttributes(Parallel):
-    """Reads attributes of its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(0.25)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.dropout.p == 0.25
-        h = self.dropout(self.left(self.body(x).to(self.left.weight.dtype)))
-        return self.head(torch.cat([h, h], 1)) / self.head.in_features
-
-
 UNUSUAL: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "parallel": (Parallel, noise(12, 4)),
     "branching": (Branching, noise(12, 4)),
     "reordered": (Reordered, noise(12, 4)),
-    "transformer": (Transformer, noise(12, 5, 4)),
-    "attributes": (ReadsAttributes, noise(12, 4)),
     "resnet": (lambda: resnet8(3), noise(6, 3, 8, 8)),
     "in place": (lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), *identity(8, 8)), noise(12, 4)),
     "transposed": (
@@ -469,14 +432,6 @@ class Misplaced(nn.Module):
 def test_batches_that_cannot_share_a_mask_raise(place: str, granularity: str, layer: str) -> None:
     with pytest.raises(ValueError, match=f"'{layer}'"):
         fit(lambda: Misplaced(place), noise(12, 5, 4), granularity=granularity)
-
-
-def test_elements_are_dropped_with_the_batch_on_any_axis() -> None:
-    x = noise(12, 5, 4)
-    predictor = fit(lambda: Misplaced("maps"), x)
-    assert predictor.config()["batch_axes"] == {"conv": 2}
-    samples = predictor.predict(x, 4).samples
-    torch.testing.assert_close(predictor.predict(x[3:6], 4).samples, samples[:, 3:6], rtol=1e-4, atol=1e-5)
 
 
 # -- trained nets --------------------------------------------------------------------------------------

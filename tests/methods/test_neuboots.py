@@ -1,20 +1,18 @@
-"""NeuBoots: exact moments, export, options and errors, beside the contract of every method."""
+"""NeuBoots: export, options and errors, beside the contract of every method."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from _nets import QUICK, TwoBranches, class_data, noise
+from _nets import QUICK, Stream, TwoBranches, class_data, noise
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset, random_split
+from torch.utils.data import TensorDataset
 
 from neuboots import Deterministic, NeuBoots
 from neuboots._validation import ArgumentError
-from neuboots.generator import BootstrapGenerator
 from neuboots.methods.neuboots import NeuBootsPredictor
-from neuboots.training import TrainingConfig
-from neuboots.weights import Constant, Dirichlet
+from neuboots.weights import Constant
 
 X = noise(9, 4, seed=5)
 
@@ -22,16 +20,6 @@ X = noise(9, 4, seed=5)
 @pytest.fixture(scope="module")
 def predictor() -> NeuBootsPredictor:
     return NeuBoots().fit(TwoBranches, class_data(), QUICK)
-
-
-def test_exact_moments_are_those_of_many_replicates(predictor: NeuBootsPredictor) -> None:
-    prediction = predictor.predict(X, 4000)
-    moments = predictor.moments(X)
-    assert torch.equal(prediction.mean, moments.mean)
-    # 27 outputs: 5 standard errors of a mean, and 5 × 1/√(2B) of a nearly normal standard deviation
-    gap = (prediction.samples.mean(0) - moments.mean).abs()
-    assert bool((gap <= 5 * moments.std / 4000**0.5).all())
-    torch.testing.assert_close(prediction.samples.std(0), moments.std, rtol=5 / 8000**0.5, atol=0)
 
 
 def test_exported_replicate_predicts_the_same(predictor: NeuBootsPredictor) -> None:
@@ -55,32 +43,11 @@ def test_train_head_only_keeps_the_features() -> None:
     assert changed == {"fc.weight", "fc.bias"}
 
 
-def test_predictor_around_a_trained_net_has_gradients() -> None:
-    predictor = NeuBootsPredictor(BootstrapGenerator(TwoBranches()), Dirichlet(10.0))
-    x = X.clone().requires_grad_()
-    predictor.predict(x, 4).probs.amax(1).sum().backward()
-    assert x.grad is not None
-    assert bool((x.grad != 0).any())
-
-
-@pytest.mark.parametrize("link", ["identity", "exp"])
-def test_other_optimizer_and_subset_of_data(link: Any) -> None:
-    config = TrainingConfig(epochs=1, optimizer=torch.optim.RMSprop, clip_norm=1.0, progress=False)
-    train_data, val_data = random_split(class_data(), [40, 10], generator=torch.Generator().manual_seed(0))
-    predictor = NeuBoots(nn.CrossEntropyLoss(), link=link).fit(TwoBranches, train_data, config, val_data=val_data)
-    assert predictor.predict(X, 2).samples.shape == (2, 9, 3)
-
-
 def test_iterable_data_set_needs_steps_per_epoch() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            for i in range(40):
-                yield noise(4, seed=i), i % 3
-
-    config = replace(QUICK, batch_size=8, steps_per_epoch=5)
-    assert NeuBoots().fit(TwoBranches, Stream(), config).predict(X, 2).samples.shape == (2, 9, 3)
+    data, config = Stream(*class_data(40).tensors), replace(QUICK, batch_size=8, steps_per_epoch=5)
+    assert NeuBoots().fit(TwoBranches, data, config).predict(X, 2).samples.shape == (2, 9, 3)
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        NeuBoots().fit(TwoBranches, Stream(), QUICK)
+        NeuBoots().fit(TwoBranches, data, QUICK)
 
 
 @pytest.mark.parametrize(

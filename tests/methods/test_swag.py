@@ -2,23 +2,21 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from _nets import ZOO, TwoInputs, make, noise
+from _nets import Stream, TwoInputs, noise
 from _reference import standard_errors
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from neuboots import SWAG, Deterministic, TrainingConfig, load, save
 from neuboots._validation import ArgumentError
-from neuboots.head import add_output_axis, compute_output
 from neuboots.methods import swag
 from neuboots.methods.swag import IterateMoments
 from neuboots.nets import MLP, resnet8, small_deeplab
@@ -69,12 +67,17 @@ def test_steps_at_which_iterates_are_collected(options: Any, epochs: int, start:
 
 
 @pytest.mark.parametrize(
-    ("options", "config"), [({}, replace(CONFIG, epochs=1, batch_size=48)), ({"every": 4}, CONFIG)]
+    ("options", "config", "argument"),
+    [
+        ({}, replace(CONFIG, epochs=1, batch_size=48), "start"),
+        ({"every": 4}, CONFIG, "start"),
+        ({"start": 0.5}, CONFIG, "model"),  # without trainable parameters
+    ],
 )
-def test_training_too_short_for_two_iterates_raises(options: dict[str, Any], config: TrainingConfig) -> None:
+def test_training_without_two_iterates_raises(options: Any, config: TrainingConfig, argument: str) -> None:
     with pytest.raises(ArgumentError) as error:
-        SWAG(**options).fit(mlp, DATA, config)
-    assert error.value.name == "start"
+        SWAG(**options).fit(lambda: mlp().requires_grad_(argument != "model"), DATA, config)
+    assert error.value.name == argument
 
 
 def test_early_stopping_before_two_iterates_raises() -> None:
@@ -83,12 +86,6 @@ def test_early_stopping_before_two_iterates_raises() -> None:
         SWAG().fit(mlp, DATA, replace(CONFIG, epochs=20, patience=1), val_data=contradicting)
     predictor = SWAG(start=0.5).fit(mlp, DATA, replace(CONFIG, epochs=8, patience=8), val_data=DATA)
     assert int(predictor.iterates.count) >= 2
-
-
-def test_net_without_trainable_parameters_raises() -> None:
-    with pytest.raises(ArgumentError) as error:
-        SWAG().fit(lambda: mlp().requires_grad_(False), DATA, CONFIG)
-    assert error.value.name == "model"
 
 
 def test_optimizer_with_several_evaluations_per_step_gives_one_iterate() -> None:
@@ -337,11 +334,7 @@ def test_stored_inputs_are_collated_as_in_training() -> None:
 
 
 def test_stored_inputs_of_an_iterable_data_set_are_its_first() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(zip(X, DATA.tensors[1], strict=True))
-
-    predictor = SWAG(refresh_rows=20).fit(normed_mlp, Stream(), replace(CONFIG, steps_per_epoch=3))
+    predictor = SWAG(refresh_rows=20).fit(normed_mlp, Stream(*DATA.tensors), replace(CONFIG, steps_per_epoch=3))
     assert predictor.iterates.inputs is not None
     assert torch.equal(predictor.iterates.inputs.part0, X[:20])
 
@@ -401,19 +394,3 @@ def test_training_before_the_start_is_the_ordinary_one_and_checkpoints_name_the_
     SWAG().fit(mlp, DATA, replace(CONFIG, folder=tmp_path))
     with pytest.raises(ValueError, match="expected"):
         SWAG().fit(mlp, DATA, replace(CONFIG, folder=tmp_path, lr_scheduler=constant_schedule))
-
-
-@pytest.mark.parametrize("case", [case for case in ZOO if not isinstance(case.x, dict)], ids=lambda case: case.name)
-def test_replicates_of_any_net_are_nets_with_their_tensors(case: Any) -> None:
-    n, pixels = len(case.x), case.shape[2:]
-    loss = nn.MSELoss() if len(case.shape) == 1 else nn.CrossEntropyLoss()
-    y = noise(n) if len(case.shape) == 1 else torch.zeros(n, *pixels, dtype=torch.long)
-    config = replace(CONFIG, optimizer=partial(torch.optim.Adam, lr=1e-2))
-    predictor = SWAG(loss=loss).fit(lambda: make(case), TensorDataset(case.x, y), config)
-    prediction = predictor.predict(case.x, 3)
-    assert prediction.samples.shape == (3, n, case.shape[1] if len(case.shape) > 1 else 1, *pixels)
-    assert bool((prediction.std > 0).any())
-    net = copy.deepcopy(predictor.net)
-    net.load_state_dict({**net.state_dict(), **predictor.tensors(1)})
-    with torch.no_grad():
-        torch.testing.assert_close(add_output_axis(compute_output(net.eval(), case.x)), prediction.samples[1])

@@ -177,10 +177,6 @@ class MethodInfo:
     predict_cost: str = "O(LK)"
     reference: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.tasks or not set(self.tasks) <= set(TASKS):
-            raise ArgumentError("tasks", self.tasks, f"one or more of {list(TASKS)}")
-
 
 METHODS: dict[str, MethodInfo] = {}
 WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config is under "inner"
@@ -202,7 +198,7 @@ def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callab
         A decorator that returns the class unchanged except for `info`.
 
     Raises:
-        ArgumentError: If another method has the name, or a fact is wrong.
+        ArgumentError: If another method has the name.
 
     Example:
         >>> from neuboots.methods.deterministic import Deterministic, DeterministicPredictor

@@ -145,11 +145,9 @@ def _compare_stacked(nets: list[nn.Module], x: Any) -> str | None:
         if not all(_close(mine[name], value) for name, value in _named_tensors(net).items()):
             return "stacked nets keep other BatchNorm statistics"
         for name, parameter in net.named_parameters():
-            gradients = stacked.stacked.get_parameter(name).grad
-            if not _close(
-                torch.zeros_like(parameter) if gradients is None else gradients[k],
-                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad,
-            ):
+            gradients, zero = stacked.stacked.get_parameter(name).grad, torch.zeros_like(parameter)
+            mapped_gradient = zero if gradients is None else gradients[k]
+            if not _close(mapped_gradient, zero if parameter.grad is None else parameter.grad):
                 return "stacked nets have other gradients"
     if any(_other_state(net) != state for net, state in zip(nets, initial, strict=True)):
         return "the net keeps state outside its tensors"

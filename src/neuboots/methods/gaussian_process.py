@@ -44,11 +44,11 @@ from torch.utils.data import TensorDataset
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_int, check_positive
 from neuboots.head import cast_inputs, check_inputs
-from neuboots.loading import Batch, FitData, dataset_length
+from neuboots.loading import Batch
 from neuboots.losses import Loss
 from neuboots.methods._base import fingerprint_tensors, iterate_batches, register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
-from neuboots.training import BaseMethod, FitInputs, ModelFactory, TrainingConfig, constant_schedule, validation_metrics
+from neuboots.training import BaseMethod, FitInputs, TrainingConfig, constant_schedule, validation_metrics
 
 KernelName = Literal["rbf", "matern52"]
 
@@ -74,12 +74,8 @@ def _input_tensors(x: Any) -> list[Tensor]:
     return list(x) if isinstance(x, tuple | list) else [x]
 
 
-def _read_data(inputs: FitInputs, max_points: int | None) -> tuple[Tensor, Tensor]:
+def _read_data(inputs: FitInputs) -> tuple[Tensor, Tensor]:
     """All training data, or `steps_per_epoch` batches of a stream: inputs (n, D) and targets (n, k)."""
-    n = dataset_length(inputs.data) or inputs.config.batch_size * (inputs.config.steps_per_epoch or 0)
-    if max_points is not None and n > max_points:
-        expected = f"at most {max_points} rows, since an exact Gaussian process costs n³"
-        raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
     batches = list(iterate_batches(inputs.data, inputs.config))
     for batch in batches:
         check_inputs(batch.x)
@@ -205,6 +201,9 @@ class _Process(nn.Module):
         self.register_buffer("x", torch.zeros(points, self.inputs, dtype=torch.float64))
         self.register_buffer("y", torch.zeros(self.outputs, points, dtype=torch.float64))
 
+    def place(self, x: Tensor, seed: int) -> None:
+        """Choose the initial inducing points, if there are any."""
+
     @property
     def basis(self) -> Tensor:
         """The points through which the data enter: (M, D), or (k, M, D)."""
@@ -215,8 +214,8 @@ class _Process(nn.Module):
         self.x.copy_(x)
         self.y.copy_(y.T)
 
-    def marginal(self, x: Tensor) -> MultivariateNormal | LowRankMultivariateNormal:
-        """p(y) at these inputs."""
+    def marginal(self, x: Tensor) -> Any:
+        """The distribution p(y) at these inputs."""
         return MultivariateNormal(x.new_zeros(len(x)), scale_tril=self._factor(x), validate_args=False)
 
     def _factor(self, x: Tensor) -> Tensor:
@@ -252,7 +251,7 @@ class _Process(nn.Module):
 
     def objectives(self, x: Tensor, y: Tensor) -> Tensor:
         """−log p(y) / n of each output: (k,)."""
-        return -self.marginal(x).log_prob(y.T) / len(x)
+        return cast(Tensor, -self.marginal(x).log_prob(y.T) / len(x))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The objective of the training, a sum over outputs."""
@@ -364,7 +363,7 @@ class _SparseProcess(_Process):
         rest = (self.scale - A.square().sum(1)).clamp_min(0.0)  # rounding may make it negative at an inducing point
         return A, rest + self.noise
 
-    def marginal(self, x: Tensor) -> MultivariateNormal | LowRankMultivariateNormal:
+    def marginal(self, x: Tensor) -> Any:
         A, lam = self._project(x)
         return LowRankMultivariateNormal(x.new_zeros(len(x)), A.mT, lam, validate_args=False)
 
@@ -503,28 +502,18 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
         check_int("steps", self.steps, minimum=1)
         check_positive("learning_rate", self.learning_rate)
 
-    def fit(
-        self,
-        model: nn.Module | ModelFactory | None,
-        data: FitData,
-        config: TrainingConfig | None = None,
-        *,
-        val_data: FitData | None = None,
-    ) -> GaussianProcessPredictor:
-        return super().fit(nn.Identity(), data, config, val_data=val_data)
+    def _make_process(self, n: int, inputs: int, outputs: int) -> _Process:
+        if n > MAX_POINTS:
+            expected = f"at most {MAX_POINTS} rows, since an exact Gaussian process costs n³"
+            raise ArgumentError("data", f"{n} rows", expected, hint="use SparseGP, or fewer rows")
+        return _Process(n, inputs, outputs, self.kernel, self.ard)
 
     def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
-        x, y = _read_data(inputs, MAX_POINTS)
-        process = _Process(len(x), x.shape[1], y.shape[1], self.kernel, self.ard)
-        return self._maximize_likelihood(process, x, y, inputs)
-
-    def _maximize_likelihood(
-        self, process: _Process, x: Tensor, y: Tensor, inputs: FitInputs
-    ) -> GaussianProcessPredictor:
-        """Train the process on data x (n, D) and y (n, k), by Adam on all points at once."""
+        """Maximize the likelihood by Adam on all points at once."""
+        x, y = _read_data(inputs)  # (n, D), (n, k)
+        process = self._make_process(len(x), x.shape[1], y.shape[1])
         x, y = process.set_units(x, y)
-        if isinstance(process, _SparseProcess):
-            process.place(x, inputs.config.seed)
+        process.place(x, inputs.config.seed)
         process.choose_start(x, y)
 
         def on_device() -> tuple[Tensor, Tensor]:
@@ -538,18 +527,12 @@ class GaussianProcess(BaseMethod[GaussianProcessPredictor]):
             mean, _ = process.moments(process.standardize(batch.x))
             return validation_metrics(self.loss, process.in_units(mean), batch.y)
 
-        mps = torch.backends.mps.is_available()  # it has no double precision
-        config = TrainingConfig(
-            epochs=self.steps,
-            batch_size=len(x),
-            optimizer=partial(torch.optim.Adam, lr=self.learning_rate),
-            lr_scheduler=constant_schedule,
-            seed=inputs.config.seed,
-            folder=inputs.config.folder,
-            on_epoch=inputs.config.on_epoch,
-            progress=inputs.config.progress,
-            accelerator="cpu" if mps else inputs.config.accelerator,
-        )
+        names = ("seed", "folder", "on_epoch", "progress", "accelerator")
+        options: dict[str, Any] = {name: getattr(inputs.config, name) for name in names}
+        if torch.backends.mps.is_available():
+            options["accelerator"] = "cpu"  # MPS has no double precision
+        adam = partial(torch.optim.Adam, lr=self.learning_rate)
+        config = TrainingConfig(self.steps, len(x), optimizer=adam, lr_scheduler=constant_schedule, **options)
         inputs = replace(inputs, data=TensorDataset(x, y), config=config)
         self._train(process, inputs, lambda epoch: objective, validate)
         process.absorb(*on_device())
@@ -597,7 +580,5 @@ class SparseGP(GaussianProcess):
         super().__post_init__()
         check_int("num_inducing", self.num_inducing, minimum=1)
 
-    def _fit(self, inputs: FitInputs) -> GaussianProcessPredictor:
-        x, y = _read_data(inputs, None)
-        process = _SparseProcess(min(self.num_inducing, len(x)), x.shape[1], y.shape[1], self.kernel, self.ard)
-        return self._maximize_likelihood(process, x, y, inputs)
+    def _make_process(self, n: int, inputs: int, outputs: int) -> _Process:
+        return _SparseProcess(min(self.num_inducing, n), inputs, outputs, self.kernel, self.ard)

@@ -119,22 +119,17 @@ def _permute(tensor: Tensor, *name: int | str) -> Tensor:
 
 
 @torch.no_grad()
-def _widen_layer(layer: nn.Module, times: int, *name: int | str) -> None:
+def _widen_layer(layer: Any, times: int, *name: int | str) -> None:
     """Multiply the number of inputs of a layer, in place.
 
     The new blocks of weights are permutations of the first one. All weights are divided by √K, as an initialisation
     with K times the fan-in would do.
     """
-    layer = cast(nn.Linear | nn.Conv2d, layer)
-    if times == 1:
-        return
     weight = layer.weight
     blocks = [weight, *(_permute(weight, *name, k) for k in range(1, times))]
     weight.data = torch.cat(blocks, 1) / times**0.5
-    if isinstance(layer, nn.Linear):
-        layer.in_features *= times
-    else:
-        layer.in_channels *= times
+    width = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
+    setattr(layer, width, times * getattr(layer, width))
 
 
 def _widen_input_layers(split: HeadSplit, example: Any, times: int, *, seed: int) -> list[str]:

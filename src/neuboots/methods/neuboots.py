@@ -63,7 +63,7 @@ def stream_head_weights(
     x: Any,
     num_samples: int,
     weight_distribution: WeightDistribution,
-    draw: Callable[[int, int], Tensor],
+    derive: Callable[[Tensor], Tensor],
 ) -> SampleStream:
     """Stream g(x, α_b) from one pass through the features (Algorithm 2).
 
@@ -71,8 +71,8 @@ def stream_head_weights(
         generator: The generator g.
         x: Inputs on the device of the net.
         num_samples: Number of replicates B.
-        weight_distribution: Distribution of α, for the exact moments.
-        draw: Function of (start, stop) that returns α_b for b in start … stop−1.
+        weight_distribution: Distribution of α.
+        derive: Function of numbers of replicates that returns their keys.
 
     Returns:
         The stream.
@@ -85,8 +85,9 @@ def stream_head_weights(
 
     def chunks(size: int) -> Iterator[Tensor]:
         for start in range(0, num_samples, size):
+            keys = derive(torch.arange(start, min(start + size, num_samples)))
             # not assigned to a name, which would keep the chunk alive while the next one is computed
-            yield add_output_axis(at(draw(start, min(start + size, num_samples))), ndim=3)
+            yield add_output_axis(at(weight_distribution.sample(keys, generator.num_blocks)), ndim=3)
 
     replicate_bytes = num_bytes(output) + num_bytes(generator.split.head.weight)  # a replicate's outputs and its head
     return SampleStream(num_samples, replicate_bytes, chunks, moments)
@@ -109,11 +110,11 @@ class NeuBootsPredictor(Predictor):
         return self.generator.net
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        def draw(start: int, stop: int) -> Tensor:
-            return draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, start, stop, seed)
+        def derive(ids: Tensor) -> Tensor:
+            return derive_keys(ids, seed, "replicate")
 
         x = cast_inputs(self.generator, x)
-        return stream_head_weights(self.generator, x, num_samples, self.weight_distribution, draw)
+        return stream_head_weights(self.generator, x, num_samples, self.weight_distribution, derive)
 
     def moments(self, x: Any) -> Moments:
         """Compute the exact mean and standard deviation over all replicates (B = ∞), without sampling.

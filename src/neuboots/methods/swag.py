@@ -129,12 +129,6 @@ class _StoredInputs(nn.Module):
         for i, part in enumerate(parts):
             self.register_buffer(f"part{i}", part)
 
-    @classmethod
-    def from_description(cls, description: dict[str, Any]) -> "_StoredInputs":
-        """Create empty inputs of the shapes and dtypes of a description."""
-        tensors = make_tensors(description["tensors"])
-        return cls(tree_map(lambda i: tensors[f"part{i}"], description["structure"]))
-
     def describe(self) -> dict[str, Any]:
         """Return structure, shapes and dtypes for JSON."""
         return {"structure": self.structure, "tensors": describe_tensors(dict(self.named_buffers()))}
@@ -260,14 +254,10 @@ class SWAGPredictor(Predictor):
         """
         with torch.no_grad():
             weights = self.iterates.draw_weights(seed, b, self.scale)
-        if self.iterates.inputs is None:
+        inputs = self.iterates.inputs
+        if inputs is None:
             return weights
-        return {**weights, **self._get_statistics(seed, b, weights, self.iterates.inputs)}
-
-    def _get_statistics(
-        self, seed: int, b: int, weights: dict[str, Tensor], inputs: _StoredInputs
-    ) -> dict[str, Tensor]:
-        """Return the statistics from a cache that drops the oldest entries."""
+        # statistics come from a cache that drops the oldest entries
         cache, key = self._cache, (self._fingerprint(), seed, b)
         if cache and next(iter(cache))[0] != key[0]:
             cache.clear()  # the weights have changed
@@ -276,7 +266,7 @@ class SWAGPredictor(Predictor):
             entry_bytes = sum(num_bytes(tensor) for tensor in cache[key].values())
             while len(cache) > max(1, _MAX_CACHE_BYTES // entry_bytes):
                 cache.popitem(last=False)
-        return cache[key]
+        return {**weights, **cache[key]}
 
     def _fingerprint(self) -> int:
         """Return a hash that changes with any parameter or buffer."""
@@ -310,7 +300,8 @@ class SWAGPredictor(Predictor):
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SWAGPredictor":
         iterates = IterateMoments(net, config["columns"], config["frozen"])
         if config["inputs"] is not None:
-            iterates.inputs = _StoredInputs.from_description(config["inputs"])
+            tensors = make_tensors(config["inputs"]["tensors"])
+            iterates.inputs = _StoredInputs(tree_map(lambda i: tensors[f"part{i}"], config["inputs"]["structure"]))
         return cls(iterates.eval(), config["scale"], config["batch_size"], tuple(config["norms"]))
 
 

@@ -20,9 +20,8 @@ from torch.utils.data import Dataset
 
 from neuboots._pytree import float_tensors, map_float_tensors
 from neuboots._validation import ArgumentError, check_positive
-from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss
-from neuboots.methods._base import register
+from neuboots.methods._base import iterate_batches, register
 from neuboots.methods.ensembles import EnsembleMethod, EnsemblePredictor, Perturbation
 from neuboots.training import TrainingConfig
 
@@ -37,26 +36,17 @@ def apply_fgsm(value: Tensor, x: Any, *, step: list[Tensor]) -> Any:
 
 def compute_input_ranges(data: Dataset[Any], config: TrainingConfig) -> list[Tensor]:
     """Compute max − min over the data per column (N, D) or channel (N, C, *), in a shape that broadcasts to inputs."""
-    loader = EpochLoader(
-        data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=False,
-        num_workers=config.num_workers,
-        steps_per_epoch=config.steps_per_epoch,
-    )
     minima: list[Tensor] = []
     maxima: list[Tensor] = []
-    with preserve_rng_state():
-        for _, batch, _ in loader.epoch(0):
-            parts = [part.float() for part in float_tensors(batch.x)]
-            if not parts:
-                raise ArgumentError("data", data, "inputs with a floating-point tensor", hint="use deep-ensemble")
-            axes = [[axis for axis in range(part.ndim) if axis != 1] for part in parts]
-            low = [part.amin(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
-            high = [part.amax(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
-            minima = low if not minima else list(map(torch.minimum, minima, low))
-            maxima = high if not maxima else list(map(torch.maximum, maxima, high))
+    for batch in iterate_batches(data, config):
+        parts = [part.float() for part in float_tensors(batch.x)]
+        if not parts:
+            raise ArgumentError("data", data, "inputs with a floating-point tensor", hint="use deep-ensemble")
+        axes = [[axis for axis in range(part.ndim) if axis != 1] for part in parts]
+        low = [part.amin(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
+        high = [part.amax(axis, keepdim=True)[0] for part, axis in zip(parts, axes, strict=True)]
+        minima = low if not minima else list(map(torch.minimum, minima, low))
+        maxima = high if not maxima else list(map(torch.maximum, maxima, high))
     return [high - low for low, high in zip(minima, maxima, strict=True)]  # (D,) or (C, 1, …)
 
 
