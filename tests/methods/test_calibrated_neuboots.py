@@ -145,9 +145,6 @@ def test_correlation_of_the_bands_is_reported() -> None:
     torch.testing.assert_close(  # one factor at all x
         uniform.moments(x).std / own, (uniform.moments(x).std / own).mean().expand(50, 1), rtol=1e-4, atol=0
     )
-    assert "concentration" in str(same)
-    assert "training: 1" in str(same)
-    assert "1.00" in str(same)
 
 
 def test_calibration_is_idempotent_and_reversible() -> None:
@@ -267,7 +264,6 @@ def test_weights_are_stretched_beyond_the_smallest_concentration(
     found = calibrate_dispersion(predictor, Known(constant(size)), x)
     assert found.dispersion.reached
     assert found.dispersion.stretch > 1.5
-    assert "stretched" in str(found.dispersion)
     assert float(found.moments(x).std.square().mean()) == pytest.approx(size**2, rel=1e-4)
     torch.testing.assert_close(found.moments(x).mean, predictor.moments(x).mean, rtol=1e-4, atol=1e-4)
     save(found, tmp_path / "model")

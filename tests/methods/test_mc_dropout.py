@@ -200,20 +200,6 @@ def test_existing_dropout_with_rate_0_or_1() -> None:
     assert torch.equal(predictor.predict(torch.ones(2, 3), 2).samples, torch.zeros(2, 2, 3))
 
 
-def test_existing_dropout_is_active_with_any_placement() -> None:
-    def factory() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    x = noise(12, 4)
-    for where, names in {"existing": (), "head": ("5",), "all": ("3", "5")}.items():
-        predictor = fit(factory, x, where=where)
-        assert (predictor.layer_names, predictor.first, predictor.head) == (names, "1", None)
-        hidden: list[Tensor] = []
-        predictor.module[2].register_forward_hook(lambda layer, args, out: hidden.append(out))  # noqa: B023
-        run_whole_passes(predictor, x, 3)
-        assert len({tuple((h == 0).all(0).tolist()) for h in hidden}) > 1
-
-
 # -- placement -----------------------------------------------------------------------------------------
 
 
