@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from neuboots import ArgumentError, BatchEnsemble, TrainingConfig
 from neuboots.nets import DeepLabV3, deeplab_resnet50, deeplab_resnet101, load_torchvision_weights, small_deeplab
-from neuboots.nets.deeplab import DilatedResNet
+from neuboots.nets.deeplab import dilated_resnet
 
 TINY: dict[str, Any] = {"blocks": (1, 2, 1, 2), "widths": (8, 16, 16, 32), "output_stride": 8, "aspp_width": 6}
 
@@ -38,10 +38,8 @@ def randomize(net: nn.Module) -> nn.Module:
 def test_dilation_matches_subsampled_strides(block: str, stem: str, finest: int, size: tuple[int, int]) -> None:
     """Every (coarse/fine)-th pixel of the finer map is a pixel of the coarse one, borders and odd sizes included."""
 
-    def make(output_stride: int) -> DilatedResNet:
-        return DilatedResNet(
-            2, blocks=(1, 2, 1, 2), widths=(8, 8, 12, 16), block=block, stem=stem, output_stride=output_stride
-        )
+    def make(output_stride: int) -> nn.Module:
+        return dilated_resnet(2, (1, 2, 1, 2), (8, 8, 12, 16), block, stem, output_stride)
 
     coarsest = 8 * (4 if stem == "large" else 2)
     coarse = randomize(make(coarsest))

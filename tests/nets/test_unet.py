@@ -75,5 +75,5 @@ def test_missing_monai_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "monai"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "monai", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'neuboots\[volumes\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'neuboots\[volumes\]'"):
         small()

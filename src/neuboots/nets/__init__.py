@@ -1,7 +1,6 @@
 """Networks, each ending in an `nn.Linear` or a 1×1 convolution called `head`.
 
 They are `neuboots.serialization.configurable`: a saved predictor rebuilds its net from the constructor arguments.
-A module is imported when one of its nets is first used.
 
 >>> from neuboots.serialization import build_net, describe_net
 >>> from neuboots.nets import MLP
@@ -10,33 +9,19 @@ A module is imported when one of its nets is first used.
 <All keys matched successfully>
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from neuboots.nets.cnn import SmallCNN
-    from neuboots.nets.deeplab import (
-        DeepLabV3,
-        deeplab_resnet50,
-        deeplab_resnet101,
-        load_torchvision_weights,
-        small_deeplab,
-    )
-    from neuboots.nets.densenet import DenseNet, densenet22, densenet40, densenet100, densenet_bc
-    from neuboots.nets.mlp import MLP
-    from neuboots.nets.resnet import ResNet, resnet8, resnet18, resnet20, resnet34, resnet110, thin_resnet
-    from neuboots.nets.text import TextTransformer
-    from neuboots.nets.unet import UResNet
-
-_MODULES = {
-    "cnn": ("SmallCNN",),
-    "deeplab": ("DeepLabV3", "deeplab_resnet50", "deeplab_resnet101", "load_torchvision_weights", "small_deeplab"),
-    "densenet": ("DenseNet", "densenet22", "densenet40", "densenet100", "densenet_bc"),
-    "mlp": ("MLP",),
-    "resnet": ("ResNet", "resnet8", "resnet18", "resnet20", "resnet34", "resnet110", "thin_resnet"),
-    "text": ("TextTransformer",),
-    "unet": ("UResNet",),
-}
+from neuboots.nets.cnn import SmallCNN
+from neuboots.nets.deeplab import (
+    DeepLabV3,
+    deeplab_resnet50,
+    deeplab_resnet101,
+    load_torchvision_weights,
+    small_deeplab,
+)
+from neuboots.nets.densenet import DenseNet, densenet22, densenet40, densenet100, densenet_bc
+from neuboots.nets.mlp import MLP
+from neuboots.nets.resnet import ResNet, resnet8, resnet18, resnet20, resnet34, resnet110, thin_resnet
+from neuboots.nets.text import TextTransformer
+from neuboots.nets.unet import UResNet
 
 __all__ = [
     "MLP",
@@ -61,10 +46,3 @@ __all__ = [
     "small_deeplab",
     "thin_resnet",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"neuboots.nets.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ net without dilation. The 3×3 convolution after the projection P is torchvision
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,13 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.nets.resnet import he_init
+from neuboots.nets.resnet import ResidualBlock, conv_norm, he_init
 from neuboots.serialization import configurable
 
 STEM_STRIDES = {"large": 4, "small": 2}
 
 
-class DilatedResNet(nn.Module):
+def dilated_resnet(
+    in_channels: int,
+    blocks: Sequence[int],
+    widths: Sequence[int],
+    block: str,
+    stem: str,
+    output_stride: int,
+    multi_grid: Sequence[int] = (),
+) -> nn.Sequential:
     """Residual net with dilated last stages: images (N, in_channels, H, W) to a map (N, widths[-1], ⌈H/s⌉, ⌈W/s⌉).
 
     Args:
@@ -36,127 +45,46 @@ class DilatedResNet(nn.Module):
         output_stride: Stride s of the map.
         multi_grid: Further dilation of each block of the last stage; empty: none.
 
+    Returns:
+        The net.
+
     Example:
-        >>> import torch
-        >>> net = DilatedResNet(3, blocks=(1, 1, 1), widths=(8, 8, 16), block="basic", stem="small", output_stride=4)
+        >>> net = dilated_resnet(3, (1, 1, 1), (8, 8, 16), "basic", "small", 4)
         >>> net(torch.zeros(2, 3, 33, 40)).shape
         torch.Size([2, 16, 9, 10])
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        *,
-        blocks: Sequence[int],
-        widths: Sequence[int],
-        block: str = "bottleneck",
-        stem: str = "large",
-        output_stride: int = 16,
-        multi_grid: Sequence[int] = (),
-    ) -> None:
-        super().__init__()
-        check_choice("block", block, ("bottleneck", "basic"))
-        check_choice("stem", stem, STEM_STRIDES)
-        if not widths or len(blocks) != len(widths):
-            raise ArgumentError("blocks", blocks, f"one number per stage, as in widths={widths!r}")
-        if block == "bottleneck" and any(width % 4 for width in widths):
-            raise ArgumentError("widths", widths, "multiples of 4 with bottleneck blocks", hint="or use block='basic'")
-        if multi_grid and len(multi_grid) != blocks[-1]:
-            raise ArgumentError("multi_grid", multi_grid, f"one number for each of the last {blocks[-1]} blocks, or ()")
-        stride = STEM_STRIDES[stem]
-        if output_stride not in (strides := [stride * 2**i for i in range(len(widths))]):
-            raise ArgumentError("output_stride", output_stride, f"one of {strides}")
-        before = widths[0] // 4 if block == "bottleneck" else widths[0]
-        self.stem = _stem(stem, in_channels, before)
-        stages = []
-        dilation = 1
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
-            step, entry = 1, dilation  # the first convolution of a stage still reads the map of the one before
-            if stage > 0 and stride < output_stride:
-                step, stride = 2, 2 * stride
-            elif stage > 0:
-                dilation = 2 * dilation
-            grid = multi_grid if multi_grid and stage == len(widths) - 1 else [1] * count
-            layers = []
-            for i, factor in enumerate(grid):
-                first = i == 0
-                layers.append(
-                    DilatedBlock(
-                        before,
-                        width,
-                        kind=block,
-                        stride=step if first else 1,
-                        dilations=((entry if first else dilation) * factor, dilation * factor),
-                        project=before != width or (first and stage > 0),  # whatever the output stride is
-                    )
-                )
-                before = width
-            stages.append(nn.Sequential(*layers))
-        self.stages = nn.Sequential(*stages)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, in_channels, H, W) to features (N, D, ⌈H/s⌉, ⌈W/s⌉)."""
-        out: Tensor = self.stages(self.stem(x))
-        return out
-
-
-class DilatedBlock(nn.Module):
-    """y = relu(shortcut(x) + residual(x)); `dilations` are those of the 3×3 convolutions before and after the stride.
-
-    A bottleneck has its only 3×3 convolution in the middle, and it takes the stride. Where asked, the shortcut is a
-    `project`ion: 1×1 convolution and BatchNorm.
-
-    Args:
-        before: Number of input channels.
-        width: Number of channels.
-        kind: "basic" or "bottleneck".
-        stride: Stride.
-        dilations: Dilations of the 3×3 convolutions before and after the stride.
-        project: Whether the shortcut is a 1×1 convolution with BatchNorm.
-    """
-
-    def __init__(
-        self, before: int, width: int, *, kind: str, stride: int, dilations: tuple[int, int], project: bool
-    ) -> None:
-        super().__init__()
-        entry, after = dilations
-        layers: list[nn.Module]
-        if kind == "basic":
-            layers = [
-                *_normed(nn.Conv2d(before, width, 3, stride, padding=entry, dilation=entry, bias=False)),
-                nn.ReLU(),
-                *_normed(nn.Conv2d(width, width, 3, padding=after, dilation=after, bias=False)),
-            ]
-        else:
-            inner = width // 4
-            layers = [
-                *_normed(nn.Conv2d(before, inner, 1, bias=False)),
-                nn.ReLU(),
-                *_normed(nn.Conv2d(inner, inner, 3, stride, padding=entry, dilation=entry, bias=False)),
-                nn.ReLU(),
-                *_normed(nn.Conv2d(inner, width, 1, bias=False)),
-            ]
-        self.residual = nn.Sequential(*layers)
-        self.shortcut: nn.Module = nn.Identity()
-        if project:
-            self.shortcut = nn.Sequential(*_normed(nn.Conv2d(before, width, 1, stride, bias=False)))
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (N, before, H, W) to (N, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
-        out: Tensor = self.relu(self.shortcut(x) + self.residual(x))
-        return out
-
-
-def _stem(kind: str, in_channels: int, width: int) -> nn.Module:
-    if kind == "small":
-        return nn.Sequential(*_normed(nn.Conv2d(in_channels, width, 3, 2, padding=1, bias=False)), nn.ReLU())
-    conv = nn.Conv2d(in_channels, width, 7, 2, padding=3, bias=False)
-    return nn.Sequential(*_normed(conv), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
-
-
-def _normed(conv: nn.Conv2d) -> list[nn.Module]:
-    return [conv, nn.BatchNorm2d(conv.out_channels)]
+    check_choice("block", block, ("bottleneck", "basic"))
+    check_choice("stem", stem, STEM_STRIDES)
+    bottleneck, stride = block == "bottleneck", STEM_STRIDES[stem]
+    if not widths or len(blocks) != len(widths):
+        raise ArgumentError("blocks", blocks, f"one number per stage, as in widths={widths!r}")
+    if bottleneck and any(width % 4 for width in widths):
+        raise ArgumentError("widths", widths, "multiples of 4 with bottleneck blocks", hint="or use block='basic'")
+    if multi_grid and len(multi_grid) != blocks[-1]:
+        raise ArgumentError("multi_grid", multi_grid, f"one number for each of the last {blocks[-1]} blocks, or ()")
+    if output_stride not in (strides := [stride * 2**i for i in range(len(widths))]):
+        raise ArgumentError("output_stride", output_stride, f"one of {strides}")
+    before = widths[0] // 4 if bottleneck else widths[0]
+    first = [*conv_norm(in_channels, before, 7 if stem == "large" else 3, stride=2), nn.ReLU()]
+    first += [nn.MaxPool2d(3, 2, padding=1)] if stem == "large" else []
+    stages, dilation = nn.Sequential(), 1
+    for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+        step, entry = 1, dilation  # the first convolution of a stage still reads the map of the one before
+        if stage > 0 and stride < output_stride:
+            step, stride = 2, 2 * stride
+        elif stage > 0:
+            dilation = 2 * dilation
+        layers = nn.Sequential()
+        for factor in multi_grid if multi_grid and stage == len(widths) - 1 else [1] * count:
+            # projected whatever the output stride is
+            shortcut = "projection" if before != width or (stage > 0 and not layers) else "identity"
+            dilations = (entry * factor, dilation * factor)
+            layers.append(
+                ResidualBlock(before, width, stride=step, shortcut=shortcut, bottleneck=bottleneck, dilations=dilations)
+            )
+            before, step, entry = width, 1, dilation
+        stages.append(layers)
+    return nn.Sequential(OrderedDict(stem=nn.Sequential(*first), stages=stages))
 
 
 @configurable
@@ -168,7 +96,7 @@ class DeepLabV3(nn.Module):
     Args:
         num_classes: Number of classes.
         in_channels: Number of channels of the images.
-        blocks: Number of blocks in each stage of the backbone, a `DilatedResNet`.
+        blocks: Number of blocks in each stage of the backbone, a `dilated_resnet`.
         widths: Output channels of each stage.
         block: "bottleneck" or "basic".
         stem: "large" or "small".
@@ -199,19 +127,11 @@ class DeepLabV3(nn.Module):
         rates: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.backbone = DilatedResNet(
-            in_channels,
-            blocks=blocks,
-            widths=widths,
-            block=block,
-            stem=stem,
-            output_stride=output_stride,
-            multi_grid=multi_grid,
-        )
+        self.backbone = dilated_resnet(in_channels, blocks, widths, block, stem, output_stride, multi_grid)
         if rates is None:
             rates = [max(1, i * 96 // output_stride) for i in (1, 2, 3)]
         self.aspp = ASPP(widths[-1], aspp_width, rates)
-        self.refine = _conv_bn_relu(aspp_width, aspp_width, rate=1)
+        self.refine = _conv_norm_relu(aspp_width, aspp_width, rate=1)
         self.head = nn.Conv2d(aspp_width, num_classes, 1)
         self.reset_parameters()
 
@@ -294,10 +214,10 @@ class ASPP(nn.Module):
     def __init__(self, before: int, width: int, rates: Sequence[int]) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
-            [_conv_bn_relu(before, width), *(_conv_bn_relu(before, width, rate=rate) for rate in rates)]
+            [_conv_norm_relu(before, width), *(_conv_norm_relu(before, width, rate=rate) for rate in rates)]
         )
         self.pooling = ImagePooling(before, width)
-        self.project = _conv_bn_relu((len(rates) + 2) * width, width)
+        self.project = _conv_norm_relu((len(rates) + 2) * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, before, H, W) to (N, width, H, W)."""
@@ -338,12 +258,12 @@ class PooledNorm(nn.BatchNorm2d):
         return functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-def _conv_bn_relu(before: int, width: int, *, rate: int | None = None) -> nn.Sequential:
+def _conv_norm_relu(before: int, width: int, *, rate: int | None = None) -> nn.Sequential:
     """1×1, or 3×3 at a rate; then BatchNorm and ReLU."""
-    conv = nn.Conv2d(before, width, 1, bias=False)
+    layers = conv_norm(before, width, 1)  # also before a 3×3 convolution: its draws are part of what a seed gives
     if rate is not None:
-        conv = nn.Conv2d(before, width, 3, padding=rate, dilation=rate, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+        layers = conv_norm(before, width, 3, dilation=rate)
+    return nn.Sequential(*layers, nn.ReLU())
 
 
 # -- weights trained elsewhere -------------------------------------------------------------------------

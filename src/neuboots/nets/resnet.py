@@ -51,11 +51,12 @@ class ResNet(nn.Module):
             hint = "use shortcut='projection' for stages that become narrower"
             raise ArgumentError("widths", widths, "increasing widths with shortcut='pad'", hint=hint)
         before = widths[0]
-        layers = [_conv3x3(in_channels, before, stride=1), nn.BatchNorm2d(before), nn.ReLU()]
+        layers = [*conv_norm(in_channels, before, 3), nn.ReLU()]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                layers.append(BasicBlock(before, width, stride=stride, shortcut=shortcut))
+                kind = "identity" if stride == 1 and before == width else shortcut
+                layers.append(ResidualBlock(before, width, stride=stride, shortcut=kind))
                 before = width
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(before, num_classes)
@@ -167,33 +168,43 @@ def _wide_resnet(blocks: Sequence[int], num_classes: int, in_channels: int) -> R
     return ResNet(num_classes, in_channels, blocks=blocks, widths=widths, shortcut="projection")
 
 
-class BasicBlock(nn.Module):
-    """y = relu(shortcut(x) + residual(x)), the residual two 3×3 convolutions with BatchNorm.
+class ResidualBlock(nn.Module):
+    """y = relu(shortcut(x) + residual(x)).
 
     Args:
         before: Number of input channels.
         width: Number of channels.
-        stride: Stride.
-        shortcut: "pad" or "projection".
+        stride: Stride of the first 3×3 convolution.
+        shortcut: "identity", "pad" or "projection".
+        bottleneck: Whether the residual is a 1×1, a 3×3 and a 1×1 convolution with a quarter of the width inside,
+            instead of two 3×3 convolutions.
+        dilations: Dilations of the 3×3 convolutions, with and after the stride; a bottleneck has the first one only.
     """
 
-    def __init__(self, before: int, width: int, *, stride: int, shortcut: str) -> None:
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        *,
+        stride: int,
+        shortcut: str,
+        bottleneck: bool = False,
+        dilations: tuple[int, int] = (1, 1),
+    ) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            _conv3x3(before, width, stride=stride),
-            nn.BatchNorm2d(width),
+        inner = width // 4 if bottleneck else width
+        layers = [*conv_norm(before, inner, 1), nn.ReLU()] if bottleneck else []
+        layers += [
+            *conv_norm(inner if bottleneck else before, inner, 3, stride=stride, dilation=dilations[0]),
             nn.ReLU(),
-            _conv3x3(width, width, stride=1),
-            nn.BatchNorm2d(width),
-        )
-        self.shortcut: nn.Module
-        if stride == 1 and before == width:
-            self.shortcut = nn.Identity()
-        elif shortcut == "pad":
+        ]
+        layers += conv_norm(inner, width, 1) if bottleneck else conv_norm(inner, width, 3, dilation=dilations[1])
+        self.residual = nn.Sequential(*layers)
+        self.shortcut: nn.Module = nn.Identity()
+        if shortcut == "pad":
             self.shortcut = PadShortcut(stride=stride, extra=width - before)
-        else:
-            projection = nn.Conv2d(before, width, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width))
+        elif shortcut == "projection":
+            self.shortcut = nn.Sequential(*conv_norm(before, width, 1, stride=stride))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -225,8 +236,22 @@ class PadShortcut(nn.Module):
         return f"stride={self.stride}, extra={self.extra}"
 
 
-def _conv3x3(before: int, width: int, *, stride: int) -> nn.Module:
-    return nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+def conv_norm(before: int, width: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> list[nn.Module]:
+    """Convolution that keeps the size of the map, up to its stride, and BatchNorm.
+
+    Args:
+        before: Number of input channels.
+        width: Number of channels.
+        kernel: Size of the kernel, an odd number.
+        stride: Stride.
+        dilation: Dilation.
+
+    Returns:
+        Both layers.
+    """
+    padding = dilation * (kernel // 2)
+    conv = nn.Conv2d(before, width, kernel, stride, padding=padding, dilation=dilation, bias=False)
+    return [conv, nn.BatchNorm2d(width)]
 
 
 def he_init(layer: nn.Module) -> None:

@@ -128,15 +128,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor, real: Tensor) -> Tensor:
         """Map (N, T, D) to (N, T, D)."""
-        q, k, v = (self._by_head(layer(h)) for layer in (self.queries, self.keys, self.values))  # (N, heads, T, d)
+        projected = (layer(h).unflatten(2, (self.heads, -1)) for layer in (self.queries, self.keys, self.values))
+        q, k, v = (part.transpose(1, 2) for part in projected)  # (N, heads, T, d)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (N, heads, T, T)
         scores = scores.masked_fill(~real[:, None, None], -torch.inf)
         joined = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)  # (N, T, D)
         out: Tensor = self.project(joined)
         return out
-
-    def _by_head(self, h: Tensor) -> Tensor:
-        return h.reshape(*h.shape[:2], self.heads, h.shape[2] // self.heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Show the options in the printed net."""

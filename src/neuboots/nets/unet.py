@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, import_optional
 from neuboots.serialization import configurable
 
 
@@ -58,16 +58,9 @@ class UResNet(nn.Module):
             raise ArgumentError("dims", dims, "2 or 3")
         if len(widths) < 2:
             raise ArgumentError("widths", widths, "at least two scales")
-        try:
-            from monai.networks.nets.unet import UNet
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] != "monai":
-                raise
-            message = "UResNet needs MONAI: pip install 'neuboots[volumes]'"
-            raise ModuleNotFoundError(message, name="monai") from None
         self.in_channels, self.dims, self.stride = in_channels, dims, 2 ** (len(widths) - 1)
         width, groups = widths[0], num_groups(math.gcd(*widths))
-        self.unet = UNet(
+        self.unet = import_optional("monai.networks.nets.unet", "volumes").UNet(
             spatial_dims=dims,
             in_channels=in_channels,
             out_channels=width,
