@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,19 @@ from neuboots.training import TrainingConfig
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class Composed(nn.Module):
+    """A net of named layers, and a function of the net and its inputs."""
+
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
 
 
 class Deep(nn.Module):

@@ -15,7 +15,7 @@ from neuboots.estimators import NeuBootsRegressor
 from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
 from neuboots.losses import GaussianNLL
 from neuboots.methods import Deterministic, InfluenceBootstrap
-from neuboots.methods.influence._tangent import build_tangent_predictor
+from neuboots.methods.influence._tangent import build_tangent_predictors
 from neuboots.nets import MLP
 from neuboots.serialization import Artifact, ArtifactError
 from neuboots.training import TrainingConfig, resolve_fit
@@ -191,7 +191,7 @@ def test_weights_that_multiply_loss_by_hand() -> None:
     targets = torch.from_numpy(np.column_stack([y, w]))
     x = torch.from_numpy(X)
     method = InfluenceBootstrap(loss=nn.MSELoss(), layers="all", ridge=0.0)
-    exact = build_tangent_predictor(method, net, resolve_fit(net, (x, targets), RECIPE), weighted=True)
+    exact = build_tangent_predictors([method], net, resolve_fit(net, (x, targets), RECIPE), weighted=True)[0]
     one = torch.ones(1, 1, dtype=torch.float64)
     found = float(exact.summarize(one, 1).std)
     expected = np.sqrt((w**2 * X[:, 0] ** 2).sum()) / (w * X[:, 0] ** 2).sum()  # σ = 1

@@ -25,7 +25,6 @@ from torch import nn
 from neuboots._validation import ArgumentError
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.estimators._base import WeightedLoss, append_weights, duplicate_groups
-from neuboots.estimators.regressor import SCALE_EXPONENT, NoiseScale
 from neuboots.losses import GaussianNLL
 from neuboots.methods import METHODS, Deterministic, MCDropout
 from neuboots.serialization import ArtifactError
@@ -167,17 +166,6 @@ def test_rare_flag_is_scaled_by_its_range() -> None:
     assert regressor.x_scale_[2] == 1
 
 
-def test_noise_by_hand() -> None:
-    error, raw = np.array([[-2.0], [1.0], [4.0]]), np.array([[4.0], [1.0], [4.0]])
-    noise = NoiseScale.fit(error, raw, np.ones(2, dtype=int), varies=True)
-    shape = raw**SCALE_EXPONENT  # 2, 1, 2
-    scale = np.sqrt(np.mean((error / shape) ** 2))
-    assert np.allclose(noise.std(raw), scale * shape)
-    assert np.allclose(noise.scores[:, 0], [1 / scale, 2 / scale])
-    flat = NoiseScale.fit(error, raw, np.ones(3, dtype=int), varies=False)
-    assert np.allclose(flat.std(raw), np.sqrt(7.0))
-
-
 def test_held_out_rows_were_never_trained_on() -> None:
     """Their targets move the calibration, never the mean."""
     X, y = waves(200)
@@ -187,6 +175,7 @@ def test_held_out_rows_were_never_trained_on() -> None:
     assert regressor.scores_.shape == (40, 1)
     errors = np.abs(y - regressor.predict(X))[held_out] / regressor.predict(X, return_std=True)[1][held_out]
     assert np.allclose(np.sort(errors), np.sort(regressor.scores_[:, 0]), rtol=1e-6)
+    assert np.mean(regressor.scores_**2) == pytest.approx(1)  # the standard deviation of highest likelihood
 
 
 def test_targets_of_held_out_rows_do_not_move_mean() -> None:
@@ -288,9 +277,11 @@ def test_rows_that_only_look_like_copies_are_split_one_by_one() -> None:
 
 
 def test_quantile_counts_rows_and_not_their_copies() -> None:
-    scores = np.arange(1.0, 61.0)[:, None]
-    assert NoiseScale(np.zeros(1), 0.0, scores, np.ones(60, dtype=int)).quantile(0.8) == 49  # ⌈0.8 · 61⌉
-    assert NoiseScale(np.zeros(1), 0.0, scores, np.full(20, 3)).quantile(0.8) == 51  # ⌈0.8 · 21 · 3⌉
+    regressor = NeuBootsRegressor()
+    regressor.scores_ = np.arange(1.0, 61.0)[:, None]
+    for counts, rank in ((np.ones(60, dtype=int), 49), (np.full(20, 3), 51)):  # ⌈0.8 · 61⌉, ⌈0.8 · 21 · 3⌉
+        regressor.score_counts_ = counts
+        assert regressor._score_quantile(0.8) == rank
 
 
 @pytest.mark.parametrize("method", ["neuboots", "deterministic", "deep-ensemble", "mc-dropout"])
@@ -424,7 +415,7 @@ def test_method_with_options() -> None:
 )
 def test_invalid_options(options: dict[str, Any]) -> None:
     X, y = waves(40)
-    with pytest.raises(ArgumentError):
+    with pytest.raises(ValueError, match=next(iter(options)).replace("_", ".")):
         NeuBootsRegressor(**options).fit(X, y)
 
 

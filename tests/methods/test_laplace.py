@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import ZOO, Stream, Tokens, Upsampling, make, noise
+from _nets import ZOO, Composed, Stream, Tokens, Upsampling, make, noise
 from _reference import standard_errors
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.utils.data import TensorDataset
 
-import neuboots.methods.laplace as module
+import neuboots.methods.laplace as laplace_module
 from neuboots import Deterministic, Laplace, TrainingConfig
 from neuboots.losses import BrierLoss, GaussianNLL, as_loss
+from neuboots.methods import _head_points
 from neuboots.methods.laplace import LaplacePredictor
 from neuboots.nets import MLP
 
@@ -183,15 +184,13 @@ def test_kronecker_factors_are_exact_where_possible(loss: Any, outputs: int, x: 
 # -- pixels, tokens, streams ---------------------------------------------------------------------------
 
 
-class Pixels(nn.Module):
-    """Outputs at the resolution of the input, and then `after`."""
+def pixels(after: Callable[[Tensor], Tensor] = lambda z: z) -> nn.Module:
+    """A net with outputs at the resolution of the input, and then `after`."""
 
-    def __init__(self, after: Callable[[Tensor], Tensor] = lambda z: z) -> None:
-        super().__init__()
-        self.stem, self.head, self.after = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 3, 1), after
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return after(net.head(net.stem(x).relu()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.head(self.stem(x).relu()))
+    return Composed(forward, stem=nn.Conv2d(2, 5, 3, padding=1), head=nn.Conv2d(5, 3, 1))
 
 
 def explicit_precision(phi: Tensor, z: Tensor, weights: Tensor) -> Tensor:
@@ -205,8 +204,9 @@ def explicit_precision(phi: Tensor, z: Tensor, weights: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("elements", [1 << 24, 40])
 def test_pixels_are_points_except_ignored_ones(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", elements)
-    net, x = seeded(Pixels), noise(5, 2, 4, 4).double()
+    for module in (laplace_module, _head_points):
+        monkeypatch.setattr(module, "_CHUNK_ELEMENTS", elements)
+    net, x = seeded(pixels), noise(5, 2, 4, 4).double()
     y = (x[:, 0] > 0).long()
     y[1, :2] = 255
     predictor = laplace(net, x, y, batch_size=2, loss=nn.CrossEntropyLoss(ignore_index=255), structure="full")
@@ -371,7 +371,7 @@ def upsample(z: Tensor) -> Tensor:
     ids=["max", "mean", "select", "crop", "pool", "crop, then upsample", "repeat one"],
 )
 def test_only_upsampling_may_follow_the_head(after: Callable[[Tensor], Tensor]) -> None:
-    net = Pixels(after)
+    net = pixels(after)
     y = torch.zeros(6, *net(noise(1, 2, 4, 4)).shape[2:], dtype=torch.long)
     with pytest.raises(ValueError, match="upsample"):
         Laplace().from_trained(net, TensorDataset(noise(6, 2, 4, 4), y))
@@ -381,21 +381,15 @@ def test_only_upsampling_may_follow_the_head(after: Callable[[Tensor], Tensor]) 
 def test_any_upsampling_may_follow_the_head(inference: bool) -> None:
     data = TensorDataset(noise(6, 2, 4, 4), torch.zeros(6, 12, 12, dtype=torch.long))
     with torch.inference_mode(inference):
-        predictor = Laplace(prior_precision=1.0).from_trained(Pixels(upsample), data)
+        predictor = Laplace(prior_precision=1.0).from_trained(pixels(upsample), data)
         assert predictor.predict(noise(2, 2, 4, 4), 3).samples.shape == (3, 2, 3, 12, 12)
 
 
-class Folded(nn.Module):
-    """Moves tokens into the batch before its head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x.flatten(0, 1)).view(*x.shape[:2], 3).mean(1)
-
-
 def test_batch_must_be_the_first_axis_of_the_features() -> None:
+    def folded(net: Any, x: Tensor) -> Tensor:
+        """Moves tokens into the batch before its head."""
+        return net.head(x.flatten(0, 1)).view(*x.shape[:2], 3).mean(1)
+
+    net = Composed(folded, head=nn.Linear(4, 3))
     with pytest.raises(ValueError, match="first axis"):
-        Laplace().fit(Folded, TensorDataset(noise(6, 5, 4), torch.arange(6) % 3), CONFIG)
+        Laplace().fit(net, TensorDataset(noise(6, 5, 4), torch.arange(6) % 3), CONFIG)

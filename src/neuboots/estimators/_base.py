@@ -8,11 +8,10 @@ from a net that was trained on it.
 
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -48,6 +47,7 @@ TRAIN, VALIDATION, CALIBRATION = 0, 1, 2  # splits of rows
 
 MAX_COPIES = 20  # rows after repetition by integer weights, as a multiple of n; with more, weights multiply the loss
 MIN_SPLIT_ROWS = 20  # with fewer rows, none is held out
+_SAVED_APART = ("predictor_", "band_", "seed_")  # not among the fitted attributes of an artifact
 MIN_DISTINCT_HELD_OUT = 10  # duplicates of one row are at most a tenth of the rows held out
 
 
@@ -148,13 +148,11 @@ class TrainingRows:
 
 
 @dataclass(eq=False, repr=False)
-class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
     """Options of both estimators, which `fit` validates."""
 
     task: ClassVar[Literal["classification", "regression"]]
-    fitted_attributes: ClassVar[tuple[str, ...]]  # that are saved
     _method_options: ClassVar[Mapping[str, Mapping[str, Any]]]  # of methods that are given by name
-    always_validates: ClassVar[bool]  # whether a validation split is needed without early stopping, too
 
     method: str | Method = "neuboots"
     _: KW_ONLY
@@ -174,10 +172,6 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _check_options(self) -> None:
         for name in ("epochs", "patience", "num_samples"):
             check_int(name, getattr(self, name), minimum=1)
-        for name in ("learning_rate", "weight_decay"):
-            value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-                raise ArgumentError(name, value, "a number of at least 0")
         check_fraction("validation_fraction", self.validation_fraction, zero=True)
         if self.batch_size != "auto":
             check_int("batch_size", self.batch_size, minimum=1)
@@ -224,7 +218,8 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         fraction = min(self.validation_fraction, (n - classes) / (2 * n))
         if n < MIN_SPLIT_ROWS or fraction * n < 2:
             return torch.zeros(len(group), dtype=torch.uint8)
-        validation = fraction / 2 if self.early_stopping or self.always_validates else 0.0
+        classifies = self.task == "classification"  # its temperature is fitted to the validation split
+        validation = fraction / 2 if self.early_stopping or classifies else 0.0
         calibration = fraction - validation
         firsts = None if strata is None else strata[np.unique(group, return_index=True)[1]]
         split = train_val_test_split(n, validation / (1 - calibration), calibration, seed=self.seed_, strata=firsts)
@@ -238,6 +233,7 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         targets = targets.float() if targets.is_floating_point() else targets
         info = find_method(self.method) if isinstance(self.method, str) else getattr(self.method, "info", None)
         stops = bool(self.early_stopping and validation.any()) and (info is None or info.early_stopping)
+        self.net_outputs_ = outputs
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
 
@@ -361,8 +357,9 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self)
         values, tensors = {}, {f"predictor.{name}": value for name, value in self.predictor_.state_dict().items()}
-        for name in filter(self.__dict__.__contains__, self.fitted_attributes):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
+            if not name.endswith("_") or name in _SAVED_APART:
+                continue
             if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
                 tensors[f"fitted.{name}"] = torch.from_numpy(np.array(value))
             else:
@@ -405,8 +402,8 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 setattr(estimator, name, np.array(value, dtype=dtype) if is_array else value)
             for name, tensor in artifact.select("fitted.").items():
                 setattr(estimator, name, tensor.numpy())
-            outputs = estimator._num_outputs()
-            model = net if net is None or isinstance(net, nn.Module) else net(estimator.n_features_in_, outputs)
+            shape = estimator.n_features_in_, estimator.net_outputs_
+            model = net if net is None or isinstance(net, nn.Module) else net(*shape)
             weights = artifact.select("predictor.")
             estimator.predictor_ = build_predictor(config["predictor"], weights, model, path=artifact.folder)
             estimator.method = config["method"] or find_saved_method(estimator.predictor_.config()).name
@@ -417,10 +414,6 @@ class NeuBootsEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _restore(self, artifact: Artifact) -> None:
         """Restore what an estimator has besides its fitted attributes, and check that all fits together."""
-
-    @abstractmethod
-    def _num_outputs(self) -> int:
-        """Number of outputs of the net."""
 
 
 def _choose_batch_size(n: int) -> int:

@@ -26,7 +26,8 @@ from neuboots.losses import Loss
 from neuboots.methods import InfluenceBootstrap
 from neuboots.methods._curvature import working_residuals
 from neuboots.methods.influence._jacobian import Jacobian
-from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor
+from neuboots.methods.influence._leverage import covariance_root
+from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors
 from neuboots.training import TrainingConfig, resolve_fit
 
 MAX_EXACT_ROWS = 1500  # rows × targets of the exact form; of more, a random subset is taken
@@ -120,37 +121,37 @@ def fit_confidence_band(
     x, others = (rows.to(next(net.parameters()).dtype) for rows in (x, others))
     config = TrainingConfig(epochs=1, batch_size=1024, seed=seed, accelerator="cpu", progress=False)
     method = InfluenceBootstrap(loss=loss, layers="all", max_kernel_rows=MAX_EXACT_ROWS)
-    exact = build_tangent_predictor(method, net, resolve_fit(net, (x, y), config), weighted=weighted)
+    exact = build_tangent_predictors([method], net, resolve_fit(net, (x, y), config), weighted=weighted)[0]
     jacobian, train = exact.tangent.jacobian()
     newton = _newton_step(exact, _gradient(jacobian, loss, x, y, weighted), len(x))
     generator = torch.Generator().manual_seed(seed)
-    basis, fit, check = (_relative(exact, newton, rows) for rows in _sample_rows(x, others, generator))
+    samples = [_relative(exact, newton, rows) for rows in _sample_rows(x, others, generator)]
+    (basis, _), (fit, fit_squares), (check, check_squares) = samples
 
-    directions = torch.linalg.svd(basis.moved, full_matrices=False).Vh  # (≤ rows, S + 1)
+    directions = torch.linalg.svd(basis, full_matrices=False).Vh  # (≤ rows, S + 1)
     most = max(RANKS[0], _MAX_DIRECTION_VALUES // sum(p.numel() for p in net.parameters()))
     directions = directions[: min(RANKS[-1], most)].T
     if not directions.shape[1]:  # nothing moves the net, which reproduces every row: one direction, of no length
         directions = directions.new_zeros(len(directions), 1)
     tried = []
     for rank in dict.fromkeys(min(rank, directions.shape[1]) for rank in RANKS):
-        left = 1.0 - (fit.moved @ directions[:, :rank]).square().sum(1)
-        rest = left.new_zeros(fit.squares.shape[1])
-        if fit.squares.numel():
-            rest = torch.from_numpy(nnls(fit.squares.numpy(), left.numpy())[0])
-        ratio = ((check.moved @ directions[:, :rank]).square().sum(1) + check.squares @ rest).sqrt()
+        left = 1.0 - (fit @ directions[:, :rank]).square().sum(1)
+        rest = left.new_zeros(fit_squares.shape[1])
+        if fit_squares.numel():
+            rest = torch.from_numpy(nnls(fit_squares.numpy(), left.numpy())[0])
+        ratio = ((check @ directions[:, :rank]).square().sum(1) + check_squares @ rest).sqrt()
         tried.append((float((ratio - 1.0).square().mean().sqrt()) if len(ratio) else 0.0, rank, rest))
         if tried[-1][0] <= ERROR_TOLERANCE:
             break
     best = min(error for error, _, _ in tried)
     error, rank, rest = next(each for each in tried if each[0] <= max(ERROR_TOLERANCE, 1.25 * best))
     by_rows, by_step = directions[:-1, :rank], directions[-1, :rank]
-    coefficients = exact.tangent.basis @ (exact.tangent.influence @ _scale_by_covariance(exact, by_rows.T).T)
+    coefficients = exact.tangent.basis @ (exact.tangent.influence @ covariance_root(exact.weight_distribution, by_rows))
     coefficients = coefficients.view(len(train.z), train.outputs, rank)
     some = [jacobian.pull(train, part) for part in torch.split(coefficients, _max_rows(newton, len(train.z)), -1)]
     pulled = [torch.cat(parts) for parts in zip(*some, strict=True)]
     pulled = [part + torch.tensordot(by_step[:, None].to(v), v, 1) for part, v in zip(pulled, newton, strict=True)]
-    state = {f"direction.{k}": part.float() for k, part in enumerate(pulled)}
-    return ConfidenceBand.from_state_dict(net, train.outputs, {**state, "variances": rest.float()}, error)
+    return ConfidenceBand(net, train.outputs, tuple(part.float() for part in pulled), rest.float(), error)
 
 
 def _max_rows(parts: Sequence[Tensor], others: int) -> int:
@@ -185,35 +186,21 @@ def _newton_step(exact: TangentPredictor, gradient: list[Tensor], n: int) -> lis
     return jacobian.pull(train, (basis @ step).view(m, train.outputs, 1))
 
 
-@dataclass(frozen=True)
-class _Relative:
-    """Contributions to the exact s² of M outputs, relative to it: of independent weights, and of units of β."""
+def _relative(exact: TangentPredictor, newton: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Contributions to the exact s² of M outputs at rows x, relative to it, without outputs of zero variance.
 
-    moved: Tensor  # (M, S + 1), rows of norm 1; the last column is J(x)v
-    squares: Tensor  # (M, Q)
-
-
-def _relative(exact: TangentPredictor, newton: list[Tensor], x: Tensor) -> _Relative:
-    """Contributions at rows x, without outputs of zero variance."""
+    Those of independent weights, rows of norm 1 whose last column is J(x)v: (M, S + 1); and of units of β: (M, Q).
+    """
     jacobian, _ = exact.tangent.jacobian()
     rows = jacobian.rows(x)
-    drawn = _scale_by_covariance(exact, exact.deviations(x)[1].double().flatten(0, 1))
+    drawn = covariance_root(exact.weight_distribution, exact.deviations(x)[1].double().flatten(0, 1).T).T
     moved = torch.cat([drawn, jacobian.push(rows, newton).double().flatten(0, 1)], 1)
     squares = jacobian.squares(rows).double().flatten(0, 1)
     variance = moved.square().sum(1, keepdim=True)
     if not bool(torch.isfinite(variance).all()):
         raise ValueError("its variance is not finite")
     seen = variance[:, 0] > 0
-    return _Relative((moved / variance.sqrt())[seen], (squares / variance)[seen])
-
-
-def _scale_by_covariance(exact: TangentPredictor, moved: Tensor) -> Tensor:
-    """M Cov(w)^½ for M (·, S), where the weights have the variance v and the covariance c."""
-    blocks = moved.shape[1]
-    v, c = exact.weight_distribution.covariance(blocks)
-    together = (max(0.0, v - c + c * blocks) / (v - c)) ** 0.5 if v > c else 1.0
-    found: Tensor = (v - c) ** 0.5 * (moved + (together - 1.0) * moved.mean(1, keepdim=True))
-    return found
+    return (moved / variance.sqrt())[seen], (squares / variance)[seen]
 
 
 def _sample_rows(x: Tensor, others: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

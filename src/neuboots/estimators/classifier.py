@@ -54,12 +54,7 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
     """
 
     task = "classification"
-    fitted_attributes = (
-        "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "classes_", "held_out_", "loss_curve_",
-        "validation_curve_",
-    )  # fmt: skip
     _method_options: ClassVar[Mapping[str, Any]] = {"neuboots": {"resample": "pool"}}
-    always_validates = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the classifier.
@@ -132,6 +127,3 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
         """
         samples = self.predictor_.predict(self.inputs(X), n, seed=self.seed_).samples
         return np.asarray(class_probabilities(samples, 2).double())
-
-    def _num_outputs(self) -> int:
-        return len(self.classes_)

@@ -26,6 +26,7 @@ from neuboots._validation import check_choice, check_fraction, check_int
 from neuboots.estimators._base import (
     CALIBRATION,
     TRAIN,
+    VALIDATION,
     Array,
     NeuBootsEstimator,
     TrainingRows,
@@ -44,63 +45,6 @@ if TYPE_CHECKING:
 SCALE_EXPONENT = 0.5  # b
 _MIN_STD = 1e-6  # in units of the targets' standard deviation: 0 would make intervals infinite or empty
 _MAX_BATCH = 1 << 16
-
-
-@dataclass(frozen=True, eq=False)
-class NoiseScale:
-    """Scale of the errors of k outputs, in units of the standardized targets.
-
-    Args:
-        offset: a of each output (k,).
-        exponent: b; 0 if the predicted scale is a constant.
-        scores: |y − m(x)| / s(x) of the calibration rows (m, k).
-        counts: Number of copies of each distinct calibration row, one after another, with sum m.
-    """
-
-    offset: Array
-    exponent: float
-    scores: Array
-    counts: Array
-
-    @classmethod
-    def fit(cls, error: Array, raw_std: Array, counts: Array, *, varies: bool) -> "NoiseScale":
-        """Fit the scale to held-out rows.
-
-        Args:
-            error: Errors y − m(x) (n, k); those of the calibration rows come last.
-            raw_std: √(τ² + σ²) of these rows (n, k).
-            counts: Number of copies of each distinct calibration row.
-            varies: Whether raw_std depends on x.
-
-        Returns:
-            The scale of highest likelihood.
-        """
-        exponent = SCALE_EXPONENT if varies else 0.0
-        shape = np.maximum(raw_std, _MIN_STD) ** exponent
-        offset = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _MIN_STD))  # (k,)
-        scale = cls(offset, exponent, np.empty((0, error.shape[1])), counts)
-        start = len(error) - int(counts.sum())
-        return cls(offset, exponent, np.abs(error[start:]) / scale.std(raw_std[start:]), counts)
-
-    def std(self, raw_std: Array) -> Array:
-        """Standard deviation s(x) of a new y: (N, k)."""
-        return np.asarray(np.exp(self.offset) * np.maximum(raw_std, _MIN_STD) ** self.exponent)
-
-    def quantile(self, level: float) -> Array:
-        """Quantile q of each output (k,); a normal one, with a warning, if there are too few calibration rows."""
-        counts = torch.from_numpy(self.counts)
-        found = np.array([conformal_quantile(torch.from_numpy(scores), counts, level) for scores in self.scores.T])
-        if np.isfinite(found).all():
-            return found
-        warnings.warn(
-            f"{len(self.counts)} rows were held out for calibration, and level {level:g} needs "
-            f"{math.ceil(level / (1 - level) - 1e-9)}: the interval is a normal one, without a guarantee; use more "
-            "rows, a larger validation_fraction, or a lower level",
-            UserWarning,
-            stacklevel=4,
-        )
-        # not below those of lower levels
-        return np.asarray(np.maximum(self.scores.max(0, initial=0.0), -ndtri((1 - level) / 2)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,15 +112,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
     band: Literal["influence", "method"] = "influence"
 
     task = "regression"
-    fitted_attributes = (
-        "n_features_in_", "feature_names_in_", "x_mean_", "x_scale_", "y_mean_", "y_scale_", "n_outputs_",
-        "one_column_", "gaussian_", "noise_offset_", "noise_exponent_", "scores_", "score_counts_",
-        "held_out_", "loss_curve_", "validation_curve_", "band_error_",
-    )  # fmt: skip
     _method_options: ClassVar[Mapping[str, Any]] = {
         "neuboots": {"weight_distribution": Dirichlet(concentration=20.0), "resample": "pool"}
     }
-    always_validates = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the regressor.
@@ -229,21 +167,40 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         return nn.MSELoss(), k
 
     def _fit_noise(self, rows: TrainingRows, target: Tensor) -> None:
+        """Fit a and b of s(x) to the held-out rows; compute the scores |y − m(x)| / s(x) of the calibration rows."""
         self.gaussian_ = self.predictor_.summarize(rows.x[:1], 1).mean.shape[1] > self.n_outputs_
         calibration = rows.split == CALIBRATION
-        other = (rows.split != CALIBRATION) & (rows.split != TRAIN)
-        index = torch.cat([split.nonzero()[:, 0] for split in (other, calibration)])
+        index = torch.cat([split.nonzero()[:, 0] for split in (rows.split == VALIDATION, calibration)])
         index = index if len(index) else torch.arange(len(target))  # without held-out rows, the training rows
         mean, std, raw_std = self._predict_moments(rows.x[index], self.num_samples)
-        counts = np.unique(rows.group[calibration.numpy()], return_counts=True)[1]
-        varies = self.gaussian_ or bool(std.any())
-        noise = NoiseScale.fit(target[index].numpy() - mean, raw_std, counts, varies=varies)
-        self.noise_offset_, self.noise_exponent_ = noise.offset, noise.exponent
-        self.scores_, self.score_counts_ = noise.scores, noise.counts
+        error = target[index].numpy() - mean
+        self.noise_exponent_ = SCALE_EXPONENT if self.gaussian_ or std.any() else 0.0
+        shape = np.maximum(raw_std, _MIN_STD) ** self.noise_exponent_
+        self.noise_offset_ = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _MIN_STD))  # (k,)
+        # copies of a calibration row come one after another
+        self.score_counts_ = np.unique(rows.group[calibration.numpy()], return_counts=True)[1]
+        start = len(error) - int(self.score_counts_.sum())
+        self.scores_ = np.abs(error[start:]) / self._noise_std(raw_std[start:])  # (m, k)
 
-    @property
-    def _noise(self) -> NoiseScale:
-        return NoiseScale(self.noise_offset_, float(self.noise_exponent_), self.scores_, self.score_counts_)
+    def _noise_std(self, raw_std: Array) -> Array:
+        """Standard deviation s(x) of a new y, in units of the standardized targets: (N, k)."""
+        return np.asarray(np.exp(self.noise_offset_) * np.maximum(raw_std, _MIN_STD) ** float(self.noise_exponent_))
+
+    def _score_quantile(self, level: float) -> Array:
+        """Quantile q of each output (k,); a normal one, with a warning, if there are too few calibration rows."""
+        counts = torch.from_numpy(self.score_counts_)
+        found = np.array([conformal_quantile(torch.from_numpy(scores), counts, level) for scores in self.scores_.T])
+        if np.isfinite(found).all():
+            return found
+        warnings.warn(
+            f"{len(counts)} rows were held out for calibration, and level {level:g} needs "
+            f"{math.ceil(level / (1 - level) - 1e-9)}: the interval is a normal one, without a guarantee; use more "
+            "rows, a larger validation_fraction, or a lower level",
+            UserWarning,
+            stacklevel=4,
+        )
+        # not below those of lower levels
+        return np.asarray(np.maximum(self.scores_.max(0, initial=0.0), -ndtri((1 - level) / 2)))
 
     def _fit_band(self, rows: TrainingRows, target: Tensor, loss: Loss) -> "ConfidenceBand | None":
         """Band of the single net behind the mean; None if there is none, or the loss is another one."""
@@ -298,8 +255,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         """
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples if num_samples is None else num_samples)
-        noise_std = self._noise.std(raw_std)
-        half_widths = self._noise.quantile(level) * noise_std, -ndtri((1 - level) / 2) * self._mean_std(x, std)
+        noise_std = self._noise_std(raw_std)
+        half_widths = self._score_quantile(level) * noise_std, -ndtri((1 - level) / 2) * self._mean_std(x, std)
         bounds = [self._to_units(mean + sign * half) for half in half_widths for sign in (-1, 1)]
         return Forecast(self._to_units(mean), self._squeeze(noise_std * self.y_scale_), *bounds)
 
@@ -326,7 +283,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         mean, _, raw_std = self._predict_moments(self.inputs(X), self.num_samples)
         if not return_std:
             return self._to_units(mean)
-        return self._to_units(mean), self._squeeze(self._noise.std(raw_std) * self.y_scale_)
+        return self._to_units(mean), self._squeeze(self._noise_std(raw_std) * self.y_scale_)
 
     def predict_interval(
         self, X: Any, level: float = 0.95, interval: Literal["prediction", "confidence"] = "prediction"
@@ -345,7 +302,7 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples)
         if interval == "prediction":
-            half = self._noise.quantile(level) * self._noise.std(raw_std)
+            half = self._score_quantile(level) * self._noise_std(raw_std)
         else:
             half = -ndtri((1 - level) / 2) * self._mean_std(x, std)
         return self._to_units(mean - half), self._to_units(mean + half)
@@ -367,12 +324,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
             return self._to_units(mean + self.band_.sample(x, n, seed=self.seed_).double().numpy())
         samples = self.predictor_.predict(x, n, seed=self.seed_).samples[:, :, : self.n_outputs_].double().numpy()
         if observation_noise:
-            noise_std = np.sqrt(np.maximum(self._noise.std(raw_std) ** 2 - std**2, 0.0))
+            noise_std = np.sqrt(np.maximum(self._noise_std(raw_std) ** 2 - std**2, 0.0))
             samples = samples + noise_std * np.random.default_rng(self.seed_).standard_normal(samples.shape)
         return self._to_units(samples)
-
-    def _num_outputs(self) -> int:
-        return int(self.n_outputs_) * (2 if self.gaussian_ else 1)
 
     def to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config, tensors = super().to_artifact()
@@ -392,10 +346,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
             )
         x = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
         mean, std, raw_std = self._predict_moments(x, 1)  # raises if the parts do not fit
-        self._to_units(mean + self._noise.std(raw_std) + self._mean_std(x, std) + self.scores_[:1])
+        self._to_units(mean + self._noise_std(raw_std) + self._mean_std(x, std) + self.scores_[:1])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
-        tags.target_tags.single_output = True
         return tags

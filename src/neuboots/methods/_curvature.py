@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import add_output_axis, cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs, eval_mode, load_example
 from neuboots.losses import GaussianNLL, Loss, as_loss
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
+from neuboots.training import FitInputs
 
 Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
 MAX_FULL_SIZE = 3000  # parameters of the head up to which the GGN is stored whole: quadratic memory, cubic time
@@ -108,11 +109,14 @@ class HeadReplicates(Predictor):
         return SampleStream(num_samples, num_bytes(output) + head_bytes, chunks, moments)
 
 
-def check_after_head(generator: BootstrapGenerator, example: Any) -> None:
-    """Raise if anything but upsampling follows the head: only then is Λ at the head that of the loss.
+def split_at_head(net: nn.Module, head: str | None, inputs: FitInputs) -> BootstrapGenerator:
+    """Split a net, trained or not; raise if anything but upsampling follows its head.
 
-    Upsampling is linear, preserves constants, gives at least as many points as it gets, and uses all of them.
+    Only then is Λ at the head that of the loss. Upsampling is linear, preserves constants, gives at least as many
+    points as it gets, and uses all of them.
     """
+    example = load_example(net, inputs.data, seed=inputs.config.seed)
+    generator = BootstrapGenerator(net, head=head, example=example)
     with eval_mode(generator), torch.no_grad():
         at = generator.at(cast_inputs(generator, example))
         if len(at.trace.phi) != len(at.output):
@@ -121,20 +125,21 @@ def check_after_head(generator: BootstrapGenerator, example: Any) -> None:
                 "first axis of the head's input"
             )
         if at.trace.ends_at_head:
-            return
-        head = generator.split.head
-        weight = head.weight.flatten(1)  # (C, D)
-        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias
+            return generator
+        layer = generator.split.head
+        weight = layer.weight.flatten(1)  # (C, D)
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
         constant = torch.arange(1.0, len(weight) + 1).to(weight)
         found = at.apply_heads(
             torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias])
         )
         found = found if found.ndim > 2 else found[..., None]  # (3, N, C, *)
-        z = head(at.trace.phi)
-        preserved = found.shape[2] == len(constant) and torch.allclose(
-            found[0], constant.view(-1, *[1] * (found.ndim - 3)).expand_as(found[0]), rtol=1e-3, atol=1e-3
+        z = layer(at.trace.phi)
+        wanted = constant.view(-1, *[1] * (found.ndim - 3))
+        upsamples = found.shape[2] == len(constant) and all(
+            torch.allclose(output, wanted.expand_as(output), rtol=1e-3, atol=1e-3)
+            for output in (found[0], found[1] + found[2])
         )
-        upsamples = preserved and torch.allclose(found[2], found[0] - found[1], rtol=1e-3, atol=1e-3)
     points, pixels = z[0].numel() // len(weight), found.shape[3:].numel()
     if not upsamples or pixels < points or not _uses_all(at, z):
         raise ValueError(
@@ -143,6 +148,7 @@ def check_after_head(generator: BootstrapGenerator, example: Any) -> None:
             "head in the output: pool, select or crop the features before the head, move other operations into the "
             "loss, or use InfluenceBootstrap(layers='all')"
         )
+    return generator
 
 
 def _uses_all(at: GeneratorAtInput, z: Tensor) -> bool:
@@ -170,23 +176,21 @@ def infer_likelihood(loss: Loss) -> Likelihood | None:
     return "gaussian" if isinstance(loss, GaussianNLL) and not loss.beta else None
 
 
-def output_hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Λ = diag(s) − q qᵀ at outputs z, as s and q, (M, C) each; q is None where Λ is diagonal.
+def output_hessian(likelihood: Likelihood, z: Tensor) -> Tensor:
+    """Λ at outputs z (M, C): (M, C, C).
 
-    Softmax: s = q = p. Bernoulli: s = p (1 − p). Squared error (halved): s = 1, to be divided by σ². Gaussian: the
-    Fisher information of (μ, log σ²), s = (1/σ², ½), and zero for a log σ² below the floor of the loss.
+    Softmax: diag(p) − ppᵀ. Bernoulli: p (1 − p). Squared error (halved): 1, to be divided by σ². Gaussian: the Fisher
+    information of (μ, log σ²), (1/σ², ½), and zero for a log σ² below the floor of the loss.
     """
     if likelihood == "softmax":
         p = z.softmax(1)
-        return p, p
-    if likelihood == "bernoulli":
-        p = z.sigmoid()
-        return p * (1.0 - p), None
-    if likelihood == "squared":
-        return torch.ones_like(z), None
-    log_variance = z.chunk(2, 1)[1]
-    floored = log_variance.clamp_min(_MIN_LOG_VARIANCE)
-    return torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1), None
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    if likelihood == "gaussian":
+        log_variance = z.chunk(2, 1)[1]
+        floored = log_variance.clamp_min(_MIN_LOG_VARIANCE)
+        return torch.diag_embed(torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1))
+    p = z.sigmoid()
+    return torch.diag_embed(torch.ones_like(z) if likelihood == "squared" else p * (1.0 - p))
 
 
 class WorkingModel(NamedTuple):
@@ -302,17 +306,9 @@ class FullGGN(nn.Module):
         self.register_buffer("values", torch.zeros(outputs * width, dtype=torch.float64))
         self.register_buffer("vectors", torch.zeros(outputs * width, outputs * width, dtype=torch.float64))
 
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
-        blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width).diagonal(dim1=0, dim2=2)
-        blocks += torch.einsum("md,mc,me->dec", phi, w[:, None] * s, phi)  # (D̃, D̃, C)
-        if q is not None:
-            J = ((w.sqrt()[:, None] * q)[:, :, None] * phi[:, None]).flatten(1)  # (M, K)
-            self.vectors -= J.T @ J
-
-    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
-        hessian = w[:, None, None] * (root @ root.mT)
+    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
+        hessian = w[:, None, None] * hessian
         blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width)
         for c in range(self.outputs):
             scaled = (hessian[:, c, : c + 1, None] * phi[:, None]).flatten(1)  # (M, (c + 1)·D̃)
@@ -370,18 +366,10 @@ class KronGGN(nn.Module):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_vectors", torch.zeros(size, size, dtype=torch.float64))
 
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
-        q = torch.zeros_like(s) if q is None else q
-        trace, v = s.sum(1) - q.square().sum(1), w * phi.square().sum(1)
-        self.inner_vectors += phi.T @ ((w * trace)[:, None] * phi)
-        self.outer_vectors += torch.diag(v @ s) - q.T @ (v[:, None] * q)
-
-    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
-        self.inner_vectors += phi.T @ ((w * root.square().sum((1, 2)))[:, None] * phi)
-        scaled = ((w * phi.square().sum(1)).sqrt()[:, None, None] * root).movedim(1, 0).flatten(1)  # (C, M·C)
-        self.outer_vectors += scaled @ scaled.T
+    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
+        self.inner_vectors += phi.T @ ((w * hessian.diagonal(dim1=1, dim2=2).sum(1))[:, None] * phi)
+        self.outer_vectors += torch.einsum("m,mce->ce", w * phi.square().sum(1), hessian)
 
     def decompose(self, scale: float = 1.0) -> None:
         """Replace the sums by their eigenvalues, times `scale`, and eigenvectors."""

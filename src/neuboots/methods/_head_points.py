@@ -67,14 +67,10 @@ def output_is_head(at: GeneratorAtInput) -> bool:
 
 
 class FeaturePass:
-    """The training data of a net as points of its head.
+    """The training data of a net as points of its head."""
 
-    With `single=True` one pass is made: nothing is stored, ignored points keep their place with weight zero, and
-    gradients are not carried back through an upsampling.
-    """
-
-    def __init__(self, generator: BootstrapGenerator, loss: Loss, inputs: FitInputs, *, single: bool = False) -> None:
-        self.generator, self.loss, self.inputs, self.single = generator, loss, inputs, single
+    def __init__(self, generator: BootstrapGenerator, loss: Loss, inputs: FitInputs) -> None:
+        self.generator, self.loss, self.inputs = generator, loss, inputs
         self.likelihood = infer_likelihood(loss)
         self.theta = head_parameters(generator)  # θ̂: (C, D̃)
         self.continuous = False  # whether the targets are continuous; known after the first batch
@@ -83,12 +79,13 @@ class FeaturePass:
         self.total_loss, self.num_losses = 0.0, 0
         self._stored: list[BatchFeatures] | None = None
 
-    def features(self, size: int) -> Iterator[tuple[Tensor, BatchFeatures]]:
-        """φ̃ (M, D̃) of all points, at most `size` at a time, and what they are made from."""
-        biased = self.generator.split.head.bias is not None
+    def features(self) -> Iterator[tuple[Tensor, BatchFeatures]]:
+        """φ̃ (M, D̃) of all points, some at a time, and what they are made from."""
+        (outputs, width), biased = self.theta.shape, self.generator.split.head.bias is not None
+        size = max(1, _CHUNK_ELEMENTS // (outputs * max(outputs, width)))
         for batch in self._batches():
-            for start in range(0, len(batch.phi), max(1, size)):
-                part = batch.take(slice(start, start + max(1, size)))
+            for start in range(0, len(batch.phi), size):
+                part = batch.take(slice(start, start + size))
                 phi = append_ones(part.phi, biased).to(self.theta.device)
                 if not (bool(torch.isfinite(phi).all()) and bool(torch.isfinite(part.z).all())):
                     raise ValueError(
@@ -99,8 +96,7 @@ class FeaturePass:
 
     def points(self) -> Iterator[HeadPoints]:
         """All points that count, some at a time, with their working residuals."""
-        outputs, width = self.theta.shape
-        for phi, part in self.features(_CHUNK_ELEMENTS // (outputs * max(outputs, width))):
+        for phi, part in self.features():
             z, weight = phi @ self.theta.T, part.weight.to(phi)
             if part.slope is None:
                 assert part.y is not None
@@ -123,7 +119,7 @@ class FeaturePass:
         if self._stored is not None:
             yield from self._stored
             return
-        stored: list[BatchFeatures] | None = None if self.single else []
+        stored: list[BatchFeatures] | None = []
         size = self.num_rows = 0
         with eval_mode(self.generator), torch.no_grad():
             for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
@@ -166,10 +162,8 @@ class FeaturePass:
             same_axes = y.ndim == at.output.ndim > 1
             targets = y.movedim(1, -1).flatten(0, -2) if same_axes else y.reshape(len(phi), *y.shape[flat.ndim - 1 :])
         else:
-            slope, self.upsampled = None if self.single else self._slope(at, y), True
-        found = BatchFeatures(phi, z, targets, slope, weight, row)
-        counted = weight > 0
-        return found if self.single or bool(counted.all()) else found.take(counted)
+            slope, self.upsampled = self._slope(at, y), True
+        return BatchFeatures(phi, z, targets, slope, weight, row).take(weight > 0)
 
     def _slope(self, at: GeneratorAtInput, y: Tensor) -> Tensor:
         """−∂ℓ/∂z at the head of a net that upsamples its output, scaled as in `working_residuals`: (M, C)."""
@@ -180,6 +174,6 @@ class FeaturePass:
         split = self.generator.split
         with torch.inference_mode(False), torch.enable_grad():
             z = split.head(at.trace.phi.detach()).detach().clone().requires_grad_()
-            total = self.loss(at.arrange(at.trace.finish(z)), y).sum()
+            total = self.loss(at.arrange(at.trace.finish(z)), y.clone()).sum()  # y may be made in inference mode
             (slope,) = torch.autograd.grad(total, z)
         return -half * to_double(slope.movedim(split.axis, -1).flatten(0, -2))

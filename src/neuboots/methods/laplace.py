@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_positive
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import check_module, load_example
+from neuboots.head import check_module
 from neuboots.loading import FitData
 from neuboots.methods._base import register
 from neuboots.methods._curvature import (
@@ -31,12 +31,12 @@ from neuboots.methods._curvature import (
     HeadReplicates,
     KronGGN,
     Likelihood,
-    check_after_head,
     head_parameters,
     infer_likelihood,
     map_points,
     maximize_evidence,
     output_hessian,
+    split_at_head,
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass
@@ -181,7 +181,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
 
     def _fit(self, inputs: FitInputs) -> LaplacePredictor:
         net = initialize_model(inputs.factory, inputs.config.seed)
-        self._make_generator(net, inputs)  # raises before the training if the head cannot be used
+        split_at_head(net, self.head, inputs)  # raises before the training if the head cannot be used
         self._train_net(net, inputs)
         return self.make_predictor(net.eval(), inputs.data, inputs.config)
 
@@ -202,25 +202,18 @@ class Laplace(BaseMethod[LaplacePredictor]):
         check_module(model)
         return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
 
-    def _make_generator(self, net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
-        example = load_example(net, inputs.data, seed=inputs.config.seed)
-        generator = BootstrapGenerator(net, head=self.head, example=example)
-        check_after_head(generator, example)
-        return generator
-
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> LaplacePredictor:
         """Compute the curvature at the head of a trained net, with the batches of a training config.
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
         inputs = resolve_fit(net, data, config)
-        likelihood, generator = self._likelihood(), self._make_generator(net, inputs)
-        points = FeaturePass(generator, self.loss, inputs, single=True)
+        likelihood, generator = self._likelihood(), split_at_head(net, self.head, inputs)
+        points = FeaturePass(generator, self.loss, inputs)
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
         posterior = _HeadPosterior(generator, "full" if full else "kron")
-        for phi, part in points.features(_CHUNK_ELEMENTS // points.theta.numel()):
-            s, q = output_hessian(likelihood, to_double(part.z))
-            posterior.curvature.add(phi, s, q, part.weight.to(phi))
+        for phi, part in points.features():
+            posterior.curvature.add(phi, output_hessian(likelihood, to_double(part.z)), part.weight.to(phi))
         total, count = points.total_loss, points.num_losses
         scale, log_likelihood = 1.0, -total
         if likelihood == "squared":

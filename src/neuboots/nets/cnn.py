@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
+from neuboots.nets.resnet import conv_norm
 from neuboots.serialization import configurable
 
 
@@ -32,8 +33,7 @@ class SmallCNN(nn.Module):
             raise ArgumentError("widths", widths, "at least one width")
         layers: list[nn.Module] = []
         for i, (before, width) in enumerate(zip((in_channels, *widths), widths, strict=False)):
-            stride = 1 if i == 0 else 2
-            layers += [nn.Conv2d(before, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            layers += [*conv_norm(before, width, 3, stride=1 if i == 0 else 2), nn.ReLU()]
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], out_features)
 

@@ -216,33 +216,15 @@ class ASPP(nn.Module):
         self.branches = nn.ModuleList(
             [_conv_norm_relu(before, width), *(_conv_norm_relu(before, width, rate=rate) for rate in rates)]
         )
-        self.pooling = ImagePooling(before, width)
+        conv = nn.Conv2d(before, width, 1, bias=False)
+        self.pooling = nn.Sequential(OrderedDict(conv=conv, norm=PooledNorm(width), relu=nn.ReLU()))
         self.project = _conv_norm_relu((len(rates) + 2) * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, before, H, W) to (N, width, H, W)."""
-        found = [*(branch(x) for branch in self.branches), self.pooling(x)]
-        out: Tensor = self.project(torch.cat(found, dim=1))
+        pooled = self.pooling(x.mean(dim=(2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
+        out: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), pooled], dim=1))
         return out
-
-
-class ImagePooling(nn.Module):
-    """Global average pooling, 1×1 convolution, BatchNorm and ReLU, expanded to the size of the map.
-
-    Args:
-        before: Number of input channels.
-        width: Number of channels.
-    """
-
-    def __init__(self, before: int, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(before, width, 1, bias=False)
-        self.norm = PooledNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (N, before, H, W) to (N, width, H, W), the same at all pixels."""
-        pooled = self.norm(self.conv(x.mean(dim=(2, 3), keepdim=True)))  # (N, width, 1, 1)
-        return functional.relu(pooled).expand(-1, -1, *x.shape[2:])
 
 
 class PooledNorm(nn.BatchNorm2d):
@@ -296,13 +278,9 @@ def load_torchvision_weights(net: DeepLabV3, state: Mapping[str, Tensor]) -> lis
     expected = net.state_dict()
     remaining = [name for name in expected if name not in found]
     backbone_only = all(name.startswith("backbone.") for name in found)
-    missing = [
-        name
-        for name in remaining
-        if not name.endswith("num_batches_tracked")  # older files have none, and nothing depends on it
-        and not name.startswith("head.")
-        and (name.startswith("backbone.") or not backbone_only)
-    ]
+    # older files have no numbers of batches, and nothing depends on them
+    needed = [name for name in remaining if not name.startswith("head.") and not name.endswith("num_batches_tracked")]
+    missing = [name for name in needed if name.startswith("backbone.") or not backbone_only]
     wrong = [name for name, value in found.items() if name not in expected or value.shape != expected[name].shape]
     if missing or wrong:
         got = f"{len(missing)} missing, {len(wrong)} unexpected or misshapen tensors, such as {(missing + wrong)[:3]}"

@@ -19,7 +19,7 @@ from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, un
 from neuboots.loading import Batch
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods._vmap import StackedNets
-from neuboots.methods.influence._scaled import scale_by_replicates, with_raw_residuals
+from neuboots.methods.influence._scaled import scale_by_replicates
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.training import Objective, TrainingConfig, initialize_model, resolve_fit, train
@@ -177,8 +177,8 @@ def make_influence_predictors(
     """Predictors of `InfluenceBootstrap(layers="all")` without and with one calibration fit, from trained nets."""
     method = InfluenceBootstrap(nn.MSELoss(), layers="all")
     inputs = resolve_fit(net, data, config)
-    predictor, raw = with_raw_residuals(method, net, inputs)
-    return predictor, scale_by_replicates(method.loss, predictor, raw, [replicate], inputs)
+    scaled = scale_by_replicates(method, net, [replicate], inputs)
+    return scaled.inner, scaled
 
 
 # -- rows ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from _influence import (
     weighted_least_squares,
     with_ones,
 )
-from _nets import Stream, Upsampling
+from _nets import Composed, Stream, Upsampling
 from _reference import standard_errors
 from torch import Tensor, nn
 
@@ -251,15 +251,7 @@ def test_ignored_pixels_change_nothing() -> None:
 
 
 def test_squeezed_outputs_without_a_bias() -> None:
-    class Squeezed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 1, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x)[:, 0]
-
-    net = make_net(Squeezed)
+    net = make_net(lambda: Composed(lambda net, x: net.head(x)[:, 0], head=nn.Linear(3, 1, bias=False)))
     y = randn(40, seed=1)
     squeezed, plain = bootstrap(net, X, y, loss=nn.MSELoss()), bootstrap(net.head, X, y, loss=nn.MSELoss())
     torch.testing.assert_close(squeezed.predict(NEW, 3).samples, plain.predict(NEW, 3).samples)

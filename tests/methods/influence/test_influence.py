@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import noise
+from _nets import Composed, noise
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -110,37 +110,19 @@ def test_net_with_nan_weights_and_large_head_are_rejected(monkeypatch: pytest.Mo
         InfluenceBootstrap().from_trained(net, data)
 
 
-class Pooled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x.mean(1))
-        return out
-
-
 def test_inputs_of_several_sizes_need_the_head() -> None:
     data: Any = [(torch.ones(2 + i % 2, 4), torch.ones(1)) for i in range(4)]
-    InfluenceBootstrap(nn.MSELoss()).from_trained(Pooled(), data, batch_size=1)
+    pooled = Composed(lambda net, x: net.head(x.mean(1)), head=nn.Linear(4, 1))
+    InfluenceBootstrap(nn.MSELoss()).from_trained(pooled, data, batch_size=1)
     with pytest.raises(ValueError, match="layers=1"):
-        InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(Pooled(), data, batch_size=1)
-
-
-class LastToken(nn.Module):
-    """Scores every token and selects the last one, as classifiers on language models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.score = nn.Embedding(10, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.score(self.words(x))[:, -1]
+        InfluenceBootstrap(nn.MSELoss(), layers="all").from_trained(pooled, data, batch_size=1)
 
 
 def test_net_that_selects_after_its_head_needs_all_layers() -> None:
+    """As classifiers on language models do, which score every token and select the last one."""
     x = torch.arange(40).view(20, 2) % 10
+    net = Composed(lambda net, x: net.score(net.words(x))[:, -1], words=nn.Embedding(10, 6), score=nn.Linear(6, 2))
     data = TensorDataset(x, torch.arange(20) % 2)
     with pytest.raises(ValueError, match="layers='all'"):
-        InfluenceBootstrap().from_trained(LastToken(), data)
-    assert InfluenceBootstrap(layers="all").from_trained(LastToken(), data).predict(x[:1], 3).samples.shape == (3, 1, 2)
+        InfluenceBootstrap().from_trained(net, data)
+    assert InfluenceBootstrap(layers="all").from_trained(net, data).predict(x[:1], 3).samples.shape == (3, 1, 2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from _influence import make_mlp
-from _nets import noise
+from _nets import Composed, noise
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
@@ -18,90 +18,60 @@ from neuboots.methods.influence._jacobian import Jacobian
 # -- nets ----------------------------------------------------------------------------------------------
 
 
-class Odd(nn.Module):
-    """A net with layers of every kind: convolution, norm, a layer used twice, attention, and a parameter of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 4, 3, padding=1)
-        self.norm = nn.BatchNorm1d(4)
-        self.twice = nn.Linear(6, 6)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.scale = nn.Parameter(torch.ones(4))
-        self.hidden = nn.Linear(24, 5, bias=False)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.conv(x[:, None])).tanh()
-        h = self.twice(self.twice(h).tanh())
-        h = h.transpose(1, 2)
-        h = self.attention(h, h, h, need_weights=False)[0] * self.scale
-        return self.head(self.hidden(h.flatten(1)).tanh())
+def layers_of_every_kind(net: Any, x: Tensor) -> Tensor:
+    h = net.norm(net.conv(x[:, None])).tanh()
+    h = net.twice(net.twice(h).tanh()).transpose(1, 2)
+    h = net.attention(h, h, h, need_weights=False)[0] * net.scale
+    return net.head(net.hidden(h.flatten(1)).tanh())
 
 
 @pytest.fixture
 def odd() -> nn.Module:
     torch.manual_seed(3)
-    net = Odd()
+    net = Composed(
+        layers_of_every_kind,
+        conv=nn.Conv1d(1, 4, 3, padding=1),
+        norm=nn.BatchNorm1d(4),
+        twice=nn.Linear(6, 6),
+        attention=nn.MultiheadAttention(4, 2, batch_first=True),
+        scale=nn.Parameter(torch.ones(4)),
+        hidden=nn.Linear(24, 5, bias=False),
+        head=nn.Linear(5, 2),
+    )
     net(noise(20, 6))  # sets its running statistics
     return net.eval()
 
 
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        k = self.second(h)
-        k += h
-        k.mul_(2.0)
-        return self.head(torch.tanh(k))
+def in_place_sums(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x)
+    k = net.second(h)
+    k += h
+    k.mul_(2.0)
+    return net.head(torch.tanh(k))
 
 
-class Tied(nn.Module):
-    """An autoencoder that uses a weight a second time, without calling its layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.head = nn.Linear(4, 8), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(nn.functional.linear(torch.tanh(self.encoder(x)), self.encoder.weight.T))
+def tied_autoencoder(net: Any, x: Tensor) -> Tensor:
+    """Uses a weight a second time, without calling its layer."""
+    return net.head(nn.functional.linear(torch.tanh(net.first(x)), net.first.weight.T))
 
 
-class BiasTwice(nn.Module):
-    """A bias that is read a second time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.first(x) + self.first.bias))
+def bias_twice(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.tanh(net.first(x) + net.first.bias))
 
 
-class Tokens(nn.Module):
+def two_tokens(net: Any, x: Tensor) -> Tensor:
     """A Linear that sees two tokens, however many inputs there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.project, self.head = nn.Parameter(noise(2, 3)), nn.Linear(3, 4), nn.Linear(2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x @ self.project(self.tokens).T)
+    return net.head(x @ net.first(net.tokens).T)
 
 
-class Frozen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+def no_grad_inside(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.first(x).relu()
+    return net.head(h)
 
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            h = self.backbone(x).relu()
-        return self.head(h)
+
+def two_layers(function: Callable[[Any, Tensor], Tensor], width: int = 8) -> nn.Module:
+    return Composed(function, first=nn.Linear(4, 8), second=nn.Linear(8, 8), head=nn.Linear(width, 1))
 
 
 def pruned() -> nn.Module:
@@ -121,11 +91,13 @@ def normed(norm: Any, factor: float = 1.0) -> nn.Module:
 NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place ReLU": lambda: make_mlp(lambda: nn.ReLU(inplace=True)),
     "in-place ELU": lambda: make_mlp(lambda: nn.ELU(inplace=True)),
-    "in-place sums": InPlace,
-    "tied weights": Tied,
-    "a bias used twice": BiasTwice,
-    "two tokens": Tokens,
-    "no_grad inside": Frozen,
+    "in-place sums": lambda: two_layers(in_place_sums),
+    "tied weights": lambda: two_layers(tied_autoencoder, 4),
+    "a bias used twice": lambda: two_layers(bias_twice),
+    "two tokens": lambda: Composed(
+        two_tokens, tokens=nn.Parameter(noise(2, 3)), first=nn.Linear(3, 4), head=nn.Linear(2, 1)
+    ),
+    "no_grad inside": lambda: two_layers(no_grad_inside),
     "pruned": pruned,
     "spectral norm": lambda: normed(parametrizations.spectral_norm),
     "weight norm": lambda: normed(parametrizations.weight_norm, 2.0),
@@ -203,13 +175,13 @@ def test_explicit_rows_that_are_not_stored_are_computed_again(odd: nn.Module, mo
 def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training rows of a predictor, at the first prediction only."""
     seen = []
-    row = Jacobian._explicit_row
+    pull = Jacobian._pull_explicit
 
-    def counted(jacobian: Jacobian, x: Any, outputs: int) -> Tensor:
-        seen.append(x)
-        return row(jacobian, x, outputs)
+    def counted(jacobian: Jacobian, x: Tensor, *options: Any) -> list[Tensor]:
+        seen.extend([x] if len(x) == 1 else [])
+        return pull(jacobian, x, *options)
 
-    monkeypatch.setattr(Jacobian, "_explicit_row", counted)
+    monkeypatch.setattr(Jacobian, "_pull_explicit", counted)
     predictor = InfluenceBootstrap(layers="all").from_trained(odd, TensorDataset(noise(12, 6), torch.arange(12) % 2))
     assert len(seen) == 12
     for expected in (12 + 12 + 3, 12 + 12 + 3 + 3):
@@ -227,20 +199,15 @@ def test_many_backward_passes_give_a_warning(odd: nn.Module, monkeypatch: pytest
         InfluenceBootstrap(layers="all").from_trained(odd, data)
 
 
-class SqueezedBefore(nn.Module):
+def squeezed_before(net: Any, x: Tensor) -> Tensor:
     """Squeezes before a layer that needs the axis of rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.head = nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled = torch.tanh(self.first(x[:, None])).mean(2, keepdim=True)
-        return self.head(self.norm(pooled.squeeze())).log_softmax(dim=1)
+    pooled = torch.tanh(net.first(x[:, None])).mean(2, keepdim=True)
+    return net.head(net.norm(pooled.squeeze())).log_softmax(dim=1)
 
 
 def test_explicit_rows_pass_in_pairs_where_the_net_squeezes() -> None:
-    x, net = noise(20, 4), SqueezedBefore()
+    x = noise(20, 4)
+    net = Composed(squeezed_before, first=nn.Conv1d(1, 3, 2), norm=nn.BatchNorm1d(3), head=nn.Linear(3, 2))
     predictor = InfluenceBootstrap(layers="all").from_trained(net, TensorDataset(x, torch.arange(20) % 2))
     torch.testing.assert_close(predictor.predict(x[:1], 3).samples, predictor.predict(x, 3).samples[:, :1])
     jacobian = Jacobian(net, "all", x[:2])
@@ -254,16 +221,10 @@ def test_explicit_rows_pass_in_pairs_where_the_net_squeezes() -> None:
     torch.testing.assert_close(kernel, (J @ J.T).double(), rtol=1e-4, atol=1e-5)
 
 
-class Gated(nn.Module):
-    """A weight that is used a second time, for some rows alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        again = nn.functional.linear(x, self.first.weight) * (x[:, :1] > 0)
-        return self.head(torch.tanh(self.first(x)) + again)
+def gated(net: Any, x: Tensor) -> Tensor:
+    """Uses a weight a second time, for some rows alone."""
+    again = nn.functional.linear(x, net.first.weight) * (x[:, :1] > 0)
+    return net.head(torch.tanh(net.first(x)) + again)
 
 
 def test_layers_are_verified_on_rows_from_the_whole_data_set() -> None:
@@ -271,7 +232,8 @@ def test_layers_are_verified_on_rows_from_the_whole_data_set() -> None:
     torch.manual_seed(0)
     x = noise(40, 4)
     x = x[x[:, 0].argsort()]
-    net, data = Gated(), TensorDataset(x, noise(40, 1, seed=1))
+    net = Composed(gated, first=nn.Linear(4, 4), head=nn.Linear(4, 1))
+    data = TensorDataset(x, noise(40, 1, seed=1))
     predictor: Any = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.1).from_trained(net, data)
     jacobian = Jacobian(net, "all", x)
     assert "first.weight" in jacobian._explicit

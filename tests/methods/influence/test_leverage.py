@@ -22,11 +22,15 @@ def ridge_problem(n: int = 30, k: int = 8) -> tuple[Tensor, Tensor, Tensor]:
     return x, values, x @ vectors
 
 
+def variance_factors(psi: Tensor, values: Tensor, ridge: float) -> Tensor:
+    return 1 + psi.square() @ residual_variance_factor(values, ridge)
+
+
 def test_variance_factor_and_correction_match_the_hat_matrix() -> None:
     x, values, psi = ridge_problem()
     hat = x @ torch.linalg.inv(x.T @ x + 2.0 * torch.eye(8)) @ x.T
     left = torch.eye(30) - hat
-    torch.testing.assert_close(residual_variance_factor(psi, values, 2.0), (left @ left).diagonal())
+    torch.testing.assert_close(variance_factors(psi, values, 2.0), (left @ left).diagonal())
     u = noise(15, 2, seed=5).double()
     blocks = torch.stack([hat[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] for i in range(15)])
     expected = torch.linalg.solve(torch.eye(2) - blocks, u[..., None])[..., 0]
@@ -71,7 +75,7 @@ def test_constant_noise_level_is_unbiased() -> None:
     """The mean over draws is σ², within four standard errors, although a third of the noise is fitted."""
     x, values, psi = ridge_problem(24, 8)
     hat = x @ torch.linalg.inv(x.T @ x + 0.1 * torch.eye(8)) @ x.T
-    left = residual_variance_factor(psi, values, 0.1)
+    left = variance_factors(psi, values, 0.1)
     means = []
     for seed in range(400):
         residuals = (torch.eye(24) - hat) @ (1.5 * noise(24, seed=seed).double())
@@ -86,7 +90,7 @@ def test_constant_noise_level_is_unbiased() -> None:
 def test_noise_level_matches_its_formula() -> None:
     """All pairs of rows, weighted by the squares of the smoother; and rows that come in parts."""
     x, values, psi = ridge_problem(24, 8)
-    residuals, left = noise(24, seed=7).double(), residual_variance_factor(psi, values, 0.1)
+    residuals, left = noise(24, seed=7).double(), variance_factors(psi, values, 0.1)
     smoother = x @ torch.linalg.inv(x.T @ x + ridge_for_degrees_of_freedom(values, 3.0) * torch.eye(8)) @ x.T
     weights = smoother.square() / smoother.square().sum(1, keepdim=True)
     expected = 0.5 * (residuals.square() + weights @ residuals.square()) / (weights @ left)

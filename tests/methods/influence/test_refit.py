@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from neuboots import load, save
 from neuboots.losses import GaussianNLL
-from neuboots.methods.influence import _refit
+from neuboots.methods.influence import _head, _refit
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.weights import Constant, assign_blocks
@@ -107,8 +107,8 @@ def test_refit_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
     own_loss = bootstrap(net, X, randn(40, 2), loss=lambda z, y: (z - y).square(), refit=True)
     with pytest.raises(ValueError, match="loss"):
         save(own_loss, tmp_path / "model")
-    for limit, value in (("_MAX_STORED_BYTES", 100), ("_MAX_SYSTEM_SIZE", 5)):
-        monkeypatch.setattr(_refit, limit, value)
+    for module, limit, value in ((_refit, "_MAX_STORED_BYTES", 100), (_head, "MAX_SYSTEM_SIZE", 5)):
+        monkeypatch.setattr(module, limit, value)
         with pytest.raises(ValueError, match="refit"):
             bootstrap(net, X, CLASSES, refit=True)
         monkeypatch.undo()

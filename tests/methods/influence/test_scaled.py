@@ -21,8 +21,8 @@ from neuboots.methods.influence._scaled import (
     _sum_squares,
     scale_by_replicates,
     train_with_replicates,
-    with_raw_residuals,
 )
+from neuboots.methods.influence._tangent import build_tangent_predictors
 from neuboots.nets import MLP
 from neuboots.posthoc import ScaledPredictor
 from neuboots.training import initialize_model, resolve_fit
@@ -80,13 +80,13 @@ def test_scale_is_ratio_of_deviations() -> None:
 
 def test_scale_below_one_is_ignored() -> None:
     net = SMALL()
-    predictor, raw = with_raw_residuals(method(), net, resolve_fit(net, DATA, config(1)))
+    raw = method(num_calibration_fits=0, residuals="raw").from_trained(net, DATA)
     variance = float(raw.summarize(X, 2).std.square().mean())
     for shift in (0.0, 0.5, 5.0):
         other = copy.deepcopy(net)
         with torch.no_grad():
             other.head.bias += shift  # type: ignore[operator, union-attr]
-        found = scale_by_replicates(nn.MSELoss(), predictor, raw, [other], resolve_fit(net, DATA, config(1)))
+        found = scale_by_replicates(method(), net, [other], resolve_fit(net, DATA, config(1)))
         assert scale(found) == pytest.approx(max(1.0, shift / math.sqrt(variance)), rel=0.15)
         assert shift > 0 or scale(found) == 1.0
 
@@ -145,7 +145,7 @@ def test_one_kernel_gives_both_predictors() -> None:
     net, options = SMALL(), method(num_calibration_fits=0, weight_distribution=Dirichlet(4.0))
     raw = replace(options, residuals="raw", weight_distribution=Dirichlet())
     for found, alone in zip(
-        with_raw_residuals(options, net, resolve_fit(net, DATA, config(1))), (options, raw), strict=True
+        build_tangent_predictors([options, raw], net, resolve_fit(net, DATA, config(1))), (options, raw), strict=True
     ):
         expected = alone.from_trained(net, DATA, batch_size=50)
         assert torch.equal(found.predict(X, 5).samples, expected.predict(X, 5).samples)

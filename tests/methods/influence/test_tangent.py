@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _influence import make_mlp
-from _nets import MixedInputs, noise
+from _nets import Composed, MixedInputs, noise
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.losses import GaussianNLL
 from neuboots.methods.influence import TangentPredictor, _tangent
-from neuboots.methods.influence._tangent import build_tangent_predictor
+from neuboots.methods.influence._tangent import build_tangent_predictors
 from neuboots.nets import MLP
 from neuboots.training import resolve_fit
 from neuboots.weights import Exponential
@@ -136,7 +136,7 @@ def test_kernel_form_of_the_head_matches_the_primal_form(loss: Any, outputs: int
     data = TensorDataset(x, y.double() if y.is_floating_point() else y)
     method = InfluenceBootstrap(loss, ridge=0.02, residuals=residuals)
     primal = method.from_trained(net, data).predict(x[:5], 8).samples
-    kernel = build_tangent_predictor(method, net, resolve_fit(net, data)).predict(x[:5], 8).samples
+    kernel = build_tangent_predictors([method], net, resolve_fit(net, data))[0].predict(x[:5], 8).samples
     torch.testing.assert_close(primal, kernel, rtol=1e-6, atol=1e-8)
 
 
@@ -147,15 +147,11 @@ def test_small_scale_output_keeps_its_noise_level() -> None:
     y = torch.cat([1000 * large(x), small(x)], 1).detach() + torch.tensor([300.0, 0.3]) * noise(80, 2, seed=1).double()
     method = InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=0.05)
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.large, self.small = large, small
+    def join(net: Any, x: Tensor) -> Tensor:
+        return torch.cat([1000 * net.large(x), net.small(x)], 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([1000 * self.large(x), self.small(x)], 1)
-
-    both = method.from_trained(Both(), TensorDataset(x, y)).summarize(x, 2).std[:, 1:]
+    joined = Composed(join, large=large, small=small)
+    both = method.from_trained(joined, TensorDataset(x, y)).summarize(x, 2).std[:, 1:]
     alone = method.from_trained(small, TensorDataset(x, y[:, 1:])).summarize(x, 2).std
     torch.testing.assert_close(both, alone, rtol=1e-4, atol=0.0)
 
@@ -241,23 +237,16 @@ def test_inputs_by_name(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "saved", model=MixedInputs()).predict(x, 5).samples, samples)
 
 
-class Placed(nn.Module):
-    """An input that is the same for all rows, before the one that has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, place: Tensor, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.first(x) + place))
-
-
 @pytest.mark.parametrize("layers", [1, "all"])
 def test_input_of_one_row_serves_all_rows(layers: Any) -> None:
+    def placed(net: Any, place: Tensor, x: Tensor) -> Tensor:
+        return net.head(torch.tanh(net.first(x) + place))
+
     torch.manual_seed(0)
+    net = Composed(placed, first=nn.Linear(4, 8), head=nn.Linear(8, 2))
     x, place = noise(20, 4), noise(1, 8, seed=1)
     data = [((place[0], row), k % 2) for k, row in enumerate(x)]
-    predictor = InfluenceBootstrap(layers=layers).from_trained(Placed(), data)  # type: ignore[arg-type]
+    predictor = InfluenceBootstrap(layers=layers).from_trained(net, data)  # type: ignore[arg-type]
     once = predictor.predict((place, x[:5]), 3).samples
     torch.testing.assert_close(once, predictor.predict((place.expand(5, -1), x[:5]), 3).samples)
     torch.testing.assert_close(predictor.predict((place, x[:1]), 3).samples, once[:, :1])
@@ -277,22 +266,9 @@ def test_compiled_nets(part: bool) -> None:
     torch.testing.assert_close(WHOLE.from_trained(compiled, data).summarize(x, 2).std, expected)  # type: ignore[arg-type]
 
 
-class Writes(nn.Module):
-    """A net that writes into its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x.sub_(1.0)
-        out: Tensor = self.head(x)
-        return out
-
-
 def test_inputs_are_not_changed_by_a_net_that_writes_into_them() -> None:
-    x = noise(30, 4)
-    predictor = WHOLE.from_trained(Writes(), TensorDataset(x.clone(), x[:, :1]))
+    x, net = noise(30, 4), Composed(lambda net, x: net.head(x.sub_(1.0)), head=nn.Linear(4, 1))
+    predictor = WHOLE.from_trained(net, TensorDataset(x.clone(), x[:, :1]))
     first = predictor.predict(x.clone(), 5).samples
     assert torch.equal(predictor.predict(x.clone(), 5).samples, first)
 

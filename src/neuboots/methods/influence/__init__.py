@@ -25,7 +25,7 @@ from neuboots.methods._base import register
 from neuboots.methods._curvature import infer_likelihood
 from neuboots.methods.influence._head import HeadPredictor, InfluencePredictor, build_head_predictor, check_head
 from neuboots.methods.influence._scaled import fit_scaled
-from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictor, check_tangent
+from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors, check_tangent
 from neuboots.prediction import Predictor
 from neuboots.training import BaseMethod, FitInputs, TrainingConfig, initialize_model, resolve_fit
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
@@ -145,8 +145,10 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
-        build = build_head_predictor if self.layers == 1 else build_tangent_predictor
-        return build(self, net, resolve_fit(net, data, config))
+        inputs = resolve_fit(net, data, config)
+        if self.layers == 1:
+            return build_head_predictor(self, net, inputs)
+        return build_tangent_predictors([self], net, inputs)[0]
 
 
 __all__ = ["MAX_KERNEL_ROWS", "HeadPredictor", "InfluenceBootstrap", "InfluencePredictor", "TangentPredictor"]

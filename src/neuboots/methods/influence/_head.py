@@ -6,7 +6,6 @@ One pass over the data computes H, a second the noise level (for `residuals="smo
 H⁻¹G is stored, a shift of the head for each block; B heads are then one product, as in eq. 3.1.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, load_example, make_head
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, make_head
 from neuboots.loading import dataset_length
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
@@ -24,22 +23,23 @@ from neuboots.methods._curvature import (
     HeadReplicates,
     KronGGN,
     apply_heads,
-    check_after_head,
     head_parameters,
     map_points,
     maximize_evidence,
+    split_at_head,
     to_double,
 )
 from neuboots.methods._head_points import FeaturePass, HeadPoints, output_is_head
 from neuboots.methods.influence._leverage import (
-    MIN_VARIANCE_FACTOR,
     POWERS,
     NoiseLevel,
     choose_ridge,
+    covariance_root,
     leverage_corrected,
+    residual_variance_factor,
     ridge_inverse,
 )
-from neuboots.methods.influence._refit import Refit, add_gradients, build_refit, check_refit
+from neuboots.methods.influence._refit import MAX_SYSTEM_SIZE, Refit, add_gradients, build_refit
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, Predictor
 from neuboots.training import FitInputs
@@ -66,13 +66,24 @@ class InfluencePredictor(Predictor):
     """Replicates around a trained net that are linear in the weights of its data.
 
     Attributes:
+        weight_distribution: Distribution of the block weights α.
         ridge: λ/n.
         degrees_of_freedom: tr H(H + λ)⁻¹.
     """
 
+    weight_distribution: WeightDistribution
     ridge: float
     degrees_of_freedom: float
     form: ClassVar[str]  # of the stored configuration
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "method": "influence",
+            "form": self.form,
+            "weight_distribution": describe_distribution(self.weight_distribution),
+            "ridge": self.ridge,
+            "degrees_of_freedom": self.degrees_of_freedom,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
@@ -124,19 +135,14 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         alphas = draw_replicate_weights(self.weight_distribution, self.num_blocks, start, stop, seed)
         moved = (alphas - 1.0).to(shifts) @ shifts.flatten(1)
         heads = theta.to(shifts) + moved.view(-1, *shifts.shape[1:])
-        return heads if refit is None else refit.heads(theta, alphas, heads).to(shifts)
+        if refit is None:
+            return heads
+        return torch.stack([refit.head(theta, *each) for each in zip(alphas, heads, strict=True)]).to(shifts)
 
     @cached_property
     def _covariance_root(self) -> Tensor:
-        """R with Var f_c(x) = |R_c φ̃|²: (C, min(S, D̃), D̃).
-
-        Cov α = (v − c) I + c 11ᵀ is the square of a I + (b − a) 11ᵀ/S with a² = v − c and b² = v + (S − 1) c.
-        """
-        shifts = to_double(self.shifted.shifts)
-        v, c = self.weight_distribution.covariance(self.num_blocks)
-        along = math.sqrt(max(0.0, v + (self.num_blocks - 1) * c))  # of Σ_s α_s
-        across = math.sqrt(v - c)
-        root = (across * shifts + (along - across) * shifts.mean(0)).movedim(1, 0)  # (C, S, D̃)
+        """R with Var f_c(x) = |R_c φ̃|²: (C, min(S, D̃), D̃)."""
+        root = covariance_root(self.weight_distribution, to_double(self.shifted.shifts)).movedim(1, 0)  # (C, S, D̃)
         factor: Tensor = torch.linalg.qr(root, mode="r").R
         return factor
 
@@ -184,13 +190,9 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
 
     def config(self) -> dict[str, Any]:
         return {
-            "method": "influence",
-            "form": "head",
+            **super().config(),
             "head": self.generator.split.name,
             "num_blocks": self.num_blocks,
-            "weight_distribution": describe_distribution(self.weight_distribution),
-            "ridge": self.ridge,
-            "degrees_of_freedom": self.degrees_of_freedom,
             "refit": None if self.shifted.refit is None else self.shifted.refit.config(),
         }
 
@@ -238,14 +240,13 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
 def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
     """Split the net, trained or not, at its head; raise if its head cannot be bootstrapped."""
     check_two_rows(inputs)
-    example = load_example(net, inputs.data, seed=inputs.config.seed)
-    generator = BootstrapGenerator(net, head=method.head, example=example)
-    check_after_head(generator, example)
+    generator = split_at_head(net, method.head, inputs)
     outputs, width = head_parameters(generator).shape
     if outputs > _MAX_OUTPUTS:
         raise ValueError(f"the head has {outputs} outputs; expected at most {_MAX_OUTPUTS}")
-    if method.refit:
-        check_refit(outputs, width)
+    if method.refit and outputs * width > MAX_SYSTEM_SIZE:
+        expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {MAX_SYSTEM_SIZE})"
+        raise ArgumentError("refit", True, expected)
     return generator
 
 
@@ -265,7 +266,7 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     length = residual = count = 0.0
     for points in passes.points():
         phi, root, w = points.phi, points.root, points.weight
-        curvature.add_roots(phi, root, w)
+        curvature.add(phi, root @ root.mT, w)
         gram += phi.T @ (w[:, None] * phi)
         target = (root.mT @ points.z[:, :, None])[:, :, 0] + points.residual  # of the linear model
         along += ((root @ target[:, :, None])[:, :, 0] * w[:, None]).T @ phi
@@ -310,7 +311,7 @@ class _LeverageCorrection:
         self._kind, self._curvature = kind, curvature
         h = curvature.eigenvalues()
         self._hat = ridge_inverse(h, ridge)
-        self._variance_factor = self._hat * (h * self._hat - 2.0)
+        self._variance_factor = residual_variance_factor(h, ridge)
         values, self._vectors = torch.linalg.eigh(gram)
         self._noise = [NoiseLevel.from_eigenvalues(values.clamp_min(0.0)) for _ in range(curvature.outputs)]
 
@@ -323,7 +324,6 @@ class _LeverageCorrection:
     def add(self, points: HeadPoints) -> None:
         """For "smooth": add points to the noise level, each output by itself."""
         factors = 1.0 + self._block(points, self._variance_factor).diagonal(dim1=1, dim2=2)
-        factors = factors.clamp(MIN_VARIANCE_FACTOR, 1.0)
         psi = points.phi @ self._vectors
         for c, noise in enumerate(self._noise):
             noise.add(psi, points.residual[:, c], factors[:, c])

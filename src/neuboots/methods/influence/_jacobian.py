@@ -27,6 +27,7 @@ from neuboots._pytree import count_rows, row_slices, take_rows, tile_rows
 from neuboots.head import add_output_axis, call_net, eager_mode, eval_mode, is_head
 from neuboots.methods._base import functional_output
 
+Layers = int | Literal["all"]
 _BATCH_ROWS = 256
 _MAX_STORED_ELEMENTS = 1 << 26  # of explicit rows of J; beyond that they are computed again, tile by tile
 _MANY_PASSES = 30_000  # backward passes that are worth a warning
@@ -37,23 +38,16 @@ class LinearFactors:
     """One Linear layer at N inputs.
 
     Attributes:
-        a: Its inputs: (N, D).
+        a: Its inputs, and 1 as last column, or 0 if it has no bias: (N, D + 1).
         d: Its slopes for each output of the net: (N, C, O).
-        biased: Whether it has a bias.
     """
 
     a: Tensor
     d: Tensor
-    biased: bool
-
-    @property
-    def inputs(self) -> Tensor:
-        """(a, 1), or (a, 0) of a layer without a bias: (N, D + 1)."""
-        return nn.functional.pad(self.a, (0, 1), value=float(self.biased))
 
     def kernel(self, other: "LinearFactors") -> Tensor:
         """(aᵀa′ + 1) dᵀd′, in double precision: (N, C, N′, C)."""
-        inputs = self.a.double() @ other.a.double().T + float(self.biased)
+        inputs = self.a.double() @ other.a.double().T
         slopes = self.d.double().flatten(0, 1) @ other.d.double().flatten(0, 1).T
         return slopes.view(*self.d.shape[:2], *other.d.shape[:2]) * inputs[:, None, :, None]
 
@@ -94,9 +88,7 @@ class Jacobian:
         torch.Size([5, 5])
     """
 
-    def __init__(
-        self, net: nn.Module, layers: int | Literal["all"], example: Any, *, outputs: int | None = None
-    ) -> None:
+    def __init__(self, net: nn.Module, layers: Layers, example: Any, *, outputs: int | None = None) -> None:
         self.net, self.outputs, self._needs_two_rows = net, outputs, False
         self._needs_two_rows = not self._accepts_one_row(example)
         called = _find_layers(net, example)
@@ -106,6 +98,7 @@ class Jacobian:
         self._linear = [
             name for name in chosen if called[name] and all(uses[id(p)] == 1 for p in modules[name].parameters())
         ]
+        self._explicit: list[str] = []
         self._linear = self._verify_factors(example)
         wanted: list[nn.Parameter] = list(net.parameters()) if layers == "all" else []
         for name in chosen if layers != "all" else ():  # its own weights, and those of parts it uses without a call
@@ -132,7 +125,7 @@ class Jacobian:
         ]
         z = torch.cat([part[0] for part in parts])[:n]
         factors = tuple(
-            LinearFactors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n], layer[0].biased)
+            LinearFactors(torch.cat([f.a for f in layer])[:n], torch.cat([f.d for f in layer])[:n])
             for layer in zip(*(part[1] for part in parts), strict=True)
         )
         return JacobianRows(x, z, self.outputs or z.shape[1], factors)
@@ -142,7 +135,7 @@ class Jacobian:
         total = rows.z.new_zeros(len(rows.z), rows.outputs, dtype=torch.float64)
         for name, factors in zip(self._linear, rows.factors, strict=True):
             with torch.no_grad():
-                output = self.net.get_submodule(name)(factors.a)
+                output = self.net.get_submodule(name)(factors.a[:, :-1])
             total += torch.einsum("nco,no->nc", factors.d.double(), output.double())
         if self._explicit:
             weights = dict(self.net.named_parameters())
@@ -186,15 +179,15 @@ class Jacobian:
         parts = []
         for factors in rows.factors:
             slopes = torch.einsum("nco,nck->nko", factors.d, coefficients.to(factors.d))
-            parts.append(torch.einsum("nko,nd->kod", slopes, factors.inputs))
-        return parts + self._pull_explicit(rows.x, coefficients)
+            parts.append(torch.einsum("nko,nd->kod", slopes, factors.a))
+        return parts + self._pull_explicit(rows.x, coefficients, self._explicit)
 
     def push(self, rows: JacobianRows, directions: Sequence[Tensor]) -> Tensor:
         """J u for K directions of the weights, in parts as `pull` gives them: (N, C, K)."""
         num = len(directions[0])
         total = rows.z.new_zeros(len(rows.z), rows.outputs, num)
         for factors, part in zip(rows.factors, directions, strict=False):
-            moved = factors.inputs @ part.to(factors.a).flatten(0, 1).T  # (N, K·O)
+            moved = factors.a @ part.to(factors.a).flatten(0, 1).T  # (N, K·O)
             total += factors.d @ moved.view(len(moved), num, -1).mT
         if self._explicit:
             others = [part.to(rows.z) for part in directions[len(rows.factors) :]]
@@ -215,7 +208,7 @@ class Jacobian:
 
         Layer after layer, the bias last, without the explicit part.
         """
-        parts = [f.d.square().sum(-1, keepdim=True) * f.inputs.square()[:, None] for f in rows.factors]
+        parts = [f.d.square().sum(-1, keepdim=True) * f.a.square()[:, None] for f in rows.factors]
         return torch.cat(parts, -1) if parts else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
 
     def _accepts_one_row(self, example: Any) -> bool:
@@ -228,28 +221,19 @@ class Jacobian:
 
     def _verify_factors(self, example: Any) -> list[str]:
         """The Linear layers whose factors give their gradient: weights may also be used elsewhere, without a call."""
-        if not self._linear:
-            return []
-        z, factors = self._compute_factors(example)
-        outputs = self.outputs or z.shape[1]
-        names = [f"{layer}.{name}".lstrip(".") for layer in self._linear for name, _ in self._own_parameters(layer)]
-        with _gradients(self.net):
-            z, wanted = self._forward(example, names)
-            c = torch.randn(len(z), outputs, generator=torch.Generator().manual_seed(0)).to(z)
-            slope = (z[:, :outputs] * c).sum()
-            zeros = [torch.zeros_like(weight) for weight in wanted]
-            exact = iter(torch.autograd.grad(slope, wanted, materialize_grads=True) if slope.requires_grad else zeros)
-        tolerance = max(1e-2, 16 * torch.finfo(z.dtype).eps)  # a layer that is rejected by mistake is only slower
+        rows = self.rows(example)
+        c = torch.randn(len(rows.z), rows.outputs, 1, generator=torch.Generator().manual_seed(0))
+        layers = {name: self.net.get_submodule(name) for name in self._linear}
+        names = [f"{key}.{own}".lstrip(".") for key, layer in layers.items() for own, _ in layer.named_parameters()]
+        exact = iter(self._pull_explicit(example, c, names))
+        tolerance = max(1e-2, 16 * torch.finfo(rows.z.dtype).eps)  # a layer that is rejected by mistake is only slower
         verified = []
-        for name, layer in zip(self._linear, factors, strict=True):
-            pulled = torch.einsum("nco,nc,nd->od", layer.d, c.to(layer.d), layer.inputs)
-            pairs = [(pulled[:, :-1], next(exact)), *([(pulled[:, -1], next(exact))] if layer.biased else [])]
+        for (name, layer), pulled in zip(layers.items(), self.pull(rows, c), strict=True):
+            pairs = [(pulled[..., :-1], next(exact))]
+            pairs += [] if layer.bias is None else [(pulled[..., -1], next(exact))]
             if all(bool((mine - true).norm() <= tolerance * true.norm()) for mine, true in pairs):
                 verified.append(name)
         return verified
-
-    def _own_parameters(self, layer: str) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.net.get_submodule(layer).named_parameters(recurse=False)
 
     def _forward(self, x: Any, names: Sequence[str] = ()) -> tuple[Tensor, list[Tensor]]:
         """z (N, C), with a graph of its own, and the named weights as leaves of that graph."""
@@ -298,8 +282,9 @@ class Jacobian:
                 hook.remove()
         d = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
         d |= {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(active)}
-        factors = [LinearFactors(seen[name][0], d[name], layers[name].bias is not None) for name in self._linear]
-        return z.detach(), factors
+        ones = {name: float(layer.bias is not None) for name, layer in layers.items()}
+        a = {name: nn.functional.pad(seen[name][0], (0, 1), value=ones[name]) for name in self._linear}
+        return z.detach(), [LinearFactors(a[name], d[name]) for name in self._linear]
 
     def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, Tensor]]:
         """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""
@@ -307,29 +292,29 @@ class Jacobian:
             yield 0, rows.stored[0]
             return
         n, step = len(rows.z), max(1, _MAX_STORED_ELEMENTS // (rows.outputs * self._explicit_size))
+        each = torch.eye(rows.outputs)[None]
         for start in range(0, n, step):
             inputs = (take_rows(rows.x, slice(i, i + 1)) for i in range(start, min(start + step, n)))
-            J = torch.stack([self._explicit_row(x, rows.outputs) for x in inputs])
+            pulled = (self._pull_explicit(x, each, self._explicit) for x in inputs)
+            J = torch.stack([torch.cat([part.reshape(rows.outputs, -1) for part in parts], 1) for parts in pulled])
             if len(J) == n:
                 rows.stored.append(J)
             yield start, J
 
-    def _pull_explicit(self, x: Any, coefficients: Tensor) -> list[Tensor]:
-        """The explicit parts of Jᵀ c: (K, *weights) each."""
-        if not self._explicit:
+    def _pull_explicit(self, x: Any, coefficients: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """The parts of Jᵀ c of the named weights: (K, *weights) each."""
+        if not names:
             return []
         with _gradients(self.net):
-            z, wanted = self._forward(x, self._explicit)
+            z, wanted = self._forward(x, names)
+            if not z.requires_grad:  # the net computes under no_grad
+                return [weight.new_zeros(coefficients.shape[-1], *weight.shape) for weight in wanted]
             z = z[:, : coefficients.shape[1]]
             columns = [
                 torch.autograd.grad((z * column.clone().to(z)).sum(), wanted, retain_graph=True, materialize_grads=True)
                 for column in coefficients.unbind(-1)
             ]
         return [torch.stack(part) for part in zip(*columns, strict=True)]
-
-    def _explicit_row(self, x: Any, outputs: int) -> Tensor:
-        """The explicit part of J at one input: (C, P)."""
-        return torch.cat([part.reshape(len(part), -1) for part in self._pull_explicit(x, torch.eye(outputs)[None])], 1)
 
 
 @contextmanager

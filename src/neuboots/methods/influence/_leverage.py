@@ -7,12 +7,14 @@ In-sample residuals are too small: E rᵢ² = σ² mᵢ where the noise is the s
 at a time, so that rows can be streamed.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from neuboots.methods._curvature import bisect_decreasing
+from neuboots.weights import WeightDistribution
 
 POWERS = {"hc3": 1.0, "hc2": 0.5}  # p of (I − Hᵢᵢ)⁻ᵖ
 _NOISE_DF = 3.0  # degrees of freedom of the noise level as a function of x
@@ -20,7 +22,7 @@ _NOISE_DIRECTIONS = 16  # leading eigenvectors that carry it
 _MIN_RIDGE, _MAX_RIDGE = 1e-9, 1e4  # relative to the mean eigenvalue
 _MAX_DF_PER_ROW = 0.5
 _MAX_LEVERAGE = 0.9  # of a row that is corrected by itself
-MIN_VARIANCE_FACTOR = 0.02  # of mᵢ: a row that the net reproduces anyway says nothing about the noise
+_MIN_VARIANCE_FACTOR = 0.02  # of mᵢ: a row that the net reproduces anyway says nothing about the noise
 
 
 def degrees_of_freedom(values: Tensor, ridge: float) -> float:
@@ -72,14 +74,20 @@ def ridge_inverse(values: Tensor, ridge: float) -> Tensor:
     return torch.where(total > smallest, total.reciprocal(), 0.0)
 
 
-def residual_variance_factor(psi: Tensor, values: Tensor, ridge: float, *, fraction: float = 1.0) -> Tensor:
-    """mᵢ, the fraction of the noise variance that is left in a residual: (M,).
-
-    If the eigenvalues are those of a fraction of the training rows, leverages are smaller by that fraction.
-    """
+def residual_variance_factor(values: Tensor, ridge: float) -> Tensor:
+    """f with mᵢ = 1 + Σ_k ψᵢₖ² f_k, the fraction of the noise variance that is left in a residual: (K,)."""
     inverted = ridge_inverse(values, ridge)
-    factor = 1.0 + fraction * (psi.square() @ (inverted * (values * inverted - 2.0)))
-    return factor.clamp(MIN_VARIANCE_FACTOR, 1.0)
+    return inverted * (values * inverted - 2.0)
+
+
+def covariance_root(distribution: WeightDistribution, moved: Tensor) -> Tensor:
+    """Cov(α)^½ M for M (S, *).
+
+    Cov α = (v − c) I + c 11ᵀ is the square of a I + (b − a) 11ᵀ/S with a² = v − c and b² = v + (S − 1) c.
+    """
+    v, c = distribution.covariance(len(moved))
+    across, along = math.sqrt(v - c), math.sqrt(max(0.0, v + (len(moved) - 1) * c))
+    return across * moved + (along - across) * moved.mean(0)
 
 
 def leverage_corrected(hat: Tensor, residuals: Tensor, *, power: float = 1.0) -> Tensor:
@@ -140,7 +148,7 @@ class NoiseLevel:
 
     def add(self, psi: Tensor, residuals: Tensor, factors: Tensor) -> None:
         """Add rows: ψ (M, K), residuals r and variance factors m (M,)."""
-        g = self._directions(psi)
+        g, factors = self._directions(psi), factors.clamp(_MIN_VARIANCE_FACTOR, 1.0)
         self.counts += g.T @ g
         self.squares += g.T @ (residuals.square()[:, None] * g)
         self.factors += g.T @ (factors[:, None] * g)

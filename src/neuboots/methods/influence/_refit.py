@@ -21,7 +21,7 @@ from neuboots.prediction import num_bytes
 from neuboots.weights import Blocks
 
 _MAX_STORED_BYTES = 1 << 28
-_MAX_SYSTEM_SIZE = 3000  # unknowns of the linear system that is solved for each replicate
+MAX_SYSTEM_SIZE = 3000  # unknowns of the linear system that is solved for each replicate
 _MAX_STEPS = 100
 _TOLERANCE = 1e-10  # of the gradient, relative to the size of its terms
 _CHUNK_ELEMENTS = 1 << 22
@@ -39,26 +39,19 @@ class Refit(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor], penalty: float, loss: Loss) -> None:
         super().__init__()
-        self.names, self.penalty, self.loss = list(tensors), penalty, loss
+        self.penalty, self.loss = penalty, loss
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
 
-    def heads(self, theta: Tensor, alphas: Tensor, first: Tensor) -> Tensor:
-        """θ_α around θ̂ (C, D̃) for each row of alphas (B, S), from the first Newton step (B, C, D̃): (B, C, D̃)."""
-        return torch.stack(
-            [self._newton(theta, alpha.to(theta), at.to(theta)) for alpha, at in zip(alphas, first, strict=True)]
-        )
-
-    def _buffer(self, name: str, theta: Tensor) -> Tensor:
-        return self.get_buffer(name).to(theta)
-
-    def _newton(self, theta: Tensor, alpha: Tensor, at: Tensor) -> Tensor:
-        loss, phi, y = self.loss, self.get_buffer("phi"), self.get_buffer("y").to(theta.device)
-        phi = append_ones(phi, theta.shape[1] > phi.shape[1]).to(theta.device)
-        w = self._buffer("weight", theta) * alpha[self.get_buffer("block")]
+    def head(self, theta: Tensor, alpha: Tensor, at: Tensor) -> Tensor:
+        """θ_α around θ̂ (C, D̃) for weights α (S,), from the first Newton step (C, D̃): (C, D̃)."""
+        loss, alpha, at = self.loss, alpha.to(theta), at.to(theta)
+        stored = {name: tensor.to(theta.device) for name, tensor in self.named_buffers(recurse=False)}
+        phi = append_ones(stored["phi"], theta.shape[1] > stored["phi"].shape[1])
+        w = stored["weight"].to(theta) * alpha[stored["block"]]
         size = max(1, _CHUNK_ELEMENTS // (len(theta) * max(theta.shape)))
-        chunks = list(zip(*(torch.split(part, size) for part in (phi, y, w)), strict=True))
-        offset = self._buffer("sums", theta).sum(0) - torch.einsum("s,scd->cd", alpha, self._buffer("tilts", theta))
+        chunks = list(zip(*(torch.split(part, size) for part in (phi, stored["y"], w)), strict=True))
+        offset = stored["sums"].to(theta).sum(0) - torch.einsum("s,scd->cd", alpha, stored["tilts"].to(theta))
 
         def gradient_at(at: Tensor) -> tuple[Tensor, float]:
             """The gradient at a head, and the size of its terms."""
@@ -75,8 +68,9 @@ class Refit(nn.Module):
                 return at
             curvature = FullGGN(*theta.shape).to(theta.device)
             for phi, y, w in chunks:
-                curvature.add_roots(phi, working_residuals(loss, phi @ at.T, y).root, w)
-            step = -_solve(curvature.vectors, self.penalty, gradient.view(1, -1)).view_as(theta)
+                root = working_residuals(loss, phi @ at.T, y).root
+                curvature.add(phi, root @ root.mT, w)
+            step = -_solve(curvature, self.penalty, gradient.view(1, -1)).view_as(theta)
             downhill = -float((gradient * step).sum())
             for halvings in range(60):
                 following, scale = gradient_at(at + 0.5**halvings * step)
@@ -92,7 +86,7 @@ class Refit(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Describe it as JSON, for `from_config`."""
-        tensors = describe_tensors({name: self.get_buffer(name) for name in self.names})
+        tensors = describe_tensors(dict(self.named_buffers(recurse=False)))
         return {"tensors": tensors, "penalty": self.penalty, "loss": describe_loss(self.loss)}
 
     @classmethod
@@ -101,16 +95,15 @@ class Refit(nn.Module):
         return cls(make_tensors(config["tensors"]), config["penalty"], build_loss(config["loss"]))
 
 
-def _solve(matrix: Tensor, penalty: float, vectors: Tensor) -> Tensor:
-    """(M + λ)⁻¹ v of each row v, for a matrix given by its lower triangle; zero where there is no curvature."""
-    shifted = matrix + penalty * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+def _solve(curvature: FullGGN, penalty: float, vectors: Tensor) -> Tensor:
+    """(H + λ)⁻¹ v of each row v, for a sum H that is not decomposed yet; zero where there is no curvature."""
+    shifted = curvature.vectors + penalty * torch.eye(vectors.shape[1]).to(vectors)
     factor, failed = torch.linalg.cholesky_ex(shifted)
     pivots = factor.diagonal()
     if not int(failed) and float(pivots.min()) > 1e-6 * float(pivots.max()):
         return torch.cholesky_solve(vectors.T, factor).T
-    values, basis = torch.linalg.eigh(matrix)
-    solution: Tensor = ((vectors @ basis) * ridge_inverse(values.clamp_min(0.0), penalty)) @ basis.T
-    return solution
+    curvature.decompose()
+    return curvature.lift(curvature.project(vectors) * ridge_inverse(curvature.eigenvalues(), penalty))
 
 
 def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
@@ -119,13 +112,6 @@ def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Te
     slope = points.weight[:, None] * (points.slope + added[:, :, 0])
     gradient = (slope[:, :, None] * points.phi[:, None]).flatten(1)  # (M, K)
     sums.index_add_(0, blocks.to(sums.device), gradient)
-
-
-def check_refit(outputs: int, width: int) -> None:
-    """Raise if the linear system of the head is too large to be solved for each replicate."""
-    if outputs * width > _MAX_SYSTEM_SIZE:
-        expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {_MAX_SYSTEM_SIZE})"
-        raise ArgumentError("refit", True, expected)
 
 
 def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:

@@ -23,7 +23,7 @@ from neuboots.methods._base import iterate_batches
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
 from neuboots.methods.influence._head import InfluencePredictor, build_head_predictor
-from neuboots.methods.influence._tangent import TangentKernel
+from neuboots.methods.influence._tangent import build_tangent_predictors
 from neuboots.posthoc import ScaledPredictor
 from neuboots.training import FitInputs, describe_method, initialize_model
 from neuboots.weights import Dirichlet
@@ -43,8 +43,7 @@ def fit_scaled(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) 
     except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
         replicates = [initialize_model(inputs.member_factory, inputs.config.seed) for _ in range(num)]
     net, *replicates = train_with_replicates(method, [net, *replicates], inputs)
-    predictor, raw = with_raw_residuals(method, net, inputs)
-    return scale_by_replicates(method.loss, predictor, raw, replicates, inputs)
+    return scale_by_replicates(method, net, replicates, inputs)
 
 
 def train_with_replicates(
@@ -66,29 +65,20 @@ def train_with_replicates(
     return [net.eval() for net in (members.nets() if isinstance(members, StackedNets) else members)]
 
 
-def with_raw_residuals(
-    method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs
-) -> tuple[InfluencePredictor, InfluencePredictor]:
-    """The predictor around a trained net, and one with raw residuals and Dirichlet weights, as in `nets` above."""
+def scale_by_replicates(
+    method: "InfluenceBootstrap", net: nn.Module, replicates: Sequence[nn.Module], inputs: FitInputs
+) -> ScaledPredictor:
+    """The predictor around a trained net with its deviations times s, from trained replicates."""
     method = replace(method, num_calibration_fits=0)
-    raw = replace(method, residuals="raw", weight_distribution=Dirichlet())
+    raw_method = replace(method, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
+    predictor: InfluencePredictor
+    raw: InfluencePredictor
     if method.layers == 1:
         predictor = build_head_predictor(method, net, inputs)
-        return predictor, build_head_predictor(replace(raw, ridge=predictor.ridge), net, inputs)
-    kernel, seed = TangentKernel.compute(method, net, inputs), inputs.config.seed
-    return kernel.predictor(method, seed), kernel.predictor(raw, seed)
-
-
-def scale_by_replicates(
-    loss: Loss,
-    predictor: InfluencePredictor,
-    raw: InfluencePredictor,
-    replicates: Sequence[nn.Module],
-    inputs: FitInputs,
-) -> ScaledPredictor:
-    """The predictor with its deviations times s, from trained replicates."""
-    net, data, config = predictor.net, inputs.data, inputs.config
-    assert net is not None
+        raw = build_head_predictor(replace(raw_method, ridge=predictor.ridge), net, inputs)
+    else:
+        predictor, raw = build_tangent_predictors([method, raw_method], net, inputs)
+    loss, data, config = method.loss, inputs.data, inputs.config
     rows = derive_keys(torch.arange(check_length(data)), config.seed, "compared").argsort()[:_MAX_ROWS].sort().values
     moved = expected = 0.0
     with torch.no_grad(), eval_mode(nn.ModuleList([net, *replicates])):

@@ -12,11 +12,11 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 from neuboots._prng import derive_keys
 from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows
@@ -27,7 +27,7 @@ from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import describe_tensors, fingerprint_tensors, iterate_batches, make_tensors
 from neuboots.methods._curvature import pointwise_losses, working_residuals
 from neuboots.methods.influence._head import InfluencePredictor, check_two_rows
-from neuboots.methods.influence._jacobian import Jacobian, JacobianRows
+from neuboots.methods.influence._jacobian import Jacobian, JacobianRows, Layers
 from neuboots.methods.influence._leverage import (
     POWERS,
     NoiseLevel,
@@ -39,7 +39,7 @@ from neuboots.methods.influence._leverage import (
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, SampleStream, num_bytes
 from neuboots.training import FitInputs
-from neuboots.weights import WeightDistribution, assign_blocks, build_distribution, describe_distribution
+from neuboots.weights import WeightDistribution, assign_blocks, build_distribution
 
 if TYPE_CHECKING:
     from neuboots.methods.influence import InfluenceBootstrap
@@ -64,12 +64,7 @@ class TangentModel(nn.Module):
     influence: Tensor
 
     def __init__(
-        self,
-        net: nn.Module,
-        layers: int | Literal["all"],
-        outputs: int | None,
-        spec: str,
-        tensors: dict[str, Tensor],
+        self, net: nn.Module, layers: Layers, outputs: int | None, spec: str, tensors: dict[str, Tensor]
     ) -> None:
         super().__init__()
         self.net, self.layers, self.outputs, self.spec, self.names = net, layers, outputs, spec, list(tensors)
@@ -166,13 +161,9 @@ class TangentPredictor(InfluencePredictor):
     def config(self) -> dict[str, Any]:
         tangent = self.tangent
         return {
-            "method": "influence",
-            "form": "tangent",
+            **super().config(),
             "layers": tangent.layers,
             "outputs": tangent.outputs,
-            "weight_distribution": describe_distribution(self.weight_distribution),
-            "ridge": self.ridge,
-            "degrees_of_freedom": self.degrees_of_freedom,
             "spec": tangent.spec,
             "tensors": describe_tensors({name: tangent.get_buffer(name) for name in tangent.names}),
         }
@@ -200,121 +191,86 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInput
     return outputs
 
 
-@dataclass(frozen=True)
-class TangentKernel:
-    """LᵀKL = V W Vᵀ of a trained net and its data, and the ridge λ.
-
-    Attributes:
-        net: The net.
-        x: The training inputs.
-        all_outputs: Number of all outputs of the net.
-        fraction: Fraction of the training rows that the kernel has.
-        num_valid: Rows whose target is not ignored.
-        root: L: (n, C, C).
-        residual: u: (n, C).
-        scale: Root of the factor of each row's loss: (n, 1); None if there is none.
-        values: W: (n·C,).
-        vectors: V: (n·C, n·C).
-        ridge: λ.
-    """
-
-    net: nn.Module
-    x: Any
-    all_outputs: int
-    fraction: float
-    num_valid: int
-    root: Tensor
-    residual: Tensor
-    scale: Tensor | None
-    values: Tensor
-    vectors: Tensor
-    ridge: float
-
-    @classmethod
-    def compute(
-        cls, method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs, *, weighted: bool = False
-    ) -> "TangentKernel":
-        """Compute and decompose the kernel: one pass over the data."""
-        outputs = check_tangent(method, net, inputs)
-        x, y, fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
-        jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
-        jacobian.warn_of_cost(len(y), outputs)
-        rows = jacobian.rows(cast_inputs(net, x))
-        n = len(rows.z)
-        y, scale = (y[:, :-1], y[:, -1:].to(rows.z.device, torch.float64).sqrt()) if weighted else (y, None)
-        root, residual, num_valid = _working_residuals(method.loss, rows, y)
-        if scale is not None:  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
-            root, residual = root * scale[:, :, None], residual * scale
-        kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
-        kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
-        values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
-        values = values.clamp_min(0.0)
-        if method.ridge is None:
-            target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual).flatten()
-            squares, size = (vectors.T @ target).square(), float(residual.square().sum())
-            softmax = isinstance(method.loss, nn.CrossEntropyLoss)  # one degree of freedom less
-            ridge = choose_ridge(values, squares, 0.0, num_valid * (outputs - softmax), residual=size)
-        else:
-            ridge = num_valid * float(method.ridge)
-        return cls(net, x, rows.z.shape[1], fraction, num_valid, root, residual, scale, values, vectors, ridge)
-
-    def predictor(self, method: "InfluenceBootstrap", seed: int) -> TangentPredictor:
-        """The bootstrap with the residuals, the weight distribution and the blocks of the method."""
-        (n, outputs), values, scale = self.residual.shape, self.values, self.scale
-        corrected = self._correct(method.correction)
-        vectors = self.vectors.view(n, outputs, -1)
-        influence = torch.einsum("nek,ne->kn", vectors, corrected if scale is None else corrected * scale)  # Vᵀ ũ
-        inverted = ridge_inverse(values, self.ridge)
-        rounding = float(values[-1]) * torch.finfo(values.dtype).eps * len(values)
-        kept = values > max(_MIN_EIGENVALUE * self.ridge, rounding)
-        influence = self.fraction**0.5 * (inverted[:, None] * influence)[kept]  # (r, n)
-        basis = (self.root @ vectors).flatten(0, 1)[:, kept]
-        if method.num_blocks is not None:
-            # not stratified by y: blocks of the same mixture have the same sum of residuals, and no spread
-            blocks = assign_blocks(n, method.num_blocks, seed=seed).to(influence.device)
-            influence = influence.new_zeros(len(influence), method.num_blocks).index_add_(1, blocks, influence)
-        inputs, spec = tree_flatten(self.x)
-        tensors = {"basis": basis, "influence": influence, **{f"input_{k}": leaf for k, leaf in enumerate(inputs)}}
-        moved = outputs if outputs < self.all_outputs else None
-        tangent = TangentModel(self.net, method.layers, moved, treespec_dumps(spec), tensors)
-        df = float((values * inverted).sum())
-        return TangentPredictor(tangent, method.weight_distribution, self.ridge / self.num_valid, df)
-
-    def _correct(self, correction: str) -> Tensor:
-        """ũ, the residuals corrected for leverage: (n, C)."""
-        n, outputs = self.residual.shape
-        # the noise is that of the targets, whatever the factor of a row's loss
-        residual = self.residual if self.scale is None else self.residual / self.scale
-        psi = self.vectors * self.values.sqrt()
-        if correction == "raw":
-            return residual
-        if correction in POWERS:
-            psi = psi.view(n, outputs, -1)
-            hat = self.fraction * (psi * ridge_inverse(self.values, self.ridge)) @ psi.mT  # of each row: (n, C, C)
-            return leverage_corrected(hat, residual, power=POWERS[correction])
-        corrected = torch.empty_like(residual)
-        for c in range(outputs):  # each output has its own noise, and neighbours by its own block of the kernel
-            mine = psi[c::outputs]
-            own_values, own = self.values, mine
-            if outputs > 1:
-                own_values, vectors = torch.linalg.eigh(mine @ mine.T)
-                own_values = own_values.clamp_min(0.0)
-                own = vectors * own_values.sqrt()
-            noise = NoiseLevel.from_eigenvalues(own_values)
-            factor = residual_variance_factor(mine, self.values, self.ridge, fraction=self.fraction)
-            noise.add(own, residual[:, c], factor)
-            corrected[:, c] = noise.correct(own, residual[:, c])
-        return corrected
-
-
-def build_tangent_predictor(
-    method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs, *, weighted: bool = False
-) -> TangentPredictor:
+def build_tangent_predictors(
+    methods: Sequence["InfluenceBootstrap"], net: nn.Module, inputs: FitInputs, *, weighted: bool = False
+) -> list[TangentPredictor]:
     """The influence bootstrap of the last layers of a trained net, from the data it was trained on.
 
-    With `weighted` the last column of the targets (N, k + 1) is the factor of the row's loss.
+    The methods differ in residuals, weight distribution and blocks only: LᵀKL = V W Vᵀ is decomposed once. With
+    `weighted` the last column of the targets (N, k + 1) is the factor of the row's loss.
     """
-    return TangentKernel.compute(method, net, inputs, weighted=weighted).predictor(method, inputs.config.seed)
+    method = methods[0]
+    outputs = check_tangent(method, net, inputs)
+    x, y, fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
+    jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
+    jacobian.warn_of_cost(len(y), outputs)
+    rows = jacobian.rows(cast_inputs(net, x))
+    n = len(rows.z)
+    y, weight = (y[:, :-1], y[:, -1:]) if weighted else (y, torch.ones(n, 1))
+    root, residual, num_valid = _working_residuals(method.loss, rows, y)
+    scale = weight.to(residual).sqrt()
+    root = root * scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
+    kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
+    kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
+    values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+    values = values.clamp_min(0.0)
+    if method.ridge is None:
+        target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual * scale).flatten()
+        squares, size = (vectors.T @ target).square(), float((residual * scale).square().sum())
+        softmax = isinstance(method.loss, nn.CrossEntropyLoss)  # one degree of freedom less
+        ridge = choose_ridge(values, squares, 0.0, num_valid * (outputs - softmax), residual=size)
+    else:
+        ridge = num_valid * float(method.ridge)
+    inverted = ridge_inverse(values, ridge)
+    rounding = float(values[-1]) * torch.finfo(values.dtype).eps * len(values)
+    kept = values > max(_MIN_EIGENVALUE * ridge, rounding)
+    leaves, spec = tree_flatten(x)
+    stored = {f"input_{k}": leaf for k, leaf in enumerate(leaves)}
+    moved = outputs if outputs < rows.z.shape[1] else None
+    by_row = vectors.view(n, outputs, -1)
+    predictors = []
+    for each in methods:
+        # the noise is that of the targets, whatever the factor of a row's loss
+        corrected = scale * _correct_residuals(
+            each.correction, residual, vectors * values.sqrt(), values, ridge, fraction
+        )
+        influence = torch.einsum("nek,ne->kn", by_row, corrected)  # Vᵀ ũ
+        influence = fraction**0.5 * (inverted[:, None] * influence)[kept]  # (r, n)
+        if each.num_blocks is not None:
+            # not stratified by y: blocks of the same mixture have the same sum of residuals, and no spread
+            blocks = assign_blocks(n, each.num_blocks, seed=inputs.config.seed).to(influence.device)
+            influence = influence.new_zeros(len(influence), each.num_blocks).index_add_(1, blocks, influence)
+        tensors = {"basis": (root @ by_row).flatten(0, 1)[:, kept], "influence": influence, **stored}
+        tangent = TangentModel(net, method.layers, moved, treespec_dumps(spec), tensors)
+        df = float((values * inverted).sum())
+        predictors.append(TangentPredictor(tangent, each.weight_distribution, ridge / num_valid, df))
+    return predictors
+
+
+def _correct_residuals(
+    correction: str, residual: Tensor, psi: Tensor, values: Tensor, ridge: float, fraction: float
+) -> Tensor:
+    """ũ, the residuals (n, C) corrected for leverage; Ψ = V W^½ and W are those of a fraction of the rows: (n, C)."""
+    n, outputs = residual.shape
+    if correction == "raw":
+        return residual
+    if correction in POWERS:
+        psi = psi.view(n, outputs, -1)
+        hat = fraction * (psi * ridge_inverse(values, ridge)) @ psi.mT  # of each row: (n, C, C)
+        return leverage_corrected(hat, residual, power=POWERS[correction])
+    corrected = torch.empty_like(residual)
+    for c in range(outputs):  # each output has its own noise, and neighbours by its own block of the kernel
+        mine = psi[c::outputs]
+        own_values, own = values, mine
+        if outputs > 1:
+            own_values, vectors = torch.linalg.eigh(mine @ mine.T)
+            own_values = own_values.clamp_min(0.0)
+            own = vectors * own_values.sqrt()
+        noise = NoiseLevel.from_eigenvalues(own_values)
+        factor = 1.0 + fraction * mine.square() @ residual_variance_factor(values, ridge)
+        noise.add(own, residual[:, c], factor)
+        corrected[:, c] = noise.correct(own, residual[:, c])
+    return corrected
 
 
 def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -343,13 +299,8 @@ def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, float]:
         drawn = derive_keys(torch.arange(n), inputs.config.seed, "rows").argsort()[:max_rows].sort().values
         data = select_examples(data, drawn.tolist())
     batches = list(iterate_batches(data, inputs.config))
-    return _concatenate([batch.x for batch in batches]), torch.cat([b.y for b in batches]), min(1.0, max_rows / n)
-
-
-def _concatenate(parts: Sequence[Any]) -> Any:
-    """Inputs of several batches as one."""
-    leaves, specs = zip(*(tree_flatten(part) for part in parts), strict=True)
-    columns = list(zip(*leaves, strict=True))
-    if any(len({tensor.shape[1:] for tensor in column}) > 1 for column in columns):
-        raise ArgumentError("data", "inputs of several sizes", "inputs of one size", hint="use layers=1")
-    return tree_unflatten([torch.cat(column) for column in columns], specs[0])
+    try:
+        x = tree_map(lambda *parts: torch.cat(parts), *(batch.x for batch in batches))
+    except RuntimeError:
+        raise ArgumentError("data", "inputs of several sizes", "inputs of one size", hint="use layers=1") from None
+    return x, torch.cat([batch.y for batch in batches]), min(1.0, max_rows / n)
