@@ -136,13 +136,6 @@ class TrainingRows:
     group: Array  # of duplicates
     x: Tensor  # standardized inputs
 
-    def held_out(self, n: int) -> Array:
-        """Which of the n rows are in the calibration split, with all their copies."""
-        held_out = np.zeros(n, dtype=bool)
-        held_out[self.index[(self.split == CALIBRATION).numpy()]] = True
-        held_out[self.index[(self.split != CALIBRATION).numpy()]] = False
-        return held_out
-
 
 # -- the base class ------------------------------------------------------------------------------------
 
@@ -177,17 +170,13 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
             check_int("batch_size", self.batch_size, minimum=1)
         for width in self.widths:
             check_int("widths", width, minimum=1)
-        if self.net is not None and (isinstance(self.net, nn.Module) or not callable(self.net)):
-            hint = "lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs))"
-            raise ArgumentError("net", self.net, "a function of the numbers of inputs and outputs", hint=hint)
         if isinstance(self.method, str):
             if self.task not in find_method(self.method).tasks:
                 raise ArgumentError("method", self.method, f"a method for {self.task}")
         elif isinstance(self.method, type) or not hasattr(self.method, "fit"):
             raise ArgumentError("method", self.method, "a name, or a method such as MCDropout(rate=0.1)")
         state = self.random_state
-        is_seed = isinstance(state, Integral) and not isinstance(state, bool)
-        self.seed_ = int(state) if is_seed else int(check_random_state(state).randint(2**31 - 1))
+        self.seed_ = int(state if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1))
 
     def _prepare_rows(self, X: Array, y: Array, sample_weight: Any, strata: Array | None = None) -> TrainingRows:
         """Order, repeat, split and standardize the rows; y is (n, k)."""
@@ -203,6 +192,9 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
                 weights = weights[index]
         group = duplicate_groups(X[index], y[index], self.validation_fraction * len(index) / MIN_DISTINCT_HELD_OUT)
         split = self._split_groups(group, None if strata is None else torch.from_numpy(strata[index]))
+        calibration = (split == CALIBRATION).numpy()
+        self.held_out_ = np.isin(np.arange(len(X)), index[calibration])
+        self.held_out_[index[~calibration]] = False  # a row is held out with all its copies
         train = X[index[(split == TRAIN).numpy()]]
         self.x_mean_, std = mean_and_std(train)
         low, high = train.min(0), train.max(0)
@@ -266,9 +258,10 @@ class NeuBootsEstimator(BaseEstimator):  # type: ignore[misc]
     def _make_net(self, outputs: int) -> nn.Module:
         if self.net is None:
             return MLP(self.n_features_in_, outputs, widths=tuple(map(int, self.widths)))
-        net = self.net(self.n_features_in_, outputs)
+        net = None if isinstance(self.net, nn.Module) else self.net(self.n_features_in_, outputs)
         if not isinstance(net, nn.Module):
-            raise ArgumentError("net", self.net, f"a function that returns an nn.Module, not a {type(net).__name__}")
+            hint = "lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs))"
+            raise ArgumentError("net", self.net, "a function of the numbers of inputs and outputs", hint=hint)
         return net
 
     def _count_outputs(self, outputs: int) -> int:

@@ -22,6 +22,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
+from neuboots.head import compute_output
 from neuboots.losses import Loss
 from neuboots.methods import InfluenceBootstrap
 from neuboots.methods._curvature import working_residuals
@@ -232,10 +233,8 @@ def find_mean_net(predictor: Any, x: Tensor, mean: np.ndarray[Any, Any], noise: 
         return None
     try:
         with torch.no_grad():
-            z = net.eval()(x.to(next(net.parameters()).dtype))
-    except (RuntimeError, StopIteration):
+            z = compute_output(net.eval(), x.to(next(net.parameters()).dtype)).reshape(len(x), -1)
+    except (RuntimeError, ValueError, StopIteration):
         return None
-    if not isinstance(z, Tensor) or z.ndim > 2:
-        return None
-    gap = z.reshape(len(x), -1)[:, : mean.shape[1]].double().numpy() - mean
+    gap = z[:, : mean.shape[1]].double().numpy() - mean
     return net if gap.shape == mean.shape and float(np.sqrt(np.mean(gap**2))) <= 0.05 * noise + 1e-9 else None

@@ -86,7 +86,6 @@ class NeuBootsClassifier(ClassifierMixin, NeuBootsEstimator):  # type: ignore[mi
             options: dict[str, Any] = {"num_samples": int(self.num_samples), "seed": self.seed_, "batch_size": 1024}
             scaling = TemperatureScaling(**options, prior_std=_LOG_TEMPERATURE_PRIOR_STD)
             self.predictor_ = scaling.fit(self.predictor_, TensorDataset(rows.x[validation], labels[validation]))
-        self.held_out_ = rows.held_out(len(X))
         return self
 
     def predict_proba(self, X: Any) -> Array:

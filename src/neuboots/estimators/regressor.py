@@ -146,7 +146,6 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         self._fit_noise(rows, target)
         self.band_ = self._fit_band(rows, target, loss) if self.band == "influence" else None
         self.band_error_ = None if self.band_ is None else self.band_.error
-        self.held_out_ = rows.held_out(len(X))
         return self
 
     def _choose_loss(self) -> tuple[Loss, int]:
@@ -255,10 +254,13 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         """
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples if num_samples is None else num_samples)
-        noise_std = self._noise_std(raw_std)
-        half_widths = self._score_quantile(level) * noise_std, -ndtri((1 - level) / 2) * self._mean_std(x, std)
-        bounds = [self._to_units(mean + sign * half) for half in half_widths for sign in (-1, 1)]
-        return Forecast(self._to_units(mean), self._squeeze(noise_std * self.y_scale_), *bounds)
+        prediction = self._bounds(mean, self._score_quantile(level) * self._noise_std(raw_std))
+        confidence = self._bounds(mean, -ndtri((1 - level) / 2) * self._mean_std(x, std))
+        noise_std = self._squeeze(self._noise_std(raw_std) * self.y_scale_)
+        return Forecast(self._to_units(mean), noise_std, *prediction, *confidence)
+
+    def _bounds(self, mean: Array, half: Array) -> tuple[Array, Array]:
+        return self._to_units(mean - half), self._to_units(mean + half)
 
     def _mean_std(self, x: Tensor, std: Array) -> Array:
         """Standard deviation of the mean (N, k), in units of the standardized targets."""
@@ -302,10 +304,8 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples)
         if interval == "prediction":
-            half = self._score_quantile(level) * self._noise_std(raw_std)
-        else:
-            half = -ndtri((1 - level) / 2) * self._mean_std(x, std)
-        return self._to_units(mean - half), self._to_units(mean + half)
+            return self._bounds(mean, self._score_quantile(level) * self._noise_std(raw_std))
+        return self._bounds(mean, -ndtri((1 - level) / 2) * self._mean_std(x, std))
 
     def sample(self, X: Any, n: int = 1, *, observation_noise: bool = False) -> Array:
         """Draw replicates of the regression function.
@@ -339,11 +339,9 @@ class NeuBootsRegressor(RegressorMixin, NeuBootsEstimator):  # type: ignore[misc
         if self.band_error_ is not None:
             from neuboots.estimators._confidence_band import ConfidenceBand
 
-            net = self.predictor_.net
+            net, state = self.predictor_.net, artifact.select("band.")
             assert net is not None, "a band has a net"
-            self.band_ = ConfidenceBand.from_state_dict(
-                net, self.n_outputs_, artifact.select("band."), self.band_error_
-            )
+            self.band_ = ConfidenceBand.from_state_dict(net, self.n_outputs_, state, self.band_error_)
         x = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
         mean, std, raw_std = self._predict_moments(x, 1)  # raises if the parts do not fit
         self._to_units(mean + self._noise_std(raw_std) + self._mean_std(x, std) + self.scores_[:1])

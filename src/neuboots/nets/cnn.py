@@ -1,16 +1,17 @@
 """A small convolutional net for a CPU."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from neuboots._validation import ArgumentError
-from neuboots.nets.resnet import conv_norm
+from neuboots.nets.resnet import PooledNet, conv_norm
 from neuboots.serialization import configurable
 
 
 @configurable
-class SmallCNN(nn.Module):
+class SmallCNN(PooledNet):
     """3×3 convolution, BatchNorm and ReLU, once per width; then global average pooling and a linear head.
 
     The first convolution keeps the image size and each later one halves it.
@@ -32,13 +33,7 @@ class SmallCNN(nn.Module):
         if not widths:
             raise ArgumentError("widths", widths, "at least one width")
         layers: list[nn.Module] = []
-        for i, (before, width) in enumerate(zip((in_channels, *widths), widths, strict=False)):
+        for i, (before, width) in enumerate(pairwise((in_channels, *widths))):
             layers += [*conv_norm(before, width, 3, stride=1 if i == 0 else 2), nn.ReLU()]
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, in_channels, H, W) to outputs (N, out_features)."""
-        phi = self.features(x).mean(dim=(2, 3))  # (N, D)
-        out: Tensor = self.head(phi)  # (N, C)
-        return out

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from torch import Tensor, cat, nn
 
 from neuboots._validation import ArgumentError, check_fraction
-from neuboots.nets.resnet import he_init
+from neuboots.nets.resnet import PooledNet, he_init
 from neuboots.serialization import configurable
 
 
 @configurable
-class DenseNet(nn.Module):
+class DenseNet(PooledNet):
     """A 3×3 stem, dense blocks with transitions that halve the image, global average pooling and a linear head.
 
     The stem has 2·growth channels with bottlenecks and 16 without, as in the paper.
@@ -68,12 +68,6 @@ class DenseNet(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the weights as in He et al. 2015."""
         self.apply(he_init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
-        phi = self.features(x).mean(dim=(2, 3))  # (N, D)
-        out: Tensor = self.head(phi)  # (N, C)
-        return out
 
 
 def densenet22(num_classes: int, in_channels: int = 3) -> DenseNet:

@@ -1,6 +1,7 @@
 """Multilayer perceptron."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -40,15 +41,11 @@ class MLP(nn.Module):
         super().__init__()
         check_choice("activation", activation, ACTIVATIONS)
         layers: list[nn.Module] = []
-        fan_in = in_features
-        for width in widths:
-            layers.append(nn.Linear(fan_in, width, bias=not batch_norm))
-            if batch_norm:
-                layers.append(nn.BatchNorm1d(width))
-            layers.append(ACTIVATIONS[activation]())
-            fan_in = width
+        for before, width in pairwise((in_features, *widths)):
+            norms = [nn.BatchNorm1d(width)] if batch_norm else []
+            layers += [nn.Linear(before, width, bias=not batch_norm), *norms, ACTIVATIONS[activation]()]
         self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(fan_in, out_features)
+        self.head = nn.Linear(widths[-1] if widths else in_features, out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (N, *) to outputs (N, out_features)."""

@@ -15,8 +15,21 @@ from neuboots._validation import ArgumentError, check_choice
 from neuboots.serialization import configurable
 
 
+class PooledNet(nn.Module):
+    """Features, global average pooling and a linear head."""
+
+    features: nn.Sequential
+    head: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, in_channels, H, W) to outputs (N, C)."""
+        phi = self.features(x).mean(dim=(2, 3))  # (N, D)
+        out: Tensor = self.head(phi)  # (N, C)
+        return out
+
+
 @configurable
-class ResNet(nn.Module):
+class ResNet(PooledNet):
     """A 3×3 stem, stages of basic blocks that halve the image, global average pooling and a linear head.
 
     Args:
@@ -65,12 +78,6 @@ class ResNet(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the weights as in He et al. 2015."""
         self.apply(he_init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (N, in_channels, H, W) to logits (N, num_classes)."""
-        phi = self.features(x).mean(dim=(2, 3))  # (N, D)
-        out: Tensor = self.head(phi)  # (N, C)
-        return out
 
 
 def resnet8(num_classes: int, in_channels: int = 3) -> ResNet:
@@ -230,10 +237,6 @@ class PadShortcut(nn.Module):
         """Map (N, before, H, W) to (N, before + extra, ⌈H/stride⌉, ⌈W/stride⌉)."""
         kept = x[:, :, :: self.stride, :: self.stride]
         return functional.pad(kept, (0, 0, 0, 0, 0, self.extra))
-
-    def extra_repr(self) -> str:
-        """Show the options in the printed net."""
-        return f"stride={self.stride}, extra={self.extra}"
 
 
 def conv_norm(before: int, width: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> list[nn.Module]:

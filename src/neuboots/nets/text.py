@@ -136,10 +136,6 @@ class SelfAttention(nn.Module):
         out: Tensor = self.project(joined)
         return out
 
-    def extra_repr(self) -> str:
-        """Show the options in the printed net."""
-        return f"heads={self.heads}"
-
 
 class Sinusoids(nn.Module):
     """Sinusoidal positions: p[t, 2i] = sin(t / 10000^{2i/D}), p[t, 2i+1] = cos(t / 10000^{2i/D}).

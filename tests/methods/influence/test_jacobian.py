@@ -192,7 +192,7 @@ def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest
 def test_many_backward_passes_give_a_warning(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TensorDataset(noise(12, 6), torch.arange(12) % 2)
     monkeypatch.setattr(_jacobian, "_MANY_PASSES", 20)
-    with pytest.warns(UserWarning, match="about 24 backward passes for 12 rows of 2 outputs"):
+    with pytest.warns(UserWarning, match="about 24 backward passes"):
         InfluenceBootstrap(layers="all").from_trained(odd, data)
     monkeypatch.setattr(_jacobian, "_MAX_STORED_ELEMENTS", 700)
     with pytest.warns(UserWarning, match=r"about \d{3} backward passes"):

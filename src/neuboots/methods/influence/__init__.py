@@ -19,7 +19,7 @@ from torch import nn
 
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.head import check_module
-from neuboots.loading import FitData, check_length
+from neuboots.loading import FitData
 from neuboots.losses import GaussianNLL
 from neuboots.methods._base import register
 from neuboots.methods._curvature import infer_likelihood
@@ -112,8 +112,6 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
         return self.residuals or ("smooth" if continuous else "hc3" if self.layers == 1 else "hc2")
 
     def _fit(self, inputs: FitInputs) -> Predictor:
-        if self.num_calibration_fits or self.layers != 1:
-            check_length(inputs.data)
         net = initialize_model(inputs.factory, inputs.config.seed)
         (check_head if self.layers == 1 else check_tangent)(self, net, inputs)
         if self.num_calibration_fits:

@@ -62,6 +62,7 @@ _MAX_OUTPUTS = 4096  # each point needs a matrix of outputs × outputs
 _CHUNK_ELEMENTS = 1 << 22
 
 
+@dataclass(frozen=True)
 class InfluencePredictor(Predictor):
     """Replicates around a trained net that are linear in the weights of its data.
 
@@ -108,14 +109,10 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
 
     Attributes:
         shifted: The net and the shifts of its head.
-        weight_distribution: Distribution of the block weights α.
     """
 
     form: ClassVar[str] = "head"
     shifted: ShiftedHead
-    weight_distribution: WeightDistribution
-    ridge: float
-    degrees_of_freedom: float
 
     @property
     def module(self) -> nn.Module:
@@ -203,7 +200,7 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         refit = None if config["refit"] is None else Refit.from_config(config["refit"])
         shifted = ShiftedHead(generator, torch.zeros(shape, dtype=_shift_dtype(generator)), refit).eval()
         distribution = build_distribution(config["weight_distribution"])
-        return cls(shifted, distribution, config["ridge"], config["degrees_of_freedom"])
+        return cls(distribution, config["ridge"], config["degrees_of_freedom"], shifted)
 
 
 def _shift_dtype(generator: BootstrapGenerator) -> torch.dtype:
@@ -234,7 +231,7 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
     refit = build_refit(passes, blocks, sums, ridge).to(device) if method.refit else None
     shifted = ShiftedHead(generator, shifts.to(_shift_dtype(generator)).to(device), refit)
     df = float((values * inverted).sum())
-    return HeadPredictor(shifted, method.weight_distribution, ridge / passes.num_rows, df)
+    return HeadPredictor(method.weight_distribution, ridge / passes.num_rows, df, shifted)
 
 
 def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:

@@ -102,12 +102,13 @@ class Jacobian:
         self._linear = self._verify_factors(example)
         wanted: list[nn.Parameter] = list(net.parameters()) if layers == "all" else []
         for name in chosen if layers != "all" else ():  # its own weights, and those of parts it uses without a call
-            inside = [part for key, part in modules[name].named_modules(prefix=name) if key not in called]
-            wanted += modules[name].parameters(recurse=False)
-            wanted += [p for part in inside for p in part.parameters(recurse=False)]
+            inside = modules[name].named_modules(prefix=name)
+            parts = [part for key, part in inside if key == name or key not in called]
+            wanted += [p for part in parts for p in part.parameters(recurse=False)]
         names = {id(parameter): name for name, parameter in net.named_parameters()}
         covered = {id(p) for name in self._linear for p in modules[name].parameters()}
         self._explicit = list(dict.fromkeys(names[id(p)] for p in wanted if id(p) not in covered))
+        self._explicit_size = sum(net.get_parameter(name).numel() for name in self._explicit)  # P
         if not (self._linear or self._explicit):
             raise ValueError("the net has no weights; expected layers with weights")
 
@@ -162,9 +163,8 @@ class Jacobian:
         passes = n * outputs * (tiles + (tiles > 1))
         if passes > _MANY_PASSES:
             warnings.warn(
-                f"{self._explicit_size:,} weights are outside of Linear layers and are differentiated row by row: "
-                f"about {passes:,} backward passes for {n} rows of {outputs} outputs; a smaller max_kernel_rows, the "
-                "last layers (layers=2) or the head (layers=1) need fewer",
+                f"{self._explicit_size:,} weights outside of Linear layers need about {passes:,} backward passes for "
+                f"{n} rows of {outputs} outputs; use a smaller max_kernel_rows, layers=2 or layers=1",
                 stacklevel=3,
             )
 
@@ -253,17 +253,13 @@ class Jacobian:
             )
         return z[:1] if n == 1 else z, [weights[name] for name in names]
 
-    @property
-    def _explicit_size(self) -> int:
-        """P, the number of weights that are differentiated row by row."""
-        return sum(self.net.get_parameter(name).numel() for name in self._explicit)
-
     def _compute_factors(self, x: Any) -> tuple[Tensor, list[LinearFactors]]:
         """Outputs and factors of Linear layers: a forward pass, and a backward pass for each output."""
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
         def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            seen[name] = (inputs[0].detach().clone(), output)
+            ones = float(module.bias is not None)
+            seen[name] = (nn.functional.pad(inputs[0].detach(), (0, 1), value=ones), output)
             return output.clone()  # the next layer may work in place
 
         layers = {name: self.net.get_submodule(name) for name in self._linear}
@@ -282,9 +278,7 @@ class Jacobian:
                 hook.remove()
         d = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
         d |= {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(active)}
-        ones = {name: float(layer.bias is not None) for name, layer in layers.items()}
-        a = {name: nn.functional.pad(seen[name][0], (0, 1), value=ones[name]) for name in self._linear}
-        return z.detach(), [LinearFactors(a[name], d[name]) for name in self._linear]
+        return z.detach(), [LinearFactors(seen[name][0], d[name]) for name in self._linear]
 
     def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, Tensor]]:
         """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""

@@ -39,7 +39,7 @@ from neuboots.methods.influence._leverage import (
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, SampleStream, num_bytes
 from neuboots.training import FitInputs
-from neuboots.weights import WeightDistribution, assign_blocks, build_distribution
+from neuboots.weights import assign_blocks, build_distribution
 
 if TYPE_CHECKING:
     from neuboots.methods.influence import InfluenceBootstrap
@@ -95,14 +95,10 @@ class TangentPredictor(InfluencePredictor):
 
     Attributes:
         tangent: The net, the training inputs and the influence of each block.
-        weight_distribution: Distribution of the block weights.
     """
 
     form: ClassVar[str] = "tangent"
     tangent: TangentModel
-    weight_distribution: WeightDistribution
-    ridge: float
-    degrees_of_freedom: float
 
     @property
     def net(self) -> nn.Module:
@@ -173,7 +169,7 @@ class TangentPredictor(InfluencePredictor):
         tensors = make_tensors(config["tensors"])
         tangent = TangentModel(net, config["layers"], config["outputs"], config["spec"], tensors).eval()
         distribution = build_distribution(config["weight_distribution"])
-        return cls(tangent, distribution, config["ridge"], config["degrees_of_freedom"])
+        return cls(distribution, config["ridge"], config["degrees_of_freedom"], tangent)
 
 
 # -- setup ---------------------------------------------------------------------------------------------
@@ -181,6 +177,7 @@ class TangentPredictor(InfluencePredictor):
 
 def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> int:
     """Number of outputs that are bootstrapped; raise if this net, trained or not, cannot be bootstrapped."""
+    check_length(inputs.data)
     check_two_rows(inputs)
     example = load_example(net, inputs.data, seed=inputs.config.seed)
     z = Jacobian(net, method.layers, example).rows(example).z
@@ -243,7 +240,7 @@ def build_tangent_predictors(
         tensors = {"basis": (root @ by_row).flatten(0, 1)[:, kept], "influence": influence, **stored}
         tangent = TangentModel(net, method.layers, moved, treespec_dumps(spec), tensors)
         df = float((values * inverted).sum())
-        predictors.append(TangentPredictor(tangent, each.weight_distribution, ridge / num_valid, df))
+        predictors.append(TangentPredictor(each.weight_distribution, ridge / num_valid, df, tangent))
     return predictors
 
 
