@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _nets import Composed
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -150,36 +151,6 @@ def test_band_option_changes_the_band_only() -> None:
     assert np.allclose(other.confidence_high - other.mean, half)
 
 
-def test_band_narrows_with_rows_and_widens_outside() -> None:
-    """As 1/√n, where the fits are alike."""
-    rng = np.random.default_rng(0)
-
-    def fitted(n: int) -> NeuBootsRegressor:
-        X = np.where(rng.random((n, 1)) < 0.5, rng.uniform(-3, -1, (n, 1)), rng.uniform(1, 3, (n, 1)))
-        y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=n)
-        return NeuBootsRegressor("deterministic", epochs=60, random_state=0, widths=(50, 50)).fit(X, y)
-
-    inside, outside = np.linspace(1.3, 2.7, 15)[:, None], np.array([[0.0], [9.0]])
-    few, many = fitted(200), fitted(1800)
-    narrow, wide = (float(np.mean(width(each.predict_interval(inside, 0.95, "confidence")))) for each in (many, few))
-    assert 0.2 < narrow / wide < 0.6
-    gap, far = width(many.predict_interval(outside, 0.95, "confidence"))
-    assert gap > 1.1 * narrow
-    assert far > 3 * narrow
-
-
-@pytest.mark.parametrize("targets", [1, 3])
-def test_several_targets_and_plain_net(targets: int) -> None:
-    X, y = waves(200)
-    Y = np.stack([y, 100 * X[:, 1] + X[:, 0], y**2], 1)[:, :targets]
-    regressor = NeuBootsRegressor("deterministic", **QUICK).fit(X, Y)
-    found = regressor.forecast(X)
-    assert found.confidence_low.shape == (200, targets)
-    assert (found.confidence_low < found.mean).all()
-    assert regressor.sample(X, 4).shape == (4, 200, targets)
-    assert (np.mean(width((found.confidence_low, found.confidence_high)), 0) < np.std(Y, 0)).all()
-
-
 def test_weights_that_multiply_loss_by_hand() -> None:
     """Var θ = (Σ wx²)⁻² Σ w²x²σ² for a line through the origin: not that of frequencies, Σ wx²σ² in the middle."""
     rng = np.random.default_rng(0)
@@ -228,21 +199,20 @@ def test_custom_loss_uses_band_of_method() -> None:
     assert NeuBootsRegressor(Deterministic(loss=nn.L1Loss(reduction="none")), **QUICK).fit(X, y[:, None]).band_ is None
 
 
-class WithNorm(nn.Module):
+def make_with_norm(inputs: int, outputs: int) -> nn.Module:
     """Layers of which J has no short form: a norm, a layer used twice, and a scale of its own."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.norm, self.twice = nn.Linear(inputs, 8), nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
-        self.scale, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, outputs)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.norm(net.first(x)).tanh()
+        return net.head(net.scale * (h + net.twice(net.twice(h).tanh())))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.first(x)).tanh()
-        out: Tensor = self.head(self.scale * (h + self.twice(self.twice(h).tanh())))
-        return out
+    layers = {"first": nn.Linear(inputs, 8), "norm": nn.LayerNorm(8), "twice": nn.Linear(8, 8, bias=False)}
+    return Composed(forward, **layers, scale=nn.Parameter(torch.ones(8)), head=nn.Linear(8, outputs))
 
 
-@pytest.mark.parametrize("make", [WithNorm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))])
+@pytest.mark.parametrize(
+    "make", [make_with_norm, lambda i, o: nn.Sequential(nn.Linear(i, 9), nn.Tanh(), nn.Linear(9, o))]
+)
 def test_custom_nets_have_a_band(make: Any, tmp_path: Path) -> None:
     X, y = waves(100)
     regressor = NeuBootsRegressor(net=make, epochs=20, random_state=0).fit(X, y)
@@ -273,29 +243,23 @@ def test_constant_target_and_inputs_far_off() -> None:
     assert np.isfinite(regressor.sample(1e30 * X[:1], 2)).all()
 
 
-class Still(nn.Module):
+def make_still(inputs: int, outputs: int) -> nn.Module:
     """A net that starts at zero, and has a scale besides that no Linear layer holds."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.head, self.scale = nn.Linear(inputs, outputs), nn.Parameter(torch.tensor(1.0))
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.scale * x)
-        return out
+    head = nn.Linear(inputs, outputs)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return Composed(lambda net, x: net.head(net.scale * x), head=head, scale=nn.Parameter(torch.tensor(1.0)))
 
 
 def test_net_that_reproduces_every_row_has_no_band(tmp_path: Path) -> None:
     """Nothing moves it; it was a crash."""
     X, _ = waves(40)
-    regressor = NeuBootsRegressor(net=Still, epochs=2, random_state=0).fit(X, np.full(40, 3.0))
+    regressor = NeuBootsRegressor(net=make_still, epochs=2, random_state=0).fit(X, np.full(40, 3.0))
     assert regressor.band_ is not None
     assert (np.array(regressor.predict_interval(X, 0.9, "confidence")) == 3.0).all()
     assert (regressor.sample(X, 3) == 3.0).all()
     regressor.save(tmp_path / "model")
-    assert same(NeuBootsRegressor.load(tmp_path / "model", net=Still), regressor, X)
+    assert same(NeuBootsRegressor.load(tmp_path / "model", net=make_still), regressor, X)
 
 
 def test_saved_band_is_small_and_has_no_training_rows(tmp_path: Path) -> None:

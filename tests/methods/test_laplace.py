@@ -1,6 +1,5 @@
 """Tests of last-layer Laplace against Bayesian linear regression, autograd's Hessian and explicit sums."""
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -273,21 +272,6 @@ def test_fit_trains_the_net_and_its_output_is_the_mean() -> None:
     fitted, plain = Laplace().fit(model, data, CONFIG), Deterministic().fit(model, data, CONFIG)
     x = noise(5, 4, seed=5)
     assert torch.equal(fitted.predict(x, 3).mean, plain.predict(x, 1).samples[0])
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_from_trained_does_not_change_the_net(training: bool) -> None:
-    """Also for rows that are read one by one."""
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)).train(training)
-    net[1].eval()
-    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    data: Any = list(zip(noise(40, 4), LABELS, strict=True))
-    read, stored = (Laplace().from_trained(net, each, batch_size=16) for each in (data, DATA))
-    assert read.net is net
-    assert torch.equal(read.predict(noise(5, 4), 3).samples, stored.predict(noise(5, 4), 3).samples)
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert [part.training for part in net.modules()] == [training, training, False, training, training]
 
 
 @STRUCTURES

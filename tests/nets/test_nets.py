@@ -89,8 +89,6 @@ NETS = {
         9,
         tokens=True,
     ),
-}
-NETS |= {
     "UResNet": Case(lambda: UResNet(1, 3, widths=(4, 8)), (1, 6, 5, 7), 4),
     "UResNet, images": Case(lambda: UResNet(2, 3, widths=(4, 8), units=1, dims=2), (2, 9, 6), 4),
 }
@@ -120,10 +118,7 @@ SIZES: dict[str, tuple[Callable[[], nn.Module], int, int, tuple[int, ...]]] = {
     "deeplab_resnet101": (lambda: deeplab_resnet101(21), 60_996_202 - 2_365_205, 256, IMAGES),
     "small_deeplab": (lambda: small_deeplab(11), 156_331, 48, IMAGES),
     "TextTransformer": (lambda: TextTransformer(1000, 2), 590_338, 128, (2, 7)),
-}
-VOLUMES = (2, 1, 12, 9, 10)
-SIZES |= {
-    "UResNet": (lambda: UResNet(1, 3), 4_821_841, 32, VOLUMES),
+    "UResNet": (lambda: UResNet(1, 3), 4_821_841, 32, (2, 1, 12, 9, 10)),
 }
 NOT_NETS = {"load_torchvision_weights"}
 

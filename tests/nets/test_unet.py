@@ -24,12 +24,6 @@ def test_forward_any_volume_size(size: tuple[int, ...], batch: int) -> None:
     assert small()(torch.randn(batch, 2, *size)).shape == (batch, 3, *size)
 
 
-def test_forward_images() -> None:
-    net = small(dims=2)
-    assert net(torch.randn(2, 2, 9, 6)).shape == (2, 3, 9, 6)
-    assert isinstance(net.head, nn.Conv2d)
-
-
 def test_odd_sizes_are_padded_and_cropped() -> None:
     net = small().eval()
     x = torch.randn(2, 2, 6, 8, 5)

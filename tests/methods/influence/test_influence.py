@@ -1,5 +1,6 @@
 """Tests of the options of the influence bootstrap, and of what it rejects."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from _nets import Composed, noise
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from neuboots import InfluenceBootstrap, TrainingConfig
+from neuboots import InfluenceBootstrap, Laplace, TrainingConfig
 from neuboots.losses import GaussianNLL
 from neuboots.methods.influence import _head
 from neuboots.nets import MLP
@@ -99,12 +100,14 @@ def test_data_that_do_not_fit_are_rejected(
         InfluenceBootstrap(loss, layers=layers).from_trained(MLP(2, outputs, widths=(4,)), TensorDataset(x, y))
 
 
-def test_net_with_nan_weights_and_large_head_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_trained_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     net, data = nn.Linear(4, 2), TensorDataset(noise(8, 4), torch.arange(8) % 2)
     monkeypatch.setattr(_head, "_MAX_OUTPUTS", 1)
     with pytest.raises(ValueError, match="2 outputs"):
         InfluenceBootstrap().from_trained(net, data)
     monkeypatch.undo()
+    with pytest.raises(ValueError, match="num_calibration_fits"):
+        InfluenceBootstrap(num_calibration_fits=1).from_trained(net, data)
     nn.init.constant_(net.weight, torch.nan)
     with pytest.raises(ValueError, match="NaN"):
         InfluenceBootstrap().from_trained(net, data)
@@ -126,3 +129,20 @@ def test_net_that_selects_after_its_head_needs_all_layers() -> None:
     with pytest.raises(ValueError, match="layers='all'"):
         InfluenceBootstrap().from_trained(net, data)
     assert InfluenceBootstrap(layers="all").from_trained(net, data).predict(x[:1], 3).samples.shape == (3, 1, 2)
+
+
+@pytest.mark.parametrize("method", [Laplace(), InfluenceBootstrap(), InfluenceBootstrap(layers="all")])
+def test_from_trained_does_not_change_the_net(method: Any) -> None:
+    """Also for rows that are read one by one."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2)).requires_grad_(False)
+    net[1].eval()
+    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    x, y = noise(40, 4), torch.arange(40) % 2
+    data: Any = [*zip(x, y, strict=True)], TensorDataset(x, y)
+    read, stored = (method.from_trained(net, each, batch_size=16).predict(x[:5], 3) for each in data)
+    assert torch.equal(read.samples, stored.samples)
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [part.training for part in net.modules()] == [True, True, False, True, True]
+    assert not any(module._forward_hooks for module in net.modules())
+    assert not any(p.requires_grad or p.grad is not None for p in net.parameters())

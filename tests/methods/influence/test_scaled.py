@@ -179,8 +179,3 @@ def test_sum_of_squares_by_loss(loss: Any, expected: float) -> None:
     changes = noise(7, 5, 4, 3, 2)
     each = sum(_sum_squares(loss, change, dim=1) for change in changes)
     assert _sum_squares(loss, changes, dim=2) == pytest.approx(each)
-
-
-def test_from_trained_rejects_calibration_fits() -> None:
-    with pytest.raises(ValueError, match="num_calibration_fits"):
-        method().from_trained(SMALL(), DATA)
