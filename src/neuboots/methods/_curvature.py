@@ -176,21 +176,23 @@ def infer_likelihood(loss: Loss) -> Likelihood | None:
     return "gaussian" if isinstance(loss, GaussianNLL) and not loss.beta else None
 
 
-def output_hessian(likelihood: Likelihood, z: Tensor) -> Tensor:
-    """Λ at outputs z (M, C): (M, C, C).
+def output_hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Λ = diag(s) − q qᵀ at outputs z, as s and q, (M, C) each; q is None where Λ is diagonal.
 
-    Softmax: diag(p) − ppᵀ. Bernoulli: p (1 − p). Squared error (halved): 1, to be divided by σ². Gaussian: the Fisher
-    information of (μ, log σ²), (1/σ², ½), and zero for a log σ² below the floor of the loss.
+    Softmax: s = q = p. Bernoulli: s = p (1 − p). Squared error (halved): s = 1, to be divided by σ². Gaussian: the
+    Fisher information of (μ, log σ²), s = (1/σ², ½), and zero for a log σ² below the floor of the loss.
     """
     if likelihood == "softmax":
         p = z.softmax(1)
-        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
-    if likelihood == "gaussian":
-        log_variance = z.chunk(2, 1)[1]
-        floored = log_variance.clamp_min(_MIN_LOG_VARIANCE)
-        return torch.diag_embed(torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1))
-    p = z.sigmoid()
-    return torch.diag_embed(torch.ones_like(z) if likelihood == "squared" else p * (1.0 - p))
+        return p, p
+    if likelihood == "bernoulli":
+        p = z.sigmoid()
+        return p * (1.0 - p), None
+    if likelihood == "squared":
+        return torch.ones_like(z), None
+    log_variance = z.chunk(2, 1)[1]
+    floored = log_variance.clamp_min(_MIN_LOG_VARIANCE)
+    return torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1), None
 
 
 class WorkingModel(NamedTuple):
@@ -306,9 +308,17 @@ class FullGGN(nn.Module):
         self.register_buffer("values", torch.zeros(outputs * width, dtype=torch.float64))
         self.register_buffer("vectors", torch.zeros(outputs * width, outputs * width, dtype=torch.float64))
 
-    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
-        hessian = w[:, None, None] * hessian
+    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
+        blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width).diagonal(dim1=0, dim2=2)
+        blocks += torch.einsum("md,mc,me->dec", phi, w[:, None] * s, phi)  # (D̃, D̃, C)
+        if q is not None:
+            J = ((w.sqrt()[:, None] * q)[:, :, None] * phi[:, None]).flatten(1)  # (M, K)
+            self.vectors -= J.T @ J
+
+    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
+        hessian = w[:, None, None] * (root @ root.mT)
         blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width)
         for c in range(self.outputs):
             scaled = (hessian[:, c, : c + 1, None] * phi[:, None]).flatten(1)  # (M, (c + 1)·D̃)
@@ -366,10 +376,18 @@ class KronGGN(nn.Module):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_vectors", torch.zeros(size, size, dtype=torch.float64))
 
-    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
-        self.inner_vectors += phi.T @ ((w * hessian.diagonal(dim1=1, dim2=2).sum(1))[:, None] * phi)
-        self.outer_vectors += torch.einsum("m,mce->ce", w * phi.square().sum(1), hessian)
+    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
+        q = torch.zeros_like(s) if q is None else q
+        trace, v = s.sum(1) - q.square().sum(1), w * phi.square().sum(1)
+        self.inner_vectors += phi.T @ ((w * trace)[:, None] * phi)
+        self.outer_vectors += torch.diag(v @ s) - q.T @ (v[:, None] * q)
+
+    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
+        self.inner_vectors += phi.T @ ((w * root.square().sum((1, 2)))[:, None] * phi)
+        scaled = ((w * phi.square().sum(1)).sqrt()[:, None, None] * root).movedim(1, 0).flatten(1)  # (C, M·C)
+        self.outer_vectors += scaled @ scaled.T
 
     def decompose(self, scale: float = 1.0) -> None:
         """Replace the sums by their eigenvalues, times `scale`, and eigenvectors."""

@@ -50,7 +50,7 @@ class BatchFeatures(NamedTuple):
     z: Tensor  # outputs of the head, in the net's precision: (M, C)
     y: Tensor | None  # (M,) or (M, ·); None where the net upsamples the head's output
     slope: Tensor | None  # −∂ℓ/∂z at the head where the net upsamples its output: (M, C)
-    weight: Tensor  # (M,)
+    weight: Tensor  # zero for an ignored point: (M,)
     row: Tensor  # (M,)
 
     def take(self, which: Tensor | slice) -> "BatchFeatures":
@@ -97,6 +97,8 @@ class FeaturePass:
     def points(self) -> Iterator[HeadPoints]:
         """All points that count, some at a time, with their working residuals."""
         for phi, part in self.features():
+            counted = part.weight > 0
+            phi, part = phi[counted.to(phi.device)], part.take(counted)
             z, weight = phi @ self.theta.T, part.weight.to(phi)
             if part.slope is None:
                 assert part.y is not None
@@ -124,7 +126,7 @@ class FeaturePass:
         with eval_mode(self.generator), torch.no_grad():
             for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
                 found = self._read(batch)
-                self.num_rows += len(set(found.row.tolist()))
+                self.num_rows += len(set(found.row[found.weight > 0].tolist()))
                 if stored is not None:
                     stored.append(found)
                     size += sum(num_bytes(part) for part in found if part is not None)
@@ -163,7 +165,7 @@ class FeaturePass:
             targets = y.movedim(1, -1).flatten(0, -2) if same_axes else y.reshape(len(phi), *y.shape[flat.ndim - 1 :])
         else:
             slope, self.upsampled = self._slope(at, y), True
-        return BatchFeatures(phi, z, targets, slope, weight, row).take(weight > 0)
+        return BatchFeatures(phi, z, targets, slope, weight, row)
 
     def _slope(self, at: GeneratorAtInput, y: Tensor) -> Tensor:
         """−∂ℓ/∂z at the head of a net that upsamples its output, scaled as in `working_residuals`: (M, C)."""

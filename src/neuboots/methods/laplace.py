@@ -213,7 +213,8 @@ class Laplace(BaseMethod[LaplacePredictor]):
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
         posterior = _HeadPosterior(generator, "full" if full else "kron")
         for phi, part in points.features():
-            posterior.curvature.add(phi, output_hessian(likelihood, to_double(part.z)), part.weight.to(phi))
+            s, q = output_hessian(likelihood, to_double(part.z))
+            posterior.curvature.add(phi, s, q, part.weight.to(phi))
         total, count = points.total_loss, points.num_losses
         scale, log_likelihood = 1.0, -total
         if likelihood == "squared":

@@ -263,7 +263,7 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     length = residual = count = 0.0
     for points in passes.points():
         phi, root, w = points.phi, points.root, points.weight
-        curvature.add(phi, root @ root.mT, w)
+        curvature.add_roots(phi, root, w)
         gram += phi.T @ (w[:, None] * phi)
         target = (root.mT @ points.z[:, :, None])[:, :, 0] + points.residual  # of the linear model
         along += ((root @ target[:, :, None])[:, :, 0] * w[:, None]).T @ phi

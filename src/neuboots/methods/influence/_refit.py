@@ -68,8 +68,7 @@ class Refit(nn.Module):
                 return at
             curvature = FullGGN(*theta.shape).to(theta.device)
             for phi, y, w in chunks:
-                root = working_residuals(loss, phi @ at.T, y).root
-                curvature.add(phi, root @ root.mT, w)
+                curvature.add_roots(phi, working_residuals(loss, phi @ at.T, y).root, w)
             step = -_solve(curvature, self.penalty, gradient.view(1, -1)).view_as(theta)
             downhill = -float((gradient * step).sum())
             for halvings in range(60):
