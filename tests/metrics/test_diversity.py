@@ -79,17 +79,6 @@ def test_pairwise_kl_agrees_with_scipy(case: tuple[Tensor, Tensor]) -> None:
     assert pairwise_kl(case[0]).item() == pytest.approx(np.mean(theirs))
 
 
-@many
-@given(cases)
-def test_state_takes_predictions_from_samples(case: tuple[Tensor, Tensor]) -> None:
-    samples, truth = case
-    state = DiversityMetrics.from_batch(samples, truth)
-    for metric in LABELS:
-        assert getattr(state, metric.__name__) == metric(samples.argmax(2), truth)
-    assert state.pairwise_kl == pairwise_kl(samples)
-    assert state.count == len(truth)
-
-
 # -- edges ---------------------------------------------------------------------------------------------
 
 TRUTH = torch.tensor([0, 0, 0, 0])

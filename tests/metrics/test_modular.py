@@ -149,7 +149,7 @@ def test_curve_is_returned_as_dict() -> None:
 
 @without_update
 def test_invalid_metric_and_missing_data_are_errors() -> None:
-    for name in ("kappa", "from_batch", "compute_adaptive_ece"):
+    for name in ("kappa", "from_batch"):
         with pytest.raises(ArgumentError, match="metric"):
             StreamingMetric(ClassificationMetrics, name)
     with pytest.raises(ArgumentError, match="batches"):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from neuboots._validation import ArgumentError
 from neuboots.metrics import (
-    CalibrationCurve,
     IntervalMetrics,
     RegressionMetrics,
     calibration_curve,
@@ -158,19 +157,6 @@ def test_zero_std_has_no_likelihood() -> None:
 
 
 # -- edges ---------------------------------------------------------------------------------------------
-
-
-def test_calibration_errors_of_calibrated_and_overconfident_predictions() -> None:
-    """Targets at the 1/2000, 3/2000, … quantiles are as calibrated as a thousand can be: to 1/1000."""
-    y = torch.from_numpy(scipy.stats.norm.ppf((np.arange(1000) + 0.5) / 1000))
-    mean, std = torch.zeros(1000), torch.ones(1000)
-    assert mean_absolute_calibration(mean, std, y) < 1.5e-3
-    assert miscalibration_area(mean, std / 100, y) > 0.45
-
-
-def test_area_of_crossing_lines_is_two_triangles() -> None:
-    curve = CalibrationCurve(torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.0]).double())
-    assert curve.area.item() == pytest.approx((0.5 * 1 / 3 + 1 * 2 / 3) / 2)
 
 
 def test_ends_are_inside_the_interval() -> None:

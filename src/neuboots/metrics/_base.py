@@ -95,17 +95,6 @@ def concat_values(parts: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.to(parts[0].device) for part in parts])
 
 
-def run_ends(sorted_values: Tensor) -> Tensor:
-    """Return the number of values up to the end of each run of equal ones: (K,), the last is N.
-
-    >>> run_ends(torch.tensor([0.9, 0.5, 0.5, 0.1]))
-    tensor([1, 3, 4])
-    """
-    last = torch.ones(len(sorted_values), dtype=torch.bool, device=sorted_values.device)
-    last[:-1] = sorted_values[1:] != sorted_values[:-1]  # a difference would not see that ∞ and ∞ tie
-    return last.nonzero()[:, 0] + 1
-
-
 # -- validation ----------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,6 @@ from neuboots.metrics._base import (
     check_same_shape,
     concat_values,
     flatten_reals,
-    run_ends,
 )
 
 # -- validation ----------------------------------------------------------------------------------------
@@ -121,36 +120,57 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins(MetricState):
-    """Sums over the inputs in each bin ((k − 1)/K, k/K] of the confidence.
+    """Sums over inputs, and by bins ((k − 1)/K, k/K] of the confidence; their size does not grow with C.
 
     Args:
         bin_confidence: Sum of the confidences, (num_bins,).
         bin_correct: Number of correct predictions, (num_bins,).
         bin_count: Number of inputs, (num_bins,).
+        log_losses: Mean of −log p_y.
+        brier_scores: Mean of Σ_c (p_c − 1[y = c])².
     """
 
     bin_confidence: Tensor
     bin_correct: Tensor
     bin_count: Tensor
+    log_losses: RunningMean
+    brier_scores: RunningMean
 
     @classmethod
-    def from_confidence(cls, confidence: Tensor, correct: Tensor, *, num_bins: int = 15) -> Self:
+    def from_batch(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Self:
         """Return the sums of one batch.
 
         Args:
-            confidence: Confidences (N,) in [0, 1].
-            correct: Whether each prediction is correct, (N,) booleans.
+            probs: Probabilities (N, C, *).
+            labels: Labels (N, *).
             num_bins: Number of bins K.
         """
+        p, y = flatten_probs(probs, labels)
         num_bins = check_int("num_bins", num_bins, minimum=1)
+        confidence, preds = p.max(1)  # (N,), (N,)
         # The inner edges k/K, rounded as the probabilities are: 0.6 in float32 lies on 3/5, not above.
-        edges = (torch.arange(1, num_bins, device=confidence.device).double() / num_bins).to(confidence.dtype)
+        edges = (torch.arange(1, num_bins, device=p.device).double() / num_bins).to(p.dtype)
         bins = torch.bucketize(confidence, edges)  # (N,)
+        log_probs = p.gather(1, y[:, None])[:, 0].clamp_min(torch.finfo(p.dtype).tiny).double().log()  # (N,)
+        difference = p.to(torch.float64, copy=True)  # (N, C)
+        difference[torch.arange(len(y), device=y.device), y] -= 1
         return cls(
             bin_confidence=torch.bincount(bins, confidence.double(), minlength=num_bins).double(),
-            bin_correct=torch.bincount(bins[correct], minlength=num_bins),
+            bin_correct=torch.bincount(bins[preds == y], minlength=num_bins),
             bin_count=torch.bincount(bins, minlength=num_bins),
+            log_losses=RunningMean.from_batch(-log_probs),
+            brier_scores=RunningMean.from_batch(difference.square_().sum(1)),
         )
+
+    @property
+    def nll(self) -> Tensor:
+        """Negative log-likelihood, in nats."""
+        return self.log_losses.value
+
+    @property
+    def brier(self) -> Tensor:
+        """Brier score, summed over classes."""
+        return self.brier_scores.value
 
     @property
     def reliability_curve(self) -> ReliabilityCurve:
@@ -205,7 +225,8 @@ class ConfusionMatrix(MetricState):
         check_integers(preds=preds, labels=labels)
         _check_label_range("preds", preds, num_classes)
         _check_label_range("labels", labels, num_classes)
-        return cls(_count_cells(preds.flatten().long(), labels.flatten().to(preds.device).long(), num_classes))
+        cells = labels.flatten().to(preds.device).long() * num_classes + preds.flatten().long()
+        return cls(torch.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes))
 
     @property
     def count(self) -> int:
@@ -320,15 +341,14 @@ class ConfidenceRanking(MetricState):
         return cls((confidence.detach().flatten().clone(),), (correct.detach().flatten().clone(),))
 
     @classmethod
-    def from_probs(cls, probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Self:
+    def from_probs(cls, probs: Tensor, labels: Tensor) -> Self:
         """Return the state of one batch with the confidence max p.
 
         Args:
             probs: Probabilities (N, C, *).
             labels: Labels (N, *).
-            ignore_index: Label of inputs that do not count.
         """
-        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
+        p, y = flatten_probs(probs, labels)
         confidence, preds = p.max(1)
         return cls.from_confidence(confidence, preds == y)
 
@@ -337,31 +357,28 @@ class ConfidenceRanking(MetricState):
         """Number of inputs."""
         return sum(map(len, self.correct))
 
-    def _accepted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each distinct confidence, falling; number of inputs with at least it; number of correct ones: (K,)."""
+    def _ties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each distinct confidence, falling; number of inputs that have it; number of correct ones: (K,)."""
         confidence, order = concat_values(self.confidence).sort(descending=True)
         check_int("count", len(confidence), minimum=1)
-        accepted = run_ends(confidence)
-        correct = concat_values(self.correct)[order].cumsum(0)[accepted - 1]
-        return confidence[accepted - 1], accepted, correct
-
-    def _ties(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each distinct confidence, falling; accuracy of the inputs that have it; their number: (K,)."""
-        values, accepted, correct = self._accepted()
-        count = accepted.diff(prepend=accepted.new_zeros(1))
-        return values, correct.diff(prepend=correct.new_zeros(1)).double() / count, count
+        values, place, count = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
+        correct = torch.zeros_like(count).index_add(0, place, concat_values(self.correct)[order].long())
+        return values, count, correct
 
     @property
     def risk_coverage_curve(self) -> RiskCoverageCurve:
         """Risk by coverage, one point per distinct confidence."""
-        threshold, accepted, correct = self._accepted()
-        return RiskCoverageCurve(accepted.double() / accepted[-1], (accepted - correct).double() / accepted, threshold)
+        threshold, count, correct = self._ties()
+        accepted = count.cumsum(0)
+        return RiskCoverageCurve(
+            accepted.double() / accepted[-1], (count - correct).cumsum(0).double() / accepted, threshold
+        )
 
     @property
     def aurc(self) -> Tensor:
         """Area under the risk–coverage curve."""
-        _, accuracy, count = self._ties()
-        errors = (1 - accuracy).repeat_interleave(count)  # (N,) in expectation over ties
+        _, count, correct = self._ties()
+        errors = (1 - correct.double() / count).repeat_interleave(count)  # (N,) in expectation over ties
         risk = errors.cumsum(0) / torch.arange(1, len(errors) + 1, device=errors.device)
         if len(risk) == 1:
             return risk[0]
@@ -374,20 +391,17 @@ class ConfidenceRanking(MetricState):
         Args:
             num_bins: Number of bins.
         """
-        num_bins = check_int("num_bins", num_bins, minimum=1)
-        values, accuracy, count = self._ties()
-        gap = (accuracy - values.double()).repeat_interleave(count).flip(0)  # (N,) confidence rising
-        return torch.stack([part.sum().abs() for part in gap.tensor_split(num_bins)]).sum() / len(gap)
+        confidence, count, correct = self._ties()
+        gap = (
+            (correct.double() / count - confidence.double()).repeat_interleave(count).flip(0)
+        )  # (N,) confidence rising
+        parts = gap.tensor_split(check_int("num_bins", num_bins, minimum=1))
+        return torch.stack([part.sum().abs() for part in parts]).sum() / len(gap)
 
 
 @dataclass(frozen=True, eq=False)
 class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
     """Metrics of class probabilities that store nothing per input, for data that come in batches.
-
-    Args:
-        log_losses: Mean of −log p_y.
-        brier_scores: Mean of Σ_c (p_c − 1[y = c])².
-        ignore_index: Label of inputs that do not count.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
@@ -395,10 +409,6 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
         >>> state.count, state.error
         (3, tensor(0.3333, dtype=torch.float64))
     """
-
-    log_losses: RunningMean
-    brier_scores: RunningMean
-    ignore_index: int | None
 
     @classmethod
     def from_batch(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = None) -> Self:
@@ -414,32 +424,13 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
             ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
         """
         p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
-        confidence, preds = p.max(1)  # (N,), (N,)
-        return cls(
-            **vars(ReliabilityBins.from_confidence(confidence, preds == y, num_bins=num_bins)),
-            matrix=_count_cells(preds, y, p.shape[1]),
-            log_losses=RunningMean.from_batch(_log_loss(p, y)),
-            brier_scores=RunningMean.from_batch(_brier_score(p, y)),
-            ignore_index=ignore_index,
-        )
-
-    @property
-    def nll(self) -> Tensor:
-        """Negative log-likelihood, in nats."""
-        return self.log_losses.value
-
-    @property
-    def brier(self) -> Tensor:
-        """Brier score, summed over classes."""
-        return self.brier_scores.value
+        confusion = ConfusionMatrix.from_preds(p.argmax(1), y, num_classes=p.shape[1])
+        return cls(**vars(ReliabilityBins.from_batch(p, y, num_bins=num_bins)), **vars(confusion))
 
 
 @dataclass(frozen=True, eq=False)
 class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
     """All metrics of class probabilities for data that come in batches; it stores one confidence per input.
-
-    Args:
-        num_bins: Number of bins of the adaptive ECE.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), torch.tensor([0, 1, 0])
@@ -447,8 +438,6 @@ class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
         >>> state.aurc, state.f1
         (tensor(0.0833, dtype=torch.float64), tensor([0.6667, 0.6667], dtype=torch.float64))
     """
-
-    num_bins: int
 
     @classmethod
     def from_batch(cls, probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = None) -> Self:
@@ -463,14 +452,14 @@ class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
         Raises:
             ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
         """
-        sums = ProbabilityMetrics.from_batch(probs, labels, num_bins=num_bins, ignore_index=ignore_index)
-        ranking = ConfidenceRanking.from_probs(probs, labels, ignore_index=ignore_index)
-        return cls(**vars(sums), **vars(ranking), num_bins=num_bins)
+        p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
+        sums = ProbabilityMetrics.from_batch(p, y, num_bins=num_bins)
+        return cls(**vars(sums), **vars(ConfidenceRanking.from_probs(p, y)))
 
     @property
     def adaptive_ece(self) -> Tensor:
         """Expected calibration error over bins of equally many inputs."""
-        return self.compute_adaptive_ece(self.num_bins)
+        return self.compute_adaptive_ece(len(self.bin_count))
 
 
 # -- functions -----------------------------------------------------------------------------------------
@@ -490,7 +479,7 @@ def error(probs: Tensor, labels: Tensor) -> Tensor:
         >>> error(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    return _confusion(probs, labels).error
+    return ProbabilityMetrics.from_batch(probs, labels).error
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
@@ -507,7 +496,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    return _confusion(probs, labels).accuracy
+    return ProbabilityMetrics.from_batch(probs, labels).accuracy
 
 
 def nll(probs: Tensor, labels: Tensor) -> Tensor:
@@ -527,7 +516,7 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
         >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
         tensor(0.6931, dtype=torch.float64)
     """
-    return _mean(_log_loss(*flatten_probs(probs, labels)))
+    return ReliabilityBins.from_batch(probs, labels).nll
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
@@ -544,7 +533,7 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
         >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
         tensor(0.5000, dtype=torch.float64)
     """
-    return _mean(_brier_score(*flatten_probs(probs, labels)))
+    return ReliabilityBins.from_batch(probs, labels).brier
 
 
 def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
@@ -570,7 +559,7 @@ def nll_at_mean_logit(logits: Tensor, labels: Tensor) -> Tensor:
         raise ArgumentError("logits.shape", tuple(logits.shape), "at least two classes", hint=hint)
     flatten_reals(logits=z)
     _check_label_range("labels", y, z.shape[1])
-    return _mean(cross_entropy(z.double(), y, reduction="none"))
+    return RunningMean.from_batch(cross_entropy(z.double(), y, reduction="none")).value
 
 
 def paper_nll(logits: Tensor, labels: Tensor) -> Tensor:
@@ -607,7 +596,7 @@ def reliability_curve(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> R
         >>> curve.count, curve.accuracy
         (tensor([0, 3]), tensor([   nan, 0.6667], dtype=torch.float64))
     """
-    return _reliability_bins(probs, labels, num_bins).reliability_curve
+    return ReliabilityBins.from_batch(probs, labels, num_bins=num_bins).reliability_curve
 
 
 def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
@@ -625,7 +614,7 @@ def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
         >>> ece(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
         tensor(0.2000, dtype=torch.float64)
     """
-    return _reliability_bins(probs, labels, num_bins).ece
+    return ReliabilityBins.from_batch(probs, labels, num_bins=num_bins).ece
 
 
 def mce(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
@@ -643,7 +632,7 @@ def mce(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
         >>> mce(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
         tensor(0.3000, dtype=torch.float64)
     """
-    return _reliability_bins(probs, labels, num_bins).mce
+    return ReliabilityBins.from_batch(probs, labels, num_bins=num_bins).mce
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
@@ -717,7 +706,7 @@ def confusion_matrix(probs: Tensor, labels: Tensor) -> Tensor:
         tensor([[1, 0],
                 [1, 1]])
     """
-    return _confusion(probs, labels).confusion_matrix
+    return ProbabilityMetrics.from_batch(probs, labels).confusion_matrix
 
 
 def precision(probs: Tensor, labels: Tensor) -> Tensor:
@@ -734,7 +723,7 @@ def precision(probs: Tensor, labels: Tensor) -> Tensor:
         >>> precision(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
-    return _confusion(probs, labels).precision
+    return ProbabilityMetrics.from_batch(probs, labels).precision
 
 
 def recall(probs: Tensor, labels: Tensor) -> Tensor:
@@ -751,7 +740,7 @@ def recall(probs: Tensor, labels: Tensor) -> Tensor:
         >>> recall(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
         tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    return _confusion(probs, labels).recall
+    return ProbabilityMetrics.from_batch(probs, labels).recall
 
 
 def f1(probs: Tensor, labels: Tensor) -> Tensor:
@@ -768,35 +757,4 @@ def f1(probs: Tensor, labels: Tensor) -> Tensor:
         >>> f1(torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 1, 1]))
         tensor([0.6667, 0.6667], dtype=torch.float64)
     """
-    return _confusion(probs, labels).f1
-
-
-def _log_loss(p: Tensor, y: Tensor) -> Tensor:
-    return -p.gather(1, y[:, None])[:, 0].clamp_min(torch.finfo(p.dtype).tiny).double().log()  # (N,)
-
-
-def _brier_score(p: Tensor, y: Tensor) -> Tensor:
-    difference = p.to(torch.float64, copy=True)  # (N, C)
-    difference[torch.arange(len(y), device=y.device), y] -= 1
-    return difference.square_().sum(1)  # (N,)
-
-
-def _reliability_bins(probs: Tensor, labels: Tensor, num_bins: int) -> ReliabilityBins:
-    p, y = flatten_probs(probs, labels)
-    confidence, preds = p.max(1)  # (N,), (N,)
-    return ReliabilityBins.from_confidence(confidence, preds == y, num_bins=num_bins)
-
-
-def _confusion(probs: Tensor, labels: Tensor) -> ConfusionMatrix:
-    p, y = flatten_probs(probs, labels)
-    return ConfusionMatrix(_count_cells(p.argmax(1), y, p.shape[1]))
-
-
-def _count_cells(preds: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """n_tg of checked classes: (C, C)."""
-    cells = torch.bincount(labels * num_classes + preds, minlength=num_classes**2)
-    return cells.reshape(num_classes, num_classes)
-
-
-def _mean(values: Tensor) -> Tensor:
-    return values.sum() / check_int("count", len(values), minimum=1)
+    return ProbabilityMetrics.from_batch(probs, labels).f1

@@ -25,7 +25,6 @@ from neuboots.metrics._base import (
     check_same_shape,
     concat_values,
     flatten_reals,
-    run_ends,
 )
 
 PositiveClass = Literal["in", "out"]
@@ -141,7 +140,7 @@ def _cumulative_counts(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor
         found = f"{int(mask.sum())} of {len(mask)} inputs"
         raise ArgumentError("positive", found, "inputs of both classes", hint="pass both classes together")
     falling, order = scores.sort(descending=True)
-    accepted = pad(run_ends(falling), (1, 0))  # (K + 1,)
+    accepted = pad(torch.unique_consecutive(falling, return_counts=True)[1].cumsum(0), (1, 0))  # (K + 1,)
     true = pad(mask[order].cumsum(0), (1, 0))[accepted]
     return true, accepted - true
 

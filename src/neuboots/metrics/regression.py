@@ -26,7 +26,7 @@ from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.metrics import _base
 from neuboots.metrics._base import MetricState, RunningMean, flatten_reals
 
-_NUM_LEVELS = 99  # the levels 0.01, 0.02, …, 0.99 of check score and interval score
+_LEVELS = torch.arange(1, 100, dtype=torch.float64) / 100  # of check score and interval score
 
 # -- states --------------------------------------------------------------------------------------------
 
@@ -42,25 +42,6 @@ class CalibrationCurve:
 
     expected: Tensor
     observed: Tensor
-
-    @property
-    def mean_absolute_error(self) -> Tensor:
-        """Mean over the levels of |observed − expected|."""
-        return (self.expected - self.observed).abs().mean()
-
-    @property
-    def rms_error(self) -> Tensor:
-        """Root mean square over the levels of observed − expected."""
-        return (self.expected - self.observed).square().mean().sqrt()
-
-    @property
-    def area(self) -> Tensor:
-        """∫ |observed − expected|, both linear between the levels; where they cross, two triangles."""
-        gap = self.observed - self.expected
-        left, right = gap[:-1], gap[1:]
-        total = left.abs() + right.abs()
-        crossing = (left.square() + right.square()) / total.where(total > 0, 1.0)
-        return (self.expected.diff() * torch.where(left * right < 0, crossing, total) / 2).sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +79,12 @@ class IntervalMetrics(MetricState):
         Raises:
             ArgumentError: If shapes differ, a value is NaN, or an interval has low > high.
         """
-        widths = _interval_widths(low, high)
         lower, upper, target = flatten_reals(allow_infinite=True, low=low, high=high, y=y)
         flatten_reals(y=y)
+        widths = upper - lower
+        if invalid := int((~(widths >= 0)).sum()):
+            got = f"above high, or the same infinity, in {invalid} of {len(widths)} intervals"
+            raise ArgumentError("low", got, "low ≤ high")
         return cls(
             covered=RunningMean.from_batch((lower <= target) & (target <= upper)),
             widths=RunningMean.from_batch(widths),
@@ -232,19 +216,27 @@ class RegressionMetrics(IntervalMetrics):
         return CalibrationCurve(expected, self.inside.double() / check_int("count", self.count, minimum=1))
 
     @property
+    def _gap(self) -> Tensor:
+        """Observed − expected coverage of each level: (num_levels,)."""
+        return self.calibration_curve.observed - self.calibration_curve.expected
+
+    @property
     def mean_absolute_calibration(self) -> Tensor:
         """Mean absolute calibration error."""
-        return self.calibration_curve.mean_absolute_error
+        return self._gap.abs().mean()
 
     @property
     def rms_calibration(self) -> Tensor:
         """Root mean square calibration error."""
-        return self.calibration_curve.rms_error
+        return self._gap.square().mean().sqrt()
 
     @property
     def miscalibration_area(self) -> Tensor:
-        """Area between the calibration curve and the diagonal."""
-        return self.calibration_curve.area
+        """∫ |observed(p) − p| dp, linear between the levels; where the curve crosses the diagonal, two triangles."""
+        left, right = self._gap[:-1], self._gap[1:]
+        total = left.abs() + right.abs()
+        crossing = (left.square() + right.square()) / total.where(total > 0, 1.0)
+        return (torch.where(left * right < 0, crossing, total) / 2).mean()
 
 
 # -- functions -----------------------------------------------------------------------------------------
@@ -394,7 +386,7 @@ def mean_absolute_calibration(mean: Tensor, std: Tensor, y: Tensor, *, num_level
         >>> mean_absolute_calibration(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), num_levels=3)
         tensor(0.1667, dtype=torch.float64)
     """
-    return calibration_curve(mean, std, y, num_levels=num_levels).mean_absolute_error
+    return RegressionMetrics.from_batch(mean, std, y, num_levels=num_levels).mean_absolute_calibration
 
 
 def rms_calibration(mean: Tensor, std: Tensor, y: Tensor, *, num_levels: int = 100) -> Tensor:
@@ -413,7 +405,7 @@ def rms_calibration(mean: Tensor, std: Tensor, y: Tensor, *, num_levels: int = 1
         >>> rms_calibration(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), num_levels=3)
         tensor(0.2887, dtype=torch.float64)
     """
-    return calibration_curve(mean, std, y, num_levels=num_levels).rms_error
+    return RegressionMetrics.from_batch(mean, std, y, num_levels=num_levels).rms_calibration
 
 
 def miscalibration_area(mean: Tensor, std: Tensor, y: Tensor, *, num_levels: int = 100) -> Tensor:
@@ -432,7 +424,7 @@ def miscalibration_area(mean: Tensor, std: Tensor, y: Tensor, *, num_levels: int
         >>> miscalibration_area(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), num_levels=3)
         tensor(0.2500, dtype=torch.float64)
     """
-    return calibration_curve(mean, std, y, num_levels=num_levels).area
+    return RegressionMetrics.from_batch(mean, std, y, num_levels=num_levels).miscalibration_area
 
 
 def interval_coverage(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
@@ -467,7 +459,7 @@ def mean_width(low: Tensor, high: Tensor) -> Tensor:
         >>> mean_width(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]))
         tensor(2., dtype=torch.float64)
     """
-    return RunningMean.from_batch(_interval_widths(low, high)).value
+    return IntervalMetrics.from_batch(low, high, torch.zeros_like(low)).mean_width
 
 
 def interval_score(low: Tensor, high: Tensor, y: Tensor, *, level: float) -> Tensor:
@@ -506,8 +498,7 @@ def pinball(quantile: Tensor, y: Tensor, *, q: float) -> Tensor:
     """
     q = check_fraction("q", q)
     a, target = flatten_reals(quantile=quantile, y=y)
-    gap = a - target
-    return RunningMean.from_batch(torch.where(gap >= 0, (1 - q) * gap, -q * gap)).value
+    return RunningMean.from_batch(_pinball(a - target, q)).value
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
@@ -545,17 +536,6 @@ def _check_non_negative(name: str, values: Tensor) -> None:
         raise ArgumentError(name, f"a minimum of {values.min():.3g}", "standard deviations ≥ 0")
 
 
-def _interval_widths(low: Tensor, high: Tensor) -> Tensor:
-    """u − l ≥ 0: (N,)."""
-    lower, upper = flatten_reals(allow_infinite=True, low=low, high=high)
-    width = upper - lower
-    invalid = int((~(width >= 0)).sum())
-    if invalid:
-        found = f"above high, or the same infinity, in {invalid} of {len(width)} intervals"
-        raise ArgumentError("low", found, "low ≤ high")
-    return width
-
-
 # -- per-input scores of N(μ, σ²) from residuals r = y − μ: (N,) each ----------------------------------
 
 
@@ -574,36 +554,30 @@ def _gaussian_crps(r: Tensor, sigma: Tensor) -> Tensor:
     return r * torch.erf(z / math.sqrt(2)) + sigma * (2 * density - 1 / math.sqrt(math.pi))
 
 
-def _levels(device: torch.device) -> Tensor:
-    return torch.arange(1, _NUM_LEVELS + 1, dtype=torch.float64, device=device) / (_NUM_LEVELS + 1)
-
-
 def _normal_quantile(levels: Tensor) -> Tensor:
     quantile: Tensor = torch.special.ndtri(levels)
     return quantile
 
 
-def _check_scores(r: Tensor, sigma: Tensor) -> Tensor:
-    """Mean over the levels q of the pinball loss at μ + z_q σ.
+def _pinball(gap: Tensor, q: float) -> Tensor:
+    """Loss (1[y ≤ a] − q)(a − y) at the quantile a, of the gap a − y."""
+    return torch.where(gap >= 0, (1 - q) * gap, -q * gap)
 
-    Σ_q (1[z_q ≥ z] − q)(z_q σ − r) needs, at each input, only sums over the levels above z: two look-ups.
-    """
-    q = _levels(r.device)
-    quantile = _normal_quantile(q)
-    below = torch.bucketize(_standardize(r, sigma), quantile)  # (N,) number of z_q < z
-    above = quantile.sum() - torch.cat([q.new_zeros(1), quantile.cumsum(0)])[below]  # (N,) Σ z_q over the others
-    weighted = above - (q * quantile).sum()
-    return (sigma * weighted - r * (_NUM_LEVELS - below - q.sum())) / _NUM_LEVELS
+
+def _check_scores(r: Tensor, sigma: Tensor) -> Tensor:
+    """Mean over the levels q of the pinball loss at μ + z_q σ."""
+    total = torch.zeros_like(r)
+    for q, z in zip(_LEVELS.tolist(), _normal_quantile(_LEVELS).tolist(), strict=True):
+        total += _pinball(z * sigma - r, q)
+    return total / len(_LEVELS)
 
 
 def _interval_scores(r: Tensor, sigma: Tensor) -> Tensor:
     """Mean over the levels p of 2 w_p σ + 2/(1 − p) · max(0, |r| − w_p σ) for the interval μ ± w_p σ."""
-    p = _levels(r.device)
-    w, penalty = _normal_quantile(0.5 + p / 2), 2 / (1 - p)
-    missed = torch.bucketize(_standardize(r, sigma).abs(), w)  # (N,) number of w_p < |z|
-    penalties = torch.cat([p.new_zeros(1), penalty.cumsum(0)])[missed]
-    weighted = torch.cat([p.new_zeros(1), (penalty * w).cumsum(0)])[missed]
-    return (sigma * (2 * w.sum() - weighted) + r.abs() * penalties) / _NUM_LEVELS
+    total = torch.zeros_like(r)
+    for p, w in zip(_LEVELS.tolist(), _normal_quantile(0.5 + _LEVELS / 2).tolist(), strict=True):
+        total += 2 * w * sigma + 2 / (1 - p) * (r.abs() - w * sigma).clamp_min(0)
+    return total / len(_LEVELS)
 
 
 def _count_inside(r: Tensor, sigma: Tensor, num_levels: int) -> Tensor:
