@@ -5,9 +5,9 @@
 Times on a shared machine vary from minute to minute. Hence every method is run once to warm up, then all of them
 alternately, in a different order each round, and the minimum of each counts.
 
-Memory is the peak of what a process holds beyond what it held before, in a forked process: tensors, scratch space and
-Python objects. Training includes the net; prediction does not, as the predictor exists already (`size_mb`). On a GPU it
-is the peak of torch's allocator.
+Memory is the peak of what the process holds beyond what it held before: tensors, scratch space and Python objects.
+Training includes the net; prediction does not, as the predictor exists already (`size_mb`). On a GPU it is the peak of
+torch's allocator.
 
 Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021 (section 3.2 and appendix B.2).
 """
@@ -15,15 +15,10 @@ Shin, Cho, Min and Lim, Neural bootstrapper, NeurIPS 2021 (section 3.2 and appen
 import ctypes
 import gc
 import math
-import multiprocessing
-import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +37,7 @@ from neuboots.training import TrainingConfig, progress_bar
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PREDICTIONS_PER_FIT = 5  # predicting is short, and its minimum needs more runs
 _MIN_BASELINE_MB = 1.0  # below, a ratio is dominated by page granularity
-_NO_MEMORY = "memory was not measured: this needs Linux, and a process without CUDA"
+_NO_MEMORY = "memory was not measured: this needs Linux"
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,7 @@ def benchmark_methods(
         baseline: Name of the baseline among the methods.
         num_members: Values of K.
         repeats: Number of fits whose minimum counts.
-        memory: Whether to measure peak memory, which repeats the work in a forked process.
+        memory: Whether to measure peak memory, which repeats the work.
         clock: Function that returns the time in seconds.
         progress: Whether to show a progress bar.
 
@@ -175,8 +170,6 @@ def benchmark_methods(
         [('deterministic', 1), ('ensemble', 1), ('deterministic', 2), ('ensemble', 2)]
     """
     check_choice("baseline", baseline, tuple(methods))
-    for K in num_members:
-        check_int("num_members", K, minimum=1)
     check_int("repeats", repeats, minimum=1)
     n = check_length(data)
     check_repeated_fit(config, None)
@@ -195,10 +188,13 @@ def benchmark_methods(
             predictions = {name: partial(predictor.predict, x, K) for name, predictor in predictors.items()}
             fit_seconds = _min_seconds(fits, repeats, clock, lambda name: advance(f"{name}, K = {K}, training"))
             predict_seconds = _min_seconds(predictions, repeats * _PREDICTIONS_PER_FIT, clock, lambda name: None)
-            peaks: dict[str, list[float | None]] = {name: [None, None] for name in methods}
+            peaks: dict[str, tuple[float | None, float | None]] = dict.fromkeys(methods, (None, None))
             for name, predictor in predictors.items() if memory else ():
                 gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
-                peaks[name] = [measure_peak_memory(work[name], gpu=gpu) for work in (fits, predictions)]
+                peaks[name] = (
+                    measure_peak_memory(fits[name], gpu=gpu),
+                    measure_peak_memory(predictions[name], gpu=gpu),
+                )
                 advance(f"{name}, K = {K}, memory")
             return [
                 BenchmarkRow(
@@ -250,18 +246,12 @@ def _memory_ratio(mine: float | None, baseline: float | None) -> float | None:
 def measure_peak_memory(work: Callable[[], Any], *, gpu: bool = False) -> float | None:
     """Measure the most memory that a function holds at once, beyond what was held before, in megabytes.
 
-    On the CPU the function runs twice, to warm up and to be measured, in a forked process with one thread; its result
-    is lost.
-
     Args:
-        work: The function.
+        work: The function. On the CPU it runs twice, to warm up and to be measured.
         gpu: Whether to read the peak of torch's CUDA allocator instead.
 
     Returns:
-        Megabytes, or None if memory cannot be measured: this needs Linux, and a process without CUDA.
-
-    Raises:
-        RuntimeError: If the function fails in the forked process.
+        Megabytes, or None if the system does not report the peak, which Linux does.
 
     Example:
         >>> peak = measure_peak_memory(lambda: torch.ones(2**22))  # 16 MB
@@ -273,57 +263,20 @@ def measure_peak_memory(work: Callable[[], Any], *, gpu: bool = False) -> float 
         before = torch.cuda.memory_allocated()
         kept = work()
         torch.cuda.synchronize()
-        allocated = (torch.cuda.max_memory_allocated() - before) / 2**20
-        del kept
-        return allocated
-    if not _can_fork() or not _STATUS.exists():
-        return None
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_peak, args=(work, sender))
-    with warnings.catch_warnings():
-        # Python warns of threads at a fork; a child that uses one thread of torch is safe.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    sender.close()
-    try:
-        found = receiver.recv()
-    except EOFError:
-        found = "the process died, perhaps for lack of memory"
-    finally:
-        process.join()
-    if isinstance(found, str):
-        raise RuntimeError(f"the function failed in the process that measures its memory:\n{found}")
-    peak: float | None = found
-    return peak
-
-
-def _can_fork() -> bool:
-    """Whether forking is safe: on Linux, without an initialized GPU."""
-    return sys.platform == "linux" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def _send_peak(work: Callable[[], Any], out: Connection) -> None:
-    """In the forked process: send the peak, None if the kernel does not report it, or a traceback."""
-    try:
-        torch.set_num_threads(1)
-        gc.freeze()  # objects of the parent are not collected here: their finalizers would run twice
+        peak = torch.cuda.max_memory_allocated()
+    else:
         work()  # loads the pages of programs and libraries
         gc.collect()
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)  # returns free memory to the system: reusing it would not be seen
-        before = _read_status("VmRSS")
         try:
+            ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system: reusing it would not be seen
             _CLEAR_REFS.write_text("5")  # resets the peak
-        except OSError:
-            out.send(None)
-            return
+        except (AttributeError, OSError, TypeError):
+            return None
+        before = _read_status("VmRSS")
         kept = work()
-        out.send((_read_status("VmHWM") - before) / 2**20)
-        del kept
-    except BaseException:
-        out.send(traceback.format_exc())
+        peak = _read_status("VmHWM")
+    del kept
+    return (peak - before) / 2**20
 
 
 def _read_status(field: str) -> int:
