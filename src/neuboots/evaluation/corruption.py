@@ -7,8 +7,10 @@ Lakshminarayanan and Snoek, Can you trust your model's uncertainty? NeurIPS 2019
 and every batch is corrupted in every way; `neuboots.data.corruptions` has the ten of CIFAR-C, and rotation.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -73,21 +75,18 @@ class CorruptionReport:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One row for the clean data and one for each corruption and severity."""
-        rows: list[dict[str, Any]] = [{"corruption": "clean", "severity": 0, **self.clean}]
-        for k, name in enumerate(self.corruptions):
-            for s, severity in enumerate(self.severities):
-                metrics = {metric: float(getattr(self, metric)[k, s]) for metric in CORRUPTION_METRICS}
-                rows.append({"corruption": name, "severity": severity, **metrics})
-        return rows
+        cases = product(enumerate(self.corruptions), enumerate(self.severities))
+        rows = [{"corruption": name, "severity": level, **self._mean(k, s)} for (k, name), (s, level) in cases]
+        return [{"corruption": "clean", "severity": 0, **self.clean}, *rows]
 
     @property
     def by_severity(self) -> list[dict[str, Any]]:
         """Means over corruptions, one row for each severity; severity 0 is the clean data."""
-        rows: list[dict[str, Any]] = [{"severity": 0, **self.clean}]
-        for s, severity in enumerate(self.severities):
-            means = {metric: float(getattr(self, metric)[:, s].mean()) for metric in CORRUPTION_METRICS}
-            rows.append({"severity": severity, **means})
-        return rows
+        rows = [{"severity": level, **self._mean(slice(None), s)} for s, level in enumerate(self.severities)]
+        return [{"severity": 0, **self.clean}, *rows]
+
+    def _mean(self, *place: Any) -> dict[str, float]:
+        return {metric: float(getattr(self, metric)[place].mean()) for metric in CORRUPTION_METRICS}
 
     def __str__(self) -> str:
         what = f"mean over {len(self.corruptions)} corruptions" if len(self.corruptions) > 1 else self.corruptions[0]
@@ -129,7 +128,7 @@ def evaluate_corruptions(
         The report, which prints as a table.
 
     Raises:
-        ArgumentError: If there is no corruption or severity, or a corruption changes the shape of the images.
+        ArgumentError: If there is no corruption, or a corruption changes the shape of the images.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -148,16 +147,12 @@ def evaluate_corruptions(
     """
     check_predictor(predictor)
     levels = tuple(check_int("severities", severity) for severity in severities)
-    if not levels or len(set(levels)) < len(levels):
-        raise ArgumentError("severities", levels, "at least one, without repetition")
     if not isinstance(corruptions, Mapping) or not corruptions:
         raise ArgumentError("corruptions", corruptions, "a dict of functions by name, such as CORRUPTIONS")
-    cases: list[tuple[str | None, int]] = [(None, 0), *((name, level) for name in corruptions for level in levels)]
-    states: dict[tuple[str | None, int], ProbabilityMetrics] = {}
+    cases = [(None, 0), *product(corruptions, levels)]
+    states: dict[tuple[str | None, int], Any] = defaultdict(int)
     count = 0
     for x, y in iter_batches(data, batch_size, title="corruptions", progress=progress):
-        if not isinstance(x, Tensor):
-            raise ArgumentError("data", f"inputs of type {type(x).__name__}", "one tensor of images, (N, C, H, W)")
         index = torch.arange(count, count + len(x))
         count += len(x)
         for name, severity in cases:
@@ -167,19 +162,20 @@ def evaluate_corruptions(
                 raise ArgumentError("corruptions", found, f"images of shape {tuple(x.shape)}")
             probs = predictor.summarize(preprocess(images), num_samples, seed=seed).probs
             labels = align_labels(probs, y, ignore_index=ignore_index)
-            state = ProbabilityMetrics.from_batch(probs, labels, num_bins=num_bins, ignore_index=ignore_index)
-            states[name, severity] = states[name, severity] + state if (name, severity) in states else state
-
-    def collect(metric: str) -> Tensor:
-        rows = [[float(getattr(states[name, level], metric)) for level in levels] for name in corruptions]
-        return torch.tensor(rows, dtype=torch.float64)  # (K, S)
-
+            states[name, severity] += ProbabilityMetrics.from_batch(
+                probs, labels, num_bins=num_bins, ignore_index=ignore_index
+            )
+    clean, *others = ({metric: float(getattr(states[case], metric)) for metric in CORRUPTION_METRICS} for case in cases)
+    shape = len(corruptions), len(levels)
     return CorruptionReport(
         corruptions=tuple(corruptions),
         severities=levels,
-        clean={metric: float(getattr(states[None, 0], metric)) for metric in CORRUPTION_METRICS},
+        clean=clean,
         count=count,
         num_samples=num_samples,
         seed=seed,
-        **{metric: collect(metric) for metric in CORRUPTION_METRICS},
+        **{
+            metric: torch.tensor([row[metric] for row in others], dtype=torch.float64).view(shape)
+            for metric in CORRUPTION_METRICS
+        },
     )

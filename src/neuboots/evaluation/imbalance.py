@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,59 +37,53 @@ from neuboots.evaluation._parallel import (
     run_jobs,
 )
 from neuboots.loading import check_length, load_class_labels
-from neuboots.metrics import ConfusionMatrix, MetricState
+from neuboots.metrics import ConfusionMatrix
 from neuboots.prediction import Method, Prediction, Predictor, class_probabilities
 from neuboots.training import TrainingConfig
 
 # -- one predictor -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _ReplicateCounts(MetricState):
-    """n_tg of the predictive mean, and of each replicate."""
-
-    mean: ConfusionMatrix
-    replicates: Tensor  # (B, C, C)
-
-    @classmethod
-    def from_batch(cls, prediction: Prediction, y: Tensor, ignore_index: int | None) -> Self:
-        """Counts of the labels that are not `ignore_index`."""
-        probs = prediction.probs  # (N, C, *)
-        labels = align_labels(probs, y, ignore_index=ignore_index)
-        counted = is_counted(labels, ignore_index)
-        labels, C, B = labels[counted], probs.shape[1], prediction.num_samples  # (M,), M inputs or pixels
-        mean = ConfusionMatrix.from_preds(probs.argmax(1)[counted], labels, num_classes=C)
-        preds = class_probabilities(prediction.samples, 2).argmax(2)[:, counted]  # (B, M)
-        cells = torch.arange(B, device=preds.device)[:, None] * C**2 + labels * C + preds
-        counts = torch.bincount(cells.flatten(), minlength=B * C**2).reshape(B, C, C)
-        return cls(ConfusionMatrix(mean.matrix.cpu()), counts.cpu())
+def _count_confusions(prediction: Prediction, y: Tensor, ignore_index: int | None) -> Tensor:
+    """n_tg of the predictive mean, then of each replicate, over labels that are not `ignore_index`: (1 + B, C, C)."""
+    labels = align_labels(prediction.probs, y, ignore_index=ignore_index)
+    counted = is_counted(labels, ignore_index)
+    samples = class_probabilities(prediction.samples, 2)  # (B, N, C, *)
+    preds = torch.cat([prediction.probs.argmax(1)[None], samples.argmax(2)])[:, counted]  # (1 + B, M)
+    K, C = len(preds), samples.shape[2]
+    cells = torch.arange(K, device=preds.device)[:, None] * C**2 + labels[counted] * C + preds
+    return torch.bincount(cells.flatten(), minlength=K * C**2).reshape(K, C, C).cpu()
 
 
 @dataclass(frozen=True, eq=False)
-class ImbalanceReport:
-    """Result of `evaluate_imbalance` for C classes and B replicates.
+class ImbalanceReport(ConfusionMatrix):
+    """Result of `evaluate_imbalance` for C classes and B replicates: the confusion matrix of the predictive mean.
+
+    Its properties are F1, precision and recall of each class; `matrix` is (C, C).
 
     Args:
-        f1: F1 of the predictive mean, (C,).
-        precision: Precision of the predictive mean, (C,).
-        recall: Recall of the predictive mean, (C,).
-        f1_replicates: F1 of each replicate, (B, C).
-        support: Number of inputs of each class, (C,).
+        replicates: Confusion matrix of each replicate, (B, C, C).
         minor: The rarest class.
         major: The most frequent class.
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
     """
 
-    f1: Tensor
-    precision: Tensor
-    recall: Tensor
-    f1_replicates: Tensor
-    support: Tensor
+    replicates: Tensor
     minor: int
     major: int
     num_samples: int
     seed: int
+
+    @property
+    def support(self) -> Tensor:
+        """Number of inputs of each class, (C,)."""
+        return self.matrix.sum(1)
+
+    @property
+    def f1_replicates(self) -> Tensor:
+        """F1 of each replicate, (B, C)."""
+        return torch.stack([ConfusionMatrix(matrix).f1 for matrix in self.replicates])
 
     @property
     def f1_std(self) -> Tensor:
@@ -103,16 +97,12 @@ class ImbalanceReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row of the table for each class."""
-        columns = {"F1": self.f1, "std": self.f1_std, "precision": self.precision, "recall": self.recall}
-        return [
-            {"class": _class_name(c, self.minor, self.major), "N": int(self.support[c])}
-            | {name: float(values[c]) for name, values in columns.items()}
-            for c in range(len(self.f1))
-        ]
+        columns = {"N": self.support, "F1": self.f1, "std": self.f1_std}
+        return _class_rows(self, columns | {"precision": self.precision, "recall": self.recall})
 
     def __str__(self) -> str:
         header = (
-            f"N = {int(self.support.sum()):,}, B = {self.num_samples}, seed {self.seed}; F1 of the predictive mean "
+            f"N = {self.count:,}, B = {self.num_samples}, seed {self.seed}; F1 of the predictive mean "
             f"(macro {self.macro_f1:.4g}), std over replicates"
         )
         return f"{header}\n{format_table(self.rows())}"
@@ -162,24 +152,13 @@ def evaluate_imbalance(
     check_predictor(predictor)
     num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
     B = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
-    total: _ReplicateCounts | int = 0
+    confusions = torch.zeros(1, 1, 1, dtype=torch.int64)
     for x, y in iter_batches(data, batch_size, title="imbalance", progress=progress):
-        total = total + _ReplicateCounts.from_batch(predictor.predict(x, B, seed=seed), y, ignore_index)
-    assert isinstance(total, _ReplicateCounts), "iter_batches yields at least one batch"
-    check_any_counted(total.mean.count, ignore_index)
-    support = total.mean.matrix.sum(1)
+        confusions = confusions + _count_confusions(predictor.predict(x, B, seed=seed), y, ignore_index)
+    support = confusions[0].sum(1)
+    check_any_counted(int(support.sum()), ignore_index)
     minor, major = _rarest_and_most_frequent(support if train_counts is None else train_counts, len(support))
-    return ImbalanceReport(
-        f1=total.mean.f1,
-        precision=total.mean.precision,
-        recall=total.mean.recall,
-        f1_replicates=torch.stack([ConfusionMatrix(matrix).f1 for matrix in total.replicates]),
-        support=support,
-        minor=minor,
-        major=major,
-        num_samples=B,
-        seed=seed,
-    )
+    return ImbalanceReport(confusions[0], confusions[1:], minor, major, B, seed)
 
 
 def _rarest_and_most_frequent(counts: Sequence[int] | Tensor, num_classes: int) -> tuple[int, int]:
@@ -191,9 +170,14 @@ def _rarest_and_most_frequent(counts: Sequence[int] | Tensor, num_classes: int) 
     return int(values.where(values > 0, values.max() + 1).argmin()), int(values.argmax())
 
 
-def _class_name(c: int, minor: int, major: int) -> str:
+def _class_rows(
+    report: "ImbalanceReport | ImbalanceOverSeedsReport", columns: dict[str, Tensor]
+) -> list[dict[str, Any]]:
+    """A row for each class, from columns of C values."""
+    minor, major = report.minor, report.major
     role = {minor: " (minor)", major: " (major)"} if minor != major else {}
-    return f"{c}{role.get(c, '')}"
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [{"class": f"{c}{role.get(c, '')}"} | dict(zip(columns, row, strict=True)) for c, row in enumerate(rows)]
 
 
 def _std(values: Tensor) -> Tensor:
@@ -239,12 +223,8 @@ class ImbalanceOverSeedsReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row of the table for each class."""
-        columns = {"F1": self.mean, "std (seeds)": self.std, "std (replicates)": self.replicate_std.mean(0)}
-        return [
-            {"class": _class_name(c, self.minor, self.major), "N (train)": int(self.train_counts[c])}
-            | {name: float(values[c]) for name, values in columns.items()}
-            for c in range(self.f1.shape[1])
-        ]
+        spread = {"std (seeds)": self.std, "std (replicates)": self.replicate_std.mean(0)}
+        return _class_rows(self, {"N (train)": self.train_counts, "F1": self.mean} | spread)
 
     def __str__(self) -> str:
         header = (
@@ -318,18 +298,11 @@ def evaluate_imbalance_over_seeds(
         # One job stores the key of the folder; the results are stored by seed.
         run_jobs(lambda _: {"train_counts": counts.tolist()}, 1, folder=results_folder, key=key, progress=False)
     base_config = replace(config, progress=config.progress and progress and num_workers == 1)
+    options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": False}
 
     def fit(seed: int, checkpoints: Path | None) -> dict[str, Any]:
         predictor = method.fit(cast(Any, model), train_data, replace(base_config, seed=seed, folder=checkpoints))
-        report = evaluate_imbalance(
-            predictor,
-            test_data,
-            train_counts=counts.tolist(),
-            num_samples=num_samples,
-            seed=derive_seed(seed, "imbalance"),
-            batch_size=batch_size,
-            progress=False,
-        )
+        report = evaluate_imbalance(predictor, test_data, seed=derive_seed(seed, "imbalance"), **options)
         return {"num_samples": report.num_samples, "f1": report.f1.tolist(), "replicate_std": report.f1_std.tolist()}
 
     def run(k: int) -> dict[str, Any]:
@@ -337,16 +310,10 @@ def evaluate_imbalance_over_seeds(
         return cached_result(file, partial(fit, seeds[k]))
 
     results = run_jobs(run, len(seeds), num_workers=num_workers, description="seeds", progress=progress)
-    f1 = torch.tensor([result["f1"] for result in results], dtype=torch.float64)
-    num_classes = f1.shape[1]
-    minor, major = _rarest_and_most_frequent(counts, num_classes)
-    return ImbalanceOverSeedsReport(
-        method=type(method).__name__,
-        f1=f1,
-        replicate_std=torch.tensor([result["replicate_std"] for result in results], dtype=torch.float64),
-        train_counts=torch.nn.functional.pad(counts, (0, num_classes - len(counts))),
-        minor=minor,
-        major=major,
-        seeds=seeds,
-        num_samples=results[0]["num_samples"],
+    f1, replicate_std = (
+        torch.tensor([result[key] for result in results], dtype=torch.float64) for key in ("f1", "replicate_std")
     )
+    counts = nn.functional.pad(counts, (0, f1.shape[1] - len(counts)))
+    minor, major = _rarest_and_most_frequent(counts, len(counts))
+    B = results[0]["num_samples"]
+    return ImbalanceOverSeedsReport(type(method).__name__, f1, replicate_std, counts, minor, major, seeds, B)
