@@ -293,7 +293,6 @@ NAN = DeterministicPredictor(nn.Threshold(9.0, float("nan")))
             lambda p: Mahalanobis(p).fit(train_data=TensorDataset(noise(9, 4), torch.arange(9) - 9), **QUIET),
             "train_data",
         ),
-        (lambda p: MahalanobisEnsemble(p, layers=("nowhere",)).fit(train_data=TRAIN, **QUIET), "layers"),
         (lambda p: MahalanobisEnsemble(p, layers=("fc",)).fit(train_data=TRAIN, **QUIET), "layers"),
         (lambda p: holdout_split((noise(20, 4), noise(10, 4)), 3), "data"),
         (lambda p: holdout_split(noise(5, 4), 5), "num_rows"),

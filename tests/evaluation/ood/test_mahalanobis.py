@@ -143,10 +143,8 @@ def test_features_are_those_of_the_predictor_or_rejected(name: str) -> None:
     x = noise(9, 4, seed=5)
     predictor: Any = create_method(name).fit(TwoBranches, TRAIN, CONFIG)
     if name not in WITH_FEATURES:
-        with pytest.raises(ArgumentError, match="net") as error:
+        with pytest.raises(ArgumentError, match="net"):
             Mahalanobis(predictor).fit(train_data=TRAIN, **QUIET)
-        assert ("predictor.export(0)" in error.value.hint) == hasattr(predictor, "export")
-        assert "predictor.module" not in error.value.hint
         return
     net = predictor.nets[0] if name in ENSEMBLES else predictor.module if name == "mc-dropout" else predictor.net
     phi = reference_features(net, x)
@@ -180,9 +178,8 @@ def test_net_argument_selects_the_features() -> None:
         return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.ReLU(), nn.Linear(5, 3))
 
     dropout: Any = MCDropout().fit(with_dropout, TRAIN, CONFIG)
-    with pytest.raises(ArgumentError, match="net") as error:
+    with pytest.raises(ArgumentError, match="net"):
         scores(dropout, None)
-    assert "predictor.module" in error.value.hint
     assert scores(dropout, dropout.module).shape == (9,)
 
 

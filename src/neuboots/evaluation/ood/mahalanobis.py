@@ -254,24 +254,18 @@ def find_feature_net(predictor: Predictor, net: nn.Module | None, head: str | No
     if net is not None:
         net = unwrap_model(net)
         return split_head(net, head, example=cast_inputs(net, x))
-    candidates: dict[str, nn.Module] = {}
-    if predictor.net is not None:
-        candidates["net"] = predictor.net
-        if nets := getattr(predictor, "nets", None):
-            candidates["nets[0]"] = nets[0]
-        if _weight_shapes(predictor.module) == _weight_shapes(predictor.net):
-            candidates["module"] = predictor.module  # the net with dropout inserted
-    for candidate in candidates.values():
+    candidates = [] if predictor.net is None else [predictor.net, *getattr(predictor, "nets", ())[:1]]
+    if predictor.net is not None and _weight_shapes(predictor.module) == _weight_shapes(predictor.net):
+        candidates.append(predictor.module)  # the net with dropout inserted
+    for candidate in candidates:
         if any(tensor.is_meta for tensor in (*candidate.parameters(), *candidate.buffers())):
             continue
         split = split_head(candidate, head, example=cast_inputs(candidate, x))
         if _is_replicate(predictor, candidate, x) or _uses_features(predictor, split, x):
             return split
-    options = [name for name, candidate in candidates.items() if candidate is not predictor.net]
-    options += ["export(0)"] if callable(getattr(predictor, "export", None)) else []
-    nets_to_give = " or ".join(["a net trained on the same data", *(f"predictor.{name}" for name in options)])
-    expected = "a trained net whose features the predictor uses"
-    raise ArgumentError("net", type(predictor).__name__, expected, hint=f"pass net={nets_to_give}")
+    expected = "a predictor that uses the features of its net"
+    hint = "pass net=…, such as predictor.export(0), predictor.module, or a net trained on the same data"
+    raise ArgumentError("net", type(predictor).__name__, expected, hint=hint)
 
 
 def _weight_shapes(net: nn.Module) -> list[torch.Size]:
@@ -361,7 +355,7 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
 
     Blocks are the children of the net, of each nn.Sequential and of each module that holds the head. Blocks that are
     used more than once, and those whose features are the head's, do not count. If none is left, a few blocks at even
-    distances are used, and if these are few, the blocks inside them.
+    distances are used, and if there are none, the blocks inside them.
 
     Args:
         split: Net, split at its head.
@@ -374,23 +368,21 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
         ArgumentError: If the net has no such layer.
     """
     x = take_rows(x, slice(0, _NUM_PROBES))
-    blocks = list(_find_blocks(split.net, "", split.head))
-    shapes = _output_shapes(split, blocks, x)
-    last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
-    if stages := _without_head_features(split, last, x):
-        return tuple(stages)
-    rest = _without_head_features(split, list(shapes), x)
-    while len(rest) < _NUM_STAGES:
+    blocks = [""]  # the net itself
+    while True:
         parts = (list(_find_blocks(split.net.get_submodule(name), name, split.head)) or [name] for name in blocks)
-        inner = [*chain.from_iterable(parts)]
+        inner = [name for name in chain.from_iterable(parts) if name]
         if inner == blocks:
-            break
-        blocks, rest = inner, _without_head_features(split, list(_output_shapes(split, inner, x)), x)
-    if not rest:
-        hint = "name some, or use Mahalanobis"
-        raise ArgumentError("layers", None, "a net with layers whose features are not the head's", hint=hint)
-    thirds = torch.arange(len(rest)).tensor_split(min(_NUM_STAGES, len(rest)))
-    return tuple(rest[int(third[-1])] for third in thirds)
+            hint = "name some, or use Mahalanobis"
+            raise ArgumentError("layers", None, "a net with layers whose features are not the head's", hint=hint)
+        blocks = inner
+        shapes = _output_shapes(split, blocks, x)
+        last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
+        if stages := _without_head_features(split, last, x):
+            return tuple(stages)
+        if rest := _without_head_features(split, list(shapes), x):
+            thirds = torch.arange(len(rest)).tensor_split(min(_NUM_STAGES, len(rest)))
+            return tuple(rest[int(third[-1])] for third in thirds)
 
 
 def _output_shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torch.Size]:
@@ -550,12 +542,7 @@ class MahalanobisEnsemble(LogisticDetector, Mahalanobis):
     epsilons: tuple[float, ...] = EPSILONS
 
     def _layer_names(self, split: HeadSplit, x: Any) -> tuple[str, ...]:
-        if self.layers is None:
-            return find_stages(split, x)
-        modules = {name for name, _ in split.net.named_modules()}
-        if unknown := [name for name in self.layers if name not in modules or not name]:
-            raise ArgumentError("layers", unknown[0], "a name of net.named_modules()")
-        return self.layers
+        return find_stages(split, x) if self.layers is None else self.layers
 
     def _statistics(self, x: Any, candidates: tuple[Any, ...]) -> Tensor:
         return self._layers.distances(x, candidates)
