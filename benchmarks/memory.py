@@ -53,7 +53,7 @@ class Case:
             figures = evaluate_calibration(
                 predictor, data, num_samples=num_samples, batch_size=len(data), progress=False
             )
-            assert figures.ece >= 0
+            assert figures.metrics["ece"] >= 0
 
 
 def flat(quick: bool) -> Case:

@@ -67,7 +67,7 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
         num_samples=len(samples),
         num_bins=NUM_BINS,
         progress=False,
-    )
+    ).metrics
     p, q = (logits.double().softmax(2) for logits in (true, samples))
     return {
         "distance": energy_distance(p, q),
@@ -82,9 +82,7 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
         "finding": found.finding,
         "probability_ratio": math.sqrt(float(_variances(q).mean() / _variances(p).mean())),
         "probability_correlation": variance_correlation(p, q, seed=seed),
-        "error": scores.error,
-        "nll": scores.nll,
-        "ece": scores.ece,
+        **{name: scores[name] for name in ("error", "nll", "ece")},
     }
 
 

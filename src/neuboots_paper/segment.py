@@ -196,11 +196,11 @@ _COLUMNS = (
 
 def summarize_report(report: SegmentationReport) -> str:
     """Compare the labels with a constant prediction, and the entropy on wrong pixels with that on right ones."""
-    constant, ratio = report.majority, report.entropy_ratio
-    better = report.error < constant["error"] / 2 and report.mean_iou > 1.5 * constant["mean_iou"]
+    constant, ratio, error = report.majority, report.metrics["entropy_ratio"], report.metrics["error"]
+    better = error < constant["error"] / 2 and report.mean_iou > 1.5 * constant["mean_iou"]
     labels = (
         f"mIoU {report.mean_iou:.1%} against {constant['mean_iou']:.1%} of the majority class, pixel error "
-        f"{report.error:.1%} against {constant['error']:.1%}: {'clearly better' if better else 'NOT clearly better'}"
+        f"{error:.1%} against {constant['error']:.1%}: {'clearly better' if better else 'NOT clearly better'}"
     )
     if ratio is None:
         return f"{labels}; all pixels are right, or all are wrong, so that there is no entropy ratio."

@@ -79,26 +79,6 @@ class CalibrationReport(MetricState):
         return self.classes.count
 
     @property
-    def error(self) -> float:
-        """Fraction of incorrect predictions."""
-        return float(self.classes.error)
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error."""
-        return float(self.classes.ece)
-
-    @property
-    def nll(self) -> float:
-        """Negative log of the mean probability of the true class, in nats."""
-        return float(self.classes.nll)
-
-    @property
-    def brier(self) -> float:
-        """Brier score, summed over classes."""
-        return float(self.classes.brier)
-
-    @property
     def reliability_curve(self) -> ReliabilityCurve:
         """Mean confidence and accuracy by bins of the confidence."""
         return self.classes.reliability_curve
@@ -153,7 +133,7 @@ def evaluate_calibration(
         >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
         >>> data = TensorDataset(x, x.argmax(1))
         >>> report = evaluate_calibration(DeterministicPredictor(net), data, num_samples=1, progress=False)
-        >>> report.error, report.ece < 0.03
+        >>> report.metrics["error"], report.metrics["ece"] < 0.03
         (0.0, True)
     """
     check_predictor(predictor)

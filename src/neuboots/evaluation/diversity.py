@@ -34,15 +34,11 @@ class DiversityReport:
     Args:
         state: State of all metrics; states of parts of a data set add.
         num_samples: Number of replicates B that were compared.
-        num_requested: Number of replicates that the caller asked for.
-        num_distinct: Number of members K of the method, or None.
         seed: Seed of the replicates.
     """
 
     state: DiversityMetrics
     num_samples: int
-    num_requested: int
-    num_distinct: int | None
     seed: int
 
     @property
@@ -58,8 +54,6 @@ class DiversityReport:
 
     def __str__(self) -> str:
         header = f"N = {int(self.state.count):,}, B = {self.num_samples} ({self.num_pairs} pairs), seed {self.seed}"
-        if self.num_requested > self.num_samples:
-            header += f"; {self.num_requested} requested, but the method has {self.num_distinct} members"
         return f"{header}\n{format_metrics(self.metrics)}"
 
 
@@ -116,4 +110,4 @@ def evaluate_diversity(
         total = total + DiversityMetrics.from_batch(samples.movedim(2, -1)[:, counted], labels[counted])
     assert isinstance(total, DiversityMetrics), "iter_batches yields at least one batch"
     check_any_counted(int(total.count), ignore_index)
-    return DiversityReport(total, B, requested, distinct, seed)
+    return DiversityReport(total, B, seed)

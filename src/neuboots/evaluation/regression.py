@@ -102,7 +102,9 @@ def evaluate_regression(
     for x, y in iter_batches(data, batch_size, title="regression", progress=progress):
         if gaussian is None:
             gaussian = has_gaussian_head(predictor, x, y, seed=seed)
-            _check_noise(noise_std, gaussian)
+            if gaussian != (noise_std is None):
+                expected = "None for a net with a Gaussian head, else the standard deviation of the noise"
+                raise ArgumentError("noise_std", noise_std, expected, hint="use residual_std of held-out rows")
         if gaussian:
             band, noise = split_gaussian(predictor.predict(x, num_samples, seed=seed))
             mean, std = band.mean, torch.hypot(band.std, noise)
@@ -132,11 +134,3 @@ def has_gaussian_head(predictor: Predictor, x: Any, y: Tensor, *, seed: int = 0)
         True
     """
     return predictor.summarize(take_rows(x, slice(0, 1)), 1, seed=seed).mean.numel() == 2 * y[:1].numel()
-
-
-def _check_noise(noise_std: Tensor | float | None, gaussian: bool) -> None:
-    if noise_std is None and not gaussian:
-        hint = "pass residual_std(predictor, x, y) of held-out rows"
-        raise ArgumentError("noise_std", None, "the standard deviation of the noise", hint=hint)
-    if noise_std is not None and gaussian:
-        raise ArgumentError("noise_std", noise_std, "None for a net with a Gaussian head, which predicts its own noise")

@@ -65,8 +65,8 @@ def build_segmentation_report(
     title = f"{format_count(count, 'image')}, {pixels.count:,} labeled pixels, {len(names)} classes."
     ece_check = Check(
         "the confidence equals the accuracy",
-        decide(pixels.ece < MARGIN, pixels.ece > 0.1),
-        f"calibration error {format_percent(pixels.ece)} over pixels",
+        decide(metrics["ece"] < MARGIN, metrics["ece"] > 0.1),
+        f"calibration error {format_percent(metrics['ece'])} over pixels",
     )
     topics = [
         Topic(
@@ -83,7 +83,7 @@ def build_segmentation_report(
             "uncertainty",
             "Does the confidence equal the accuracy, and are wrong pixels less confident?",
             [make_table("Uncertainty of right and wrong pixels, means.", uncertainty)],
-            [ece_check, _check_error_detection(pixels.entropy_ratio, metrics["entropy_auroc"])],
+            [ece_check, _check_error_detection(metrics["entropy_ratio"], metrics["entropy_auroc"])],
             ["reliability"],
         ),
         data_topic(count, 0, num_ood, count, reference.num_held_out),

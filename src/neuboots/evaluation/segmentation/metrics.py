@@ -23,7 +23,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from neuboots._validation import ArgumentError, check_int
-from neuboots.evaluation._batching import LabeledData, align_labels, check_predictor, format_table, iter_batches
+from neuboots.evaluation._batching import (
+    LabeledData,
+    align_labels,
+    check_any_counted,
+    check_predictor,
+    format_table,
+    iter_batches,
+)
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, Window, clip_window, predict_segmentation
 from neuboots.metrics import ConfusionMatrix, MetricState, SegmentationMetrics
 from neuboots.prediction import Predictor
@@ -122,7 +129,7 @@ class SegmentationReport(MetricState):
         >>> values = torch.tensor([[[0.3, 0.5]]])
         >>> maps = SegmentationMaps(torch.tensor([[[[0.9, 0.2]], [[0.1, 0.8]]]]), values, values, values, 5, 0)
         >>> report = SegmentationReport.from_maps(maps, torch.tensor([[[0, 0]]]))
-        >>> report.count, report.error, report.majority["error"], round(report.entropy_ratio, 3)
+        >>> report.count, report.metrics["error"], report.majority["error"], round(report.metrics["entropy_ratio"], 3)
         (2, 0.5, 0.0, 1.667)
     """
 
@@ -187,21 +194,6 @@ class SegmentationReport(MetricState):
         return float(self.pixels.mean_iou)
 
     @property
-    def mean_dice(self) -> float:
-        """Mean Dice coefficient over the same classes."""
-        return _mean_dice(self.pixels)
-
-    @property
-    def error(self) -> float:
-        """Fraction of wrong pixels."""
-        return float(self.pixels.error)
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error."""
-        return float(self.pixels.ece)
-
-    @property
     def majority(self) -> dict[str, float]:
         """Metrics of constant predictions: labels of the majority class, probabilities of the class frequencies."""
         counts = self.pixels.confusion_matrix.sum(1)  # (C,)
@@ -218,12 +210,6 @@ class SegmentationReport(MetricState):
         }
 
     @property
-    def entropy_ratio(self) -> float | None:
-        """Mean entropy of wrong pixels over that of correct ones; None if one kind is missing."""
-        ratio: float | None = self.metrics["entropy_ratio"]
-        return ratio
-
-    @property
     def seconds(self) -> float:
         """Mean time of predicting one image."""
         return float(self.total_seconds / self.image_count)
@@ -234,7 +220,7 @@ class SegmentationReport(MetricState):
         names = ("mean_iou", "error", "ece", "mce", "nll", "brier")
         counts, means = self.uncertainty.counts, self.uncertainty.means
         inside, border = (counts[1] / counts.sum(0)).tolist()
-        found = {name: float(getattr(self.pixels, name)) for name in names} | {"mean_dice": self.mean_dice}
+        found = {name: float(getattr(self.pixels, name)) for name in names} | {"mean_dice": _mean_dice(self.pixels)}
         found |= {f"{n}{end}": float(means[end][k]) for k, n in enumerate(UNCERTAINTY_MEASURES) for end in means}
         found |= {"error_border": border, "error_inside": inside}
         found |= {"border_fraction": float(counts[:, 1].sum() / counts.sum()), "seconds": self.seconds}
@@ -313,8 +299,7 @@ def evaluate_segmentation(
             maps, y, ignore_index=ignore_index, num_bins=num_bins, seconds=seconds
         )
     assert isinstance(total, SegmentationReport), "iter_batches gives at least one batch"
-    if total.count == 0:
-        raise ArgumentError("data", f"only pixels with ignore_index={ignore_index}", "labeled pixels")
+    check_any_counted(total.count, ignore_index)
     return total
 
 
