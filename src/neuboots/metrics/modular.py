@@ -44,7 +44,7 @@ class StreamingMetric(Metric):
     # torchmetrics gathers tensors that are declared in advance, whereas the sizes of a MetricState are known from the
     # first batch on. So the state is a list of byte vectors, each of which encodes a MetricState.
     parts: list[Tensor]
-    full_state_update = True  # otherwise `forward` would not merge the parts
+    full_state_update = False
 
     def __init__(self, state: type[Any], metric: str, **options: Any) -> None:
         super().__init__()
@@ -70,6 +70,12 @@ class StreamingMetric(Metric):
         while len(parts) > 1 and len(parts[-2]) <= 2 * len(parts[-1]):
             parts[-2:] = [self._encode(self._decode(torch.cat(parts[-2:])))]
         self.parts = parts
+
+    def forward(self, *batch: Any, **named: Any) -> Any:
+        """Add a batch and return its metric (torchmetrics' own method would not merge the parts)."""
+        self.update(*batch, **named)
+        self._forward_cache = self._value(self.state.from_batch(*batch, **named, **self.options))
+        return self._forward_cache
 
     def compute(self) -> Any:
         """Return the metric of all batches; a curve is returned as a dict of its tensors."""
