@@ -23,17 +23,11 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float() / 16, torch.from_numpy(y).long()
 
 
-class Lookup(nn.Module):
+def lookup(scale: float) -> DeterministicPredictor:
     """Outputs that are written in the input."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 3, bias=False)
-        self.head.weight.data = scale * torch.eye(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out
+    net = nn.Linear(3, 3, bias=False)
+    net.weight.data = scale * torch.eye(3)
+    return DeterministicPredictor(net)
 
 
 def labelled(n: int = 90) -> TensorDataset:
@@ -42,14 +36,14 @@ def labelled(n: int = 90) -> TensorDataset:
 
 
 def test_perfect_predictor() -> None:
-    found = evaluate_calibration(DeterministicPredictor(Lookup(200.0)), labelled(), num_samples=1, progress=False)
+    found = evaluate_calibration(lookup(200.0), labelled(), num_samples=1, progress=False)
     values = found.metrics
     assert values.pop("accuracy") == 1.0
     assert all(abs(value) < 1e-6 for value in values.values()), values
 
 
 def test_constant_predictor() -> None:
-    found = evaluate_calibration(DeterministicPredictor(Lookup(0.0)), labelled(), num_samples=1, progress=False)
+    found = evaluate_calibration(lookup(0.0), labelled(), num_samples=1, progress=False)
     assert found.metrics["error"] == pytest.approx(2 / 3)
     assert found.metrics["nll"] == pytest.approx(torch.tensor(3.0).log().item())
     assert found.metrics["ece"] == pytest.approx(0.0, abs=1e-6)  # a confidence of 1/3, and an accuracy of 1/3
@@ -155,7 +149,7 @@ def test_net_of_several_inputs() -> None:
     assert found == pytest.approx([float(expected)] * 2)
 
 
-LOOKUP = DeterministicPredictor(Lookup(1.0))
+LOOKUP = lookup(1.0)
 
 
 @pytest.mark.parametrize(

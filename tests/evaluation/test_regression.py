@@ -58,10 +58,11 @@ def test_gaussian_head_provides_noise() -> None:
     assert abs(found.metrics["coverage"] - 0.95) < standard_errors(1) * (0.95 * 0.05 / 100) ** 0.5
 
 
-def test_noise_std_with_gaussian_head_is_an_error() -> None:
-    rows = TensorDataset(torch.ones(40, 3), torch.ones(40))
+@pytest.mark.parametrize(("outputs", "noise_std"), [(2, 0.5), (1, None)])
+def test_noise_std_is_given_unless_the_head_is_gaussian(outputs: int, noise_std: float | None) -> None:
+    rows, predictor = TensorDataset(torch.ones(40, 3), torch.ones(40)), DeterministicPredictor(nn.Linear(3, outputs))
     with pytest.raises(ArgumentError, match="noise_std"):
-        evaluate_regression(DeterministicPredictor(nn.Linear(3, 2)), rows, noise_std=0.5, progress=False)
+        evaluate_regression(predictor, rows, noise_std=noise_std, progress=False)
 
 
 def test_net_runs_once_per_batch_and_once_for_first_row() -> None:
@@ -80,10 +81,3 @@ def test_net_runs_once_per_batch_and_once_for_first_row() -> None:
         DeterministicPredictor(Counting(3, 1)), rows, noise_std=1.0, num_samples=4, batch_size=25, progress=False
     )
     assert sizes == [1, 25, 25]
-
-
-def test_missing_noise_std_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="noise_std"):
-        evaluate_regression(
-            DeterministicPredictor(nn.Linear(2, 1)), TensorDataset(torch.ones(3, 2), torch.ones(3)), progress=False
-        )

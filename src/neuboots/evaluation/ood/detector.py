@@ -13,6 +13,7 @@ Hendrycks and Gimpel, A baseline for detecting misclassified and out-of-distribu
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
@@ -99,12 +100,9 @@ class Detector(ABC):
             for name, data in (("id_data", id_data), ("ood_data", ood_data)):
                 if data is None:
                     raise ArgumentError(name, None, "validation inputs", hint="split data with holdout_split")
-                parts = []
-                for x in iter_inputs(data, batch_size, title=f"fitting {type(self).__name__}", progress=progress):
-                    parts.append(detector._statistics(x, detector._candidates))  # (G, N, K)
-                    _check_per_row(parts[-1].shape[1:], x)
-                    hashes.append(_hash_batch(x))
-                statistics.append(torch.cat(parts, 1))
+                values, rows = detector._map_rows(detector._row_statistics, data, batch_size, progress)
+                statistics.append(values.movedim(0, 1))  # (G, N, K)
+                hashes.append(rows)
             detector = detector._select(*statistics)
         if not hashes:
             return detector
@@ -125,6 +123,9 @@ class Detector(ABC):
         """Statistics of the inputs under each candidate: (G, N, K)."""
         raise NotImplementedError
 
+    def _row_statistics(self, x: Any) -> Tensor:
+        return self._statistics(x, self._candidates).movedim(1, 0)  # (N, G, K)
+
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
         """Detector with the best candidate, given statistics (G, n, K) and (G, m, K)."""
         raise NotImplementedError
@@ -144,7 +145,7 @@ class Detector(ABC):
         Raises:
             ArgumentError: If the detector is not fitted, or a score is NaN.
         """
-        return self._score(data, "", batch_size, progress)
+        return self._score(data, batch_size, progress)[0]
 
     @final
     def evaluate(
@@ -172,36 +173,38 @@ class Detector(ABC):
             ArgumentError: If the detector was fitted on some of these rows, or a score is NaN.
         """
         check_choice("positive", positive, ("in", "out"))
-        ours = self._score(id_data, ", in distribution", batch_size, progress, check_overlap=True)
-        theirs = self._score(ood_data, ", out of distribution", batch_size, progress, check_overlap=True)
-        return DetectionMetrics.from_batch(ours, theirs, positive=positive)
+        found = []
+        for data in (id_data, ood_data):
+            scores, rows = self._score(data, batch_size, progress)
+            shared = len(rows[torch.isin(rows, self.fitted_on)].unique())  # type: ignore[no-untyped-call]
+            if shared > _MAX_OVERLAP * min(len(rows), len(self.fitted_on)):
+                got = f"{shared} rows that the detector was fitted on"
+                raise ArgumentError("data", got, "other rows", hint="hold out validation data with holdout_split")
+            found.append(scores)
+        return DetectionMetrics.from_batch(*found, positive=positive)
 
-    def _score(
-        self, data: InputData, title: str, batch_size: int, progress: bool, check_overlap: bool = False
-    ) -> Tensor:
-        parts, hashes = [], [self.fitted_on[:0]]
-        for x in iter_inputs(data, batch_size, title=type(self).__name__ + title, progress=progress):
-            if check_overlap and len(self.fitted_on):
-                hashes.append(_hash_batch(x))
-            parts.append(self.scores(x))
-            _check_per_row(parts[-1].shape, x)
-        scores, tested = torch.cat(parts), torch.cat(hashes)
-        shared = len(tested[torch.isin(tested, self.fitted_on)].unique())  # type: ignore[no-untyped-call]
-        if shared > _MAX_OVERLAP * min(len(tested), len(self.fitted_on)):
-            got = f"{shared} rows that the detector was fitted on"
-            raise ArgumentError("data", got, "other rows", hint="hold out validation data with holdout_split")
+    def _score(self, data: InputData, batch_size: int, progress: bool) -> tuple[Tensor, Tensor]:
+        """Scores of the rows and their hashes: (N,) each."""
+        scores, rows = self._map_rows(self.scores, data, batch_size, progress)
         if scores.isnan().any():
             raise ArgumentError("data", f"{int(scores.isnan().sum())} NaN scores", "finite outputs of the net")
-        return scores
+        return scores, rows
+
+    def _map_rows(
+        self, function: Callable[[Any], Tensor], data: InputData, batch_size: int, progress: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Values of a function of batches, (N, *), and the hashes of the rows, (N,)."""
+        parts, hashes = [], []
+        for x in iter_inputs(data, batch_size, title=type(self).__name__, progress=progress):
+            parts.append(function(x))
+            if parts[-1].shape[:1] != (count_rows(x),):
+                got = f"scores {tuple(parts[-1].shape)} for {count_rows(x)} rows"
+                raise ArgumentError("data", got, "one score per row", hint="make a batch: x[None]")
+            hashes.append(_hash_batch(x))
+        return torch.cat(parts), torch.cat(hashes)
 
     def _summarize(self, x: Any) -> Summary:
         return self.predictor.summarize(x, self.num_samples, seed=self.seed)
-
-
-def _check_per_row(shape: torch.Size, x: Any) -> None:
-    if shape[:1] != (count_rows(x),):
-        got = f"scores {tuple(shape)} for {count_rows(x)} rows"
-        raise ArgumentError("data", got, "one score per row", hint="make a batch: x[None]")
 
 
 def holdout_split(data: InputData, num_rows: int, *, seed: int = 0) -> tuple[Any, Any]:
