@@ -628,7 +628,7 @@ def test_uniforms_depend_on_row_values_only() -> None:
     net = nn.Linear(3, 2)
     nn.init.zeros_(net.weight)
     nn.init.zeros_(net.bias)
-    rule = ConformalClassifier(DeterministicPredictor(net), (0.2,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    rule = ConformalClassifier(DeterministicPredictor(net), (0.2,), 0.9, "adaptive", 1, 0, 10, False, True, 0.0, 0)
     mask = rule.predict(x, **quiet).mask
     assert mask[:, 0].tolist() == (u / 2 <= 0.2).tolist()
     signed = torch.where(torch.rand(500, 3, generator=seeded_rng(2)) < 0.5, 0.0, x)
@@ -792,7 +792,7 @@ def test_pixels_have_own_sets_and_uniforms() -> None:
         with pytest.raises(ArgumentError, match="mask"):
             _ = sets.labels
     equal = torch.zeros(1, 2, 30, 30)
-    adaptive = ConformalClassifier(LOGITS, (0.25,), 0.9, "adaptive", False, True, 0.0, 0, 1, 0, 10)
+    adaptive = ConformalClassifier(LOGITS, (0.25,), 0.9, "adaptive", 1, 0, 10, False, True, 0.0, 0)
     assert 300 < adaptive.predict(equal, **quiet).mask[0, 0].sum() < 600  # u ≤ ½ for about half of 900 pixels
 
 

@@ -41,7 +41,7 @@ Conformalized quantile regression, NeurIPS 2019 (quantile).
 import math
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -69,17 +69,12 @@ from neuboots.prediction import Predictor, split_gaussian
 ClassScore = Literal["threshold", "adaptive", "regularised"]
 RegressionScore = Literal["absolute", "normalised", "quantile"]
 
-# -- quantile of the scores ----------------------------------------------------------------------------
+# -- scores and their quantile ----------------------------------------------------------------------------
 
 
 def _rank(level: float, num_examples: int, num_pixels: int = 1) -> int:
     """⌈level · (n + 1) · P⌉ with the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001."""
     return math.ceil(Fraction(str(float(level))) * (num_examples + 1) * num_pixels)
-
-
-def _has_rank(level: float, num_examples: int) -> bool:
-    """Whether there is a rank for this level: level · (n + 1) ≤ n."""
-    return _rank(level, num_examples) <= num_examples
 
 
 def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
@@ -99,7 +94,7 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
     """
     counts = counts[counts > 0].long()
     n = len(counts)
-    if not _has_rank(level, n):
+    if _rank(level, n) > n:
         return math.inf
     unit, wanted = math.lcm(*set(counts.tolist())), 0.0
     if unit * n < 1 << 62:  # fractions in integers
@@ -111,13 +106,6 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
     return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])
 
 
-def _check_calibration_rows(level: float, num_examples: int) -> None:
-    if not _has_rank(level, num_examples):
-        exact = Fraction(str(float(level)))
-        expected = f"at least {math.ceil(exact / (1 - exact))} for level {level:g}"
-        raise ArgumentError("calibration_data", f"{num_examples} examples", expected)
-
-
 def _rounding_tolerance(dtype: torch.dtype) -> float:
     """2 e for outputs of magnitude 1.
 
@@ -126,18 +114,72 @@ def _rounding_tolerance(dtype: torch.dtype) -> float:
     return min(64 * torch.finfo(dtype).eps, 2.0**-7)
 
 
-def _count_per_row(counted: Tensor) -> Tensor:
-    """Number of pixels of each input that count: (N, *) → (N,)."""
-    return counted.reshape(len(counted), -1).sum(1).cpu()
+def _split_groups(*values: Tensor, counted: Tensor) -> list[list[Tensor]]:
+    """Split values (N, G, *) into G groups: those that count, (S,) each, and their number in each example, (N,)."""
+    groups = []
+    for g in range(counted.shape[1]):
+        valid = counted[:, g]
+        groups.append([*(value[:, g][valid].cpu() for value in values), valid.reshape(len(valid), -1).sum(1).cpu()])
+    return groups
+
+
+def _join_batches(batches: list[list[list[Tensor]]]) -> list[list[Tensor]]:
+    """Concatenate what `_split_groups` returns for each batch."""
+    return [[torch.cat(parts) for parts in zip(*group, strict=True)] for group in zip(*batches, strict=True)]
+
+
+def _mean_over_examples(inside: Tensor, counts: Tensor) -> Tensor:
+    """Mean over examples of the fraction of their values that are inside."""
+    return (inside.double() / counts.repeat_interleave(counts)).sum() / (counts > 0).sum()
+
+
+def _mean_by_group(values: Tensor, group: Tensor, size: int) -> Tensor:
+    """Mean of the values in each of the groups 0 … size − 1, NaN for one without any: (size,)."""
+    return torch.bincount(group, values.double(), size) / torch.bincount(group, minlength=size)
 
 
 @dataclass(frozen=True)
 class _ConformalPredictor:
-    """What both predictors share: quantiles, level, and saving as JSON."""
+    """What both predictors share: quantiles, one for each group (class or output), and saving as JSON."""
+
+    _kind: ClassVar[str]
+    _group: ClassVar[str]
 
     predictor: Predictor
     quantiles: tuple[float, ...]
     level: float
+    score: str
+    num_samples: int
+    seed: int
+    count: int
+
+    def _calibrate(self, batches: list[list[list[Tensor]]], *, allow_infinite: bool = False) -> Self:
+        """Set the quantiles from scores, how far rounding moves them per magnitude, and magnitudes of the outputs.
+
+        A score is raised by what rounding moves an output of the mean magnitude: a small output may be the difference
+        of large numbers.
+        """
+        quantiles, num_examples = [], []
+        for scores, slack, magnitude, counts in (groups := _join_batches(batches)):
+            quantiles.append(conformal_quantile(scores + slack * magnitude.mean(), counts, self.level))
+            num_examples.append(int((counts > 0).sum()))
+        if math.inf in quantiles and not allow_infinite:
+            exact = Fraction(str(float(self.level)))
+            expected = f"at least {math.ceil(exact / (1 - exact))} for level {self.level:g}"
+            raise ArgumentError("calibration_data", f"{min(num_examples)} examples", expected)
+        count = int((torch.stack([counts for *_, counts in groups]) > 0).any(0).sum())
+        return replace(self, quantiles=tuple(quantiles), count=count)
+
+    def __str__(self) -> str:
+        header = (
+            f"{self.score} {self._kind} at level {self.level:g} from {self.count:,} calibration examples, "
+            f"B = {self.num_samples}, seed {self.seed}"
+        )
+        names = range(len(self.quantiles)) if len(self.quantiles) > 1 else ["all"]
+        rows = [{self._group: name, "quantile": q} for name, q in zip(names, self.quantiles, strict=True)]
+        always = [str(g) for g, q in enumerate(self.quantiles) if q == math.inf]
+        note = f"\nin every set, as there are too few calibration examples: {', '.join(always)}" if always else ""
+        return f"{header}\n{format_table(rows)}{note}"
 
     def config(self) -> dict[str, Any]:
         """Return everything but the predictor as JSON values; an infinite quantile is null."""
@@ -236,23 +278,22 @@ class ConformalClassifier(_ConformalPredictor):
         quantiles: The quantile q, or one for each class.
         level: Coverage of the sets.
         score: Conformity score.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates and of u.
+        count: Number of calibration examples.
         class_conditional: Whether each class has a quantile of its own.
         allow_empty: Whether sets may be empty.
         penalty: λ of the regularised score.
         k_reg: Number of classes without a penalty.
-        num_samples: Number of replicates B.
-        seed: Seed of the replicates and of u.
-        count: Number of calibration examples.
     """
 
-    score: ClassScore
+    _kind = "sets"
+    _group = "class"
+
     class_conditional: bool
     allow_empty: bool
     penalty: float
     k_reg: int
-    num_samples: int
-    seed: int
-    count: int
 
     def predict(self, x: InputData, *, batch_size: int = 256, progress: bool = True) -> PredictionSets:
         """Predict {c : s(x, c) ≤ q} for each input.
@@ -283,36 +324,28 @@ class ConformalClassifier(_ConformalPredictor):
         Returns:
             The report, which prints as tables.
         """
-        by_class: Tensor | int = 0  # (2, C): inputs, and inputs whose set holds their class
-        by_size: Tensor | int = 0  # (2, C + 1)
-        images, covered = 0, 0.0
+        batches = []
         for x, y in iter_batches(data, batch_size, title="evaluating sets", progress=progress):
             mask = self._mask(x)
-            labels = align_labels(mask, y, ignore_index=ignore_index)
+            labels = align_labels(mask, y, ignore_index=ignore_index)[:, None]  # (N, 1, *)
             counted = is_counted(labels, ignore_index)
-            inside = mask.gather(1, labels.where(counted, 0)[:, None])[:, 0] & counted  # (N, *)
-            pixels = _count_per_row(counted)
-            covered += float((_count_per_row(inside)[pixels > 0].double() / pixels[pixels > 0]).sum())
-            images += int((pixels > 0).sum())
-            correct, num_classes = inside[counted], mask.shape[1]
-            by_class = by_class + _count_groups(labels[counted], correct, num_classes)
-            by_size = by_size + _count_groups(mask.sum(1)[counted], correct, num_classes + 1)
-        assert isinstance(by_class, Tensor), "iter_batches yields at least one batch"
-        assert isinstance(by_size, Tensor)
-        check_any_counted(images, ignore_index)
-        count = int(by_size[0].sum())
-        sizes = torch.arange(by_size.shape[1], dtype=torch.float64)
+            inside = mask.gather(1, labels.where(counted, 0))
+            batches.append(_split_groups(inside, labels, mask.sum(1, keepdim=True), counted=counted))
+        inside, labels, sizes, counts = _join_batches(batches)[0]
+        check_any_counted(len(labels), ignore_index)
+        num_classes = mask.shape[1]
+        size_count = torch.bincount(sizes, minlength=num_classes + 1)
         return PredictionSetReport(
             level=self.level,
-            count=count,
-            coverage=covered / images,
-            mean_size=float((by_size[0] * sizes).sum() / count),
-            empty=float(by_size[0, 0] / count),
-            singleton=float(by_size[0, 1] / count),
-            class_coverage=by_class[1] / by_class[0],
-            class_count=by_class[0].long(),
-            size_coverage=by_size[1] / by_size[0],
-            size_count=by_size[0].long(),
+            count=len(labels),
+            coverage=float(_mean_over_examples(inside, counts)),
+            mean_size=float(sizes.double().mean()),
+            empty=int(size_count[0]) / len(labels),
+            singleton=int(size_count[1]) / len(labels),
+            class_coverage=_mean_by_group(inside, labels, num_classes),
+            class_count=torch.bincount(labels, minlength=num_classes),
+            size_coverage=_mean_by_group(inside, sizes, num_classes + 1),
+            size_count=size_count,
         )
 
     def _mask(self, x: Any) -> Tensor:
@@ -344,17 +377,6 @@ class ConformalClassifier(_ConformalPredictor):
             extra = self.penalty * (ranks - self.k_reg).clamp_min(0).to(scores)
             scores = scores + extra.view(-1, *[1] * (probs.ndim - 2))
         return torch.empty_like(scores).scatter_(1, order, scores), slack
-
-    def __str__(self) -> str:
-        header = (
-            f"{self.score} sets at level {self.level:g} from {self.count:,} calibration examples, "
-            f"B = {self.num_samples}, seed {self.seed}"
-        )
-        names = range(len(self.quantiles)) if self.class_conditional else ["all"]
-        rows = [{"class": name, "quantile": q} for name, q in zip(names, self.quantiles, strict=True)]
-        always = [str(row["class"]) for row in rows if row["quantile"] == math.inf]
-        note = f"\nin every set, as there are too few calibration examples: {', '.join(always)}" if always else ""
-        return f"{header}\n{format_table(rows)}{note}"
 
 
 def fit_conformal_classifier(
@@ -429,38 +451,28 @@ def fit_conformal_classifier(
         quantiles=(),
         level=check_fraction("level", level),
         score=score,
+        num_samples=num_samples,
+        seed=seed,
+        count=0,
         class_conditional=class_conditional,
         allow_empty=allow_empty,
         penalty=penalty,
         k_reg=check_int("k_reg", k_reg, minimum=0),
-        num_samples=num_samples,
-        seed=seed,
-        count=0,
     )
-    values: list[Tensor] = []  # scores of the true classes
-    classes: list[Tensor] = []  # the true classes
-    counts: list[Tensor] = []
-    num_classes = 0
+    batches = []
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating sets", progress=progress):
-        scores, slack = classifier._scores(x)
-        labels = align_labels(scores, y, ignore_index=ignore_index)
+        scores, slack = classifier._scores(x)  # (N, C, *)
+        labels = align_labels(scores, y, ignore_index=ignore_index)[:, None]  # (N, 1, *)
+        counted = is_counted(labels, ignore_index)
         if class_conditional and labels[:1].numel() > 1:
             raise ArgumentError("class_conditional", True, "False for pixels")
-        counted = is_counted(labels, ignore_index)
-        true = scores.gather(1, labels.where(counted, 0)[:, None])[:, 0][counted]
-        values.append((true + slack * (1 + true.abs())).cpu())  # raised by what rounding may move them
-        classes.append(labels[counted].cpu())
-        counts.append(_count_per_row(counted))
-        num_classes = scores.shape[1]
-    all_values, pixels = torch.cat(values), torch.cat(counts)
-    classifier = replace(classifier, count=int((pixels > 0).sum()))
-    if not class_conditional:
-        _check_calibration_rows(level, classifier.count)
-        return replace(classifier, quantiles=(conformal_quantile(all_values, pixels, level),))
-    groups = [all_values[torch.cat(classes) == c] for c in range(num_classes)]
-    return replace(
-        classifier, quantiles=tuple(conformal_quantile(part, torch.ones(len(part)), level) for part in groups)
-    )
+        if class_conditional:
+            counted = counted & (labels == torch.arange(scores.shape[1], device=labels.device))  # (N, C)
+        else:
+            scores = scores.gather(1, labels.where(counted, 0))
+        raised = scores * (1 + slack)  # a score is at least 0
+        batches.append(_split_groups(raised, torch.full_like(raised, slack), torch.ones_like(raised), counted=counted))
+    return classifier._calibrate(batches, allow_infinite=class_conditional)
 
 
 def _falling_order(probs: Tensor, logits: Tensor, slack: float) -> Tensor:
@@ -474,12 +486,6 @@ def _falling_order(probs: Tensor, logits: Tensor, slack: float) -> Tensor:
     lower = values[:, 1:] < values[:, :-1] * (-tolerance).exp()
     run = torch.cat([torch.zeros_like(order[:, :1]), lower.cumsum(1)], 1)
     return torch.empty_like(order).scatter_(1, order, run).argsort(dim=1, stable=True)
-
-
-def _count_groups(group: Tensor, correct: Tensor, size: int) -> Tensor:
-    """Number of inputs in each group, and of those whose set holds the true class: (2, size)."""
-    counts = [torch.bincount(part, minlength=size).double().cpu() for part in (group, group[correct])]
-    return torch.stack(counts)
 
 
 def _row_uniforms(x: Any, reference: Tensor, seed: int) -> Tensor:
@@ -506,30 +512,26 @@ class _Band(NamedTuple):
     normalised: bool
     slack: float  # how far another batch may move outputs of magnitude 1
 
-    def scores(self, y: Tensor) -> Tensor:
-        """The q at which the band begins to contain y."""
-        return torch.maximum(self.low - y, y - self.high) / self.scale
+    def scores(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The q at which the band begins to contain y, how far it moves where outputs do, and their magnitude.
 
-    @property
-    def magnitude(self) -> Tensor:
-        """Of the outputs that the band is made of."""
-        return torch.maximum(self.low.abs(), self.high.abs()) + self.std
+        Where outputs of magnitude 1 move by the slack, so do the ends of the band, and a scale that is not 1.
+        """
+        scores = torch.maximum(self.low - y, y - self.high) / self.scale
+        slack = self.slack * (1 + scores.abs() * self.normalised) / self.scale
+        magnitude = torch.maximum(self.low.abs(), self.high.abs()) + self.std
+        return scores + slack * magnitude, slack, magnitude
 
-    def score_slack(self, scores: Tensor) -> Tensor:
-        """How far scores move where outputs of magnitude 1 do: ends move by the slack, and so does a scale."""
-        return self.slack * (1 + scores.abs() * self.normalised) / self.scale
-
-    def widen(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def widen(self, quantiles: tuple[float, ...]) -> tuple[Tensor, Tensor]:
         """The band at q. Rounding goes outwards: a y whose score is q itself stays inside."""
-        reach = q * self.scale
+        if len(quantiles) != self.low.shape[1]:
+            raise ArgumentError("x", f"{self.low.shape[1]} outputs", f"{len(quantiles)}, as in calibration")
+        reach = self.low.new_tensor(quantiles).view(-1, *[1] * (self.low.ndim - 2)) * self.scale
         eps = 4 * torch.finfo(reach.dtype).eps
         low = self.low - reach - eps * (self.low.abs() + reach.abs())
         high = self.high + reach + eps * (self.high.abs() + reach.abs())
         middle = (low + high) / 2  # a negative q may empty the band: its middle remains
         return torch.minimum(low, middle), torch.maximum(high, middle)
-
-
-_IntervalBatch = tuple[IntervalMetrics, Tensor, Tensor, Tensor]  # state, predicted std, whether y is inside, counts
 
 
 def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> tuple[Tensor, Tensor]:
@@ -546,20 +548,11 @@ def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> t
     return targets.where(counted, 0.0), counted
 
 
-def _summarize_output(batches: list[_IntervalBatch], num_bins: int, ignore_index: float | None) -> tuple[Tensor, ...]:
-    """Coverage, mean width and interval score of one output; mean std, coverage and count of each bin."""
-    states, *columns = zip(*batches, strict=True)
-    state = sum(states[1:], states[0])
-    std, inside, counts = map(torch.cat, columns)
-    images = int((counts > 0).sum())
-    check_any_counted(images, ignore_index)
-    coverage = (inside / counts.repeat_interleave(counts)).sum() / images
+def _bin_by_std(std: Tensor, num_bins: int) -> Tensor:
+    """Bin of each input, from the smallest std to the largest; ties are in the first bin that takes them: (N,)."""
     ranks = [math.ceil(len(std) * k / num_bins) - 1 for k in range(1, num_bins)]
     edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
-    bins = torch.bucketize(std, edges)  # ties are in the first bin that takes them
-    bin_count = torch.bincount(bins, minlength=num_bins)
-    bin_std, bin_coverage = (torch.bincount(bins, part, num_bins) / bin_count for part in (std, inside))
-    return coverage, state.mean_width.cpu(), state.interval_score.cpu(), bin_std, bin_coverage, bin_count
+    return torch.bucketize(std, edges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -611,19 +604,18 @@ class ConformalRegressor(_ConformalPredictor):
         quantiles: The quantile q of each output.
         level: Coverage of the intervals.
         score: Conformity score.
-        noise_std: Standard deviation σ of the noise, one number or one per output.
-        gaussian: Whether the outputs are k means and k values of log σ².
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
         count: Number of calibration examples.
+        noise_std: Standard deviation σ of the noise, one number or one per output.
+        gaussian: Whether the outputs are k means and k values of log σ².
     """
 
-    score: RegressionScore
+    _kind = "intervals"
+    _group = "output"
+
     noise_std: tuple[float, ...]
     gaussian: bool
-    num_samples: int
-    seed: int
-    count: int
 
     def predict(self, x: InputData, *, batch_size: int = 256, progress: bool = True) -> tuple[Tensor, Tensor]:
         """Predict intervals.
@@ -639,7 +631,7 @@ class ConformalRegressor(_ConformalPredictor):
             Lower and upper ends, (N, C, *) each, in float64 and in the units of y.
         """
         intervals = map_batches(
-            lambda batch: self._widen(self._band(batch)), x, batch_size, title="intervals", progress=progress
+            lambda batch: self._band(batch).widen(self.quantiles), x, batch_size, title="intervals", progress=progress
         )
         low, high = zip(*intervals, strict=True)
         return torch.cat(low), torch.cat(high)
@@ -666,20 +658,21 @@ class ConformalRegressor(_ConformalPredictor):
             The report, which prints as tables.
         """
         num_bins = check_int("num_bins", num_bins, minimum=1)
-        outputs: list[list[_IntervalBatch]] = [[] for _ in self.quantiles]
-        count = 0
+        batches = []
         for x, y in iter_batches(data, batch_size, title="evaluating intervals", progress=progress):
             band = self._band(x)
             targets, counted = _mask_targets(band.low, y, ignore_index)
-            low, high = self._widen(band)
-            for c, output in enumerate(outputs):
-                valid = counted[:, c]
-                a, b, t, std = (values[:, c][valid] for values in (low, high, targets, band.std))
-                state = IntervalMetrics.from_batch(a, b, t, level=self.level)
-                inside = ((a <= t) & (t <= b)).double()
-                output.append((state, std.cpu(), inside.cpu(), _count_per_row(valid)))
-            count += int((_count_per_row(counted) > 0).sum())
-        columns = [_summarize_output(output, num_bins, ignore_index) for output in outputs]
+            batches.append(_split_groups(*band.widen(self.quantiles), targets, band.std, counted=counted))
+        columns, examples = [], []
+        for low, high, target, std, counts in _join_batches(batches):
+            check_any_counted(len(target), ignore_index)
+            state = IntervalMetrics.from_batch(low, high, target, level=self.level)
+            inside, bins = (low <= target) & (target <= high), _bin_by_std(std, num_bins)
+            by_bin = [_mean_by_group(std, bins, num_bins), _mean_by_group(inside, bins, num_bins)]
+            metrics = [_mean_over_examples(inside, counts), state.mean_width, state.interval_score]
+            columns.append([*metrics, *by_bin, torch.bincount(bins, minlength=num_bins)])
+            examples.append(counts > 0)
+        count = int(torch.stack(examples).any(0).sum())
         stacked = (torch.stack(parts) for parts in zip(*columns, strict=True))
         return PredictionIntervalReport(self.level, count, *stacked)
 
@@ -703,20 +696,6 @@ class ConformalRegressor(_ConformalPredictor):
             hint = "use a stochastic method, noise_std or score='absolute'"
             raise ArgumentError("predictor", "a predictive variance of zero", "replicates that differ", hint=hint)
         return _Band(low, high, std if normalised else torch.ones_like(low), std, normalised, slack)
-
-    def _widen(self, band: _Band) -> tuple[Tensor, Tensor]:
-        q = torch.tensor(self.quantiles, dtype=torch.float64, device=band.low.device)
-        if len(q) != band.low.shape[1]:
-            raise ArgumentError("x", f"{band.low.shape[1]} outputs", f"{len(q)}, as in calibration")
-        return band.widen(q.view(-1, *[1] * (band.low.ndim - 2)))
-
-    def __str__(self) -> str:
-        rows = [{"output": c, "quantile": q} for c, q in enumerate(self.quantiles)]
-        header = (
-            f"{self.score} intervals at level {self.level:g} from {self.count:,} calibration examples, "
-            f"B = {self.num_samples}, seed {self.seed}"
-        )
-        return f"{header}\n{format_table(rows)}"
 
 
 def fit_conformal_regressor(
@@ -786,33 +765,19 @@ def fit_conformal_regressor(
         quantiles=(),
         level=check_fraction("level", level),
         score=score,
-        noise_std=tuple(sigma.tolist()),
-        gaussian=False,
         num_samples=num_samples,
         seed=seed,
         count=0,
+        noise_std=tuple(sigma.tolist()),
+        gaussian=False,
     )
-    outputs: list[list[tuple[Tensor, ...]]] = []
-    count = 0
+    batches: list[list[list[Tensor]]] = []
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating intervals", progress=progress):
-        if not outputs:
+        if not batches:
             regressor = replace(regressor, gaussian=has_gaussian_head(predictor, x, y, seed=seed))
             if regressor.gaussian and score == "quantile":
                 raise ArgumentError("score", score, "'absolute' or 'normalised' for a net with a Gaussian head")
         band = regressor._band(x)
         targets, counted = _mask_targets(band.low, y, ignore_index)
-        scores = band.scores(targets)
-        outputs = outputs or [[] for _ in range(scores.shape[1])]
-        for c, output in enumerate(outputs):
-            valid = counted[:, c]
-            columns = [values[:, c][valid].cpu() for values in (scores, band.score_slack(scores), band.magnitude)]
-            output.append((*columns, _count_per_row(valid)))
-        count += int((_count_per_row(counted) > 0).sum())
-    quantiles = []
-    for output in outputs:
-        values, slack, magnitude, counts = (torch.cat(parts) for parts in zip(*output, strict=True))
-        _check_calibration_rows(level, int((counts > 0).sum()))
-        # Raised by what rounding moves an output of its magnitude, and of the mean one: a small output may be the
-        # difference of large numbers.
-        quantiles.append(conformal_quantile(values + slack * (magnitude + magnitude.mean()), counts, level))
-    return replace(regressor, quantiles=tuple(quantiles), count=count)
+        batches.append(_split_groups(*band.scores(targets), counted=counted))
+    return regressor._calibrate(batches)
