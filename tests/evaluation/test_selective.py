@@ -289,7 +289,7 @@ def test_risk_bound_without_an_error() -> None:
     """45 rows without an error are the least that show a risk of at most 0.05 at δ = 0.1."""
     logits = make_logits(torch.linspace(0.6, 0.9, 45), torch.zeros(45))
     found = fit_risk_controlled_threshold(LOGITS, TensorDataset(logits, torch.zeros(45).long()), **one)
-    assert (found.threshold, found.coverage, found.selective_risk, found.count) == (-math.inf, 1.0, 0.0, 45)
+    assert (found.threshold, found.coverage, found.selective_risk, found.report.count) == (-math.inf, 1.0, 0.0, 45)
     assert found.bound == pytest.approx(1 - 0.1 ** (1 / 45))
     for num, searches in ((45, 1), (117, 1), (118, 2), (67 * 4, 3), (72 * 8, 4)):  # as many as there are rows for
         rows = TensorDataset(logits[:1].expand(num, 2), torch.zeros(num).long())

@@ -318,7 +318,7 @@ def _fit_limits(model: MaskModel, held_out: LazyDataset, num_samples: int) -> tu
             images.append(confidence[index])
     if not images:
         return 0.0, 1.0
-    report = SelectivePredictionReport(ranking, "confidence", None, num_samples, 0)
+    report = SelectivePredictionReport(ranking, "confidence", None, num_samples, 0, pixels=True)
     threshold = min(1.0, max(0.0, report.threshold_for(risk=report.risk / 2)))
     fractions = [float((image < threshold).double().mean()) for image in images]
     return threshold, float(np.quantile(fractions, _ACCEPTED_QUANTILE, method="higher"))

@@ -18,7 +18,7 @@ Jordan and Lei, Learn then test: calibrating predictive algorithms to achieve ri
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -91,10 +91,6 @@ def _is_correct(
         raise ArgumentError("data", "NaN targets", "numbers", hint="drop those rows")
     correct = ((mean - targets).abs() <= tolerance).all(1)
     return correct, torch.ones_like(correct)
-
-
-def _score_name(score: ConfidenceScore) -> str:
-    return getattr(score, "__name__", type(score).__name__) if callable(score) else score
 
 
 def _threshold_after(scores: Tensor, place: int) -> float:
@@ -189,6 +185,7 @@ class SelectivePredictionReport:
         tolerance: Largest error of a correct prediction in regression; None for labels.
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
+        pixels: Whether pixels count as inputs of their own.
     """
 
     ranking: ConfidenceRanking
@@ -196,6 +193,7 @@ class SelectivePredictionReport:
     tolerance: float | None
     num_samples: int
     seed: int
+    pixels: bool
 
     @property
     def curve(self) -> RiskCoverageCurve:
@@ -263,10 +261,16 @@ class SelectivePredictionReport:
             risk: Maximum risk on these data.
             coverage: Minimum coverage on these data.
         """
-        threshold = self.threshold_for(risk=risk, coverage=coverage)
-        return SelectivePredictor(
-            predictor, threshold, self.score, self.tolerance is not None, self.num_samples, self.seed
-        )
+        return self._wrap(predictor, self.threshold_for(risk=risk, coverage=coverage))
+
+    def _wrap(self, predictor: Predictor, threshold: float) -> SelectivePredictor:
+        regression = self.tolerance is not None
+        return SelectivePredictor(predictor, threshold, self.score, regression, self.num_samples, self.seed)
+
+    @property
+    def _header(self) -> str:
+        name = getattr(self.score, "__name__", type(self.score).__name__) if callable(self.score) else self.score
+        return f"N = {self.count:,}, B = {self.num_samples}, seed {self.seed}, score {name}"
 
     def _place(self, coverage: float) -> int:
         """First point of the curve with this coverage."""
@@ -278,10 +282,8 @@ class SelectivePredictionReport:
             {"coverage ≥": c, "risk": self.risk_at(c), "threshold": self.threshold_for(coverage=c)}
             for c in _TABLE_COVERAGES
         ]
-        return (
-            f"N = {self.count:,}, B = {self.num_samples}, seed {self.seed}, score {_score_name(self.score)}\n"
-            f"AURC {self.aurc:.4g}, E-AURC {self.excess_aurc:.4g}\n{format_table(rows)}"
-        )
+        areas = f"AURC {self.aurc:.4g}, E-AURC {self.excess_aurc:.4g}"
+        return f"{self._header}\n{areas}\n{format_table(rows)}"
 
 
 def evaluate_selective_prediction(
@@ -330,37 +332,19 @@ def evaluate_selective_prediction(
         >>> report.wrap(predictor, risk=0.1).predict(logits, progress=False).abstain.tolist()
         [False, False, False, True]
     """
+    _check_score(predictor, score, regression=tolerance is not None)
     if ignore_index is not None and tolerance is not None:
         raise ArgumentError("ignore_index", ignore_index, "None for a regression", hint="drop those rows")
-    batches = iter_batches(data, batch_size, title="selective prediction", progress=progress)
-    return _evaluate(predictor, batches, score, tolerance, ignore_index, num_samples, seed)
-
-
-def _evaluate(
-    predictor: Predictor,
-    batches: Iterator[tuple[Any, Tensor]],
-    score: ConfidenceScore,
-    tolerance: float | None,
-    ignore_index: int | None,
-    num_samples: int,
-    seed: int,
-    *,
-    allow_pixels: bool = True,
-) -> SelectivePredictionReport:
-    _check_score(predictor, score, regression=tolerance is not None)
     if tolerance is not None and not (isinstance(tolerance, float | int) and tolerance >= 0):
         raise ArgumentError("tolerance", tolerance, "a number ≥ 0, in the units of y")
-    ranking: ConfidenceRanking | int = 0
-    for x, y in batches:
+    ranking: Any = 0
+    for x, y in iter_batches(data, batch_size, title="selective prediction", progress=progress):
         summary = predictor.summarize(x, num_samples, seed=seed)
         correct, counted = _is_correct(summary, y, tolerance, ignore_index)
-        if correct.ndim > 1 and not allow_pixels:
-            raise ArgumentError("calibration_data", "labels of pixels", "one label per input: pixels are dependent")
         scores = _compute_scores(summary, score)
         ranking = ranking + ConfidenceRanking.from_confidence(scores[counted], correct[counted])
-    assert isinstance(ranking, ConfidenceRanking), "iter_batches yields at least one batch"
     check_any_counted(ranking.count, ignore_index)
-    return SelectivePredictionReport(ranking, score, tolerance, num_samples, seed)
+    return SelectivePredictionReport(ranking, score, tolerance, num_samples, seed, pixels=correct.ndim > 1)
 
 
 # -- risk control --------------------------------------------------------------------------------------
@@ -377,11 +361,7 @@ class RiskControlledThreshold:
         bound: Clopper–Pearson upper bound of the risk at the threshold, at confidence 1 − δ/J.
         selective_risk: Error among the accepted calibration inputs; 0 if there are none.
         coverage: Fraction of calibration inputs that are accepted.
-        count: Number of calibration inputs.
-        score: Score that the threshold refers to.
-        tolerance: Largest error of a correct prediction in regression; None for labels.
-        num_samples: Number of replicates B.
-        seed: Seed of the replicates.
+        report: Risk by coverage on the calibration data, with the score, B and seed that the threshold refers to.
     """
 
     threshold: float
@@ -390,11 +370,7 @@ class RiskControlledThreshold:
     bound: float
     selective_risk: float
     coverage: float
-    count: int
-    score: ConfidenceScore
-    tolerance: float | None
-    num_samples: int
-    seed: int
+    report: SelectivePredictionReport
 
     def wrap(self, predictor: Predictor) -> SelectivePredictor:
         """Return the predictor with this threshold, and the score, B and seed it was found with.
@@ -402,17 +378,14 @@ class RiskControlledThreshold:
         Args:
             predictor: The predictor that was calibrated.
         """
-        return SelectivePredictor(
-            predictor, self.threshold, self.score, self.tolerance is not None, self.num_samples, self.seed
-        )
+        return self.report._wrap(predictor, self.threshold)
 
     def __str__(self) -> str:
         names = ("threshold", "coverage", "selective_risk", "bound")
         guarantee = f"risk ≤ {self.risk:g} with probability {1 - self.delta:g}"
         if self.threshold == math.inf:
             guarantee += ": not shown for any threshold, abstain always"
-        header = f"N = {self.count:,}, B = {self.num_samples}, seed {self.seed}, score {_score_name(self.score)}"
-        return f"{guarantee}\n{header}\n{format_table([{name: getattr(self, name) for name in names}])}"
+        return f"{guarantee}\n{self.report._header}\n{format_table([{name: getattr(self, name) for name in names}])}"
 
 
 def fit_risk_controlled_threshold(
@@ -464,8 +437,18 @@ def fit_risk_controlled_threshold(
     from scipy.stats import beta, binom
 
     risk, delta = check_fraction("risk", risk), check_fraction("delta", delta)
-    batches = iter_batches(calibration_data, batch_size, title="controlling risk", progress=progress)
-    report = _evaluate(predictor, batches, score, tolerance, None, num_samples, seed, allow_pixels=False)
+    report = evaluate_selective_prediction(
+        predictor,
+        calibration_data,
+        score=score,
+        tolerance=tolerance,
+        num_samples=num_samples,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    if report.pixels:
+        raise ArgumentError("calibration_data", "labels of pixels", "one label per input: pixels are dependent")
     curve, count = report.curve, report.count
     places = _separated_places(curve.threshold)
     accepted = (curve.coverage[places] * count).round().long().numpy()
@@ -487,11 +470,7 @@ def fit_risk_controlled_threshold(
         bound=float(beta.ppf(1 - level, k + 1, n - k)) if k < n else 1.0,
         selective_risk=float(curve.risk[places[best]]) if found else 0.0,
         coverage=float(curve.coverage[places[best]]) if found else 0.0,
-        count=count,
-        score=score,
-        tolerance=tolerance,
-        num_samples=num_samples,
-        seed=seed,
+        report=report,
     )
 
 
