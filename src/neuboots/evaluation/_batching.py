@@ -50,8 +50,7 @@ def iter_batches(
             x, y = unpack_example(batch)
             y = torch.as_tensor(y)
             if y.ndim == 0:
-                hint = "wrap a list of examples in DataLoader(examples, batch_size=256)"
-                raise ArgumentError("data", "single examples (x, y)", "batches, or a data set", hint=hint)
+                raise ArgumentError("data", "single examples", "batches or a data set", hint="use a DataLoader")
             yield x, y
             empty = False
             advance(title)
@@ -131,18 +130,11 @@ def iter_inputs(
     [3, 2]
     """
     if is_input_batch(data):
-        if count_rows(data) == 0:
-            raise ArgumentError("inputs", "no rows", "at least one")
         starts = range(0, count_rows(data), check_int("batch_size", batch_size, minimum=1))
-        with progress_bar(title, len(starts), enabled=progress) as advance:
-            for start in starts:
-                yield take_rows(data, slice(start, start + batch_size))
-                advance(title)
-        return
+        data = [(take_rows(data, slice(start, start + batch_size)),) for start in starts]  # views
     stacked = isinstance(data, np.ndarray) or (isinstance(data, list) and any(isinstance(x, Tensor) for x in data))
     if stacked or not isinstance(data, Dataset | Iterable | Sized):
-        hint = "use torch.as_tensor(array) or torch.stack(tensors)"
-        raise ArgumentError("inputs", type(data).__name__, "a tensor of inputs, a data set, or a loader", hint=hint)
+        raise ArgumentError("inputs", type(data).__name__, "a tensor (see torch.as_tensor), a data set, or a loader")
     source: Any = DataLoader(data, batch_size=batch_size) if isinstance(data, IterableDataset) else data
     tensors, _ = get_tensors(getattr(source, "dataset", source))
     if tensors is None or len(tensors) == 1:
@@ -152,21 +144,21 @@ def iter_inputs(
         yield x
 
 
-def map_batches(
-    function: Callable[[Any], _Result], x: InputData, batch_size: int, *, title: str, progress: bool
-) -> list[_Result]:
-    """Apply a function to each batch of inputs; tensors without a row are one batch.
+def predict_batches(
+    function: Callable[[Any], tuple[Tensor, ...]], x: InputData, batch_size: int, *, title: str, progress: bool
+) -> tuple[Tensor, ...]:
+    """Apply a function to each batch of inputs and concatenate its results; tensors without a row are one batch.
 
-    >>> map_batches(len, torch.zeros(5, 2), 3, title="counting", progress=False)
-    [3, 2]
+    >>> predict_batches(lambda x: (x.sum(1),), torch.ones(3, 2), 2, title="adding", progress=False)
+    (tensor([2., 2., 2.]),)
     """
     if is_input_batch(x) and count_rows(x) == 0:
-        return [function(x)]
+        return function(x)
     results = []
     # No comprehension: after an error it would keep the progress bar open for as long as the traceback lives.
     for batch in iter_inputs(x, batch_size, title=title, progress=progress):
         results.append(function(batch))
-    return results
+    return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
 
 
 # -- inputs, labels and targets ------------------------------------------------------------------------
@@ -219,8 +211,7 @@ def align_labels(probs: Tensor, y: Tensor, *, ignore_index: int | None = None) -
     valid = is_counted(labels, ignore_index)
     if bool((((labels < 0) | (labels >= num_classes)) & valid).any()):
         found, expected = f"{int(labels.min())} to {int(labels.max())}", f"0 to {num_classes - 1}"
-        hint = "renumber the labels, drop the inputs without one, or pass ignore_index"
-        raise ArgumentError("labels", found, expected, hint=hint)
+        raise ArgumentError("labels", found, expected, hint="renumber or drop the others, or pass ignore_index")
     return labels
 
 
@@ -278,9 +269,20 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def format_columns(columns: Mapping[str, Sequence[Any] | Tensor]) -> str:
+    """Format columns of equal length as `format_table` does.
+
+    >>> print(format_columns({"class": range(2), "error": torch.tensor([0.25, 0.5])}))
+    class  error
+        0   0.25
+        1    0.5
+    """
+    return format_table([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+
+
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Format metrics as a table of two columns."""
-    return format_table([{"metric": name, "value": value} for name, value in metrics.items()])
+    return format_columns({"metric": list(metrics), "value": list(metrics.values())})
 
 
 def _format_cell(value: Any) -> str:

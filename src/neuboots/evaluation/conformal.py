@@ -55,12 +55,12 @@ from neuboots.evaluation._batching import (
     align_targets,
     check_any_counted,
     check_predictor,
+    format_columns,
     format_metrics,
-    format_table,
     hash_rows,
     is_counted,
     iter_batches,
-    map_batches,
+    predict_batches,
 )
 from neuboots.evaluation.regression import has_gaussian_head
 from neuboots.metrics import IntervalMetrics
@@ -176,10 +176,9 @@ class _ConformalPredictor:
             f"B = {self.num_samples}, seed {self.seed}"
         )
         names = range(len(self.quantiles)) if len(self.quantiles) > 1 else ["all"]
-        rows = [{self._group: name, "quantile": q} for name, q in zip(names, self.quantiles, strict=True)]
         always = [str(g) for g, q in enumerate(self.quantiles) if q == math.inf]
         note = f"\nin every set, as there are too few calibration examples: {', '.join(always)}" if always else ""
-        return f"{header}\n{format_table(rows)}{note}"
+        return f"{header}\n{format_columns({self._group: names, 'quantile': self.quantiles})}{note}"
 
     def config(self) -> dict[str, Any]:
         """Return everything but the predictor as JSON values; an infinite quantile is null."""
@@ -263,9 +262,9 @@ class PredictionSetReport:
         metrics = {name: getattr(self, name) for name in ("level", "coverage", "mean_size", "empty", "singleton")}
         tables = [f"N = {self.count:,}\n{format_metrics(metrics)}"]
         for name in ("size", "class"):
-            columns = zip(getattr(self, f"{name}_coverage"), getattr(self, f"{name}_count"), strict=True)
-            rows = [{name: k, "coverage": float(c), "N": int(count)} for k, (c, count) in enumerate(columns) if count]
-            tables.append(format_table(rows))
+            coverage, count = getattr(self, f"{name}_coverage"), getattr(self, f"{name}_count")
+            (kept,) = count.nonzero(as_tuple=True)
+            tables.append(format_columns({name: kept, "coverage": coverage[kept], "N": count[kept]}))
         return "\n\n".join(tables)
 
 
@@ -308,7 +307,8 @@ class ConformalClassifier(_ConformalPredictor):
         Returns:
             The sets.
         """
-        return PredictionSets(torch.cat(map_batches(self._mask, x, batch_size, title="sets", progress=progress)))
+        (mask,) = predict_batches(lambda batch: (self._mask(batch),), x, batch_size, title="sets", progress=progress)
+        return PredictionSets(mask)
 
     def evaluate(
         self, data: LabeledData, *, ignore_index: int | None = None, batch_size: int = 256, progress: bool = True
@@ -351,8 +351,6 @@ class ConformalClassifier(_ConformalPredictor):
     def _mask(self, x: Any) -> Tensor:
         scores, _ = self._scores(x)  # (N, C, *)
         limits = torch.tensor(self.quantiles, dtype=scores.dtype, device=scores.device)
-        if self.class_conditional and len(limits) != scores.shape[1]:
-            raise ArgumentError("x", f"{scores.shape[1]} classes", f"{len(limits)}, as in calibration")
         mask = scores <= limits.view(1, -1, *[1] * (scores.ndim - 2))
         if self.allow_empty:
             return mask
@@ -543,8 +541,7 @@ def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> t
     elif ignore_index is not None:
         counted = targets != torch.tensor(ignore_index, dtype=y.dtype).to(targets)  # as y's dtype rounds it
     if not bool(torch.isfinite(targets[counted]).all()):
-        hint = "drop those rows, or pass ignore_index"
-        raise ArgumentError("data", "NaN or infinite targets", "finite numbers", hint=hint)
+        raise ArgumentError("data", "NaN or infinite targets", "finite numbers", hint="drop them, or pass ignore_index")
     return targets.where(counted, 0.0), counted
 
 
@@ -584,15 +581,11 @@ class PredictionIntervalReport:
 
     def __str__(self) -> str:
         names = ("coverage", "mean_width", "interval_score")
-        outputs = range(len(self.coverage))
-        metrics = [{"output": c} | {name: float(getattr(self, name)[c]) for name in names} for c in outputs]
-        bins = [
-            {"output": c, "predicted std": float(std), "coverage": float(coverage), "N": int(count)}
-            for c in outputs
-            for std, coverage, count in zip(self.bin_std[c], self.bin_coverage[c], self.bin_count[c], strict=True)
-            if count
-        ]
-        return f"N = {self.count:,}, level {self.level:g}\n{format_table(metrics)}\n\n{format_table(bins)}"
+        metrics = {"output": range(len(self.coverage)), **{name: getattr(self, name) for name in names}}
+        c, k = self.bin_count.nonzero(as_tuple=True)
+        bins = {"output": c, "predicted std": self.bin_std[c, k], "coverage": self.bin_coverage[c, k]}
+        bins["N"] = self.bin_count[c, k]
+        return f"N = {self.count:,}, level {self.level:g}\n{format_columns(metrics)}\n\n{format_columns(bins)}"
 
 
 @dataclass(frozen=True)
@@ -630,11 +623,10 @@ class ConformalRegressor(_ConformalPredictor):
         Returns:
             Lower and upper ends, (N, C, *) each, in float64 and in the units of y.
         """
-        intervals = map_batches(
+        low, high = predict_batches(
             lambda batch: self._band(batch).widen(self.quantiles), x, batch_size, title="intervals", progress=progress
         )
-        low, high = zip(*intervals, strict=True)
-        return torch.cat(low), torch.cat(high)
+        return low, high
 
     def evaluate(
         self,
@@ -693,8 +685,7 @@ class ConformalRegressor(_ConformalPredictor):
         normalised, slack = self.score == "normalised", _rounding_tolerance(mean.dtype)
         low, high, std = low.double(), high.double(), std.double()
         if normalised and not bool((std > 0).all()):
-            hint = "use a stochastic method, noise_std or score='absolute'"
-            raise ArgumentError("predictor", "a predictive variance of zero", "replicates that differ", hint=hint)
+            raise ArgumentError("predictor", "a predictive std of zero", "replicates that differ, or pass noise_std")
         return _Band(low, high, std if normalised else torch.ones_like(low), std, normalised, slack)
 
 

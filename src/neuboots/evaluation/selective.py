@@ -37,7 +37,7 @@ from neuboots.evaluation._batching import (
     format_table,
     is_counted,
     iter_batches,
-    map_batches,
+    predict_batches,
 )
 from neuboots.metrics import ConfidenceRanking, RiskCoverageCurve
 from neuboots.prediction import Predictor, Summary
@@ -62,8 +62,7 @@ def _check_score(predictor: Any, score: ConfidenceScore, *, regression: bool) ->
     if not callable(score) and score not in _SCORES:
         raise ArgumentError("score", score, f"one of {', '.join(_SCORES)}, or a function of a Summary")
     if regression and not callable(score) and score != "std":
-        hint = "the other scores are of class probabilities"
-        raise ArgumentError("score", score, "'std' or a function of a Summary for a regression", hint=hint)
+        raise ArgumentError("score", score, "'std' or a function of a Summary for a regression")
 
 
 def _compute_scores(summary: Summary, score: ConfidenceScore) -> Tensor:
@@ -162,9 +161,8 @@ class SelectivePredictor:
         Returns:
             Predictions, and True where the score is below the threshold.
         """
-        parts = map_batches(self._predict_batch, x, batch_size, title="predicting", progress=progress)
-        labels, abstain = zip(*parts, strict=True)
-        return SelectivePrediction(torch.cat(labels), torch.cat(abstain))
+        labels, abstain = predict_batches(self._predict_batch, x, batch_size, title="predicting", progress=progress)
+        return SelectivePrediction(labels, abstain)
 
     def _predict_batch(self, x: Any) -> SelectivePrediction:
         summary = self.predictor.summarize(x, self.num_samples, seed=self.seed)
@@ -494,7 +492,4 @@ def _start_counts(count: int, risk: float, delta: float) -> list[int]:
         if fewest <= count and math.ceil(fewest) << (searches - 1) <= count:
             return [math.ceil(fewest) << k for k in range(searches)]
     needed = f"{math.ceil(fewest):,}" if fewest < 1e9 else f"{fewest:.1e}"
-    hint = "pass more data, or a higher risk or delta"
-    raise ArgumentError(
-        "calibration_data", f"{count} examples", f"at least {needed} for this risk and delta", hint=hint
-    )
+    raise ArgumentError("calibration_data", f"{count} examples", f"at least {needed} for this risk and delta")
