@@ -69,16 +69,17 @@ def compare_replicates(true: Tensor, samples: Tensor, labels: Tensor, *, seed: i
         progress=False,
     ).metrics
     p, q = (logits.double().softmax(2) for logits in (true, samples))
+    is_constant = math.isnan(found.std_ratio.value)
     return {
         "distance": energy_distance(p, q),
         "ratio": found.ratio,
-        "low": None if found.std_ratio is None else found.std_ratio.low,
-        "high": None if found.std_ratio is None else found.std_ratio.high,
-        "off": None if found.std_ratio is None else found.agreement.factor,
+        "low": None if is_constant else found.std_ratio.low,
+        "high": None if is_constant else found.std_ratio.high,
+        "off": None if is_constant else found.agreement.factor,
         "correlation": found.correlation,
         "shift": found.shift,
-        "shape": found.wasserstein,
-        "shape_by_chance": None if found.null is None else found.null.wasserstein,
+        "shape": None if is_constant else found.wasserstein,
+        "shape_by_chance": None if is_constant else found.null.wasserstein,
         "finding": found.finding,
         "probability_ratio": math.sqrt(float(_variances(q).mean() / _variances(p).mean())),
         "probability_correlation": variance_correlation(p, q, seed=seed),

