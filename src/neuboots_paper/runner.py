@@ -117,14 +117,13 @@ def _run_jobs(study: Study, folder: Path, context: RunContext, num_workers: int)
 
     results = {k: result for k, name in enumerate(names) if (result := _read_result(folder / f"{name}.json"))}
     for timing in (False, True):
-        selected = [k for k, job in enumerate(jobs) if study.is_timing_job(job) == timing]
+        selected = [k for k, job in enumerate(jobs) if study.is_timing_job(job) == timing and k not in results]
         if selected:
             with nullcontext() if timing or torch.cuda.is_available() else one_thread():
                 found = run_jobs(
                     lambda place, selected=selected: work(selected[place]),  # type: ignore[misc]
                     len(selected),
                     num_workers=1 if timing else num_workers,
-                    known={place: results[k] for place, k in enumerate(selected) if k in results},
                     description=f"{study.name}{', times' if timing else ''}",
                     progress=context.progress,
                 )

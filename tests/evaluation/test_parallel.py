@@ -60,7 +60,12 @@ def test_interrupted_run_resumes_with_missing_jobs(tmp_path: Path, num_workers: 
             raise RuntimeError("broken")
         return {"k": k}
 
-    options: dict[str, Any] = {"num_workers": num_workers, "folder": tmp_path / "jobs", "key": "a", "progress": False}
+    options: dict[str, Any] = {
+        "num_workers": num_workers,
+        "folder": tmp_path / "jobs",
+        "settings": {"key": "a"},
+        "progress": False,
+    }
     run_jobs(job, 2, **options)
     with pytest.raises(RuntimeError, match="broken"):
         run_jobs(job, 3, **options)
@@ -82,24 +87,20 @@ def test_damaged_result_is_computed_again(tmp_path: Path, damage: str) -> None:
     assert done == [1]
 
 
-def test_known_results_are_not_computed() -> None:
-    assert run_jobs(lambda k: k, 4, known={1: "one", 3: "three"}, progress=False) == [0, "one", 2, "three"]
-
-
 def test_results_are_json_with_and_without_folder(tmp_path: Path) -> None:
     results = [run_jobs(lambda k: {1: (k,)}, 2, folder=f, progress=False) for f in (None, tmp_path, tmp_path)]
     assert results[0] == results[1] == results[2] == [{"1": [0]}, {"1": [1]}]
-    with pytest.raises(ArgumentError, match="job"):
+    with pytest.raises(TypeError, match="Tensor"):
         run_jobs(lambda k: torch.ones(1), 1, progress=False)
 
 
 def test_folder_of_other_settings_is_rejected(tmp_path: Path) -> None:
-    run_jobs(lambda k: k, 1, folder=tmp_path, key="a", progress=False)
+    run_jobs(lambda k: k, 1, folder=tmp_path, settings={"key": "a"}, progress=False)
     with pytest.raises(ArgumentError, match="folder"):
-        run_jobs(lambda k: k, 1, folder=tmp_path, key="b", progress=False)
+        run_jobs(lambda k: k, 1, folder=tmp_path, settings={"key": "b"}, progress=False)
     (tmp_path / "key.json").unlink()
     with pytest.raises(ArgumentError, match="folder"):
-        run_jobs(lambda k: k, 1, folder=tmp_path, key="a", progress=False)
+        run_jobs(lambda k: k, 1, folder=tmp_path, settings={"key": "a"}, progress=False)
     with pytest.raises(ArgumentError, match="num_workers"):
         run_jobs(lambda k: k, 1, num_workers=0, progress=False)
 

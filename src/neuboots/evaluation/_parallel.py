@@ -37,8 +37,7 @@ def run_jobs(
     *,
     num_workers: int = 1,
     folder: Path | None = None,
-    key: str = "",
-    known: Mapping[int, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     description: str = "running",
     progress: bool = True,
 ) -> list[Any]:
@@ -51,9 +50,9 @@ def run_jobs(
         job: Function of the job's number. Its result must be JSON: numbers, strings, lists and dicts of them.
         count: Number of jobs.
         num_workers: Number of jobs at a time.
-        folder: Folder for the results, one JSON file each; jobs whose file exists are not run.
-        key: Fingerprint of all settings that results depend on. A folder with another key is rejected.
-        known: Results that are known already, by number; these jobs are not run.
+        folder: Folder for the results, one JSON file each; jobs whose file exists are not run. A damaged file is
+            written anew.
+        settings: All settings that results depend on. A folder with the fingerprint of others is rejected.
         description: Text of the progress bar.
         progress: Whether to show a progress bar.
 
@@ -62,6 +61,7 @@ def run_jobs(
 
     Raises:
         ArgumentError: If the folder holds results of other settings.
+        TypeError: If a result is not JSON.
 
     Example:
         >>> run_jobs(lambda k: {"square": k * k}, 3, progress=False)
@@ -70,54 +70,42 @@ def run_jobs(
     from joblib import Parallel, delayed
 
     check_int("num_workers", num_workers, minimum=1)
-    results = {**_read_cache(folder, key, count), **(known or {})}
-    missing = [k for k in range(count) if k not in results]
-    workers = Parallel(n_jobs=max(1, min(num_workers, len(missing))), return_as="generator_unordered")
-    with progress_bar(description, count, enabled=progress, done=len(results)) as advance:
-        for k, result in workers(delayed(_run_job)(job, k, folder, os.getpid()) for k in missing):
-            results[k] = result
+    files: list[Path | None] = [None] * count
+    if folder is not None:
+        _check_key(Path(folder), fingerprint(**(settings or {})))
+        files = [Path(folder) / f"job-{k:04d}.json" for k in range(count)]
+    num_missing = sum(file is None or read_json(file) is None for file in files)
+    workers = Parallel(n_jobs=max(1, min(num_workers, num_missing)), return_as="generator")
+    results = []
+    with progress_bar(description, count, enabled=progress) as advance:
+        for result in workers(delayed(_run_job)(job, k, file, os.getpid()) for k, file in enumerate(files)):
+            results.append(result)
             advance(description)
-    return [results[k] for k in range(count)]
+    return results
 
 
-def _run_job(job: Callable[[int], Any], k: int, folder: Path | None, parent: int) -> tuple[int, Any]:
-    """Number and result of one job, written by the process that computed it."""
+def _run_job(job: Callable[[int], Any], k: int, file: Path | None, parent: int) -> Any:
+    """Result of one job, written by the process that computes it."""
     if os.getpid() != parent:
         torch.set_num_threads(1)
-    result = job(k)
-    try:
-        result = json.loads(json.dumps(result))
-    except TypeError as error:
-        raise ArgumentError(f"job({k})", type(result).__name__, f"JSON values ({error})") from None
-    if folder is not None:
-        write_json(_result_file(folder, k), result)
-    return k, result
+    return cached_result(file, lambda _: json.loads(json.dumps(job(k))))
 
 
-def _result_file(folder: Path, k: int) -> Path:
-    return Path(folder) / f"job-{k:04d}.json"
-
-
-def _read_cache(folder: Path | None, key: str, count: int) -> dict[int, Any]:
-    """Results of an earlier run; a damaged file counts as missing."""
-    if folder is None:
-        return {}
-    stored = Path(folder) / "key.json"
-    if not stored.exists() and not any(Path(folder).glob("job-*.json")):
+def _check_key(folder: Path, key: str) -> None:
+    """Store the key in a new folder; reject a folder with another one."""
+    stored = folder / "key.json"
+    if not stored.exists() and not any(folder.glob("job-*.json")):
         write_json(stored, key)
     if read_json(stored) != key:
         raise ArgumentError("folder", str(folder), "a new folder, or one of a run with the same settings")
-    results = {k: read_json(_result_file(folder, k)) for k in range(count)}
-    return {k: result for k, result in results.items() if result is not None}
 
 
-def cached_result(file: Path | None, compute: Callable[[Path | None], dict[str, Any]]) -> dict[str, Any]:
+def cached_result(file: Path | None, compute: Callable[[Path | None], Any]) -> Any:
     """Read the JSON file, or compute(checkpoint folder) and write it; the checkpoints beside it are then deleted."""
     if file is None:
         return compute(None)
     checkpoints = file.with_suffix("")
-    result: dict[str, Any] | None = read_json(file)
-    if result is None:
+    if (result := read_json(file)) is None:
         result = compute(checkpoints)
         write_json(file, result)
     shutil.rmtree(checkpoints, ignore_errors=True)

@@ -43,6 +43,7 @@ from neuboots.evaluation._batching import (
     align_labels,
     align_targets,
     check_predictor,
+    format_columns,
     format_table,
     input_tensors,
     iter_batches,
@@ -52,14 +53,13 @@ from neuboots.evaluation._batching import (
 from neuboots.evaluation._parallel import (
     cached_result,
     check_repeated_fit,
-    fingerprint,
     make_reference_net,
     run_jobs,
     student_t_interval,
 )
 from neuboots.loading import check_length
 from neuboots.losses import BrierLoss, GaussianNLL
-from neuboots.metrics import ClassificationMetrics, RunningMean, SegmentationMetrics
+from neuboots.metrics import RunningMean, SegmentationMetrics
 from neuboots.prediction import (
     Method,
     Moments,
@@ -68,8 +68,9 @@ from neuboots.prediction import (
     SampleStream,
     Summary,
     class_probabilities,
+    summarize_stream,
 )
-from neuboots.training import TrainingConfig, progress_bar
+from neuboots.training import TrainingConfig
 
 AcquisitionFunction = Callable[[Summary], Tensor]  # statistics of N inputs → scores (N,), the largest labeled first
 OutputKind = Literal["classification", "regression", "gaussian"]  # gaussian: k means, then k values of log σ²
@@ -112,44 +113,36 @@ ACQUISITION_FUNCTIONS: dict[str, AcquisitionFunction] = {
     "std": lambda summary: mean_per_input(_rounded_std(summary).sum(1)),
     "batch": _total_variance,  # of one input; `batch` then selects inputs jointly
 }
-_PROBABILITY_STRATEGIES = ("std", "batch")  # on class probabilities; the others use the outputs
+_TASK_OF_LOSS: dict[tuple[type, ...], OutputKind] = {
+    (nn.CrossEntropyLoss, BrierLoss, nn.BCEWithLogitsLoss, nn.NLLLoss): "classification",
+    (nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss): "regression",
+    (GaussianNLL,): "gaussian",
+}
 _CLASS_STRATEGIES = ("entropy", "margin", "bald")
 
 
-@dataclass(frozen=True)
-class _ComparedOutputs(Predictor):
-    """View of a predictor whose samples are class probabilities, or the regression function."""
+def _compared_outputs(outputs: Tensor, task: OutputKind) -> Tensor:
+    """What replicates are compared by: class probabilities, or the regression function, (B, N, C, *)."""
+    if task == "classification":
+        return class_probabilities(outputs, 2)
+    if task == "regression":
+        return outputs
+    if outputs.shape[2] % 2:
+        raise ArgumentError("task", task, f"k means and k values of log σ², not {outputs.shape[2]} outputs")
+    return outputs[:, :, : outputs.shape[2] // 2]
 
-    inner: Predictor
-    task: OutputKind
 
-    @property
-    def net(self) -> nn.Module | None:
-        return self.inner.net
+def _compared_stream(predictor: Predictor, x: Any, num_samples: int, seed: int, task: OutputKind) -> SampleStream:
+    inner = predictor.stream(x, num_samples, seed=seed)
 
-    def _transform(self, chunk: Tensor) -> Tensor:
-        if self.task == "classification":
-            return class_probabilities(chunk, 2)
-        if self.task == "regression":
-            return chunk
-        if chunk.shape[2] % 2:
-            raise ArgumentError("task", self.task, f"k means and k values of log σ², not {chunk.shape[2]} outputs")
-        return chunk[:, :, : chunk.shape[2] // 2]
+    def chunks(size: int) -> Iterator[Tensor]:
+        return (_compared_outputs(chunk, task) for chunk in inner.chunks(size))
 
-    def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        inner = self.inner.stream(x, num_samples, seed=seed)
-
-        def chunks(size: int) -> Iterator[Tensor]:
-            return map(self._transform, inner.chunks(size))
-
-        moments = None  # exact moments are known of the outputs, not of the probabilities
-        if inner.moments is not None and self.task != "classification":
-            mean, std = (self._transform(part[None])[0] for part in (inner.moments.mean, inner.moments.std))
-            moments = Moments(mean, std)
-        return SampleStream(num_samples, inner.replicate_bytes, chunks, moments)
-
-    def config(self) -> dict[str, Any]:
-        return self.inner.config()
+    moments = None  # exact moments are known of the outputs, not of the probabilities
+    if inner.moments is not None and task != "classification":
+        mean, std = (_compared_outputs(part[None], task)[0] for part in (inner.moments.mean, inner.moments.std))
+        moments = Moments(mean, std)
+    return replace(inner, chunks=chunks, moments=moments)
 
 
 # -- selection -----------------------------------------------------------------------------------------
@@ -178,8 +171,8 @@ class RowSelector:
         self.k, self.seed, self.diverse = check_int("k", k, minimum=1), check_int("seed", seed), diverse
         self.num_rows = 0
         self._capacity = _CANDIDATES_PER_ROW * self.k if diverse else self.k
-        self._stored: list[Column] = []  # row, score, tie, features
-        self._columns: dict[str, Column] = {}
+        self._stored: list[Column] = []  # row, score, tie, features, columns
+        self._names: list[str] = []  # of the columns
 
     def add(
         self, scores: Tensor | Column, features: Tensor | None = None, columns: Mapping[str, Column] | None = None
@@ -201,21 +194,21 @@ class RowSelector:
         row = torch.arange(self.num_rows, self.num_rows + len(score))
         tie = row_uniforms(row, self.seed, "tie")
         places = torch.zeros(len(score), 0) if features is None else features
-        stored = [part.numpy() for part in (row, score, tie, places)]
-        columns = dict(columns or {})
+        columns = columns or {}
+        stored = [*(part.numpy() for part in (row, score, tie, places)), *columns.values()]
         if self.num_rows:
             stored = [np.concatenate(pair) for pair in zip(self._stored, stored, strict=True)]
-            columns = {name: np.concatenate([self._columns[name], column]) for name, column in columns.items()}
         best = np.lexsort((stored[2], -stored[1]))[: self._capacity]
-        self._stored, self._columns = [part[best] for part in stored], {name: c[best] for name, c in columns.items()}
+        self._stored, self._names = [part[best] for part in stored], list(columns)
         self.num_rows += len(score)
 
     def select(self) -> tuple[Tensor, Tensor, dict[str, Column]]:
         """Return the numbers and scores of the selected rows, the best first, and their columns: (k,) each."""
-        row, score, _, features = map(torch.from_numpy, self._stored)
+        row, score, _, features = map(torch.from_numpy, self._stored[:4])
         size = min(self.k, len(row))
         order = greedy_diverse_selection(score, features, size) if self.diverse else torch.arange(size)
-        return row[order], score[order], {name: column[order.numpy()] for name, column in self._columns.items()}
+        columns = {name: part[order.numpy()] for name, part in zip(self._names, self._stored[4:], strict=True)}
+        return row[order], score[order], columns
 
 
 def greedy_diverse_selection(scores: Tensor, features: Tensor, k: int) -> Tensor:
@@ -306,12 +299,13 @@ class QueryResult:
 
     def __str__(self) -> str:
         header = f"{len(self.rows)} of {self.pool_size:,} rows by {self.strategy}, B = {self.num_samples}"
-        first = zip(range(1, _PRINTED_ROWS + 1), self.rows.tolist(), self.scores.tolist(), strict=False)
-        table = format_table([{"rank": rank, "row": row, "score": score} for rank, row, score in first])
+        rows, scores = self.rows[:_PRINTED_ROWS], self.scores[:_PRINTED_ROWS]
+        table = format_columns({"rank": range(1, len(rows) + 1), "row": rows, "score": scores})
         more = f"\n… and {len(self.rows) - _PRINTED_ROWS} more" if len(self.rows) > _PRINTED_ROWS else ""
         return f"{header}, seed {self.seed}\n{table}{more}"
 
 
+@torch.no_grad()
 def select_for_labeling(
     predictor: Predictor,
     pool: InputData,
@@ -370,16 +364,19 @@ def select_for_labeling(
         raise ArgumentError("max_candidates", size, f"at least {2 * selector.k}, twice k")
     if predictor.num_distinct is not None:
         num_samples = min(num_samples, predictor.num_distinct)  # each member once
-    view = _ComparedOutputs(predictor, task) if strategy in _PROBABILITY_STRATEGIES else predictor
     with closing(iter_inputs(pool, batch_size, title="scoring the pool", progress=progress)) as inputs:
         if strategy == "batch":
-            rows, scores, total = _select_jointly(view, inputs, selector.k, num_samples, seed, size, progress)
+            streams = (_compared_stream(predictor, x, num_samples, seed, task) for x in inputs)
+            rows, scores, total = _select_jointly(streams, selector.k, seed, size)
         else:
             score = strategy if callable(strategy) else ACQUISITION_FUNCTIONS[strategy]
             for x in inputs:
-                scores = torch.zeros(count_rows(x), dtype=torch.float64)
-                if strategy != "random":  # which needs no prediction
-                    scores = torch.as_tensor(score(view.summarize(x, num_samples, seed=seed)))
+                if strategy == "random":  # needs no prediction
+                    scores = torch.zeros(count_rows(x), dtype=torch.float64)
+                elif strategy == "std":
+                    scores = score(summarize_stream(_compared_stream(predictor, x, num_samples, seed, task)))
+                else:
+                    scores = torch.as_tensor(score(predictor.summarize(x, num_samples, seed=seed)))
                 if scores.shape != (count_rows(x),):
                     raise ArgumentError("strategy", tuple(scores.shape), f"{count_rows(x)} scores, one for each row")
                 selector.add(scores, distance_features(x) if diverse else None)
@@ -413,16 +410,14 @@ def _check_order(pool: InputData) -> None:
 # -- joint selection -----------------------------------------------------------------------------------
 
 
-def _select_jointly(
-    view: Predictor, inputs: Iterator[Any], k: int, num_samples: int, seed: int, size: int, progress: bool
-) -> tuple[Tensor, Tensor, int]:
+def _select_jointly(streams: Iterator[SampleStream], k: int, seed: int, size: int) -> tuple[Tensor, Tensor, int]:
     """Row numbers (k,), the variance left as each was selected (k,), and the size of the pool.
 
     Whenever more than `size` rows are held, the first `size` are reduced to the k that are best jointly.
     """
     rows, vectors, total = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0), 0
-    for x in inputs:
-        prediction = view.predict(x, num_samples, seed=seed)
+    for stream in streams:
+        prediction = Prediction(next(stream.chunks(stream.num_samples)), stream.moments)
         new = _replicate_vectors(prediction, seed).cpu()
         if not bool(new.isfinite().all()):
             raise ArgumentError("scores", "NaN or infinite outputs of the predictor", "finite numbers")
@@ -433,8 +428,7 @@ def _select_jointly(
             kept, _ = _greedy_logdet_selection(vectors[:size], k, row_uniforms(rows[:size], seed, "tie"))
             kept = torch.cat([kept, torch.arange(size, len(rows))])
             rows, vectors = rows[kept], vectors[kept]
-    ties = row_uniforms(rows, seed, "tie")
-    order, scores = _greedy_logdet_selection(vectors, min(k, total), ties, progress=progress)
+    order, scores = _greedy_logdet_selection(vectors, min(k, total), row_uniforms(rows, seed, "tie"))
     return rows[order], scores, total
 
 
@@ -456,7 +450,7 @@ def _replicate_vectors(prediction: Prediction, seed: int) -> Tensor:
     return vectors * scale[:, None]
 
 
-def _greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor, *, progress: bool = False) -> tuple[Tensor, Tensor]:
+def _greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor) -> tuple[Tensor, Tensor]:
     """Greedily maximize log det(I + V_A V_Aᵀ / ε): places (k,), and the variance left as each was selected (k,).
 
     The variance left in row i is ε vᵢᵀ (ε I + Σ_{a ∈ A} v_a v_aᵀ)⁻¹ vᵢ; a copy of a selected row has less than ε left.
@@ -469,18 +463,16 @@ def _greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor, *, progress:
     inverse = torch.eye(vectors.shape[1], dtype=vectors.dtype) / _RIDGE  # (D, D)
     left = vectors.square().sum(1)  # (M,)
     places, scores = [], []
-    with progress_bar("selecting rows", k, enabled=progress) as advance:
-        for _ in range(k):
-            place = int(left.argmax())
-            places.append(place)
-            scores.append(largest * float(left[place]))
-            direction = inverse @ vectors[place]  # (D,)
-            along = vectors @ direction  # (M,)
-            scale = 1 + along[place]
-            left = (left - _RIDGE * along.square() / scale).clamp_min(0)
-            left[places] = -1.0
-            inverse -= torch.outer(direction, direction) / scale
-            advance("selecting rows")
+    for _ in range(k):
+        place = int(left.argmax())
+        places.append(place)
+        scores.append(largest * float(left[place]))
+        direction = inverse @ vectors[place]  # (D,)
+        along = vectors @ direction  # (M,)
+        scale = 1 + along[place]
+        left = (left - _RIDGE * along.square() / scale).clamp_min(0)
+        left[places] = -1.0
+        inverse -= torch.outer(direction, direction) / scale
     return order[places], torch.tensor(scores, dtype=torch.float64)
 
 
@@ -517,7 +509,7 @@ class ActiveLearningResult:
     @property
     def accuracy(self) -> Tensor:
         """Accuracy of the predictive mean on the test set: (T, R)."""
-        return self._values("accuracy")
+        return self.metrics["accuracy"]
 
     @property
     def main_metric(self) -> str:
@@ -526,15 +518,11 @@ class ActiveLearningResult:
 
     def mean(self, metric: str = "accuracy") -> Tensor:
         """Return the mean of a metric over trials: (R,)."""
-        return self._values(metric).mean(0)
+        return self.metrics[metric].mean(0)
 
     def interval(self, metric: str = "accuracy", *, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return Student's t interval of the mean of a metric over trials: (R,) each."""
-        return student_t_interval(self._values(metric), level=level)
-
-    def _values(self, metric: str) -> Tensor:
-        check_choice("metric", metric, tuple(self.metrics))
-        return self.metrics[metric]
+        return student_t_interval(self.metrics[metric], level=level)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each size of the labeled set: means over trials, and the interval of the main metric."""
@@ -617,18 +605,14 @@ def run_active_learning(
     check_int("query_size", query_size, minimum=1)
     if not 1 <= check_int("initial_size", initial_size) <= n:
         raise ArgumentError("initial_size", initial_size, f"1 to {n}, the size of the pool")
-    sizes = [initial_size]
-    while len(sizes) <= check_int("num_rounds", num_rounds, minimum=0) and sizes[-1] < n:
-        sizes.append(min(n, sizes[-1] + query_size))
+    rounds = range(check_int("num_rounds", num_rounds, minimum=0) + 1)
+    sizes = sorted({min(n, initial_size + r * query_size) for r in rounds})
     task = task or _infer_task(method, test_data)
     strategy_name = _check_strategy(strategy, task)
     num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
-    folder = None if folder is None else Path(folder)
-    reference = make_reference_net(model, config.seed)
-    key = ""
-    if folder is not None:
-        settings = {"strategy": strategy, "sizes": sizes, "task": task, "num_samples": num_samples, "seed": seed}
-        key = fingerprint(method=method, net=reference, config=config, pool=pool, test_data=test_data, **settings)
+    net = make_reference_net(model, config.seed)
+    settings: dict[str, Any] = {"method": method, "net": net, "config": config, "pool": pool, "test_data": test_data}
+    settings |= {"strategy": strategy, "sizes": sizes, "task": task, "num_samples": num_samples, "seed": seed}
     show = progress and num_workers == 1
     options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": show}
     quiet = replace(config, progress=config.progress and show)
@@ -659,16 +643,15 @@ def run_active_learning(
         labeled = torch.randperm(n, generator=rng)[:initial_size].tolist()
         metrics = []
         for r in range(len(sizes)):
-            file = None if folder is None else folder / f"trial-{trial:04d}" / f"round-{r:03d}.json"
+            file = None if folder is None else Path(folder) / f"trial-{trial:04d}" / f"round-{r:03d}.json"
             result = cached_result(file, partial(run_round, trial, r, labeled))
             metrics.append(result["metrics"])
             labeled = labeled + result["next"]
         return {"metrics": metrics, "labeled": labeled}
 
     check_int("num_trials", num_trials, minimum=1)
-    results = run_jobs(
-        run_trial, num_trials, num_workers=num_workers, folder=folder, key=key, description="trials", progress=progress
-    )
+    jobs: dict[str, Any] = {"num_workers": num_workers, "folder": folder, "settings": settings, "progress": progress}
+    results = run_jobs(run_trial, num_trials, description="trials", **jobs)
     metrics = {
         name: torch.tensor([[point[name] for point in result["metrics"]] for result in results], dtype=torch.float64)
         for name in results[0]["metrics"][0]
@@ -680,34 +663,29 @@ def run_active_learning(
 
 def _infer_task(method: Method, test_data: LabeledData) -> OutputKind:
     """What the outputs are, by the loss where it is known, else by the targets."""
-    loss = getattr(method, "loss", None)
-    if isinstance(loss, nn.CrossEntropyLoss | BrierLoss | nn.BCEWithLogitsLoss | nn.NLLLoss):
-        return "classification"
-    if isinstance(loss, GaussianNLL):
-        return "gaussian"
-    if isinstance(loss, nn.MSELoss | nn.L1Loss | nn.HuberLoss | nn.SmoothL1Loss):
-        return "regression"
+    for losses, task in _TASK_OF_LOSS.items():
+        if isinstance(getattr(method, "loss", None), losses):
+            return task
     with closing(iter_batches(test_data, 1, title="", progress=False)) as batches:
         _, y = next(batches)
     return "regression" if y.is_floating_point() else "classification"
 
 
+@torch.no_grad()
 def _compute_metrics(
     predictor: Predictor, batches: Iterator[Any], task: OutputKind, num_samples: int, seed: int, ignore_index: int
 ) -> dict[str, float]:
     """RMSE of a regression; of classes accuracy, ECE, NLL and Brier score, and the mean IoU of pixels."""
-    view = predictor if task == "classification" else _ComparedOutputs(predictor, task)
     total: Any = 0
     for x, y in batches:
-        summary = view.summarize(x, num_samples, seed=seed)
-        if task != "classification":
-            total = total + RunningMean.from_batch((summary.mean - align_targets(summary.mean, y)).double().square())
-        elif summary.probs.ndim == 2:
-            total = total + ClassificationMetrics.from_batch(summary.probs, align_labels(summary.probs, y))
+        if task == "classification":
+            probs = predictor.summarize(x, num_samples, seed=seed).probs
+            labels = align_labels(probs, y, ignore_index=ignore_index)
+            total = total + SegmentationMetrics.from_batch(probs, labels, ignore_index=ignore_index)
         else:
-            labels = align_labels(summary.probs, y, ignore_index=ignore_index)
-            total = total + SegmentationMetrics.from_batch(summary.probs, labels, ignore_index=ignore_index)
+            mean = summarize_stream(_compared_stream(predictor, x, num_samples, seed, task)).mean
+            total = total + RunningMean.from_batch((mean - align_targets(mean, y)).double().square())
     if task != "classification":
         return {"rmse": float(total.value) ** 0.5}
-    names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * isinstance(total, SegmentationMetrics))
+    names = ("accuracy", "error", "ece", "nll", "brier", *["mean_iou"] * (probs.ndim > 2))
     return {name: float(getattr(total, name)) for name in names}

@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_seed
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
-from neuboots.evaluation._batching import check_predictor, format_metrics, format_table
-from neuboots.evaluation._parallel import check_repeated_fit, fingerprint, make_reference_net, run_jobs
+from neuboots.evaluation._batching import check_predictor, format_columns, format_metrics
+from neuboots.evaluation._parallel import check_repeated_fit, make_reference_net, run_jobs
 from neuboots.loading import preserve_rng_state
 from neuboots.losses import GaussianNLL
 from neuboots.prediction import IntervalMethod, Method
@@ -35,7 +35,6 @@ NoiseSampler = Callable[[Tensor, torch.Generator], Tensor]  # noise at x (n, d):
 
 _NUM_STORED_BANDS = 3
 _NUM_TABLE_ROWS = 9
-_CURVES = ("mean", "std", "low", "high")  # results of a data set, one number per input
 
 # -- synthetic regressions -----------------------------------------------------------------------------
 
@@ -69,8 +68,7 @@ class SyntheticRegression:
     def __post_init__(self) -> None:
         if self.grid.ndim != 2 or not len(self.grid) or not self.grid.is_floating_point() or self.grid.requires_grad:
             found = f"shape {tuple(self.grid.shape)} of {self.grid.dtype}"
-            hint = "use grid[:, None] for one input"
-            raise ArgumentError("grid", found, "floating-point numbers (N, d) without gradients", hint=hint)
+            raise ArgumentError("grid", found, "floating-point numbers (N, d) without gradients")
         _check_values("function", self.values, len(self.grid))
 
     @property
@@ -328,13 +326,10 @@ class CoverageReport:
         places = torch.linspace(0, len(self.x) - 1, min(_NUM_TABLE_ROWS, len(self.x))).round().int()
         columns = {"f(x)": self.truth, "coverage": self.rate, "width": self.width, "bias": self.bias}
         columns |= {"std_ratio": self.std_ratio}
-        rows = [
-            {"x": " ".join(f"{value:.3g}" for value in self.x[i].tolist())}
-            | {name: float(values[i]) for name, values in columns.items()}
-            for i in places.tolist()
-        ]
+        x = [" ".join(f"{value:.3g}" for value in row) for row in self.x[places].tolist()]
+        table = format_columns({"x": x, **{name: values[places] for name, values in columns.items()}})
         note = f"standard error of the coverage at one x: {self.standard_error:.2g}"
-        return f"{header}\n{format_metrics(self.metrics)}\n\n{format_table(rows)}\n{note}"
+        return f"{header}\n{format_metrics(self.metrics)}\n\n{table}\n{note}"
 
 
 # -- simulation ----------------------------------------------------------------------------------------
@@ -400,11 +395,10 @@ def simulate_coverage(
     num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
     check_choice("interval", interval, ("normal", "percentile"))
     level = check_fraction("level", level)
-    net, key = make_reference_net(model, config.seed), ""
-    if folder is not None:  # the problem is identified by its values: on the grid, and of one data set
-        options = {"n": n, "level": level, "interval": interval, "num_samples": num_samples, "seed": seed}
-        values = (problem.grid, problem.values, problem.draw(n, seed=seed, number=0))
-        key = fingerprint(method=method, net=net, config=config, problem=values, **options)
+    options = {"n": n, "level": level, "interval": interval, "num_samples": num_samples, "seed": seed}
+    # The problem is identified by its values: on the grid, and of one data set.
+    values = (problem.grid, problem.values, problem.draw(n, seed=seed, number=0))
+    settings = {"method": method, "net": make_reference_net(model, config.seed), "config": config, "problem": values}
     outputs = 2 if _has_gaussian_head(method) else 1
 
     def run(number: int) -> dict[str, Any]:
@@ -424,15 +418,14 @@ def simulate_coverage(
         )
         low, high = summary.interval(level, method=interval)
         predict_seconds = time.perf_counter() - start
-        curves = dict(zip(_CURVES, (summary.mean, summary.std, low, high), strict=True))
-        results: dict[str, Any] = {name: _select_mean(curve, outputs).tolist() for name, curve in curves.items()}
-        return results | {"num_samples": B, "fit_seconds": fit_seconds, "predict_seconds": predict_seconds}
+        curves = torch.stack([_select_mean(curve, outputs) for curve in (summary.mean, summary.std, low, high)])
+        times = {"fit_seconds": fit_seconds, "predict_seconds": predict_seconds}
+        return {"curves": curves.tolist(), "num_samples": B, **times}
 
-    results = run_jobs(
-        run, num_datasets, num_workers=num_workers, folder=folder, key=key, description="data sets", progress=progress
-    )
+    jobs: dict[str, Any] = {"num_workers": num_workers, "folder": folder, "progress": progress}
+    results = run_jobs(run, num_datasets, settings=settings | options, description="data sets", **jobs)
     columns = {name: torch.tensor([result[name] for result in results], dtype=torch.float64) for name in results[0]}
-    mean, std, low, high = (columns[name] for name in _CURVES)  # (R, N)
+    mean, std, low, high = columns["curves"].unbind(1)  # (R, N)
     truth = problem.values.double()  # (N,)
     stored = [problem.draw(n, seed=seed, number=k).tensors for k in range(min(_NUM_STORED_BANDS, num_datasets))]
     return CoverageReport(
@@ -458,8 +451,7 @@ def simulate_coverage(
 def _select_mean(values: Tensor, outputs: int) -> Tensor:
     """The output that estimates f, the only one or the mean of a Gaussian head (μ, log σ²): (N,)."""
     if values.ndim != 2 or values.shape[1] != outputs:
-        hint = "a Gaussian head has two outputs, any other head one"
-        raise ArgumentError("outputs", tuple(values.shape), f"(N, {outputs}) for this loss", hint=hint)
+        raise ArgumentError("outputs", tuple(values.shape), f"(N, {outputs}) for this loss")
     if not bool(torch.isfinite(values).all()):
         raise ArgumentError("outputs", "NaN or infinite values", "finite numbers", hint="check the training")
     return values[:, 0].cpu().double()

@@ -32,7 +32,6 @@ from neuboots.evaluation._batching import (
 from neuboots.evaluation._parallel import (
     cached_result,
     check_repeated_fit,
-    fingerprint,
     make_reference_net,
     run_jobs,
 )
@@ -293,10 +292,10 @@ def evaluate_imbalance_over_seeds(
     net = make_reference_net(model, 0)
     results_folder = None if folder is None else Path(folder)
     if results_folder is not None:
-        settings = {"method": method, "net": net, "config": replace(config, seed=0), "num_samples": num_samples}
-        key = fingerprint(**settings, train=train_data, test=test_data)
-        # One job stores the key of the folder; the results are stored by seed.
-        run_jobs(lambda _: {"train_counts": counts.tolist()}, 1, folder=results_folder, key=key, progress=False)
+        settings: dict[str, Any] = {"method": method, "net": net, "config": replace(config, seed=0)}
+        settings |= {"num_samples": num_samples, "train": train_data, "test": test_data}
+        # One job stores the fingerprint of the settings in the folder; the results are stored by seed.
+        run_jobs(lambda _: counts.tolist(), 1, folder=results_folder, settings=settings, progress=False)
     base_config = replace(config, progress=config.progress and progress and num_workers == 1)
     options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress": False}
 
@@ -305,7 +304,7 @@ def evaluate_imbalance_over_seeds(
         report = evaluate_imbalance(predictor, test_data, seed=derive_seed(seed, "imbalance"), **options)
         return {"num_samples": report.num_samples, "f1": report.f1.tolist(), "replicate_std": report.f1_std.tolist()}
 
-    def run(k: int) -> dict[str, Any]:
+    def run(k: int) -> Any:
         file = None if results_folder is None else results_folder / f"seed-{seeds[k]}.json"
         return cached_result(file, partial(fit, seeds[k]))
 

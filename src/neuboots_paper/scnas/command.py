@@ -135,7 +135,7 @@ class Scnas:
             num_workers=self.num_workers,
             folder=self.out / f"trained-{seed}",
             # without the seeds and the number of random cells, so that a longer run reuses the results
-            key=f"{self.data} {self.root} {self.smoke} {self.train_epochs} {repeats} {found.genotype}",
+            settings={"key": f"{self.data} {self.root} {self.smoke} {self.train_epochs} {repeats} {found.genotype}"},
             description="training found and random cells",
         )
         return Trial(seed, found, expected, {"found": trained[:repeats], "random": trained[repeats:]})
