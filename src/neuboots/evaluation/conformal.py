@@ -138,20 +138,19 @@ def _mean_by_group(values: Tensor, group: Tensor, size: int) -> Tensor:
     return torch.bincount(group, values.double(), size) / torch.bincount(group, minlength=size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _ConformalPredictor:
     """What both predictors share: quantiles, one for each group (class or output), and saving as JSON."""
 
-    _kind: ClassVar[str]
     _group: ClassVar[str]
 
     predictor: Predictor
-    quantiles: tuple[float, ...]
     level: float
     score: str
     num_samples: int
     seed: int
-    count: int
+    quantiles: tuple[float, ...] = ()
+    count: int = 0
 
     def _calibrate(self, batches: list[list[list[Tensor]]], *, allow_infinite: bool = False) -> Self:
         """Set the quantiles from scores, how far rounding moves them per magnitude, and magnitudes of the outputs.
@@ -172,7 +171,7 @@ class _ConformalPredictor:
 
     def __str__(self) -> str:
         header = (
-            f"{self.score} {self._kind} at level {self.level:g} from {self.count:,} calibration examples, "
+            f"{self.score} score at level {self.level:g} from {self.count:,} calibration examples, "
             f"B = {self.num_samples}, seed {self.seed}"
         )
         names = range(len(self.quantiles)) if len(self.quantiles) > 1 else ["all"]
@@ -196,7 +195,7 @@ class _ConformalPredictor:
         values: dict[str, Any] = {}
         for name, value in config.items():
             values[name] = tuple(math.inf if q is None else q for q in value) if isinstance(value, list) else value
-        return cls(predictor, **values)
+        return cls(predictor=predictor, **values)
 
 
 # -- classification ------------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ class PredictionSetReport:
         return "\n\n".join(tables)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConformalClassifier(_ConformalPredictor):
     """A classifier that predicts sets of classes; made by `fit_conformal_classifier`.
 
@@ -286,7 +285,6 @@ class ConformalClassifier(_ConformalPredictor):
         k_reg: Number of classes without a penalty.
     """
 
-    _kind = "sets"
     _group = "class"
 
     class_conditional: bool
@@ -446,12 +444,10 @@ def fit_conformal_classifier(
         raise ArgumentError("penalty", penalty, "a finite number ≥ 0")
     classifier = ConformalClassifier(
         predictor=predictor,
-        quantiles=(),
         level=check_fraction("level", level),
         score=score,
         num_samples=num_samples,
         seed=seed,
-        count=0,
         class_conditional=class_conditional,
         allow_empty=allow_empty,
         penalty=penalty,
@@ -588,7 +584,7 @@ class PredictionIntervalReport:
         return f"N = {self.count:,}, level {self.level:g}\n{format_columns(metrics)}\n\n{format_columns(bins)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConformalRegressor(_ConformalPredictor):
     """A regressor that predicts intervals; made by `fit_conformal_regressor`.
 
@@ -604,7 +600,6 @@ class ConformalRegressor(_ConformalPredictor):
         gaussian: Whether the outputs are k means and k values of log σ².
     """
 
-    _kind = "intervals"
     _group = "output"
 
     noise_std: tuple[float, ...]
@@ -753,12 +748,10 @@ def fit_conformal_regressor(
         raise ArgumentError("noise_std", noise_std, "standard deviations ≥ 0, in the units of y")
     regressor = ConformalRegressor(
         predictor=predictor,
-        quantiles=(),
         level=check_fraction("level", level),
         score=score,
         num_samples=num_samples,
         seed=seed,
-        count=0,
         noise_std=tuple(sigma.tolist()),
         gaussian=False,
     )
