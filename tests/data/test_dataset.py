@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from neuboots._validation import ArgumentError
 from neuboots.data import DatasetBundle, LazyDataset, Standardizer, StreamingDataset, subsample_classes
-from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, LoadOptions, TensorSource, to_unit_range
+from neuboots.data.dataset import LARGE_EXAMPLE, STREAM_BATCH_SIZE, LoadOptions, TensorSource
 from neuboots.loading import EpochLoader, load_class_labels, load_targets
 
 
@@ -102,14 +102,6 @@ def test_images_of_several_sizes_are_augmented_one_by_one() -> None:
 
     part = LazyDataset(Sizes(*vars(rows()).values()), halved, noisy)
     assert [tuple(x.shape) for x, _ in part.__getitems__([0, 1, 3])] == [(1, 1, 2), (1, 2, 2), (1, 2, 2)]
-
-
-def test_bytes_become_numbers_from_0_to_1() -> None:
-    x = to_unit_range(torch.tensor([0, 51, 255], dtype=torch.uint8))
-    assert x.dtype == torch.float32
-    assert x.tolist() == pytest.approx([0.0, 0.2, 1.0])
-    assert to_unit_range(torch.tensor([7])).tolist() == [7]
-    assert to_unit_range(torch.tensor([0.3], dtype=torch.float64)).dtype == torch.float32
 
 
 def test_lazy_dataset_in_epoch_loader() -> None:

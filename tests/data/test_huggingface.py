@@ -41,7 +41,7 @@ def number(value: Any, where: RowId) -> torch.Tensor:
     return torch.tensor(value)
 
 
-DECODER = RowDecoder(colour, number, integer_target=True)
+DECODER = RowDecoder(colour, number)
 
 
 def opened(root: Path | None, *, streaming: bool = False, place: DatasetLocation = PLACE) -> Any:
@@ -78,7 +78,7 @@ def test_root_missing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DatasetNotFoundError):  # and not the folder where one stands
         resolve_data_root("")
-    with pytest.raises(ArgumentError):
+    with pytest.raises(TypeError):
         resolve_data_root(7)  # type: ignore[arg-type]
     monkeypatch.setenv("NEUBOOTS_DATA", str(tmp_path / "gone"))
     with pytest.raises(DatasetNotFoundError):

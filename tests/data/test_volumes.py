@@ -22,7 +22,6 @@ from neuboots.data.volumes import (
     load_hippocampus3d,
     load_volume_folder,
     read_affine,
-    standardize_volumes,
 )
 
 SHAPE = (5, 6, 7)
@@ -120,15 +119,6 @@ def test_labels_that_were_scaled_are_whole_again(tmp_path: Path) -> None:
     assert torch.equal(data.train.target(0), torch.from_numpy(labels).long())
 
 
-def test_standardize_is_definition_and_changes_nothing_twice() -> None:
-    x = torch.rand(2, 3, 4, 5, 6, dtype=torch.float64) * torch.tensor([1.0, 1e6]).view(2, 1, 1, 1, 1) + 3
-    once = standardize_volumes(x)
-    flat = x.flatten(2)
-    wanted = (flat - flat.mean(2, keepdim=True)) / flat.std(2, correction=0, keepdim=True)
-    assert torch.allclose(once.flatten(2), wanted, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(standardize_volumes(once), once, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     "labels",
     [
@@ -208,11 +198,6 @@ def test_file_whose_checksum_fails_is_reported(tmp_path: Path, which: int) -> No
     packed = bytearray(bad.read_bytes())
     packed[-20] ^= 1
     bad.write_bytes(packed)
-    if which == 0:  # of a small file, all of it is looked at with its header
-        assert np.asarray(nibabel.load(bad).dataobj).shape == SHAPE
-    with pytest.raises(CorruptFileError):
-        data.train[1]
-    bad.write_bytes(gzip.compress(voxels)[:-4])  # only the end of the checksum is missing
     with pytest.raises(CorruptFileError):
         data.train[1]
 
@@ -233,10 +218,6 @@ def test_affines_may_differ_by_less_than_half_voxel(tmp_path: Path, unit: float)
         else:
             with pytest.raises(CorruptFileError):
                 data.train[1]
-    wider = affine @ np.diag([1.0, 1.0, 1.15, 1.0])  # by 0.9 voxels at the far end
-    save(np.zeros(SHAPE, np.uint8), label, wider)
-    with pytest.raises(CorruptFileError):
-        data.train[1]
 
 
 def test_folders_and_files_missing(tmp_path: Path) -> None:

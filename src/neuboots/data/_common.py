@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from neuboots._validation import ArgumentError
-
 DATA_ROOT_VARIABLE = "NEUBOOTS_DATA"
 NO_DATA_ROOT = f"no data root (neither root=... nor the environment variable {DATA_ROOT_VARIABLE} is set)"
 
@@ -68,11 +66,7 @@ class CorruptFileError(ValueError):
 def resolve_data_root(root: str | Path | None) -> Path | None:
     """Folder that holds all data sets: the argument, else the environment variable; None stands for the hub."""
     given = os.environ.get(DATA_ROOT_VARIABLE) or None if root is None else root
-    if given is None:
-        return None
-    if not isinstance(given, str | os.PathLike):
-        raise ArgumentError("root", given, "the path of the folder that holds the data sets")
-    return check_folder(given, "the folder that holds the data sets")
+    return None if given is None else check_folder(given, "the folder that holds the data sets")
 
 
 def check_folder(path: str | os.PathLike[str], expected: str) -> Path:

@@ -347,15 +347,13 @@ def complete_splits(
     found: dict[str, Any] = dict(splits)
     remaining = 1.0
     for name, fraction in (("test", test_fraction), ("validation", val_fraction)):
-        if name not in splits:
-            if fraction >= remaining:
-                raise ArgumentError(
-                    "val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}"
-                )
-            strata = found["train"].targets if stratify else None
-            train, held_out = hold_out(found["train"], fraction / remaining, seed=seed, strata=strata)
-            found |= {"train": train, name: held_out}
-            remaining -= fraction
+        if name in splits:
+            continue
+        if fraction >= remaining:
+            raise ArgumentError("val_fraction", val_fraction, f"below 1 together with test_fraction={test_fraction}")
+        strata = found["train"].targets if stratify else None
+        found["train"], found[name] = hold_out(found["train"], fraction / remaining, seed=seed, strata=strata)
+        remaining -= fraction
     return found["train"], found["validation"], found["test"]
 
 

@@ -47,12 +47,14 @@ class DatasetLocation:
         hub: Name on the Hugging Face hub; None if it is not there.
         config: Configuration on the hub.
         hint: How to get it otherwise.
+        alias: Another name of its folder.
     """
 
     name: str
     hub: str | None = None
     config: str | None = None
     hint: str = ""
+    alias: str | None = None
 
     def download_hint(self, root: Path | None) -> str:
         """Instructions for an error message.
@@ -70,8 +72,8 @@ class DatasetLocation:
         return f"run `hf download {self.hub} --repo-type dataset --local-dir {folder}`{alternative}"
 
 
-def find_folder(location: DatasetLocation, root: Path) -> Path:
-    """Find the folder of a data set in a data root, by its name or by that of its repository on the hub.
+def find_folder(location: DatasetLocation, root: Path | None) -> Path:
+    """Find the folder of a data set in a data root, by its names or by that of its repository on the hub.
 
     Args:
         location: The data set.
@@ -81,13 +83,15 @@ def find_folder(location: DatasetLocation, root: Path) -> Path:
         Its folder.
 
     Raises:
-        DatasetNotFoundError: If there is none.
+        DatasetNotFoundError: If there is none, or no data root.
     """
-    names = [location.name] + ([location.hub.split("/")[-1], location.hub] if location.hub else [])
-    for folder in (root / name for name in names):
+    hub = location.hub or location.name
+    names = [location.name, location.alias or location.name, hub.split("/")[-1], hub]
+    folders = [] if root is None else [root / name for name in dict.fromkeys(names)]
+    for folder in folders:
         if folder.is_dir():
             return folder
-    raise DatasetNotFoundError.for_dataset(location.name, [root / location.name], location.download_hint(root))
+    raise DatasetNotFoundError.for_dataset(location.name, folders[:1] or [NO_DATA_ROOT], location.download_hint(root))
 
 
 def open_tables(
@@ -109,13 +113,14 @@ def open_tables(
         CorruptFileError: If a file cannot be read.
     """
     datasets = import_optional("datasets")
-    found = _load_from_hub(datasets, location, streaming) if root is None else _find_parquet_files(location, root)
+    from_hub = root is None and location.hub is not None
+    found = _load_from_hub(datasets, location, streaming) if from_hub else _find_parquet_files(location, root)
     splits = match_splits(found)
     if "train" not in splits:
         raise DatasetNotFoundError(f"{location.name} has no training split, but {format_names(list(found)) or 'none'}.")
     tables = {}
     for split, content in splits.items():
-        table = content if root is None else _load_parquet(datasets, content, streaming)
+        table = content if from_hub else _load_parquet(datasets, content, streaming)
         tables[split] = _select_columns(location, split, table, columns)
     return tables
 
@@ -137,7 +142,7 @@ def _load_parquet(datasets: Any, paths: list[Path], streaming: bool) -> Any:
         raise CorruptFileError(paths[0].parent, first_line(error), hint) from None
 
 
-def _find_parquet_files(location: DatasetLocation, root: Path) -> dict[str, list[Path]]:
+def _find_parquet_files(location: DatasetLocation, root: Path | None) -> dict[str, list[Path]]:
     """Files of each split, from the first subfolder that has any."""
     folder = find_folder(location, root)
     names = dict.fromkeys(filter(None, [location.config, "data", "plain_text", location.name, "."]))
@@ -156,10 +161,7 @@ def _find_parquet_files(location: DatasetLocation, root: Path) -> dict[str, list
 
 
 def _load_from_hub(datasets: Any, location: DatasetLocation, streaming: bool) -> dict[str, Any]:
-    hint = location.download_hint(None)
-    if location.hub is None:
-        raise DatasetNotFoundError.for_dataset(location.name, [NO_DATA_ROOT], hint)
-    reachable, offline = _is_reachable(location.hub), datasets.config.HF_HUB_OFFLINE
+    reachable, offline = _is_reachable(str(location.hub)), datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = offline or not reachable  # then the cache alone is used, without retries
     try:
         with silence_datasets(datasets, progress_bars=reachable):
@@ -167,7 +169,7 @@ def _load_from_hub(datasets: Any, location: DatasetLocation, streaming: bool) ->
     except Exception as error:
         state = first_line(error) if reachable else "which cannot be reached"
         searched = f"the Hugging Face hub as {location.hub} ({state})"
-        raise DatasetNotFoundError.for_dataset(location.name, [searched], hint) from None
+        raise DatasetNotFoundError.for_dataset(location.name, [searched], location.download_hint(None)) from None
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
 
@@ -237,12 +239,10 @@ class RowDecoder:
     Attributes:
         decode_x: Decodes an input.
         decode_y: Decodes a target.
-        integer_target: Whether targets are integers, which are validated once and then read without decoding.
     """
 
     decode_x: Decoder
     decode_y: Decoder
-    integer_target: bool
 
     def __call__(self, row: EncodedRow) -> tuple[Tensor, Tensor]:
         where, *values = row
@@ -281,22 +281,8 @@ class ArrowSource:
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
         """Targets of some rows; see `neuboots.data.dataset.Source`."""
         name = self.table.column_names[1]
-        if self.decoder.integer_target:
-            return list(torch.from_numpy(self.table.data.column(name).to_numpy()[list(rows)]).long())
         values = self.table.select_columns([name])[list(rows)].column(0).to_pylist()
         return [self.decoder.decode_y(y, self._name(row)) for y, row in zip(values, rows, strict=True)]
-
-    def check_targets(self) -> None:
-        """Decode each distinct integer target once.
-
-        Raises:
-            CorruptFileError: If a target is not valid; the first such row is named.
-        """
-        values, first = self.table.data.column(self.table.column_names[1]).to_pylist(), dict[str, int]()
-        for row, value in enumerate(values):
-            first.setdefault(repr(value), row)  # of any type: NaN, which differs from itself, and lists
-        for row in first.values():
-            self.decoder.decode_y(values[row], self._name(row))
 
     def _name(self, row: int) -> RowId:
         return RowId(self.dataset, self.split, row)
@@ -359,7 +345,7 @@ def build_splits(
         Training, validation and test split; None for one that does not exist.
 
     Raises:
-        CorruptFileError: If an integer target is not valid.
+        CorruptFileError: If the class of a training row is not valid.
     """
     names = {split: split for split in tables}
     if "test" not in names and "validation" in names:
@@ -372,8 +358,5 @@ def build_splits(
         streams = {split: StreamingDataset(read, transform, decode=decoder) for split, read in reads.items()}
         return streams["train"], streams.get("validation"), streams.get("test")
     sources = {split: ArrowSource(tables[table], name, table, decoder) for split, table in names.items()}
-    if decoder.integer_target:
-        for source in sources.values():
-            source.check_targets()
     datasets = {split: LazyDataset(source, transform) for split, source in sources.items()}
-    return complete_splits(datasets, options.val_fraction, 0.0, options.seed, stratify=decoder.integer_target)
+    return complete_splits(datasets, options.val_fraction, 0.0, options.seed, stratify=True)

@@ -252,14 +252,14 @@ def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadO
         DatasetNotFoundError: If it is not found.
         CorruptFileError: If a file cannot be read.
     """
-    columns, is_classes = [("image", "img"), TARGET_COLUMNS[spec.task]], spec.task == "classification"
+    columns = [("image", "img"), TARGET_COLUMNS[spec.task]]
     tables = open_tables(spec.location, root, columns, streaming=options.streaming)
     features = tables["train"].features or {}
     stored = [feature.names for feature in features.values() if getattr(feature, "names", None)]
-    if is_classes and stored and len(stored[0]) == len(spec.classes):
+    if stored and len(stored[0]) == len(spec.classes):
         spec = replace(spec, classes=tuple(stored[0]))
     name, standardizer = spec.location.name, spec.standardizer
-    decoder = RowDecoder(spec.decode_input, spec.decode_target, integer_target=is_classes)
+    decoder = RowDecoder(spec.decode_input, spec.decode_target)
     splits = build_splits(name, tables, decoder, standardizer, options)
     augmentation = replace(spec.augmentation, fill=standardizer.mean)
     ignore_index = None if spec.ignore_index is None else IGNORE_INDEX

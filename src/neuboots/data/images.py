@@ -23,8 +23,6 @@ EncodedImage = Any  # bytes of a file, its path, an opened PIL image, or a value
 ImageSize = tuple[int, int]
 ColorMap = Callable[[Tensor, str | Path], Tensor]  # colors 0xRRGGBB (H, W) and the file, for errors → class numbers
 
-_EXIF_ORIENTATION = 0x0112  # values 5 to 8 swap height and width
-
 
 def decode_image(
     data: EncodedImage, channels: int, where: str | Path, *, size: ImageSize | None = None, stretch: bool = False
@@ -118,22 +116,17 @@ def read_image_size(data: EncodedImage, where: str | Path) -> ImageSize:
         >>> read_image_size(file.getvalue(), "a small one")
         (2, 4)
     """
-    Image = import_optional("PIL.Image")
-    try:
-        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
-            width, height = picture.size
-            swap = picture.getexif().get(_EXIF_ORIENTATION) in (5, 6, 7, 8)
-    except Exception as error:  # each format has its own
-        raise CorruptFileError(where, f"not an image ({type(error).__name__})") from None
-    return (width, height) if swap else (height, width)
+    width, height = open_image(data, where, load=False).size
+    return height, width
 
 
-def open_image(data: EncodedImage, where: str | Path) -> Any:
-    """Load a PIL image completely; the first one, if a file has several.
+def open_image(data: EncodedImage, where: str | Path, *, load: bool = True) -> Any:
+    """Open a PIL image; the first one, if a file has several.
 
     Args:
         data: Bytes or path of a file, an opened image, or a value of an image column.
         where: File or row, for error messages.
+        load: Whether to load the image completely, and not only its header.
 
     Returns:
         The image, rotated by its EXIF tag.
@@ -150,7 +143,8 @@ def open_image(data: EncodedImage, where: str | Path) -> Any:
             data = data["bytes"] if data["bytes"] is not None else data["path"]
         encoded = data if isinstance(data, bytes) else Path(data).read_bytes()
         picture = Image.open(io.BytesIO(encoded))
-        picture.load()
+        if load:
+            picture.load()
         if picture.getexif():
             ImageOps.exif_transpose(picture, in_place=True)
         return picture

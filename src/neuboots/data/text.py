@@ -156,8 +156,7 @@ def load_sst2(root: Path | None, options: LoadOptions) -> DatasetBundle:
         del tables["test"]
 
     def build(decode_x: Any) -> tuple[Any, Any, Any]:
-        decoder = RowDecoder(decode_x, _decode_label, integer_target=True)
-        return build_splits("sst2", tables, decoder, identity, options)
+        return build_splits("sst2", tables, RowDecoder(decode_x, _decode_label), identity, options)
 
     train: Any = build(_check_sentence)[0]
     if options.streaming:

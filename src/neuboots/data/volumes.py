@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, import_optional
-from neuboots.data._common import DATA_ROOT_VARIABLE, NO_DATA_ROOT, CorruptFileError, DatasetNotFoundError, check_folder
+from neuboots.data._common import CorruptFileError, check_folder
 from neuboots.data.augment import CropFlip
 from neuboots.data.dataset import DatasetBundle, FileSource, LazyDataset, LoadOptions, complete_splits, hold_out
+from neuboots.data.huggingface import DatasetLocation, find_folder
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     LabelMap,
@@ -145,18 +146,15 @@ def load_hippocampus3d(root: Path | None, options: LoadOptions) -> DatasetBundle
     Raises:
         DatasetNotFoundError: If the folder does not exist.
     """
-    name = "hippocampus3d"
-    candidates = [] if root is None else [root / name, root / "Task04_Hippocampus"]
-    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    if folder is None:
-        hint = f"unpack Task04_Hippocampus.tar from medicaldecathlon.com, and pass its parent in {DATA_ROOT_VARIABLE}"
-        raise DatasetNotFoundError.for_dataset(name, candidates or [NO_DATA_ROOT], hint)
+    hint = "unpack Task04_Hippocampus.tar from medicaldecathlon.com"
+    location = DatasetLocation("hippocampus3d", hint=hint, alias="Task04_Hippocampus")
+    folder = find_folder(location, root)
     classes = ("background", "anterior", "posterior")
     crop = (32, 48, 32)  # about a volume; divisible by 16
     data = load_volume_folder(folder, classes=classes, val_fraction=0.0, test_fraction=0.2, crop=crop)
     assert isinstance(data.train, LazyDataset), "load_volume_folder does not stream"
     train, validation = hold_out(data.train, options.val_fraction, seed=options.seed)
-    data = replace(data, name=name, train=train, validation=validation)
+    data = replace(data, name=location.name, train=train, validation=validation)
     return data.map_splits(LazyDataset.to_stream) if options.streaming else data
 
 
