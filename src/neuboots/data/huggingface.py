@@ -239,18 +239,35 @@ class RowDecoder:
     Attributes:
         decode_x: Decodes an input.
         decode_y: Decodes a target.
+        finish: Applied to the decoded inputs of many rows at once; None for nothing.
     """
 
     decode_x: Decoder
     decode_y: Decoder
+    finish: Callable[[list[Tensor], list[RowId]], list[Tensor]] | None = None
 
     def __call__(self, row: EncodedRow) -> tuple[Tensor, Tensor]:
-        where, *values = row
-        x, y = self.decode_x(values[0], where), self.decode_y(values[1], where)
-        if y.ndim > 1 and x.shape[1:] != y.shape:
-            sizes = f"its mask is {tuple(y.shape)}, but its image {tuple(x.shape[1:])} pixels"
-            raise CorruptFileError(str(where), sizes)
+        (x,), (y,) = self.decode_rows([row])
         return x, y
+
+    def decode_rows(self, rows: Sequence[EncodedRow]) -> tuple[list[Tensor], list[Tensor]]:
+        """Decode many rows.
+
+        Args:
+            rows: Rows as they are stored.
+
+        Returns:
+            One input and one target for each row.
+
+        Raises:
+            CorruptFileError: If a value cannot be decoded, or a mask has another size than its image.
+        """
+        xs, ys = [self.decode_x(x, where) for where, x, _ in rows], [self.decode_y(y, where) for where, _, y in rows]
+        for (where, *_), x, y in zip(rows, xs, ys, strict=True):
+            if y.ndim > 1 and x.shape[1:] != y.shape:
+                sizes = f"its mask is {tuple(y.shape)}, but its image {tuple(x.shape[1:])} pixels"
+                raise CorruptFileError(str(where), sizes)
+        return (xs if self.finish is None or not xs else self.finish(xs, [where for where, *_ in rows])), ys
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,8 +292,7 @@ class ArrowSource:
     def read(self, rows: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and targets of some rows; see `neuboots.data.dataset.Source`."""
         values = (column.to_pylist() for column in self.table[list(rows)].columns)
-        pairs = [self.decoder((self._name(row), x, y)) for row, x, y in zip(rows, *values, strict=True)]
-        return [x for x, _ in pairs], [y for _, y in pairs]
+        return self.decoder.decode_rows([(self._name(row), x, y) for row, x, y in zip(rows, *values, strict=True)])
 
     def read_targets(self, rows: Sequence[int]) -> list[Tensor]:
         """Targets of some rows; see `neuboots.data.dataset.Source`."""

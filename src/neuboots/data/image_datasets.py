@@ -24,6 +24,7 @@ Papandreou, Schroff and Adam, Rethinking atrous convolution for semantic image s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,6 @@ class ImageDatasetSpec:
         resize: Height and width to stretch images and masks to; None to keep their sizes.
         ignore_index: Mask value without a class in the files; None if there is none.
         color_map: Class of each color, where masks may be RGB images.
-        rotation_seed: Random seed of the angles by which images are rotated; None to keep them upright.
     """
 
     location: DatasetLocation
@@ -101,7 +101,6 @@ class ImageDatasetSpec:
     resize: tuple[int, int] | None = None
     ignore_index: int | None = None
     color_map: LabelMap | None = None
-    rotation_seed: int | None = None
 
     @property
     def task(self) -> Literal["classification", "segmentation"]:
@@ -116,7 +115,7 @@ class ImageDatasetSpec:
             where: Name of the row.
 
         Returns:
-            The image (C, H, W): uint8, or floating point in [0, 1] if it is rotated.
+            The image (C, H, W), uint8.
 
         Raises:
             CorruptFileError: If it cannot be decoded or has another size than all others.
@@ -125,9 +124,7 @@ class ImageDatasetSpec:
         if self.task == "classification" and image.shape[1:] != self.augmentation.size:
             expected = f"{self.augmentation.size} was expected"  # the augmentation would crop silently
             raise CorruptFileError(str(where), f"its image is {tuple(image.shape[1:])} pixels, where {expected}")
-        if self.rotation_seed is None:
-            return image
-        return rotate(to_unit_range(image[None]), rotation_angles([where.number], self.rotation_seed, where.split))[0]
+        return image
 
     def decode_target(self, value: Any, where: RowId) -> Tensor:
         """Decode a class or a mask.
@@ -237,13 +234,16 @@ ROTATED_MNIST = replace(
 )
 
 
-def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadOptions) -> DatasetBundle:
+def load_image_dataset(
+    spec: ImageDatasetSpec, root: Path | None, options: LoadOptions, finish: Any = None
+) -> DatasetBundle:
     """Load an image data set from a data root or the hub.
 
     Args:
         spec: The data set.
         root: Data root; None for the hub.
         options: Options of the splits; validation rows are stratified, or at even distances in a stream.
+        finish: Applied to the decoded images of many rows at once, see `RowDecoder`; None for nothing.
 
     Returns:
         Its splits.
@@ -259,7 +259,7 @@ def load_image_dataset(spec: ImageDatasetSpec, root: Path | None, options: LoadO
     if stored and len(stored[0]) == len(spec.classes):
         spec = replace(spec, classes=tuple(stored[0]))
     name, standardizer = spec.location.name, spec.standardizer
-    decoder = RowDecoder(spec.decode_input, spec.decode_target)
+    decoder = RowDecoder(spec.decode_input, spec.decode_target, finish)
     splits = build_splits(name, tables, decoder, standardizer, options)
     augmentation = replace(spec.augmentation, fill=standardizer.mean)
     ignore_index = None if spec.ignore_index is None else IGNORE_INDEX
@@ -294,7 +294,12 @@ def load_rotated_mnist(root: Path | None, options: LoadOptions) -> DatasetBundle
     Returns:
         The rotated splits.
     """
-    return load_image_dataset(replace(ROTATED_MNIST, rotation_seed=options.seed), root, options)
+    return load_image_dataset(ROTATED_MNIST, root, options, partial(_rotate_rows, seed=options.seed))
+
+
+def _rotate_rows(images: list[Tensor], rows: list[RowId], seed: int) -> list[Tensor]:
+    angles = rotation_angles([row.number for row in rows], seed, rows[0].split)
+    return list(rotate(to_unit_range(torch.stack(images)), angles))
 
 
 def rotation_angles(rows: Sequence[int], seed: int, split: str) -> Tensor:
