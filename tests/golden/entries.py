@@ -10,11 +10,12 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,6 +95,10 @@ def draws(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def arrays(**values: Any) -> Arrays:
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
 def mlp(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
 
@@ -152,87 +157,74 @@ BOTH = ("classification", "regression")
 IMAGES = (*BOTH, "images")
 ALL = (*IMAGES, "segmentation")
 
-METHODS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "plain": (lambda loss: Deterministic(loss), BOTH),
-    "neuboots": (lambda loss: NeuBoots(loss), (*ALL, "gaussian")),
+METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
+    "plain": (Deterministic, {}, BOTH),
+    "neuboots": (NeuBoots, {}, (*ALL, "gaussian")),
     "neuboots, link exp, redraw step, warm-up": (
-        lambda loss: NeuBoots(loss, link="exp", weight_distribution=Exponential(), resample="step", warmup=1),
+        NeuBoots,
+        {"link": "exp", "weight_distribution": Exponential(), "resample": "step", "warmup": 1},
         BOTH,
     ),
-    "neuboots, redraw sample": (lambda loss: NeuBoots(loss, resample="sample"), BOTH),
-    "neuboots, redraw pool": (lambda loss: NeuBoots(loss, resample="pool"), BOTH),
-    "neuboots, 3 blocks": (lambda loss: NeuBoots(loss, num_blocks=3), BOTH),
-    "neuboots, head only": (lambda loss: NeuBoots(loss, train_head_only=True), BOTH),
-    "neuboots, multinomial": (lambda loss: NeuBoots(loss, weight_distribution=Multinomial()), ("classification",)),
-    "neuboots, paper": (lambda loss: NeuBoots.paper(loss), ("classification",)),
-    "neuboots, regression": (lambda loss: NeuBoots.regression(loss), ("regression", "gaussian")),
-    "standard-bootstrap": (lambda loss: StandardBootstrap(loss, num_members=3), BOTH),
-    "bayesian-bootstrap": (lambda loss: BayesianBootstrap(loss, num_members=3), BOTH),
-    "deep-ensemble": (lambda loss: DeepEnsemble(loss, num_members=3), (*BOTH, "segmentation")),
-    "deep-ensemble-original": (lambda loss: AdversarialDeepEnsemble(loss, num_members=2), BOTH),
-    "gbs": (lambda loss: GBS(loss), BOTH),
-    "amortized-bootstrap": (lambda loss: AmortizedBootstrap(loss), BOTH),
-    "gp": (lambda loss: GaussianProcess(loss, steps=20), ("regression",)),
+    "neuboots, redraw sample": (NeuBoots, {"resample": "sample"}, BOTH),
+    "neuboots, redraw pool": (NeuBoots, {"resample": "pool"}, BOTH),
+    "neuboots, 3 blocks": (NeuBoots, {"num_blocks": 3}, BOTH),
+    "neuboots, head only": (NeuBoots, {"train_head_only": True}, BOTH),
+    "neuboots, multinomial": (NeuBoots, {"weight_distribution": Multinomial()}, ("classification",)),
+    "neuboots, paper": (NeuBoots.paper, {}, ("classification",)),
+    "neuboots, regression": (NeuBoots.regression, {}, ("regression", "gaussian")),
+    "standard-bootstrap": (StandardBootstrap, {"num_members": 3}, BOTH),
+    "bayesian-bootstrap": (BayesianBootstrap, {"num_members": 3}, BOTH),
+    "deep-ensemble": (DeepEnsemble, {"num_members": 3}, (*BOTH, "segmentation")),
+    "deep-ensemble-original": (AdversarialDeepEnsemble, {"num_members": 2}, BOTH),
+    "gbs": (GBS, {}, BOTH),
+    "amortized-bootstrap": (AmortizedBootstrap, {}, BOTH),
+    "gp": (GaussianProcess, {"steps": 20}, ("regression",)),
     "gp, Matérn, one length-scale": (
-        lambda loss: GaussianProcess(loss, kernel="matern52", ard=False, steps=20),
+        GaussianProcess,
+        {"kernel": "matern52", "ard": False, "steps": 20},
         ("regression",),
     ),
-    "sparse-gp": (lambda loss: SparseGP(loss, num_inducing=8, steps=20), ("regression",)),
-    "batch-ensemble": (lambda loss: BatchEnsemble(loss, num_members=3), IMAGES),
-    "batch-ensemble, random signs": (lambda loss: BatchEnsemble(loss, num_members=3, init="random_sign"), BOTH),
-    "mimo": (lambda loss: MIMO(loss, num_members=2), BOTH),
-    "lp-bnn": (lambda loss: LPBNN(loss, num_members=3), BOTH),
-    "mc-dropout": (lambda loss: MCDropout(loss), ALL),
+    "sparse-gp": (SparseGP, {"num_inducing": 8, "steps": 20}, ("regression",)),
+    "batch-ensemble": (BatchEnsemble, {"num_members": 3}, IMAGES),
+    "batch-ensemble, random signs": (BatchEnsemble, {"num_members": 3, "init": "random_sign"}, BOTH),
+    "mimo": (MIMO, {"num_members": 2}, BOTH),
+    "lp-bnn": (LPBNN, {"num_members": 3}, BOTH),
+    "mc-dropout": (MCDropout, {}, ALL),
     "mc-dropout, channels before the head": (
-        lambda loss: MCDropout(loss, where="head", granularity="channel", rate=0.5),
+        MCDropout,
+        {"where": "head", "granularity": "channel", "rate": 0.5},
         IMAGES,
     ),
-    "laplace": (lambda loss: Laplace(loss), ALL),
-    "laplace, kron": (lambda loss: Laplace(loss, structure="kron", prior_precision=2.0), IMAGES),
-    "influence": (lambda loss: InfluenceBootstrap(loss), (*ALL, "gaussian")),
-    "influence, refitted": (lambda loss: InfluenceBootstrap(loss, refit=True, residuals="raw"), BOTH),
-    "influence, blocks": (
-        lambda loss: InfluenceBootstrap(loss, num_blocks=12, weight_distribution=Exponential()),
-        BOTH,
-    ),
-    "influence, 2 layers": (lambda loss: InfluenceBootstrap(loss, layers=2), BOTH),
-    "influence, all layers": (lambda loss: InfluenceBootstrap(loss, layers="all"), (*IMAGES, "gaussian")),
-    "influence, all layers, 1 replicate": (
-        lambda loss: InfluenceBootstrap(loss, layers="all", num_calibration_fits=1),
-        BOTH,
-    ),
-    "influence, 1 replicate": (lambda loss: InfluenceBootstrap(loss, num_calibration_fits=1), BOTH),
-    "swag": (lambda loss: SWAG(loss, start=0.0, every=1, rank=2, learning_rate=1e-2), BOTH),
-    "calibrated-neuboots": (lambda loss: CalibratedNeuBoots(loss), BOTH),
-    "calibrated-neuboots, by bootstrap": (
-        lambda loss: CalibratedNeuBoots(loss, reference="bootstrap", num_members=3),
-        BOTH,
-    ),
+    "laplace": (Laplace, {}, ALL),
+    "laplace, kron": (Laplace, {"structure": "kron", "prior_precision": 2.0}, IMAGES),
+    "influence": (InfluenceBootstrap, {}, (*ALL, "gaussian")),
+    "influence, refitted": (InfluenceBootstrap, {"refit": True, "residuals": "raw"}, BOTH),
+    "influence, blocks": (InfluenceBootstrap, {"num_blocks": 12, "weight_distribution": Exponential()}, BOTH),
+    "influence, 2 layers": (InfluenceBootstrap, {"layers": 2}, BOTH),
+    "influence, all layers": (InfluenceBootstrap, {"layers": "all"}, (*IMAGES, "gaussian")),
+    "influence, all layers, 1 replicate": (InfluenceBootstrap, {"layers": "all", "num_calibration_fits": 1}, BOTH),
+    "influence, 1 replicate": (InfluenceBootstrap, {"num_calibration_fits": 1}, BOTH),
+    "swag": (SWAG, {"start": 0.0, "every": 1, "rank": 2, "learning_rate": 1e-2}, BOTH),
+    "calibrated-neuboots": (CalibratedNeuBoots, {}, BOTH),
+    "calibrated-neuboots, by bootstrap": (CalibratedNeuBoots, {"reference": "bootstrap", "num_members": 3}, BOTH),
 }
 
 
 def predicted(predictor: Any, x: Tensor) -> Arrays:
-    """Samples, mean, standard deviation and probabilities at x."""
-    prediction = predictor.predict(x, B, seed=SEED)
-    found = {"samples": prediction.samples, "mean": prediction.mean, "std": prediction.std, "probs": prediction.probs}
-    return {name: value.numpy() for name, value in found.items()}
+    found = predictor.predict(x, B, seed=SEED)
+    return arrays(samples=found.samples, mean=found.mean, std=found.std, probs=found.probs)
 
 
 def method_entry(name: str, task: str) -> Arrays:
+    method, options, _ = METHODS[name]
     loss, model, rows, x = TASKS[task]
-    return predicted(METHODS[name][0](loss).fit(model, rows(), short_training()), x)
+    return predicted(method(loss, **options).fit(model, rows(), short_training()), x)
 
 
 @cache
-def fitted(task: str) -> Any:
+def fitted(task: str, method: type[NeuBoots] | type[InfluenceBootstrap] = NeuBoots) -> Any:
     loss, model, rows, _ = TASKS[task]
-    return NeuBoots(loss).fit(model, rows(), short_training())
-
-
-@cache
-def influence(task: str) -> Any:
-    loss, model, rows, _ = TASKS[task]
-    return InfluenceBootstrap(loss).fit(model, rows(), short_training())
+    return method(loss).fit(model, rows(), short_training())
 
 
 def influence_around() -> Arrays:
@@ -245,19 +237,19 @@ def influence_around() -> Arrays:
 
 def temperature() -> Arrays:
     scaled = TemperatureScaling(num_samples=B, seed=SEED).fit(fitted("classification"), _class_rows(30, seed=20))
-    return {"temperature": np.array(scaled.temperature), **predicted(scaled, TASKS["classification"][3])}
+    return arrays(temperature=scaled.temperature) | predicted(scaled, TASKS["classification"][3])
 
 
 def std_scale(task: str) -> Arrays:
     scaled = StdScaling(num_samples=B, seed=SEED).fit(fitted(task), _regression_rows(30, seed=20))
-    return {"std_scale": np.array(scaled.std_scale), **predicted(scaled, TASKS[task][3])}
+    return arrays(std_scale=scaled.std_scale) | predicted(scaled, TASKS[task][3])
 
 
 def streamed() -> Arrays:
     found = fitted("classification").summarize(TASKS["classification"][3], 40, seed=SEED, quantiles=(0.025, 0.975))
     low, high = found.interval(method="percentile")
     names = ("mean", "std", "probs", "entropy", "expected_entropy", "mutual_information", "confidence")
-    return {"low": low.numpy(), "high": high.numpy(), **{name: getattr(found, name).numpy() for name in names}}
+    return arrays(low=low, high=high, **{name: getattr(found, name) for name in names})
 
 
 def saved() -> Arrays:
@@ -277,7 +269,7 @@ def save_predictor(folder: Path) -> Arrays:
 
 # -- draws ---------------------------------------------------------------------------------------------
 
-LAWS: dict[str, Any] = {
+DISTRIBUTIONS: dict[str, Any] = {
     "dirichlet 1": Dirichlet(),
     "dirichlet 5": Dirichlet(5.0),
     "dirichlet 0.3": Dirichlet(0.3),
@@ -288,44 +280,43 @@ LAWS: dict[str, Any] = {
 }
 
 
-def draws_of_law(name: str) -> Arrays:
-    alpha = LAWS[name].sample(derive_keys(torch.arange(3), SEED, "replicate"), 7)
-    exact = {
-        link: np.array(link_moments(LAWS[name], link, 7))
-        for link in ("identity", "exp")  # type: ignore[arg-type]
-    }
-    linked = apply_link(alpha, "exp").numpy()
-    return {"alpha": alpha.numpy(), "exp": linked, **{f"moments {link}": value for link, value in exact.items()}}
+def draws_of_distribution(name: str) -> Arrays:
+    distribution = DISTRIBUTIONS[name]
+    alpha = distribution.sample(derive_keys(torch.arange(3), SEED, "replicate"), 7)
+    links: tuple[Literal["identity", "exp"], ...] = ("identity", "exp")
+    exact = {f"moments {link}": link_moments(distribution, link, 7) for link in links}
+    return arrays(alpha=alpha, exp=apply_link(alpha, "exp"), **exact)
 
 
 def keys() -> Arrays:
     named = derive_keys(torch.arange(4), SEED, "replicate")
-    return {
-        "stable_hash": np.array([stable_hash(SEED, "epoch", 3), stable_hash("a", 1, "b")]),
-        "seed": np.array([derive_seed(SEED, "trial", k) for k in range(3)]),
-        "keys": named.numpy(),
-        "uniforms": draw_uniform(named[:, None], torch.arange(5)).numpy(),
-        "hashed": hash_to_range(torch.arange(20), 7, SEED, "stream").numpy(),
-    }
+    return arrays(
+        stable_hash=[stable_hash(SEED, "epoch", 3), stable_hash("a", 1, "b")],
+        seed=[derive_seed(SEED, "trial", k) for k in range(3)],
+        keys=named,
+        uniforms=draw_uniform(named[:, None], torch.arange(5)),
+        hashed=hash_to_range(torch.arange(20), 7, SEED, "stream"),
+    )
 
 
 def continuous_keys() -> Arrays:
     named = derive_keys(torch.arange(4), SEED, "replicate")
-    shapes = {f"gamma {shape}": draw_gamma(named, 5, shape).numpy() for shape in (0.3, 1.0, 2.5)}
-    return {"normals": draw_normal(named, 5).numpy(), **shapes}
+    shapes = {f"gamma {shape}": draw_gamma(named, 5, shape) for shape in (0.3, 1.0, 2.5)}
+    return arrays(normals=draw_normal(named, 5), **shapes)
 
 
 def blocks() -> Arrays:
-    strata = torch.arange(40) % 3
-    pixels = torch.arange(60).reshape(5, 3, 4) % 4
-    return {
-        "plain": assign_blocks(40, 7, seed=SEED).numpy(),
-        "strata": assign_blocks(40, 7, strata=strata, seed=SEED).numpy(),
-        "hashed": HashedBlocks(7, seed=SEED)(torch.arange(40)).numpy(),
-        "strata of numbers": compute_strata(draws(25), num_bins=5).numpy(),
-        "strata of columns": compute_strata(draws(25, 2), num_bins=5).numpy(),
-        "strata of pixels": compute_strata(pixels).numpy(),
+    strata = {
+        "strata of numbers": compute_strata(draws(25), num_bins=5),
+        "strata of columns": compute_strata(draws(25, 2), num_bins=5),
+        "strata of pixels": compute_strata(torch.arange(60).reshape(5, 3, 4) % 4),
     }
+    return arrays(
+        plain=assign_blocks(40, 7, seed=SEED),
+        strata=assign_blocks(40, 7, strata=torch.arange(40) % 3, seed=SEED),
+        hashed=HashedBlocks(7, seed=SEED)(torch.arange(40)),
+        **strata,
+    )
 
 
 def plan(resample: Any) -> Arrays:
@@ -334,7 +325,7 @@ def plan(resample: Any) -> Arrays:
     found = {}
     for epoch in (0, 1, 2):
         alpha, w = chosen.at_epoch(epoch)(torch.tensor([0, 5, 7]), step=3)
-        found |= {f"alpha {epoch}": alpha.numpy(), f"w {epoch}": w.numpy()}
+        found |= arrays(**{f"alpha {epoch}": alpha, f"w {epoch}": w})
     return found
 
 
@@ -348,57 +339,39 @@ SAMPLES = draws(6, 40, seed=3).double()
 POSITIVE = torch.arange(40) % 2 == 0
 PIXELS = draws(2, 3, 5, 5).double().softmax(1)
 PIXEL_LABELS = torch.arange(50).reshape(2, 5, 5) * 5 % 3
-GUESSES = torch.stack([(draws(40, 3, seed=s)).argmax(1) for s in range(4)])
+PREDICTIONS = torch.stack([(draws(40, 3, seed=s)).argmax(1) for s in range(4)])
 
+CLASSES, GAUSSIAN = (PROBS, LABELS), (MEAN, STD, Y)
+METRIC_ARGUMENTS: dict[tuple[str, ...], tuple[Tensor, ...]] = {
+    ("accuracy", "error", "nll", "brier", "ece", "mce", "adaptive_ece", "aurc"): CLASSES,
+    ("confusion_matrix", "precision", "recall", "f1"): CLASSES,
+    ("nll_at_mean_logit", "paper_nll"): (LOGITS, LABELS),
+    ("disagreement", "q_statistic", "correlation", "ratio_error"): (PREDICTIONS, LABELS),
+    ("pairwise_kl",): (draws(4, 10, 3).softmax(2),),
+    ("mean_width",): (MEAN - STD, MEAN + STD),
+    ("crps_samples",): (SAMPLES, Y),
+    ("rmse",): (MEAN, Y),
+    ("sharpness",): (STD,),
+    ("gaussian_nll", "crps", "check_score", "mean_interval_score"): GAUSSIAN,
+    ("mean_absolute_calibration", "rms_calibration", "miscalibration_area"): GAUSSIAN,
+    ("iou", "mean_iou", "dice"): (PIXELS, PIXEL_LABELS),
+}
 METRICS: dict[str, Callable[[], Any]] = {
-    "accuracy": lambda: metrics.accuracy(PROBS, LABELS),
-    "error": lambda: metrics.error(PROBS, LABELS),
-    "nll": lambda: metrics.nll(PROBS, LABELS),
-    "brier": lambda: metrics.brier(PROBS, LABELS),
-    "ece": lambda: metrics.ece(PROBS, LABELS),
-    "ece, 7 bins": lambda: metrics.ece(PROBS, LABELS, num_bins=7),
-    "mce": lambda: metrics.mce(PROBS, LABELS),
-    "adaptive_ece": lambda: metrics.adaptive_ece(PROBS, LABELS),
-    "aurc": lambda: metrics.aurc(PROBS, LABELS),
-    "nll_at_mean_logit": lambda: metrics.nll_at_mean_logit(LOGITS, LABELS),
-    "paper_nll": lambda: metrics.paper_nll(LOGITS, LABELS),
-    "confusion_matrix": lambda: metrics.confusion_matrix(PROBS, LABELS),
-    "precision": lambda: metrics.precision(PROBS, LABELS),
-    "recall": lambda: metrics.recall(PROBS, LABELS),
-    "f1": lambda: metrics.f1(PROBS, LABELS),
-    "disagreement": lambda: metrics.disagreement(GUESSES, LABELS),
-    "q_statistic": lambda: metrics.q_statistic(GUESSES, LABELS),
-    "correlation": lambda: metrics.correlation(GUESSES, LABELS),
-    "ratio_error": lambda: metrics.ratio_error(GUESSES, LABELS),
-    "pairwise_kl": lambda: metrics.pairwise_kl(draws(4, 10, 3).softmax(2)),
-    "coverage": lambda: metrics.interval_coverage(MEAN - STD, MEAN + STD, Y),
-    "mean_width": lambda: metrics.mean_width(MEAN - STD, MEAN + STD),
-    "pinball": lambda: metrics.pinball(MEAN, Y, q=0.9),
-    "interval_score": lambda: metrics.interval_score(MEAN - STD, MEAN + STD, Y, level=0.8),
-    "crps_samples": lambda: metrics.crps_samples(SAMPLES, Y),
-    "rmse": lambda: metrics.rmse(MEAN, Y),
-    "sharpness": lambda: metrics.sharpness(STD),
-    "gaussian_nll": lambda: metrics.gaussian_nll(MEAN, STD, Y),
-    "crps": lambda: metrics.crps(MEAN, STD, Y),
-    "check_score": lambda: metrics.check_score(MEAN, STD, Y),
-    "mean_interval_score": lambda: metrics.mean_interval_score(MEAN, STD, Y),
-    "mean_absolute_calibration": lambda: metrics.mean_absolute_calibration(MEAN, STD, Y),
-    "rms_calibration": lambda: metrics.rms_calibration(MEAN, STD, Y),
-    "miscalibration_area": lambda: metrics.miscalibration_area(MEAN, STD, Y),
-    "auroc": lambda: metrics.auroc(Y, positive=POSITIVE),
-    "aupr": lambda: metrics.aupr(Y, positive=POSITIVE),
-    "fpr_at_tpr": lambda: metrics.fpr_at_tpr(Y, positive=POSITIVE),
-    "tnr_at_tpr": lambda: metrics.tnr_at_tpr(Y, positive=POSITIVE),
-    "detection_accuracy": lambda: metrics.detection_accuracy(Y, positive=POSITIVE),
-    "iou": lambda: metrics.iou(PIXELS, PIXEL_LABELS),
-    "mean_iou": lambda: metrics.mean_iou(PIXELS, PIXEL_LABELS),
-    "dice": lambda: metrics.dice(PIXELS, PIXEL_LABELS),
-    "dice, void": lambda: metrics.dice(PIXELS, PIXEL_LABELS, ignore_index=2),
+    **{name: partial(getattr(metrics, name), *args) for names, args in METRIC_ARGUMENTS.items() for name in names},
+    **{
+        name: partial(getattr(metrics, name), Y, positive=POSITIVE)
+        for name in ("auroc", "aupr", "fpr_at_tpr", "tnr_at_tpr", "detection_accuracy")
+    },
+    "ece, 7 bins": partial(metrics.ece, PROBS, LABELS, num_bins=7),
+    "coverage": partial(metrics.interval_coverage, MEAN - STD, MEAN + STD, Y),
+    "pinball": partial(metrics.pinball, MEAN, Y, q=0.9),
+    "interval_score": partial(metrics.interval_score, MEAN - STD, MEAN + STD, Y, level=0.8),
+    "dice, void": partial(metrics.dice, PIXELS, PIXEL_LABELS, ignore_index=2),
 }
 
 
 def metric(name: str) -> Arrays:
-    return {"value": METRICS[name]().numpy()}
+    return arrays(value=METRICS[name]())
 
 
 # -- evaluation ----------------------------------------------------------------------------------------
@@ -411,6 +384,12 @@ def _outputs(n: int, seed: int) -> tuple[DeterministicPredictor, TensorDataset]:
     return DeterministicPredictor(nn.Identity()), TensorDataset(logits, labels)
 
 
+SAMPLING: dict[str, Any] = {"num_samples": 20, "seed": SEED}
+
+
+SET_SCORES = ("threshold", "adaptive", "regularised")
+
+
 def conformal_set(kind: Any, by_class: bool) -> Arrays:
     predictor, rows = _outputs(200, 30)
     rule = fit_conformal_classifier(
@@ -418,89 +397,72 @@ def conformal_set(kind: Any, by_class: bool) -> Arrays:
     )
     found = rule.evaluate(_outputs(50, 40)[1], progress=False)
     report = [found.coverage, found.mean_size, found.empty, found.singleton]
-    sets = rule.predict(draws(8, 3, seed=50), progress=False)
-    return {"quantiles": np.array(rule.quantiles), "mask": sets.mask.numpy(), "report": np.array(report)}
+    return arrays(quantiles=rule.quantiles, mask=rule.predict(draws(8, 3, seed=50), progress=False).mask, report=report)
 
 
 def conformal_interval(kind: Any) -> Arrays:
-    rows = _regression_rows(100, seed=20)
-    rule = fit_conformal_regressor(
-        influence("regression"), rows, level=0.8, score=kind, noise_std=0.5, num_samples=20, seed=SEED, progress=False
-    )
+    predictor, rows = fitted("regression", InfluenceBootstrap), _regression_rows(100, seed=20)
+    rule = fit_conformal_regressor(predictor, rows, level=0.8, score=kind, noise_std=0.5, progress=False, **SAMPLING)
     low, high = rule.predict(draws(5, 4, seed=50), progress=False)
     found = rule.evaluate(_regression_rows(40, seed=60), progress=False)
     report = torch.cat([found.coverage, found.mean_width, found.interval_score])
-    return {"quantiles": np.array(rule.quantiles), "low": low.numpy(), "high": high.numpy(), "report": report.numpy()}
+    return arrays(quantiles=rule.quantiles, low=low, high=high, report=report)
 
 
 def selective_entry(score: Any) -> Arrays:
-    rows = _class_rows(80, seed=70)
-    found = evaluate_selective_prediction(
-        fitted("classification"), rows, score=score, num_samples=20, seed=SEED, progress=False
-    )
+    predictor, rows = fitted("classification"), _class_rows(80, seed=70)
+    found = evaluate_selective_prediction(predictor, rows, score=score, progress=False, **SAMPLING)
     threshold = found.threshold_for(coverage=0.5)
-    labels, abstain = found.wrap(fitted("classification"), coverage=0.5).predict(draws(8, 4, seed=50), progress=False)
-    return {
-        "figures": np.array([found.risk, found.aurc, found.excess_aurc, found.risk_at(0.5), threshold]),
-        "labels": labels.numpy(),
-        "abstain": abstain.numpy(),
-    }
+    labels, abstain = found.wrap(predictor, coverage=0.5).predict(draws(8, 4, seed=50), progress=False)
+    figures = [found.risk, found.aurc, found.excess_aurc, found.risk_at(0.5), threshold]
+    return arrays(figures=figures, labels=labels, abstain=abstain)
 
 
 def controlled() -> Arrays:
     predictor, rows = _outputs(300, 30)
     found = fit_risk_controlled_threshold(predictor, rows, risk=0.15, num_samples=1, seed=SEED, progress=False)
-    return {"figures": np.array([found.threshold, found.bound, found.selective_risk, found.coverage])}
+    return arrays(figures=[found.threshold, found.bound, found.selective_risk, found.coverage])
 
 
-DETECTORS: dict[str, Callable[[Any], Any]] = {
-    "max softmax": lambda p: MaxSoftmax(p, num_samples=20, seed=SEED),
-    "entropy": lambda p: Entropy(p, num_samples=20, seed=SEED),
-    "mutual information": lambda p: MutualInformation(p, num_samples=20, seed=SEED),
-    "spread": lambda p: PredictiveStd(p, num_samples=20, seed=SEED),
-    "energy": lambda p: Energy(p, num_samples=20, seed=SEED),
-    "odin": lambda p: Odin(p, num_samples=20, seed=SEED),
-    "mahalanobis": lambda p: Mahalanobis(p, num_samples=20, seed=SEED),
-    "mahalanobis ensemble": lambda p: MahalanobisEnsemble(p, num_samples=20, seed=SEED),
-    "replicates": lambda p: ReplicateDetector(p, num_samples=20, seed=SEED),
-    "replicates, preprocessed": lambda p: ReplicateDetector(p, preprocess=True, num_samples=20, seed=SEED),
+DETECTORS: dict[str, Callable[..., Any]] = {
+    "max softmax": MaxSoftmax,
+    "entropy": Entropy,
+    "mutual information": MutualInformation,
+    "spread": PredictiveStd,
+    "energy": Energy,
+    "odin": Odin,
+    "mahalanobis": Mahalanobis,
+    "mahalanobis ensemble": MahalanobisEnsemble,
+    "replicates": ReplicateDetector,
+    "replicates, preprocessed": partial(ReplicateDetector, preprocess=True),
 }
 
 
 def detector(name: str) -> Arrays:
     inside, outside = draws(30, 4, seed=80), 3 * draws(30, 4, seed=81) + 1
-    chosen = DETECTORS[name](influence("classification"))
+    chosen = DETECTORS[name](fitted("classification", InfluenceBootstrap), **SAMPLING)
     chosen = chosen.fit(inside[:15], outside[:15], train_data=_class_rows(), progress=False)
     found = chosen.evaluate(inside[15:], outside[15:], progress=False)
     scores = chosen.score(torch.cat([inside[15:20], outside[15:20]]), progress=False)
-    return {"scores": scores.numpy(), "auroc": np.array(float(found.auroc))}
+    return arrays(scores=scores, auroc=float(found.auroc))
 
 
-def active(strategy: str, kind: Any) -> Arrays:
-    task = "classification" if kind == "classes" else "regression"
-    choice = select_for_labeling(
-        fitted(task), draws(30, 4, seed=90), 6, strategy=strategy, task=task, num_samples=20, seed=SEED, progress=False
-    )
-    return {"rows": choice.rows.numpy(), "scores": choice.scores.numpy()}
+def active(strategy: str, kind: str) -> Arrays:
+    task: Any = "classification" if kind == "classes" else "regression"
+    pool = draws(30, 4, seed=90)
+    choice = select_for_labeling(fitted(task), pool, 6, strategy=strategy, task=task, progress=False, **SAMPLING)
+    return arrays(rows=choice.rows, scores=choice.scores)
 
 
 def audited(task: str) -> Arrays:
     loss, model, rows, _ = TASKS[task]
     truth = BayesianBootstrap(loss, num_members=4).fit(model, rows(), short_training(1))
-    found = compare_with_bootstrap(
-        fitted(task),
-        truth,
-        draws(10, 4, seed=50),
-        num_samples=50,
-        seed=SEED,
-        logits=task == "classification",
-        progress=False,
-    )
+    options: dict[str, Any] = {"num_samples": 50, "seed": SEED, "logits": task == "classification", "progress": False}
+    found = compare_with_bootstrap(fitted(task), truth, draws(10, 4, seed=50), **options)
     figures = [found.ratio, found.ks, found.null.ks, found.wasserstein, found.null.wasserstein, found.shift]
     figures += [found.null.wasserstein_limit, found.shifted, found.null.shifted_limit, found.constant]
     maps = {"std": found.std, "true_std": found.bootstrap_std, "ks": found.ks_map, "wasserstein": found.wasserstein_map}
-    named = {name: value.numpy() for name, value in maps.items()}
-    return {"figures": np.array([np.nan if value is None else value for value in figures]), **named}
+    return arrays(figures=[np.nan if value is None else value for value in figures], **maps)
 
 
 # -- images --------------------------------------------------------------------------------------------
@@ -526,7 +488,7 @@ def augmentation(name: str) -> Arrays:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         x, y = augment(IMAGE.repeat(2, 1, 1, 1), masks)
-    return {"x": x.numpy(), "y": y.numpy()}
+    return arrays(x=x, y=y)
 
 
 # -- estimators ----------------------------------------------------------------------------------------
@@ -553,21 +515,22 @@ def regressor(method: str, band: Any) -> Arrays:
 # -- command line --------------------------------------------------------------------------------------
 
 
+def _write_table(folder: Path, frame: Any, every: int) -> Path:
+    frame.to_csv(folder / "table.csv", index=False)
+    frame.iloc[::every].to_csv(folder / "some.csv", index=False)
+    return folder / "table.csv"
+
+
 def _iris(folder: Path) -> Path:
     found = load_iris(as_frame=True)
     frame = found.frame.rename(columns=lambda name: name.replace(" (cm)", "").replace(" ", "_"))
     frame["target"] = found.target_names[frame["target"]]
     frame["site"] = ["north", "south", "east"] * 50
-    frame.to_csv(folder / "table.csv", index=False)
-    frame.iloc[::9].to_csv(folder / "some.csv", index=False)
-    return folder / "table.csv"
+    return _write_table(folder, frame, 9)
 
 
 def _diabetes(folder: Path) -> Path:
-    frame = load_diabetes(as_frame=True, scaled=False).frame.iloc[:250]
-    frame.to_csv(folder / "table.csv", index=False)
-    frame.iloc[::11].to_csv(folder / "some.csv", index=False)
-    return folder / "table.csv"
+    return _write_table(folder, load_diabetes(as_frame=True, scaled=False).frame.iloc[:250], 11)
 
 
 def _digits(folder: Path) -> Path:
@@ -617,83 +580,71 @@ def _trained(name: str) -> tuple[Path, Any]:
     return folder, _run("fit", source, *options, "--out", folder / "model", *quick, "--json")
 
 
+STEPS: dict[str, tuple[str, ...]] = {"fit": (), "predict": ("--out",), "evaluate": (), "next": ("-k", "4", "--out")}
+
+
 def command(name: str, step: str) -> dict[str, Any]:
     """The JSON object of one command, and the columns of the file that it writes."""
     folder, fit = _trained(name)
     if step == "fit":
         return {"json": fit}
-    model, data = folder / "model", folder / ("some" if name == "image folder" else "some.csv")
-    out, samples = folder / f"{step}.csv", ("--num-samples", str(B), "--json")
-    if step == "predict":
-        return {"json": _run("predict", model, data, "--out", out, *samples), "columns": _columns(out)}
-    if step == "evaluate":
-        return {"json": _run("evaluate", model, data, *samples)}
-    return {"json": _run("suggest", model, data, "-k", "4", "--out", out, *samples), "columns": _columns(out)}
+    data, out = folder / ("some" if name == "image folder" else "some.csv"), folder / f"{step}.csv"
+    words = [*STEPS[step], *([out] if "--out" in STEPS[step] else [])]
+    command = {"next": "suggest"}.get(step, step)
+    found = {"json": _run(command, folder / "model", data, *words, "--num-samples", str(B), "--json")}
+    return found | ({"columns": _columns(out)} if out.exists() else {})
 
 
 # -- all entries, by file ------------------------------------------------------------------------------
 
+
+def each(template: str, compute: Callable[..., Any], *choices: Iterable[Any]) -> dict[str, Callable[[], Any]]:
+    """An entry for every combination of the choices, named by the template."""
+    return {template.format(*args): partial(compute, *args) for args in product(*choices)}
+
+
 GROUPS: dict[str, dict[str, Entry]] = {
     "methods": {
-        **{f"{name} | {task}": partial(method_entry, name, task) for name, (_, ts) in METHODS.items() for task in ts},
+        **{f"{name} | {task}": partial(method_entry, name, task) for name in METHODS for task in METHODS[name][2]},
         "influence around a net": influence_around,
         "temperature": temperature,
-        "std scale | regression": partial(std_scale, "regression"),
-        "std scale | gaussian": partial(std_scale, "gaussian"),
+        **each("std scale | {}", std_scale, ("regression", "gaussian")),
         "summarize": streamed,
         "saved": saved,
     },
     "draws": {
-        **{f"law {name}": partial(draws_of_law, name) for name in LAWS},
-        **{f"plan {resample}": partial(plan, resample) for resample in ("epoch", "step", "sample", "pool")},
+        **each("law {}", draws_of_distribution, DISTRIBUTIONS),
+        **each("plan {}", plan, ("epoch", "step", "sample", "pool")),
         "keys": keys,
         "continuous keys": continuous_keys,
         "blocks": blocks,
     },
-    "metrics": {name: partial(metric, name) for name in METRICS},
+    "metrics": each("{}", metric, METRICS),
     "evaluation": {
-        **{
-            f"conformal sets {kind}, by class {by_class}": partial(conformal_set, kind, by_class)
-            for kind in ("threshold", "adaptive", "regularised")
-            for by_class in (False, True)
-        },
-        **{
-            f"conformal intervals {kind}": partial(conformal_interval, kind)
-            for kind in ("absolute", "normalised", "quantile")
-        },
-        **{
-            f"selective {score}": partial(selective_entry, score)
-            for score in ("confidence", "entropy", "mutual_information", "std")
-        },
+        **each(
+            "conformal sets {}, by class {}", conformal_set, ("threshold", "adaptive", "regularised"), (False, True)
+        ),
+        **each("conformal intervals {}", conformal_interval, ("absolute", "normalised", "quantile")),
+        **each("selective {}", selective_entry, ("confidence", "entropy", "mutual_information", "std")),
         "risk control": controlled,
-        **{f"ood {name}": partial(detector, name) for name in DETECTORS},
-        **{
-            f"active {strategy}, {kind}": partial(active, strategy, kind)
-            for kind, strategies in {
-                "classes": ("random", "entropy", "margin", "bald", "std", "batch"),
-                "regression": ("random", "std", "batch"),
-            }.items()
-            for strategy in strategies
-        },
-        **{f"audit {task}": partial(audited, task) for task in BOTH},
+        **each("ood {}", detector, DETECTORS),
+        **each("active {}, {}", active, ("random", "std", "batch"), ("classes", "regression")),
+        **each("active {}, {}", active, ("entropy", "margin", "bald"), ("classes",)),
+        **each("audit {}", audited, BOTH),
     },
     "images": {
-        **{f"corruption {name}": partial(corruption, name) for name in CORRUPTIONS},
+        **each("corruption {}", corruption, CORRUPTIONS),
         "rotation": rotation,
-        **{f"augmentation {name}": partial(augmentation, name) for name in ("crop, flip, cutout", "crop, flip")},
+        **each("augmentation {}", augmentation, ("crop, flip, cutout", "crop, flip")),
     },
     "estimators": {
-        **{f"classifier {method}": partial(classifier, method) for method in ("neuboots", "deep-ensemble", "laplace")},
+        **each("classifier {}", classifier, ("neuboots", "deep-ensemble", "laplace")),
         "regressor neuboots, influence band": partial(regressor, "neuboots", "influence"),
         "regressor neuboots, band of the method": partial(regressor, "neuboots", "method"),
         "regressor mc-dropout": partial(regressor, "mc-dropout", "method"),
     },
 }
-COMMANDS: dict[str, Callable[[], dict[str, Any]]] = {
-    f"{name} | {step}": partial(command, name, step)
-    for name in COMMAND_DATA
-    for step in ("fit", "predict", "evaluate", "next")
-}
+COMMANDS: dict[str, Callable[[], dict[str, Any]]] = each("{} | {}", command, COMMAND_DATA, STEPS)
 
 
 @contextmanager
