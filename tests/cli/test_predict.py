@@ -153,6 +153,14 @@ def test_standard_output_has_only_the_rows(folder: Path, capsysbinary: Any) -> N
         pd.testing.assert_frame_equal(again, found, rtol=1e-9)
 
 
+def test_standard_input_is_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "flowers.csv").open() as table:
+        monkeypatch.setattr(sys, "stdin", table)
+        assert predict(folder / "height", "-", "--out", tmp_path / "piped.csv", "--keep", "id") == 0
+    assert predict(folder / "height", folder / "flowers.csv", "--out", tmp_path / "read.csv", "--keep", "id") == 0
+    assert (tmp_path / "piped.csv").read_bytes() == (tmp_path / "read.csv").read_bytes()
+
+
 def test_rows_are_written_as_they_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most two chunks are read ahead of what is written."""
     monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 50)

@@ -306,3 +306,14 @@ def test_brier_definition(N: int, C: int, pixels: tuple[int, ...], seed: int) ->
     hot = F.one_hot(targets.clamp_max(C - 1), C).movedim(-1, 1).double()
     expected = (outputs.softmax(1) - hot).square().sum(1).masked_fill(targets == IGNORED, 0.0)
     torch.testing.assert_close(found, expected)
+
+
+def test_brier_is_strictly_proper() -> None:
+    """The expected loss of q under labels from p exceeds that of p by |p − q|²."""
+    p, q = (random(50, 4, seed=seed).softmax(1) for seed in (0, 1))
+
+    def expected_loss(forecast: Tensor) -> Tensor:
+        losses = [BrierLoss()(forecast.log(), torch.full((50,), label)) for label in range(4)]
+        return (p * torch.stack(losses, 1)).sum(1)
+
+    torch.testing.assert_close(expected_loss(q) - expected_loss(p), (p - q).square().sum(1))

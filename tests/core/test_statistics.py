@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
-from _reference import least_squares, sandwich, standard_errors
+from _reference import least_squares, p_value, sandwich, standard_errors
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys
@@ -132,6 +133,16 @@ def test_mean_of_weighted_fits_is_the_fit(weight_distribution: WeightDistributio
     bias = (f.mean(0) - design(GRID) @ least_squares(X, y, np.ones(n))) / f.std(0)
     allowed = standard_errors(len(DISTRIBUTIONS) * len(GRID)) / math.sqrt(B)
     assert (np.abs(bias) < 2 / math.sqrt(n) + allowed).all()
+
+
+def test_multinomial_fits_match_resampled_fits() -> None:
+    """Weighted fits and fits to rows drawn by NumPy with replacement have one distribution at each x."""
+    n, num = 100, 2000
+    X, y = regression(n)
+    ours = fits(X, y, weights(Multinomial(), num, n, 0, "rows")) @ design(GRID).T
+    rows = np.random.default_rng(0).integers(n, size=(num, n))
+    theirs = np.array([design(GRID) @ np.linalg.lstsq(X[r], y[r])[0] for r in rows])
+    assert scipy.stats.ks_2samp(ours, theirs).pvalue.min() > p_value(len(GRID))
 
 
 # -- blocks (theorem A.1) ------------------------------------------------------------------------------

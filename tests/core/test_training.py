@@ -344,12 +344,17 @@ DDP = """
 import os, sys, torch
 from functools import partial
 from pathlib import Path
-from neuboots import NeuBoots, TrainingConfig
+from neuboots import NeuBoots, StandardBootstrap, TrainingConfig
 from neuboots.nets import MLP
 x = torch.randn(51, 4, generator=torch.Generator().manual_seed(0))
 config = TrainingConfig(epochs=3, batch_size=10, optimizer=partial(torch.optim.SGD, lr=.1), progress=False,
                         accelerator="cpu", devices=int(sys.argv[1]), strategy=sys.argv[2], folder=Path(sys.argv[4]))
-method = {"paper": NeuBoots.paper(), "step": NeuBoots(resample="step"), "sample": NeuBoots()}[sys.argv[3]]
+method = {
+    "paper": NeuBoots.paper(),
+    "step": NeuBoots(resample="step"),
+    "sample": NeuBoots(),
+    "bootstrap": StandardBootstrap(num_members=2, vectorized=False),
+}[sys.argv[3]]
 state = method.fit(partial(MLP, 4, 3, widths=(16,)), (x, torch.arange(51) % 3), config).state_dict()
 if os.environ.get("LOCAL_RANK", "0") == "0":
     torch.save(state, sys.argv[4] + "/out.pt")
@@ -357,8 +362,8 @@ if os.environ.get("LOCAL_RANK", "0") == "0":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resample", ["paper", "step", "sample"])
-def test_two_processes_match_one(resample: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["paper", "step", "sample", "bootstrap"])
+def test_two_processes_match_one(method: str, tmp_path: Path) -> None:
     """gloo on two CPU processes, started by the script itself or forked, with the same global batch of 10."""
     script = tmp_path / "ddp.py"
     script.write_text(DDP)
@@ -366,7 +371,7 @@ def test_two_processes_match_one(resample: str, tmp_path: Path) -> None:
     for devices, strategy in ((1, "auto"), (2, "ddp"), (2, "ddp_fork")):
         folder = tmp_path / strategy
         folder.mkdir()
-        command = [sys.executable, str(script), str(devices), strategy, resample, str(folder)]
+        command = [sys.executable, str(script), str(devices), strategy, method, str(folder)]
         subprocess.run(command, check=True, timeout=300)
         states.append(torch.load(folder / "out.pt"))
     for other in states[1:]:

@@ -142,6 +142,17 @@ def test_link_moments_match_samples(weight_distribution: WeightDistribution, siz
         assert near(row.mean(), 0.0, row.std() / math.sqrt(NUM), comparisons=6 * len(distribution_and_size))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_link_moments_of_multinomial_by_enumeration(size: int) -> None:
+    """Over all S^S outcomes of S draws, which are equally probable."""
+    outcomes = np.array([np.bincount(draws, minlength=size) for draws in itertools.product(range(size), repeat=size)])
+    factors = np.exp(-outcomes[:, [0, -1]])  # (S^S, 2)
+    exact = np.cov(factors.T, bias=True)
+    covariance = exact[0, 1] if size > 1 else 0.0
+    found = link_moments(Multinomial(), "exp", size)
+    assert found == pytest.approx((factors[:, 0].mean(), exact[0, 0], covariance), abs=1e-14)
+
+
 # -- blocks --------------------------------------------------------------------------------------------
 
 

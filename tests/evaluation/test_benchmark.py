@@ -73,7 +73,7 @@ def run(clock: Clock, **options: Any) -> BenchmarkResult:
     methods = {
         "base": lambda K: TickingMethod(clock, 10.0, 4.0),
         "members": lambda K: TickingMethod(clock, 10.0 * K, 4.0 * K * K),
-    }
+    } | options.pop("methods", {})
     settings = {"baseline": "base", "num_members": (1, 2, 5), "memory": False, "clock": clock, "progress": False}
     return benchmark_methods(methods, make_net, DATA, X, CONFIG, **(settings | options))
 
@@ -135,6 +135,22 @@ def test_memory_in_large_and_small_pieces_is_measured(pieces: int, size: int) ->
     peaks = [measure_peak_memory(lambda: [torch.ones(size) for _ in range(pieces)]) for _ in range(2)]
     assert peaks == pytest.approx([32, 32], rel=0.15)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+@needs_linux
+def test_benchmark_measures_the_memory_of_each_method() -> None:
+    @dataclass(frozen=True)
+    class Holding(TickingMethod):
+        def fit(self, *args: Any, **options: Any) -> Predictor:
+            torch.ones(int(self.fit_seconds) * 2**18)  # 1 MB each
+            return super().fit(*args, **options)
+
+    clock = Clock()
+    methods: dict[str, Any] = {"base": lambda K: Holding(clock, 16.0), "members": lambda K: Holding(clock, 32.0)}
+    result = run(clock, methods=methods, memory=True, num_members=(1,), repeats=1)
+    assert [row.fit_mb for row in result.rows] == pytest.approx([16, 32], rel=0.1)
+    assert result.row("members", 1).fit_mb_ratio == pytest.approx(2, rel=0.1)
+    assert [row.predict_mb for row in result.rows] == pytest.approx([0, 0], abs=1)
 
 
 def test_missing_measurement_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -181,6 +181,19 @@ def test_samples_have_the_mean_and_covariance_of_the_posterior(
     assert bool((np.abs(np.cov(samples.T) - covariance) < k * error).all())
 
 
+@KERNELS
+def test_prior_paths_have_the_covariance_of_the_kernel(kernel: Any) -> None:
+    """A path of F random frequencies has the fourth moment 3 + 3/(2F) of its variance."""
+    process, x, B = fit(GaussianProcess(kernel=kernel, steps=20)).process, 1.5 * noise(5, 2, seed=5).double(), 400
+    with torch.no_grad():
+        paths = torch.stack([process.prior_path(0, "test", b)(x)[0] for b in range(B)]).numpy()  # (B, 5)
+    covariance = sklearn_kernel(process)(x.numpy())
+    variance, k = np.diag(covariance), standard_errors(2 * (5 + 15))
+    assert bool((np.abs(paths.mean(0)) < k * np.sqrt(variance / B)).all())
+    error = np.sqrt((np.outer(variance, variance) + covariance**2) * (1 + 1 / module._NUM_FREQUENCIES) / B)
+    assert bool((np.abs(paths.T @ paths / B - covariance) < k * error).all())
+
+
 def test_samples_are_differentiable_in_x() -> None:
     process = fit(GaussianProcess(steps=5)).process.requires_grad_(False)
     x = noise(3, 2, seed=5).double().requires_grad_()

@@ -85,6 +85,14 @@ def test_error_nll_brier_agree_with_scikit_learn(case: tuple[Tensor, Tensor]) ->
     assert brier(probs, labels).item() == pytest.approx(theirs)
 
 
+def test_brier_and_nll_are_strictly_proper() -> None:
+    """With labels in the proportions p, q ≠ p scores worse than p: by |p − q|², and by the divergence KL(p ‖ q)."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.45, 0.25, 0.3]).double()
+    labels = torch.arange(3).repeat_interleave((10 * p).round().long())
+    gaps = [float(score(q.expand(10, 3), labels) - score(p.expand(10, 3), labels)) for score in (brier, nll)]
+    assert gaps == pytest.approx([float((p - q).square().sum()), float((p * (p / q).log()).sum())])
+
+
 @many
 @given(cases)
 def test_class_counts_agree_with_scikit_learn(case: tuple[Tensor, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Tests of the influence bootstrap of a head against weighted regressions, sandwich estimators and explicit sums."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -295,6 +296,29 @@ def test_ill_posed_data_give_finite_bands(loss: Any, ridge: float | None, residu
         y = torch.arange(n) % 2 if classes else randn(n, 3, seed=seed + 1)
         std = finite(bootstrap(net, x, y, loss=loss, ridge=ridge, residuals=residuals), x)
         assert bool((std > 0).any())
+
+
+def test_hugging_face_net_is_not_changed() -> None:
+    """A net in training mode with frozen parts and a gradient: all of it stays bit for bit as it was."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    net = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=20, num_labels=3))
+    net.bert.requires_grad_(False)
+    net.classifier.weight.grad = torch.ones_like(net.classifier.weight)
+
+    def state() -> list[Any]:
+        gradients = [(p.requires_grad, p.grad is None or p.grad.tolist()) for p in net.parameters()]
+        return [gradients, [m.training for m in net.modules()]]
+
+    before, tensors = state(), copy.deepcopy(net.state_dict())
+    words = torch.randint(1, 20, (30, 6))
+    data = [({"input_ids": w, "attention_mask": torch.ones(6, dtype=torch.int64)}, i % 3) for i, w in enumerate(words)]
+    predictor = InfluenceBootstrap().from_trained(net, data)  # type: ignore[arg-type]
+    prediction = predictor.predict({"input_ids": words[:5], "attention_mask": torch.ones(5, 6, dtype=torch.int64)}, 100)
+    assert prediction.samples.shape == (100, 5, 3)
+    assert bool((prediction.std > 0).all())
+    assert state() == before
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in tensors.items())
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1e4])
