@@ -77,14 +77,9 @@ def rows(folder: Path) -> Path:
         (lambda folder: None, [".", "--without", "uci"], "--without is uci"),
         (lambda folder: None, [".", "--without", "squares"], "--without"),
         (lambda folder: rows(folder).unlink(), ["."], "incomplete"),
-        (lambda folder: rows(folder).write_text("["), ["."], "squares"),
         (lambda folder: rows(folder).write_text('[{"k": 0}]'), ["."], "KeyError: 'value'"),
         (lambda folder: rows(folder).write_text('[{"k": 0, "seed": 0, "value": "x"}]'), ["."], "squares"),
-        (lambda folder: rows(folder).write_text("[3]"), ["."], "squares"),
-        (lambda folder: settings(folder).write_text("{"), ["."], "settings.json"),
-        (lambda folder: settings(folder).write_text("[]"), ["."], "settings.json"),
         (lambda folder: edit_settings(settings(folder).parent, study="cubes"), ["."], "cubes"),
-        (lambda folder: edit_settings(settings(folder).parent, settings={"height": 3}), ["."], "height"),
     ],
 )
 def test_unusable_folder_or_option_is_a_usage_error(

@@ -15,9 +15,11 @@ from neuboots.data import DATASETS
 from neuboots_paper.reproduce import Reproduce
 from neuboots_paper.runner import job_name, read_run, run_study
 from neuboots_paper.studies import STUDY_NAMES, load_study
+from neuboots_paper.studies.diversity import MEASURES
 from neuboots_paper.study import SCALES, RunContext, Scale, load_preset
 from neuboots_paper.toy_datasets import TOY_DATASETS
 
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
 SHIPPED = {*TOY_DATASETS, "digits", "diabetes", "wine", "breast_cancer"}  # datasets that need no file
 
 
@@ -42,6 +44,70 @@ def test_study_runs_at_smoke_scale(
         json.loads(file.read_text(), parse_constant=pytest.fail)
     monkeypatch.setattr(load_study(name), "measure", lambda *_: pytest.fail("a finished job was repeated"))
     run_study(load_study(name).from_preset("smoke"), "smoke", folder, RunContext(), command="")
+
+
+OURS = {"method": "neuboots"}
+SCORES = {"accuracy": +1, "error": -1, "ece": -1, "nll": -1, "brier": -1}
+RATIOS = {"fit_ratio": -1, "predict_ratio": -1, "relative_time": -1, "seconds": -1, "memory_mb": -1}
+DETECTION = {"tnr": +1, "auroc": +1, "accuracy": +1, "aupr_in": +1, "aupr_out": +1}
+DIVERSITY = {name: +1 if better == "higher" else -1 for name, (_, better) in MEASURES.items()}
+BANDS = {"width": +1, "overlap": +1, "outside": +1}
+# study, table, changed rows, better direction of the changed metrics, verdicts if they are better, and if worse:
+# T holds, F does not hold, - not resolved
+CHANGES: list[tuple[str, str, dict[str, str], dict[str, int], str, str]] = [
+    ("active", "curve", OURS, SCORES, "T" * 16, "F" * 16),
+    ("amortized-classification", "scores", OURS, SCORES, "TTTT", "FFFF"),
+    ("amortized-classification", "scores", {**OURS, "n": "^100$"}, SCORES, "-TFT", "FFFF"),  # one size of four
+    ("amortized-regression", "scores", OURS, {"rmse": -1}, "T" * 8, "F" * 8),
+    ("bands", "groups", {"group": "unknown|far"}, BANDS, "TTTTTTFTTTTTTF", "F" * 14),
+    ("bands", "single", {"image": "wolf"}, BANDS, "FFTTTTFFF-TTTF", "FFTTTTTFF-TTTT"),
+    ("blocks", "distances", {"S": "^5$"}, {"ks": -1}, "FTFTTT", "TTTTTT"),
+    ("blocks", "distances", {"grouping": "stratified"}, {"ratio": +1}, "TTTTTF", "TTTTTF"),
+    ("blocks", "distances", {"grouping": "random"}, {"ks_regrouped": -1}, "TTTTFT", "TTTTFT"),
+    ("calibration", "scores", OURS, {"ece": -1}, "TTF-TTFFT-", "FFF-FFFFT-"),  # two of ten claim equal ECEs
+    ("calibration", "times", OURS, RATIOS, "TF--T--FTT", "TF--T--FFF"),
+    ("corruption", "shift", OURS, SCORES, "FFTT", "T-FF"),
+    ("corruption", "shift", {"method": "^deep-ensemble", "severity": "[1-5]"}, SCORES, "TT-F", "FF-F"),
+    ("cost", "growth", OURS, {"fit_ratio": -1, "predict_ratio": -1}, "FTFTTTTTT", "FFFFTTTTT"),
+    ("cost", "growth", {"method": "mimo", "members": "^1$"}, {"memory_mb": -1}, "T" * 9, "TTTTTFTTT"),
+    ("cost", "mlp", OURS, RATIOS, "T" * 9, "TTTTTTFTT"),
+    ("cost", "many", OURS, RATIOS, "T" * 9, "TTTTTTTTF"),
+    ("cost", "others", {"method": "mc-dropout"}, RATIOS, "TTTFTTTTT", "T" * 9),
+    ("diversity", "diversity", OURS, DIVERSITY, "T" * 10, "F" * 10),
+    ("dropout", "scores", OURS, SCORES, "FTTTFTTT", "FFFFFFFF"),  # two of eight claim equal accuracies
+    ("dropout", "scores", OURS, {"nll": -1}, "T-T--FTF", "T-F--FFF"),
+    ("imbalance", "classes", OURS, {"f1": +1}, "TTTT-TTTT-TTTTT-TTTTT-", "FFFF-FFFF-FFFFF-FFFFF-"),
+    ("ood", "detection", {"detector": "neuboots"}, DETECTION, "TTTTTTTTTTTTT-F", "FFFFFFTFFFFFF-F"),
+    ("ood", "spread", OURS, {"std_out": +1}, "----F-T-------T", "----F-T-------F"),
+    ("rotated-mnist", "scores", {**OURS, "B": "^25$"}, SCORES, "T" * 8, "F" * 8),
+    ("segmentation-2d", "scores", OURS, {"mean_iou": +1, "ece": -1}, "T" * 9, "FFFFFFFFT"),
+    ("segmentation-2d", "times", OURS, RATIOS, "F-F-F-F-T", "F-F-F-F-F"),
+    ("segmentation-3d", "scores", OURS, {"mean_iou": +1, "ece": -1}, "T" * 9, "FFFFFFFFT"),
+    ("segmentation-3d", "times", OURS, RATIOS, "--F-F-F-T", "--F-F-F-F"),
+    ("text", "scores", OURS, SCORES, "T" * 8, "F" * 8),
+    ("time-vs-n", "times", OURS, RATIOS, "TTT", "FFF"),
+    ("uci", "scores", {"method": "NeuBootsRegressor"}, {"rmse": -1}, "TTT-TTTT-T", "FTT-FFTT-F"),
+    ("uci", "scores", {"method": "NeuBootsRegressor"}, {"log_likelihood": +1}, "TTTTTTTTTT", "TTFFTTTFFT"),
+    ("uci", "scores", {"method": "NeuBootsRegressor"}, {"coverage": +1}, "TFT-TTFT-T", "TFT-TTFT-T"),
+]
+
+
+@pytest.mark.parametrize(("name", "table", "chosen", "better", "if_better", "if_worse"), CHANGES)
+def test_checks_follow_the_rows(
+    name: str, table: str, chosen: dict[str, str], better: dict[str, int], if_better: str, if_worse: str
+) -> None:
+    """The committed rows, in which some are made far better or far worse than they are."""
+    run = read_run(RESULTS / name)
+    for sign, expected in ((+1, if_better), (-1, if_worse)):
+        rows = [{**row} for row in run.rows[table]]
+        changed = [row for row in rows if all(re.search(text, str(row[key])) for key, text in chosen.items())]
+        for key, direction in better.items():
+            step = 10 * max([abs(row[key]) for row in rows if row.get(key) is not None], default=0.0)
+            for row in (row for row in changed if row.get(key) is not None):
+                up = sign * direction
+                row[key] = row[key] * 1000.0**up if key in RATIOS else row[key] + up * step
+        found = run.study.checks({**run.rows, table: rows})
+        assert "".join({True: "T", False: "F", None: "-"}[check.holds] for check in found) == expected
 
 
 @pytest.mark.parametrize("name", STUDY_NAMES)

@@ -2,7 +2,6 @@
 
 import base64
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.training import TrainingConfig
 from neuboots_paper.studies.bands import Bands, band_metrics, bands, plot_stored_image
-from neuboots_paper.study import Rows, RunContext
+from neuboots_paper.study import RunContext
 
 
 def test_bands_are_central_quantiles_of_replicates() -> None:
@@ -53,37 +52,3 @@ def test_stored_image_round_trip(study: Bands) -> None:
     drawn = torch.as_tensor(ax.images[0].get_array().astype(int))  # type: ignore[union-attr]
     assert drawn.shape == (8, 8, 3)
     assert torch.allclose(drawn[..., 1].double(), pixels[0].double(), atol=0.51)
-
-
-def make_rows(study: Bands, sign: int) -> Rows:
-    """Five seeds in which the unknown differs from the known by about sign / 10."""
-
-    def figures(step: float, seed: int) -> dict[str, Any]:
-        value = 0.5 + step * (sign + seed / 100)
-        return {"seed": seed, "width": value, "overlap": value, "outside": value}
-
-    steps = {"known": 0.0, "close": 0.05, "unknown": 0.1, "far": 0.2}
-    seeds = range(5)
-    return {
-        "groups": [
-            {"method": method, "group": group, **figures(step, seed)}
-            for method in study.methods
-            for group, step in steps.items()
-            for seed in seeds
-        ],
-        "single": [
-            {"method": method, "image": f"{name} ({study.others})", **figures(step, seed)}
-            for method in study.methods
-            for name, step in ((study.unknown[0], 0.2), (study.unknown[-1], 0.1))
-            for seed in seeds
-        ],
-    }
-
-
-@pytest.mark.parametrize(("sign", "word"), [(1, True), (-1, False)])
-def test_checks_follow_the_rows(study: Bands, sign: int, word: bool) -> None:
-    rows = make_rows(study, sign)
-    assert [verdict.holds for verdict in study.checks(rows)] == [word] * 14
-    for table in rows.values():  # each form is judged by its own rows
-        table[:] = [row for row in table if row["method"] == "neuboots"]
-    assert [verdict.holds for verdict in study.checks(rows)] == [word] * 7 + [None] * 7

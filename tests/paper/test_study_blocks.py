@@ -1,22 +1,17 @@
 """Tests of the block bootstrap study: weights, ridge regression, distances and checks."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from neuboots_paper.studies.blocks import (
     GROUPINGS,
-    UNBLOCKED,
     BlockBootstrap,
-    Blocks,
     assign_groups,
     block_weights,
     compute_distances,
     ridge,
 )
-from neuboots_paper.study import Rows
 
 
 @pytest.mark.parametrize("kind", GROUPINGS)
@@ -75,37 +70,3 @@ def test_block_bootstrap_trains_with_block_weights() -> None:
     assert weights.tolist() == block_weights(torch.tensor(blocks), 4, 7, "block weights").float().tolist()
     assert bool((weights[:, 0] == weights[:, 1]).all())
     assert bool((weights[:, 0] != weights[:, 2]).all())
-
-
-STUDY = Blocks(data=("diabetes",), sizes=(5, 100), net_sizes=(5, 100), seeds=(0, 1, 2))
-
-
-def made(near: float, regrouped: float = 0.02, stratified: float = 1.0) -> Rows:
-    """Rows whose distance is 0.2 for 5 blocks, `near` for 100, and 0.02 between unblocked runs."""
-    rows: list[dict[str, Any]] = []
-    for job in STUDY.jobs():
-        noise = job["seed"] / 1000
-        for size, kind, ks in (
-            *((size, kind, ks) for size, ks in ((5, 0.2), (100, near)) for kind in GROUPINGS),
-            (319, UNBLOCKED, 0.02),
-        ):
-            ratio = stratified if kind == "stratified" else 1.0
-            row = {"ks": ks + noise, "ks_worst": ks, "w1": ks, "ratio": ratio + noise, "ratio_error": 0.1}
-            again = {"ks_regrouped": regrouped + 2 * noise} if kind == "random" and job["model"] == "ridge" else {}
-            rows.append({**job, "S": size, "grouping": kind, **row, **again})
-    return {"distances": rows}
-
-
-def test_checks_follow_the_rows() -> None:
-    def held(rows: Rows) -> list[bool | None]:
-        return [verdict.holds for verdict in STUDY.checks(rows)]
-
-    assert held(made(0.03)) == [True, True, True, True, True, True]
-    assert held(made(0.3)) == [False, False, False, False, True, True]
-    assert held(made(0.03, regrouped=0.2, stratified=1.2)) == [True, True, True, True, False, False]
-
-
-def test_tables_label_the_unblocked_bootstrap() -> None:
-    first, second = STUDY.tables(made(0.03))
-    assert [line[2].text for line in first.rows] == ["5", "100", UNBLOCKED] * 2
-    assert [line[2].text for line in second.rows] == [*GROUPINGS] * 2

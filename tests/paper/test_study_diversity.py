@@ -28,13 +28,6 @@ def more(by: float, keys: tuple[str, ...] = tuple(MEASURES)) -> dict[str, float]
     return {key: 0.5 + (by if MEASURES[key][1] == "higher" else -by) for key in keys}
 
 
-def test_diversity_is_compared_with_dropout_in_each_measure() -> None:
-    verdicts = STUDY.checks(make_rows(ours=more(0.1), dropout=more(0.0)))
-    assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [True] * 8  # of both forms
-    verdicts = STUDY.checks(make_rows(ours=more(0.0), dropout=more(0.1)))
-    assert [verdict.holds for verdict in verdicts if "dropout" in verdict.claim] == [False] * 8
-
-
 @pytest.mark.parametrize(("behind", "holds"), [(0, True), (2, True), (3, False), (4, False)])
 def test_comparable_diversity_tolerates_two_measures(behind: int, holds: bool) -> None:
     keys = tuple(MEASURES)

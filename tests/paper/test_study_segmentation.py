@@ -1,8 +1,5 @@
 """Tests of the segmentation studies: downsampling, stored images and checks."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,54 +7,13 @@ from torch import Tensor
 from neuboots.data import CropFlip, LazyDataset
 from neuboots.data.dataset import TensorSource
 from neuboots_paper.studies.segmentation_2d import Segmentation2d
-from neuboots_paper.studies.segmentation_3d import Segmentation3d
 from neuboots_paper.studies.segmentation_common import (
     IGNORE_INDEX,
-    SegmentationStudy,
     decode_png,
     downsample,
     encode_png,
     fullest_slice,
 )
-from neuboots_paper.study import Rows
-
-STUDIES = (Segmentation2d, Segmentation3d)
-
-
-def scored(study: SegmentationStudy, score: Callable[[str, str], float]) -> Rows:
-    """Rows in which `score(key, method)` is each method's figure, a little more for later seeds."""
-    keys = ("mean_iou", "ece", "nll", "entropy_ratio", "constant_iou")
-    every: list[dict[str, Any]] = [
-        {"net": net, "method": method, "seed": seed}
-        for net in study.nets
-        for method in study.methods
-        for seed in (0, 1, 2)
-    ]
-    scores = [row | {key: score(key, row["method"]) + row["seed"] / 1e4 for key in keys} for row in every]
-    times = [row | {"relative_time": score("relative_time", row["method"])} for row in every]
-    return {"scores": scores, "times": times, "bins": [], "pictures": []}
-
-
-def figure_of(key: str, method: str, *, favoured: str) -> float:
-    better = 0.9 if key == "mean_iou" else 0.1
-    return better if method == favoured else 0.5
-
-
-@pytest.mark.parametrize("kind", STUDIES)
-def test_checks_follow_the_rows(kind: type[SegmentationStudy]) -> None:
-    study = kind.from_preset("cpu")
-    for favoured, holds in (("neuboots", True), ("deep-ensemble", False), ("nobody", None)):
-        rows = scored(study, lambda key, name, best=favoured: figure_of(key, name, favoured=best))  # type: ignore[misc]
-        verdicts = [verdict for verdict in study.checks(rows) if "by Algorithm 1" not in verdict.claim]
-        assert len(study.checks(rows)) == 4 + 4 + 1 == len(verdicts) + 4
-        found = {verdict.claim.split(",")[0]: verdict for verdict in verdicts}
-        for claim in ("highest mIoU of all methods", "lowest ECE of all methods", "predicts faster"):
-            verdict = next(verdict for name, verdict in found.items() if claim in name)
-            assert verdict.holds is holds
-            if favoured == "deep-ensemble":
-                assert "against deep-ensemble " in verdict.evidence
-        if favoured == "deep-ensemble":  # as good as the plain net
-            assert next(verdict for name, verdict in found.items() if "the plain net" in name).holds is None
 
 
 def test_downsampling_averages_pixels_and_takes_central_labels() -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from neuboots_paper.studies.text import Text
 from neuboots_paper.study import Rows, RunContext
 
@@ -17,21 +15,6 @@ def make_rows(ours: dict[str, float], others: dict[str, float]) -> Rows:
         return {**job, **{key: value + 1e-4 * job["seed"] for key, value in values.items()}}
 
     return {"scores": [row(job) for job in STUDY.jobs()]}
-
-
-@pytest.mark.parametrize(
-    ("ours", "others", "holds"),
-    [
-        ({**GOOD, "error": 0.2}, {**BAD, "error": 0.2}, [True, True]),
-        ({**GOOD, "error": 0.1}, {**BAD, "error": 0.2}, [True, True]),  # far fewer errors are no loss
-        ({**GOOD, "error": 0.22}, {**BAD, "error": 0.2}, [True, False]),
-        ({**BAD, "error": 0.2}, {**GOOD, "error": 0.2}, [False, True]),
-        ({**GOOD, "nll": 0.9, "error": 0.2}, {**BAD, "error": 0.2}, [False, True]),  # one of three measures is enough
-    ],
-)
-def test_checks_follow_the_rows(ours: dict[str, float], others: dict[str, float], holds: list[bool]) -> None:
-    found = STUDY.checks(make_rows(ours, others))
-    assert [verdict.holds for verdict in found] == 4 * holds  # two of NeuBoots, against two
 
 
 def test_error_check_tolerates_an_unresolved_gain() -> None:

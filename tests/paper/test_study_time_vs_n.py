@@ -43,17 +43,3 @@ def test_growth_is_the_exponent_of_n() -> None:
     found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.rows}
     assert found[PAPER_LAW, "3 × 64"] == pytest.approx((0.5, 0.5))
     assert found[SPARSE, "none"] == pytest.approx((1.0, 1.0))
-
-
-def test_checks_follow_the_rows() -> None:
-    def held(rows: Rows) -> list[bool | None]:
-        return [verdict.holds for verdict in STUDY.checks(rows)]
-
-    assert held(made()) == [True, True, True]
-    assert held(made(**{f"{PAPER_LAW}-500": 100.0})) == [True, True, False]
-    assert held(made(**{f"{BOOTSTRAP}-64": 0.1})) == [False, True, True]
-    mixed = made()
-    for row in mixed["times"]:
-        if row["method"] == SPARSE and row["n"] == 100 and row["seed"] == 0:
-            row["seconds"] = 2.0  # between the two nets
-    assert held(mixed) == [True, True, None]

@@ -1,7 +1,8 @@
 """Tests of the validity study for classification: energy distance and checks."""
 
+import json
 import math
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +10,7 @@ from torch import Tensor
 
 from neuboots_paper.energy_distance import compare_replicates, energy_distance, variance_correlation
 from neuboots_paper.studies import validity_classes as study
-from neuboots_paper.studies.validity_classes import (
-    ENSEMBLE,
-    ONE_TRAINING,
-    ORACLE,
-    SECOND_BOOTSTRAPS,
-    TRUTHS,
-)
+from neuboots_paper.studies.validity_classes import ENSEMBLE, ONE_TRAINING, SECOND_BOOTSTRAPS
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -104,69 +99,33 @@ def test_compare_replicates_finds_scale_and_shift() -> None:
     assert wide_found["error"] == pytest.approx(float((probs.argmax(1) != labels).double().mean()))
 
 
-# -- a job at the smallest scale ----------------------------------------------------------------------
+# -- checks of the committed rows, in which one method is changed --------------------------------------
+
+ROWS = json.loads((Path(__file__).resolve().parents[2] / "results/cpu/validity/rows/classes.json").read_text())
+NEAREST = "nearest method that trains one net"
+NEARER = "influence, head are nearer to a true bootstrap than those of neuboots-paper"
+SPREAD = "spread of influence, head is that"
+INITIAL_WEIGHTS = "initial weights and the order"
 
 
-# -- tables, verdicts, figures -------------------------------------------------------------------------
-
-
-def make_rows(**distances: float) -> list[dict[str, Any]]:
-    """Rows of two sets and three seeds, all methods at a distance of 0.5 and of the right size, but for these."""
-    names = {
-        name.replace(" ", "_").replace(",", "").replace("-", "_"): name for name in (*ONE_TRAINING, *SECOND_BOOTSTRAPS)
-    }
-    given = {names[key]: value for key, value in distances.items()}
-    figures = {
-        **{"cost": 1, "time": 1.0, "ratio": 1.0, "probability_ratio": 1.0, "probability_correlation": 0.9, "off": 1.2},
-        **{"shift": 0.6, "error": 0.1, "nll": 0.3, "ece": 0.05},
-    }
-    return [
-        {"data": data, "seed": seed, "truth": truth, "method": method, **figures,
-         "distance": given.get(method, 0.0 if method in SECOND_BOOTSTRAPS else 0.5) + 0.01 * seed}
-        for data in ("a", "b")
-        for seed in range(3)
-        for truth in TRUTHS
-        for method in (*SECOND_BOOTSTRAPS, ORACLE, "deterministic", *ONE_TRAINING, ENSEMBLE)
-        if truth == TRUTHS[0] or method not in (SECOND_BOOTSTRAPS[0], ORACLE, ENSEMBLE)
-    ]  # fmt: skip
-
-
-def holds(rows: list[dict[str, Any]], words: str) -> bool | None:
-    (found,) = [verdict.holds for verdict in study.checks(rows) if words in verdict.claim]
-    return found
-
-
-def test_nearest_method_is_compared_with_another_bootstrap() -> None:
-    words = "nearest method that trains one net"
-    assert holds(make_rows(), words) is False
-    assert holds(make_rows(neuboots=0.01), words) is True
-
-
-def test_nearer_compares_distances_on_every_dataset() -> None:
-    words = "influence, head are nearer to a true bootstrap than those of neuboots-paper"
-    rows = make_rows(influence_head=0.2)
-    assert holds(rows, words) is True
-    assert holds(make_rows(influence_head=0.8), words) is False
-    for row in rows:
-        if row["data"] == "b" and row["method"] == "neuboots-paper":
-            row["distance"] = 0.1
-    assert holds(rows, words) is False
-
-
-def test_spread_checks_use_the_ratio() -> None:
-    rows = make_rows()
-    assert holds(rows, "spread of influence, head is that") is True
-    for row in rows:
-        if row["data"] == "b" and row["truth"] == TRUTHS[1]:
-            row["ratio"] = 1.3
-    assert holds(rows, "spread of influence, head is that") is False
-    assert holds(rows, "initial weights and the order") is True
-    for row in rows:
-        if row["method"] == ENSEMBLE:
-            row["ratio"] = 0.7  # of the variance, 49 %
-    assert holds(rows, "initial weights and the order") is False
+@pytest.mark.parametrize(
+    ("methods", "key", "value", "claim", "holds"),
+    [
+        (("neuboots", *SECOND_BOOTSTRAPS), "distance", 0.0, NEAREST, True),
+        (ONE_TRAINING, "distance", 9.0, NEAREST, False),
+        (("influence, head",), "distance", 0.0, NEARER, True),
+        (("influence, head",), "distance", 9.0, NEARER, False),
+        (("influence, head",), "ratio", 1.0, SPREAD, True),
+        (("influence, head",), "ratio", 1.3, SPREAD, False),
+        ((ENSEMBLE,), "ratio", 0.9, INITIAL_WEIGHTS, True),
+        ((ENSEMBLE,), "ratio", 0.7, INITIAL_WEIGHTS, False),  # of the variance, 49 %
+    ],
+)
+def test_checks_follow_the_rows(methods: tuple[str, ...], key: str, value: float, claim: str, holds: bool) -> None:
+    rows = [{**row, key: value} if row["method"] in methods else row for row in ROWS]
+    assert [verdict.holds for verdict in study.checks(rows) if claim in verdict.claim] == [holds]
 
 
 def test_methods_without_rows_are_not_checked() -> None:
-    rows = [row for row in make_rows() if "influence" not in row["method"]]
+    rows = [row for row in ROWS if "influence" not in row["method"]]
     assert all("influence" not in verdict.claim for verdict in study.checks(rows))
