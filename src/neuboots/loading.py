@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -109,8 +108,6 @@ def select_examples(data: Dataset[Any], indices: Sequence[int]) -> Dataset[Any]:
     """
     if isinstance(data, _CollatedDataset):
         return _CollatedDataset(select_examples(data.data, indices), data.collate_fn)
-    if isinstance(data, Subset):
-        return Subset(data.dataset, [data.indices[i] for i in indices])
     return Subset(data, indices)
 
 
@@ -219,16 +216,16 @@ def _unwrap_subsets(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
 
 
 def get_tensors(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors of a TensorDataset, or of a Subset of one, and the positions of its examples (None: all).
+    """Return the tensors (x, …, y) of a TensorDataset, or of a Subset of one, and the positions of its examples.
 
     Args:
         data: Data set of pairs (x, y).
 
     Returns:
-        The tensors (None for other data) and the positions.
+        The tensors (None for other data) and the positions (None: all).
     """
     inner, positions = _unwrap_subsets(data)
-    in_memory = isinstance(inner, TensorDataset) and not isinstance(data, _CollatedDataset)
+    in_memory = isinstance(inner, TensorDataset) and len(inner.tensors) > 1 and not isinstance(data, _CollatedDataset)
     return (inner.tensors, positions) if in_memory else (None, None)  # type: ignore[attr-defined]
 
 
@@ -316,7 +313,7 @@ def preserve_rng_state() -> Iterator[None]:
 
 @dataclass
 class _EpochSampler:
-    """Batches of (epoch, example) for one rank; `epoch` and `start` are set before each pass."""
+    """Batches (epoch, rows) of one rank; `epoch` and `start` are set before each pass."""
 
     n: int
     batch_size: int
@@ -336,55 +333,51 @@ class _EpochSampler:
         """Start and end of global batch k in the order of the epoch."""
         return k * self.batch_size, self.n if k == len(self) - 1 else (k + 1) * self.batch_size
 
-    def permutation(self) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(self.n)
-        rng = torch.Generator().manual_seed(stable_hash(self.seed, "order", self.epoch))
-        return torch.randperm(self.n, generator=rng)
-
-    def rows(self, k: int, order: Tensor) -> Tensor:
-        """Examples of this rank in global batch k; one example of weight 0 if the batch has fewer than ranks."""
-        start, stop = self.bounds(k)
-        batch = order[start:stop]
-        mine = batch[self.rank :: self.world_size]
-        return mine if len(mine) else batch[:1]
-
     def rank_weight(self, k: int) -> float:
         """Weight of the mean over this rank's examples in the mean over the global batch, times the world size."""
         start, stop = self.bounds(k)
         size = stop - start
         return self.world_size * len(range(self.rank, size, self.world_size)) / size
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = self.permutation()
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        rng = torch.Generator().manual_seed(stable_hash(self.seed, "order", self.epoch))
+        order = torch.randperm(self.n, generator=rng) if self.shuffle else torch.arange(self.n)
         for k in range(self.start, len(self)):
-            yield [(self.epoch, i) for i in self.rows(k, order).tolist()]
+            batch = order[slice(*self.bounds(k))]
+            mine = batch[self.rank :: self.world_size]
+            yield self.epoch, mine if len(mine) else batch[:1]  # one example of weight 0 on a rank without examples
 
 
-class _SeededDataset(Dataset[Any]):
-    """Example i of epoch t, read under the seed (seed, t, i): augmentation does not depend on workers.
+class _BatchReader(Dataset[Any]):
+    """Batches (x, y, rows), read under the seed (seed, epoch, row): augmentation does not depend on workers.
 
-    A data set that reads many examples at once (`__getitems__`) is seeded once a batch, by its first example.
+    Tensors in memory are indexed directly. A data set that reads many examples at once (`__getitems__`) is seeded once
+    a batch, by its first example.
     """
 
     def __init__(self, data: Dataset[Any], seed: int) -> None:
         self.data, self.seed = data, seed
+        self.tensors, self.positions = get_tensors(data)
         self.batched = hasattr(_unwrap_subsets(data)[0], "__getitems__")  # a Subset always has it, its data may not
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Any, Any, int]:
-        epoch, i = key
-        seed_everything(self.seed, "row", epoch, i)
-        x, y = unpack_example(self.data[i])
-        return x, y, i
+    def __getitem__(self, key: tuple[int, Tensor]) -> tuple[Any, Any, Tensor]:
+        epoch, rows = key
+        if self.tensors is not None:
+            places = rows if self.positions is None else self.positions[rows]
+            *inputs, targets = (tensor[places] for tensor in self.tensors)
+            return inputs[0] if len(inputs) == 1 else tuple(inputs), targets, rows
+        numbers = rows.tolist()
+        if self.batched:
+            seed_everything(self.seed, "rows", epoch, numbers[0])
+            data = self.data.data if isinstance(self.data, _CollatedDataset) else self.data
+            examples = [unpack_example(example) for example in cast(Any, data).__getitems__(numbers)]
+        else:
+            examples = [self._read_example(epoch, i) for i in numbers]
+        return *collate_examples(self.data, examples), rows
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[Any, Any, int]]:
-        if not self.batched:
-            return [self[key] for key in keys]
-        rows = [i for _, i in keys]
-        seed_everything(self.seed, "rows", *keys[0])
-        data = self.data.data if isinstance(self.data, _CollatedDataset) else self.data
-        examples = cast(Any, data).__getitems__(rows)
-        return [(*unpack_example(example), i) for example, i in zip(examples, rows, strict=True)]
+    def _read_example(self, epoch: int, i: int) -> tuple[Any, Any]:
+        seed_everything(self.seed, "row", epoch, i)
+        return unpack_example(self.data[i])
 
 
 class _IndexedStream(IterableDataset[Any]):
@@ -411,6 +404,10 @@ class _IndexedStream(IterableDataset[Any]):
                 return
             yield x, y, number
 
+    def collate(self, rows: list[tuple[Any, Any, int]]) -> tuple[Any, Any, Tensor]:
+        """Collate (x, y, number)."""
+        return *collate_examples(self.data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
+
 
 def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return a batch (x, y) of these examples, by the data set's own collate function if it has one.
@@ -423,13 +420,6 @@ def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tup
         Batched inputs and targets.
     """
     return unpack_example(getattr(data, "collate_fn", default_collate)(examples))
-
-
-def _collate(data: Dataset[Any], rows: list[tuple[Any, Any, int]]) -> Any:
-    """Collate (x, y, i)."""
-    if isinstance(data, _CollatedDataset):
-        return *collate_examples(data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
-    return default_collate(rows)
 
 
 class EpochLoader:
@@ -461,44 +451,39 @@ class EpochLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.data = data
-        self.tensors, self.positions = get_tensors(data)
-        self.shuffle = shuffle
         n = dataset_length(data)
         check_int("batch_size", batch_size, minimum=1)
-        if self.tensors is not None and len(self.tensors) < 2:
-            raise ArgumentError("data", "a TensorDataset with one tensor", "inputs and targets")
-        make_loader = partial(DataLoader, num_workers=num_workers, collate_fn=partial(_collate, data))
+        self.shuffle = shuffle
+        self.loader: DataLoader[Any] | None = None
+        self.source: _EpochSampler | _IndexedStream
         if n is None:
             if steps_per_epoch is None:
                 raise ArgumentError(
                     "steps_per_epoch", None, "the number of batches of an iterable data set in an epoch"
                 )
             self.steps = steps_per_epoch
-            self.stream = _IndexedStream(data, seed, rank, world_size)
-            self.loader: DataLoader[Any] = make_loader(self.stream, batch_size=max(1, batch_size // world_size))
+            self.source = _IndexedStream(data, seed, rank, world_size)
+            size = max(1, batch_size // world_size)
+            self.loader = DataLoader(self.source, size, num_workers=num_workers, collate_fn=self.source.collate)
             return
-        self.sampler = _EpochSampler(n, batch_size, seed, shuffle, rank, world_size)
-        self.steps = len(self.sampler)
-        if self.tensors is None:
-            sampler = cast(Any, self.sampler)
-            examples = _SeededDataset(data, seed)
-            self.loader = make_loader(examples, batch_sampler=sampler, persistent_workers=num_workers > 0)
+        self.source = _EpochSampler(n, batch_size, seed, shuffle, rank, world_size)
+        self.steps = len(self.source)
+        self.reader = _BatchReader(data, seed)
+        if num_workers and self.reader.tensors is None:
+            options: dict[str, Any] = {"batch_size": None, "collate_fn": _identity, "persistent_workers": True}
+            self.loader = DataLoader(self.reader, sampler=self.source, num_workers=num_workers, **options)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
         """Yield (k, batch k, weight of this rank's mean in the mean over the global batch) for k = start, …"""
-        if dataset_length(self.data) is None:
-            yield from self._read_stream(epoch, start)
+        self.source.epoch = epoch
+        if isinstance(self.source, _EpochSampler):
+            self.source.start = start
+            batches = map(self.reader.__getitem__, self.source) if self.loader is None else self.loader
+            for k, (x, y, index) in enumerate(batches, start):
+                yield k, Batch(x, y, index, epoch * self.steps + k), self.source.rank_weight(k)
             return
-        self.sampler.epoch, self.sampler.start = epoch, start
-        batches = iter(self.loader) if self.tensors is None else self._index_tensors()
-        for k, (x, y, index) in enumerate(batches, start):
-            yield k, Batch(x, y, index, epoch * self.steps + k), self.sampler.rank_weight(k)
-
-    def _read_stream(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
-        self.stream.epoch = epoch
         done = 0
-        for k, (x, y, index) in zip(range(self.steps), self.loader, strict=False):
+        for k, (x, y, index) in zip(range(self.steps), cast(Iterable[Any], self.loader), strict=False):
             done = k + 1
             if k >= start:  # a stream cannot be entered in the middle
                 yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
@@ -507,19 +492,9 @@ class EpochLoader:
             expected = f"at most {done}, the number of batches in the data set"
             raise ArgumentError("steps_per_epoch", self.steps, expected, hint=hint)
 
-    def _index_tensors(self) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        order = self.sampler.permutation()
-        for k in range(self.sampler.start, self.steps):
-            rows = self.sampler.rows(k, order)
-            yield *self.select_rows(rows), rows
 
-    def select_rows(self, rows: Tensor) -> tuple[Any, Tensor]:
-        """Return (x, y) of these examples from tensors in memory."""
-        assert self.tensors is not None, "examples of other data come from a DataLoader"
-        *inputs, targets = self.tensors
-        rows = rows if self.positions is None else self.positions[rows]
-        parts = tuple(tensor[rows] for tensor in inputs)
-        return parts[0] if len(parts) == 1 else parts, targets[rows]
+def _identity(batch: Any) -> Any:
+    return batch
 
 
 class EnsembleLoader:
@@ -539,24 +514,10 @@ class EnsembleLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
         """Yield (k, batch k of all members, weight 1) for k = start, …"""
-        if self.loaders[0].tensors is not None:
-            yield from self._index_tensors(epoch, start)
-            return
         for parts in zip(*(loader.epoch(epoch, start) for loader in self.loaders), strict=True):
             k, first, weight = parts[0]
             x, y, index = default_collate([(batch.x, batch.y, batch.index) for _, batch, _ in parts])
             yield k, Batch(x, y, index, first.step), weight
-
-    def _index_tensors(self, epoch: int, start: int) -> Iterator[tuple[int, Batch, float]]:
-        """One lookup for all members."""
-        first = self.loaders[0]
-        for loader in self.loaders:
-            loader.sampler.epoch = epoch
-        orders = torch.stack([loader.sampler.permutation() for loader in self.loaders])  # (K, n)
-        for k in range(start, self.steps):
-            rows = orders[:, slice(*first.sampler.bounds(k))]  # (K, N)
-            x, y = first.select_rows(rows)
-            yield k, Batch(x, y, rows, epoch * self.steps + k), 1.0
 
 
 # -- splits --------------------------------------------------------------------------------------------
