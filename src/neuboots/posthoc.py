@@ -19,9 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError, check_positive
-from neuboots.loading import Batch, FitData, as_dataset, check_length
+from neuboots.loading import FitData, as_dataset, check_length
 from neuboots.methods._base import WRAPPERS, find_predictor_class, iterate_batches
-from neuboots.prediction import Moments, Predictor, SampleStream, class_probabilities, split_gaussian, summarize_stream
+from neuboots.prediction import (
+    Moments,
+    Prediction,
+    Predictor,
+    SampleStream,
+    class_probabilities,
+    split_gaussian,
+    summarize_stream,
+)
 from neuboots.training import TrainingConfig
 
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.02, 50.0
@@ -102,17 +110,26 @@ class ScaledPredictor(Predictor):
         return cls(inner, config["temperature"], std_scale, config["gaussian"])
 
 
-def _iterate(predictor: Predictor, data: FitData, batch_size: int) -> Iterator[Batch]:
-    """Read the held-out data in batches."""
-    if not isinstance(predictor, Predictor):
-        raise ArgumentError("predictor", type(predictor), "a Predictor, as `fit` returns")
-    dataset = as_dataset(data)
-    check_length(dataset)
-    yield from iterate_batches(dataset, TrainingConfig(epochs=1, batch_size=batch_size))
+@dataclass(frozen=True)
+class _Scaling:
+    """Options of a scaling that is fitted on held-out data."""
+
+    num_samples: int = 100
+    seed: int = 0
+    batch_size: int = 128
+
+    def _predict(self, predictor: Predictor, data: FitData) -> Iterator[tuple[Prediction, Tensor]]:
+        """Predictions and targets of the held-out data, in batches."""
+        if not isinstance(predictor, Predictor):
+            raise ArgumentError("predictor", type(predictor), "a Predictor, as `fit` returns")
+        dataset = as_dataset(data)
+        check_length(dataset)
+        for batch in iterate_batches(dataset, TrainingConfig(epochs=1, batch_size=self.batch_size)):
+            yield predictor.predict(batch.x, self.num_samples, seed=self.seed), batch.y
 
 
 @dataclass(frozen=True)
-class TemperatureScaling:
+class TemperatureScaling(_Scaling):
     """Temperature scaling of a classifier.
 
     T is between 0.02 and 50.
@@ -133,9 +150,6 @@ class TemperatureScaling:
         True
     """
 
-    num_samples: int = 100
-    seed: int = 0
-    batch_size: int = 128
     ignore_index: int = -100
     prior_std: float | None = None
 
@@ -162,10 +176,10 @@ class TemperatureScaling:
             grid = torch.linspace(low, high, _GRID_SIZE, dtype=torch.float64)
             total = torch.zeros_like(grid) if self.prior_std is None else -0.5 * (grid / self.prior_std) ** 2
             labelled = False
-            for batch in _iterate(predictor, data, self.batch_size):
-                labelled = labelled or bool((batch.y != self.ignore_index).any())
-                samples = predictor.predict(batch.x, self.num_samples, seed=self.seed).samples
-                total += torch.stack([self._log_likelihood(samples / t, batch.y) for t in grid.exp().tolist()])
+            for prediction, y in self._predict(predictor, data):
+                labelled = labelled or bool((y != self.ignore_index).any())
+                samples = prediction.samples
+                total += torch.stack([self._log_likelihood(samples / t, y) for t in grid.exp().tolist()])
             if not labelled:
                 raise ArgumentError("data", "labels that are all ignored", "at least one label that counts")
             if not bool(torch.isfinite(total).all()):
@@ -187,7 +201,7 @@ class TemperatureScaling:
 
 
 @dataclass(frozen=True)
-class StdScaling:
+class StdScaling(_Scaling):
     """Standard-deviation scaling of a regressor.
 
     Where the net has two outputs for each target (`GaussianNLL`), s scales band and noise alike. Otherwise the scaled
@@ -207,10 +221,6 @@ class StdScaling:
         1
     """
 
-    num_samples: int = 100
-    seed: int = 0
-    batch_size: int = 128
-
     def fit(self, predictor: Predictor, data: FitData) -> ScaledPredictor:
         """Find the scale of the standard deviation that maximizes the Gaussian likelihood of held-out targets.
 
@@ -227,16 +237,16 @@ class StdScaling:
         squares: Tensor | float = 0.0
         rows = 0
         gaussian = False
-        for batch in _iterate(predictor, data, self.batch_size):
-            band, noise = predictor.predict(batch.x, self.num_samples, seed=self.seed), torch.zeros(())
-            y = batch.y.to(band.mean)
+        for band, targets in self._predict(predictor, data):
+            noise = torch.zeros(())
+            y = targets.to(band.mean)
             y = y[:, None] if y.ndim == band.mean.ndim - 1 else y  # (N, k, *)
             gaussian = band.mean.shape[1] == 2 * y.shape[1]
             if gaussian:
                 band, noise = split_gaussian(band)
             if y.shape != band.mean.shape:
                 expected = f"targets in the shape of the outputs, {tuple(band.mean.shape)}, or half as many"
-                raise ArgumentError("data", tuple(batch.y.shape), expected)
+                raise ArgumentError("data", tuple(targets.shape), expected)
             variance = band.std.double().square() + noise.to(y).double().square()
             if not bool((variance > 0).all()):
                 raise ValueError(

@@ -1,7 +1,7 @@
 """Saving and loading: folders of JSON and safetensors, never pickle.
 
-An artifact is a folder with `config.json`, `model.safetensors` and any further files that the config names. It is
-written to a temporary folder that is then renamed, so that a complete artifact is never replaced by an incomplete one.
+An artifact is a folder with `config.json` and `model.safetensors`. It is written to a temporary folder that is then
+renamed, so that a complete artifact is never replaced by an incomplete one.
 """
 
 import copy
@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,8 +61,9 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
         FileExistsError: If the folder holds other files.
 
     Example:
+        >>> from tempfile import mkdtemp
         >>> from neuboots.methods import DeterministicPredictor
-        >>> folder = Path(tempfile.mkdtemp()) / "model"
+        >>> folder = Path(mkdtemp()) / "model"
         >>> save(DeterministicPredictor(nn.Linear(4, 2)), folder)
         >>> sorted(path.name for path in folder.iterdir())
         ['config.json', 'model.safetensors']
@@ -89,9 +90,10 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Pred
         ArgumentError: If `model` is missing or not needed.
 
     Example:
+        >>> from tempfile import mkdtemp
         >>> from neuboots.methods import DeterministicPredictor
         >>> from neuboots.nets import MLP
-        >>> folder = Path(tempfile.mkdtemp()) / "model"
+        >>> folder = Path(mkdtemp()) / "model"
         >>> save(DeterministicPredictor(MLP(4, 2)), folder)
         >>> load(folder).net.head
         Linear(in_features=500, out_features=2, bias=True)
@@ -163,19 +165,6 @@ def build_predictor(
 
 def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load the tensors into the net, in their own precision; raise ArtifactError if they do not fit."""
-    expected = net.state_dict()
-    differences = {
-        "missing": sorted(expected.keys() - tensors.keys()),
-        "not in the net": sorted(tensors.keys() - expected.keys()),
-        "of another shape": [
-            f"{name} {tuple(tensors[name].shape)} for {tuple(expected[name].shape)}"
-            for name in sorted(expected.keys() & tensors.keys())
-            if tensors[name].shape != expected[name].shape
-        ],
-    }
-    if any(differences.values()):
-        reason = "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in differences.items() if names)
-        raise ArtifactError(path, f"the weights do not fit the net ({reason})")
     # loading into another precision would round silently
     precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(precisions) == 1:
@@ -183,7 +172,10 @@ def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], path: str 
     for name, target in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
         if name in tensors and target.is_floating_point():
             target.data = target.data.to(tensors[name].dtype)
-    net.load_state_dict(dict(tensors))
+    try:
+        net.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise ArtifactError(path, f"the weights do not fit the net ({error})") from error
 
 
 # -- nets that are rebuilt from their options ----------------------------------------------------------
@@ -311,30 +303,25 @@ def write_artifact(
     tensors: Mapping[str, Tensor],
     *,
     kind: str,
-    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write an artifact, replacing an earlier one as a whole.
 
     Args:
         folder: Folder to write.
-        config: JSON values, without the keys "format", "version", "kind" and "files".
+        config: JSON values, without the keys "format", "version" and "kind".
         tensors: Tensors by name; an object that contains another prefixes the other's names, as in "predictor.weight".
         kind: Kind of the object, such as "predictor".
-        files: Content of further files by name.
 
     Raises:
         FileExistsError: If the folder holds files that are no artifact.
     """
     from safetensors.torch import save_file
 
-    files = files or {}
-    header = {"format": FORMAT, "version": VERSION, "kind": kind, "files": sorted(files)}
-    with atomic_folder(folder, _artifact_files(folder), "an artifact of neuboots") as temporary:
+    header = {"format": FORMAT, "version": VERSION, "kind": kind}
+    with atomic_folder(folder, (CONFIG, TENSORS), "an artifact of neuboots") as temporary:
         # clones, since safetensors rejects tensors that share memory (tied weights)
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(stored, temporary / TENSORS)
-        for name, content in files.items():
-            (temporary / name).write_bytes(content)
         text = json.dumps({**header, **config}, indent=2) + "\n"
         (temporary / CONFIG).write_text(text, encoding="utf-8")
 
@@ -380,16 +367,7 @@ def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
     Args:
         folder: The folder.
     """
-    check_replaceable(folder, _artifact_files(folder), "an artifact of neuboots")
-
-
-def _artifact_files(folder: str | os.PathLike[str]) -> set[str]:
-    """Names of the files that an artifact in this folder may have."""
-    try:
-        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-        return {CONFIG, TENSORS, *config["files"]} if config["format"] == FORMAT else {CONFIG, TENSORS}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {CONFIG, TENSORS}
+    _check_replaceable(Path(folder), (CONFIG, TENSORS), "an artifact of neuboots")
 
 
 @contextmanager
@@ -408,13 +386,10 @@ def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: 
         FileExistsError: If the existing folder holds other files.
     """
     target = Path(folder).resolve()  # a link stays one
-    check_replaceable(target, names, what)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    _check_replaceable(target, names, what)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
     try:
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o777 & ~umask)
         yield temporary
         if target.exists():
             old = temporary.with_name(temporary.name + ".old")
@@ -431,15 +406,8 @@ def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_replaceable(folder: str | os.PathLike[str], names: Collection[str], what: str) -> None:
-    """Raise FileExistsError if the folder holds other files than these, or contains the working directory.
-
-    Args:
-        folder: The folder.
-        names: Files that it may hold.
-        what: What such a folder is, for the error message.
-    """
-    target = Path(folder)
+def _check_replaceable(target: Path, names: Collection[str], what: str) -> None:
+    """Raise FileExistsError if the folder holds other files than these, or contains the working directory."""
     if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
         raise FileExistsError(f"{target} exists and is not {what}: choose another name")
     if Path.cwd().is_relative_to(target.resolve()):

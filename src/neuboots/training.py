@@ -147,12 +147,10 @@ class TrainingConfig:
         check_int("seed", self.seed)
         if self.clip_norm is not None:
             check_positive("clip_norm", self.clip_norm)
-        if isinstance(self.optimizer, Optimizer) or not callable(self.optimizer):
-            raise ArgumentError(
-                "optimizer", self.optimizer, "a function of the parameters", hint="use partial(torch.optim.SGD, lr=0.1)"
-            )
-        if not callable(self.lr_scheduler):
-            raise ArgumentError("lr_scheduler", self.lr_scheduler, "a function of (optimizer, total_steps)")
+        for name in ("optimizer", "lr_scheduler"):
+            if not callable(getattr(self, name)):
+                hint = "use partial(torch.optim.SGD, lr=0.1)" if name == "optimizer" else "use cosine_schedule"
+                raise ArgumentError(name, getattr(self, name), "a function that creates it", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -320,17 +318,44 @@ def train(
 
     names = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     fabric = Fabric(**{name: getattr(config, name) for name in names})
-    members = None if seeds is None else tuple(seeds)
-    run = _Run(net, data, objective_at, config, val_data, validate, identity, title, members, os.getpid())
+    run = _Run(net, data, objective_at, config, val_data, validate, identity, title, seeds, os.getpid())
     packed = fabric.launch(run)
     if packed is not None:  # a forked process trained a copy
         net.load_state_dict(torch.load(io.BytesIO(packed), weights_only=True))
     return net
 
 
-@dataclass(frozen=True)
+def make_loader(data: Dataset[Any], config: TrainingConfig, **options: Any) -> EpochLoader:
+    """Return a loader of the data with the batch size, seed and number of workers of a training run.
+
+    Args:
+        data: Data set of pairs (x, y).
+        config: Training options.
+        **options: Further options of `EpochLoader`.
+
+    Returns:
+        The loader.
+    """
+    names = ("batch_size", "seed", "num_workers", "steps_per_epoch")
+    return EpochLoader(data, **{name: getattr(config, name) for name in names}, **options)
+
+
+@dataclass
+class _TrainState:
+    """Progress of a run, saved in every checkpoint."""
+
+    epoch: int = 0
+    step: int = 0  # number of steps of the epoch that are done
+    loss_sum: float = 0.0  # of these steps
+    best_loss: float = float("inf")  # lowest validation loss
+    waited: int = 0  # number of epochs since then
+    best: dict[str, Tensor] | None = None  # weights of that epoch
+    finished: bool = False  # whether training stopped early
+
+
+@dataclass
 class _Run:
-    """One training run; called with the fabric of each process."""
+    """One training run, called with the fabric of each process; the other fields are set by the call."""
 
     net: nn.Module
     data: Dataset[Any]
@@ -340,29 +365,35 @@ class _Run:
     validate: ValidationStep | None
     identity: str
     title: str
-    seeds: tuple[int, ...] | None
+    seeds: Sequence[int] | None
     process_id: int  # of the process that called `train`
+
+    fabric: "Fabric" = field(init=False)
+    model: nn.Module = field(init=False)  # the net, as the fabric wraps it
+    optimizer: Optimizer = field(init=False)
+    lr_scheduler: LRScheduler = field(init=False)
+    state: _TrainState = field(init=False, default_factory=_TrainState)
 
     def __call__(self, fabric: "Fabric") -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
-        config = self.config
+        config, state = self.config, self.state
+        self.fabric = fabric
         loader: EpochLoader | EnsembleLoader
         if self.seeds is None:
-            loader = self._make_loader(self.data, rank=fabric.global_rank, world_size=fabric.world_size)
+            loader = make_loader(self.data, config, rank=fabric.global_rank, world_size=fabric.world_size)
         else:
             loader = EnsembleLoader(self.data, batch_size=config.batch_size, seeds=self.seeds)
-        net = fabric.setup_module(self.net)
-        trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.model = fabric.setup_module(self.net)
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not trainable:
             raise ArgumentError("model", type(self.net), "a net with parameters that require gradients")
-        inner = config.optimizer(trainable)
+        optimizer = config.optimizer(trainable)
         total = config.epochs * loader.steps
-        lr_scheduler = config.lr_scheduler(inner, total)
-        if isinstance(lr_scheduler, ReduceLROnPlateau):
+        self.lr_scheduler = config.lr_scheduler(optimizer, total)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau):
             raise ArgumentError("lr_scheduler", ReduceLROnPlateau, "a scheduler that depends on the step alone")
-        optimizer = cast(Optimizer, fabric.setup_optimizers(inner))
-        checkpoints = CheckpointManager(fabric, config.folder, self.fingerprint(), net, optimizer, lr_scheduler)
-        state = checkpoints.restore()
+        self.optimizer = cast(Optimizer, fabric.setup_optimizers(optimizer))
+        self._restore_checkpoint()
         enabled, done = config.progress and fabric.is_global_zero, state.epoch * loader.steps + state.step
         with (
             preserve_rng_state(),
@@ -372,122 +403,158 @@ class _Run:
             while state.epoch < config.epochs and not state.finished:
                 began = time.monotonic()
                 objective = self.objective_at(state.epoch)
-                net.train()
+                self.model.train()
                 for k, batch, rank_weight in loader.epoch(state.epoch, state.step):
-                    moved = Batch(fabric.to_device(batch.x), fabric.to_device(batch.y), batch.index, batch.step)
-                    loss = self._step(fabric, net, optimizer, objective, moved, rank_weight)
-                    if not math.isfinite(loss):
-                        raise FloatingPointError(
-                            f"the loss became {loss} in epoch {state.epoch + 1}, step {k + 1}: look for NaN in the "
-                            "data, lower the learning rate, or clip gradients (TrainingConfig(clip_norm=1.0))"
-                        )
-                    lr_scheduler.step()
-                    loss /= len(self.seeds or (config.seed,))
+                    loss = self._step(objective, self._move(batch), rank_weight) / len(self.seeds or (config.seed,))
                     state.step, state.loss_sum = k + 1, state.loss_sum + loss
                     advance(f"{self.title}  epoch {state.epoch + 1}/{config.epochs}  loss {loss:.4f}".strip())
-                    if _any_rank(fabric, interrupted.is_set()):
-                        checkpoints.save(state)
-                        raise KeyboardInterrupt(f"training was interrupted; checkpoint: {checkpoints.path}")
+                    if self._reduce(interrupted.is_set(), "sum"):  # all ranks must stop at the same step
+                        self._save_checkpoint()
+                        raise KeyboardInterrupt(f"training was interrupted; checkpoint: {self.checkpoint}")
                     if config.checkpoint_steps and (batch.step + 1) % config.checkpoint_steps == 0:
-                        checkpoints.save(state)
-                report = self._end_epoch(fabric, net, state, time.monotonic() - began)
-                checkpoints.save(state)
+                        self._save_checkpoint()
+                report = self._end_epoch(time.monotonic() - began)
+                self._save_checkpoint()
                 if config.on_epoch is not None and fabric.is_global_zero:
                     config.on_epoch(report)
         if state.best is not None:
-            net.load_state_dict(state.best)
+            self.model.load_state_dict(state.best)
         if os.getpid() == self.process_id:
             return None
         file = io.BytesIO()
         torch.save(self.net.state_dict(), file)
         return file.getvalue()
 
+    def _move(self, batch: Batch) -> Batch:
+        """The batch on the device of this process."""
+        return replace(batch, x=self.fabric.to_device(batch.x), y=self.fabric.to_device(batch.y))
+
+    def _reduce(self, value: float, reduce_op: str) -> float:
+        """The sum or mean of a number over the ranks."""
+        if self.fabric.world_size == 1:
+            return value
+        return float(cast(Tensor, self.fabric.all_reduce(float(value), reduce_op=reduce_op)))
+
+    def _step(self, objective: Objective, batch: Batch, rank_weight: float) -> float:
+        """Make one step and return its loss; a loss that is not finite changes nothing (LBFGS decides for itself)."""
+        config, optimizer = self.config, self.optimizer
+
+        def closure() -> Tensor:
+            seed_everything(config.seed, "step", batch.step, self.fabric.global_rank)
+            optimizer.zero_grad()
+            loss = objective(self.model, batch) * rank_weight
+            self.fabric.backward(loss)
+            if config.clip_norm is not None:
+                self.fabric.clip_gradients(self.model, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
+            return loss.detach()
+
+        evaluates = isinstance(optimizer, torch.optim.LBFGS)  # the loss, several times in a step
+        loss = float(cast(Any, optimizer).step(closure) if evaluates else closure())
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss became {loss} in epoch {self.state.epoch + 1}, step {self.state.step + 1}: look for NaN in "
+                "the data, lower the learning rate, or clip gradients (TrainingConfig(clip_norm=1.0))"
+            )
+        if not evaluates:
+            optimizer.step()
+        self.lr_scheduler.step()
+        return loss
+
+    def _end_epoch(self, seconds: float) -> EpochReport:
+        """Validate, advance the state to the next epoch, and apply early stopping."""
+        state, patience = self.state, self.config.patience
+        metrics = self._evaluate()
+        loss = self._reduce(state.loss_sum / max(1, state.step), "mean")  # each rank has seen its own examples
+        report = EpochReport(state.epoch, self.config.epochs, loss, metrics, seconds, self.title)
+        state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
+        if patience is not None:
+            if metrics["loss"] < state.best_loss:
+                state.best_loss, state.waited = metrics["loss"], 0
+                state.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            else:
+                state.waited += 1
+            state.finished = state.waited >= patience
+        return report
+
+    def _evaluate(self) -> dict[str, float]:
+        """Means of the validation metrics over the validation data."""
+        if self.val_data is None or self.validate is None:
+            return {}
+        sums: dict[str, float] = {}
+        count = 0
+        self.model.eval()
+        with torch.no_grad():
+            for _, batch, _ in make_loader(self.val_data, self.config, shuffle=False).epoch(0):
+                for name, value in self.validate(self.model, self._move(batch)).items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * len(batch.index)
+                count += len(batch.index)
+        return {name: total / count for name, total in sums.items()}
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Path of the checkpoint; None if none is written."""
+        return None if self.config.folder is None else Path(self.config.folder) / "checkpoint.ckpt"
+
     def fingerprint(self) -> dict[str, Any]:
         """What two runs that share a checkpoint must have in common."""
-        config = self.config
-        names = ("epochs", "batch_size", "seed", "clip_norm", "patience", "steps_per_epoch")
+        names = ("epochs", "batch_size", "optimizer", "lr_scheduler", "seed", "clip_norm", "patience")
         return {
             "method": self.identity,
-            "optimizer": describe_callable(config.optimizer),
-            "lr_scheduler": describe_callable(config.lr_scheduler),
-            **{name: getattr(config, name) for name in names},
-            "precision": str(config.precision),
+            **{name: _describe_option(getattr(self.config, name)) for name in (*names, "steps_per_epoch", "precision")},
             "examples": dataset_length(self.data),
             "seeds": None if self.seeds is None else list(self.seeds),
             "shapes": [list(p.shape) for p in self.net.parameters()],
         }
 
-    def _make_loader(self, data: Dataset[Any], **options: Any) -> EpochLoader:
-        config = self.config
-        return EpochLoader(
-            data,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            num_workers=config.num_workers,
-            steps_per_epoch=config.steps_per_epoch,
-            **options,
-        )
+    def _save_checkpoint(self) -> None:
+        """Write a checkpoint and then rename it, so that the last complete one is never lost."""
+        path, fabric = self.checkpoint, self.fabric
+        if path is None:
+            return
+        temporary = path.with_name(path.name + ".part")
+        content = {
+            "net": self.model,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler.state_dict(),
+            "state": dict(vars(self.state)),
+            "fingerprint": self.fingerprint(),
+        }
+        fabric.save(temporary, content)
+        fabric.barrier()
+        if fabric.is_global_zero:
+            if path.is_dir():  # a sharded checkpoint is a folder
+                shutil.rmtree(path)
+            os.replace(temporary, path)
+        fabric.barrier()
 
-    def _step(
-        self,
-        fabric: "Fabric",
-        net: nn.Module,
-        optimizer: Optimizer,
-        objective: Objective,
-        batch: Batch,
-        rank_weight: float,
-    ) -> float:
-        """Make one step and return its loss; a loss that is not finite changes nothing (LBFGS decides for itself)."""
-        config = self.config
+    def _restore_checkpoint(self) -> None:
+        """Load net, optimizer, scheduler and state, if there is a checkpoint; raise ArgumentError if of another run."""
+        path = self.checkpoint
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)  # raises now and not after the first epoch
+        if not path.exists():
+            return
+        if path.is_file():
+            self._check_fingerprint(path)
+        modules = {"net": self.model, "optimizer": self.optimizer}
+        rest = self.fabric.load(path, modules, strict=False, weights_only=True)
+        self.lr_scheduler.load_state_dict(rest["lr_scheduler"])
+        vars(self.state).update(rest["state"])
 
-        def closure() -> Tensor:
-            seed_everything(config.seed, "step", batch.step, fabric.global_rank)
-            optimizer.zero_grad()
-            loss = objective(net, batch) * rank_weight
-            fabric.backward(loss)
-            if config.clip_norm is not None:
-                fabric.clip_gradients(net, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
-            return loss.detach()
-
-        if isinstance(optimizer, torch.optim.LBFGS):  # evaluates the loss several times in a step
-            return float(cast(Any, optimizer).step(closure))
-        loss = float(closure())
-        if math.isfinite(loss):
-            optimizer.step()
-        return loss
-
-    def _end_epoch(self, fabric: "Fabric", net: nn.Module, state: "TrainState", seconds: float) -> EpochReport:
-        """Validate, advance the state to the next epoch, and apply early stopping."""
-        metrics = self._evaluate(fabric, net)
-        loss = state.loss_sum / max(1, state.step)
-        if fabric.world_size > 1:  # each rank has seen its own examples
-            loss = float(cast(Tensor, fabric.all_reduce(torch.tensor(loss, device=fabric.device), reduce_op="mean")))
-        report = EpochReport(state.epoch, self.config.epochs, loss, metrics, seconds, self.title)
-        state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
-        if self.config.patience is not None:
-            if metrics["loss"] < state.best_loss:
-                state.best_loss, state.waited = metrics["loss"], 0
-                state.best = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
-            else:
-                state.waited += 1
-            state.finished = state.waited >= self.config.patience
-        return report
-
-    def _evaluate(self, fabric: "Fabric", net: nn.Module) -> dict[str, float]:
-        """Means of the validation metrics over the validation data."""
-        if self.val_data is None or self.validate is None:
-            return {}
-        loader = self._make_loader(self.val_data, shuffle=False)
-        sums: dict[str, float] = {}
-        count = 0
-        net.eval()
-        with torch.no_grad():
-            for _, batch, _ in loader.epoch(0):
-                moved = Batch(fabric.to_device(batch.x), fabric.to_device(batch.y), batch.index)
-                for name, value in self.validate(net, moved).items():
-                    sums[name] = sums.get(name, 0.0) + float(value) * len(batch.index)
-                count += len(batch.index)
-        return {name: total / count for name, total in sums.items()}
+    def _check_fingerprint(self, path: Path) -> None:
+        """Raise unless the checkpoint can be read and was written by this run."""
+        folder, hint = str(path.parent), "delete it, or choose another folder"
+        try:
+            theirs = torch.load(path, map_location="cpu", weights_only=True)["fingerprint"]
+        except Exception as error:
+            expected = f"a checkpoint of neuboots ({path} cannot be read: {type(error).__name__})"
+            raise ArgumentError("folder", folder, expected, hint=hint) from error
+        ours = self.fingerprint().items()
+        differences = [f"{key} was {theirs.get(key)}, is {value}" for key, value in ours if theirs.get(key) != value]
+        if differences:
+            expected = f"a checkpoint of the same run ({'; '.join(differences)})"
+            raise ArgumentError("folder", folder, expected, hint=hint)
 
 
 @contextmanager
@@ -508,124 +575,6 @@ def _catch_interrupt() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _any_rank(fabric: "Fabric", flag: bool) -> bool:
-    """Whether the flag is set on any rank: all ranks must stop at the same step."""
-    if fabric.world_size == 1:
-        return flag
-    return bool(fabric.all_reduce(torch.tensor(float(flag), device=fabric.device), reduce_op="sum"))
-
-
-# -- checkpoints ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class TrainState:
-    """Progress of a run, saved in every checkpoint.
-
-    Args:
-        epoch: Number of the epoch.
-        step: Number of steps of the epoch that are done.
-        loss_sum: Sum of their losses.
-        best_loss: Lowest validation loss.
-        waited: Number of epochs since then.
-        best: Weights of that epoch.
-        finished: Whether training stopped early.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    loss_sum: float = 0.0
-    best_loss: float = float("inf")
-    waited: int = 0
-    best: dict[str, Tensor] | None = None
-    finished: bool = False
-
-
-@dataclass(frozen=True)
-class CheckpointManager:
-    """Writes checkpoints to a temporary file that is then renamed, so that the last complete one is never lost.
-
-    Args:
-        fabric: The fabric of this process.
-        folder: The folder.
-        fingerprint: What two runs that share a checkpoint must have in common.
-        net: The net.
-        optimizer: The optimizer.
-        lr_scheduler: The scheduler.
-    """
-
-    fabric: "Fabric"
-    folder: Path | None
-    fingerprint: dict[str, Any]
-    net: nn.Module
-    optimizer: Optimizer
-    lr_scheduler: LRScheduler
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the checkpoint; None if none is written."""
-        return None if self.folder is None else Path(self.folder) / "checkpoint.ckpt"
-
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint, if there is a folder."""
-        if self.path is None:
-            return
-        temporary = self.path.with_name(self.path.name + ".part")
-        if self.fabric.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.fabric.barrier()
-        content = {
-            "net": self.net,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler.state_dict(),
-            "state": dict(vars(state)),
-            "fingerprint": self.fingerprint,
-        }
-        self.fabric.save(temporary, content)
-        self.fabric.barrier()
-        if self.fabric.is_global_zero:
-            if self.path.is_dir():  # a sharded checkpoint is a folder
-                shutil.rmtree(self.path)
-            os.replace(temporary, self.path)
-        self.fabric.barrier()
-
-    def restore(self) -> TrainState:
-        """Load the checkpoint into net, optimizer and scheduler; return its state, or a new one if there is none.
-
-        Raises:
-            ArgumentError: If the folder holds a checkpoint of another run, or a damaged one.
-        """
-        if self.path is None:
-            return TrainState()
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # raises now and not after the first epoch
-        if not self.path.exists():
-            return TrainState()
-        if self.path.is_file():
-            self._check_content(self.path)
-        content = {"net": self.net, "optimizer": self.optimizer}
-        rest = self.fabric.load(self.path, content, strict=False, weights_only=True)
-        self.lr_scheduler.load_state_dict(rest["lr_scheduler"])
-        return TrainState(**rest["state"])
-
-    def _check_content(self, path: Path) -> None:
-        """Raise unless the checkpoint can be read and was written by this run."""
-        hint = "delete it, or choose another folder"
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            theirs = content["fingerprint"]
-        except Exception as error:
-            expected = f"a checkpoint of neuboots ({path} cannot be read: {type(error).__name__})"
-            raise ArgumentError("folder", str(self.folder), expected, hint=hint) from error
-        differences = [
-            f"{key} was {theirs.get(key)}, is {value}"
-            for key, value in self.fingerprint.items()
-            if theirs.get(key) != value
-        ]
-        if differences:
-            expected = f"a checkpoint of the same run ({'; '.join(differences)})"
-            raise ArgumentError("folder", str(self.folder), expected, hint=hint)
 
 
 def describe_callable(function: Any) -> str:
@@ -652,13 +601,13 @@ def describe_method(method: Any) -> str:
     Returns:
         Its description.
     """
-    plain = (bool, int, float, str, nn.Module, type(None))
-    options = {
-        option.name: repr(value) if is_dataclass(value) or isinstance(value, plain) else describe_callable(value)
-        for option in fields(method)
-        for value in [getattr(method, option.name)]
-    }
+    options = {option.name: _describe_option(getattr(method, option.name)) for option in fields(method)}
     return f"{type(method).__name__} {options}"
+
+
+def _describe_option(value: Any) -> str:
+    plain = (bool, int, float, str, nn.Module, type(None))
+    return repr(value) if is_dataclass(value) or isinstance(value, plain) else describe_callable(value)
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from neuboots.head import (
 )
 from neuboots.loading import (
     Batch,
-    EpochLoader,
     preserve_rng_state,
 )
 from neuboots.prediction import Method, Predictor
 from neuboots.training import (
     TrainingConfig,
+    make_loader,
     progress_bar,
 )
 
@@ -42,14 +42,7 @@ def functional_output(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Ten
 
 def iterate_batches(data: Dataset[Any], config: TrainingConfig, *, title: str = "") -> Iterator[Batch]:
     """Read the data once, in order and in batches as in training, under a progress bar if it has a title."""
-    loader = EpochLoader(
-        data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=False,
-        num_workers=config.num_workers,
-        steps_per_epoch=config.steps_per_epoch,
-    )
+    loader = make_loader(data, config, shuffle=False)
     shown = config.progress and bool(title)
     with preserve_rng_state(), progress_bar(title, loader.steps, enabled=shown) as advance:
         for _, batch, _ in loader.epoch(0):
