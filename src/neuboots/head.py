@@ -9,7 +9,6 @@ and never the D features. The module also calls nets and handles their inputs an
 """
 
 import copy
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,15 +21,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
+from neuboots._pytree import as_tree, count_rows, tile_rows
 from neuboots._validation import ArgumentError
-from neuboots.loading import (
-    collate_examples,
-    dataset_length,
-    get_tensors,
-    preserve_rng_state,
-    seed_everything,
-    unpack_example,
-)
+from neuboots.loading import EpochLoader, preserve_rng_state, seed_everything
 
 Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -79,7 +72,7 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
             part = as_plain_tensor(part)
         return part.to(like.device, like.dtype if part.is_floating_point() else part.dtype)
 
-    return tree_map(convert, dict(x) if isinstance(x, Mapping) else x)
+    return tree_map(convert, as_tree(x))
 
 
 def check_module(model: Any) -> None:
@@ -98,20 +91,16 @@ def check_inputs(x: Any) -> None:
     Args:
         x: Inputs: a tensor, or a dict or tuple of tensors.
     """
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
+    tensors = [part for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor)]
     if not tensors:
         raise ArgumentError("x", type(x), "a tensor, or a dict or tuple of tensors", hint="use torch.as_tensor(x)")
     for tensor in tensors:
         if tensor.dtype == torch.uint8:
             raise ArgumentError("x", tensor.dtype, "floating-point inputs", hint="use x.float() / 255")
         # one cheap read: a finite sum has no NaN and no infinity in it
-        if tensor.is_floating_point() and not torch.isfinite(tensor.detach().sum()):
-            invalid = int((~torch.isfinite(tensor)).sum())
-            if invalid:
-                raise ArgumentError(
-                    "x", f"{invalid} NaN or infinite values", "finite numbers", hint="impute or drop them"
-                )
+        suspicious = tensor.is_floating_point() and not torch.isfinite(tensor.detach().sum())
+        if suspicious and not torch.isfinite(tensor).all():
+            raise ArgumentError("x", "NaN or infinite values", "finite numbers", hint="impute or drop them")
 
 
 def extract_output(result: Any, x: Any = None) -> Tensor:
@@ -132,24 +121,17 @@ def extract_output(result: Any, x: Any = None) -> Tensor:
         torch.Size([1, 3])
     """
     output = _find_output(result)
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
-    single_row = {len(part) for part in parts if isinstance(part, Tensor) and part.ndim} == {1}
-    return output[None] if single_row and output.shape[:1] != (1,) else output
+    return output[None] if count_rows(x) == 1 and output.shape[:1] != (1,) else output
 
 
 def _find_output(result: Any) -> Tensor:
     if isinstance(result, Tensor):
         return result
-    if isinstance(logits := getattr(result, "logits", None), Tensor):
-        return logits
-    items: Mapping[Any, Any] = {}
-    if isinstance(result, Mapping):
-        items = result
-    elif isinstance(result, Sequence):
-        items = dict(enumerate(result))
-    for key in ("out", "logits"):
-        if isinstance(items.get(key), Tensor):
-            return cast(Tensor, items[key])
+    sequence = dict(enumerate(result)) if isinstance(result, Sequence) else {}
+    items: Mapping[Any, Any] = result if isinstance(result, Mapping) else sequence
+    for named in (getattr(result, "logits", None), items.get("out"), items.get("logits")):
+        if isinstance(named, Tensor):
+            return named
     tensors = {str(key): value for key, value in items.items() if isinstance(value, Tensor)}
     if len(tensors) == 1:
         return next(iter(tensors.values()))
@@ -195,23 +177,22 @@ def load_example(net: nn.Module, data: Dataset[Any], *, seed: int) -> Any:
     Returns:
         A batch of inputs.
     """
-    n = dataset_length(data)
     with preserve_rng_state():
-        examples = list(itertools.islice(iter(data), 2)) if n is None else [data[i] for i in range(min(2, n))]
-        if not examples:
-            raise ArgumentError("data", "an empty iterable data set", "at least one example")
-        if get_tensors(data)[0] is not None:
-            examples = [(tuple(row[:-1]), row[-1]) if len(row) > 2 else row for row in examples]  # several inputs
-        pairs = [unpack_example(example) for example in examples]
         try:
-            x = collate_examples(data, pairs)[0]
+            x = _read_inputs(data, 2, seed)
         except RuntimeError:  # inputs of several sizes
-            x = collate_examples(data, pairs[:1] * 2)[0]
+            x = tile_rows(_read_inputs(data, 1, seed), 2)
         x = cast_inputs(net, x)
         check_inputs(x)
         seed_everything(seed, "lazy")
         initialize_lazy_layers(unwrap_model(net), x)
     return x
+
+
+def _read_inputs(data: Dataset[Any], size: int, seed: int) -> Any:
+    """Inputs of the first batch."""
+    loader = EpochLoader(data, batch_size=size, seed=seed, shuffle=False, steps_per_epoch=1)
+    return next(loader.epoch(0))[1].x
 
 
 # -- modules -------------------------------------------------------------------------------------------
@@ -330,6 +311,14 @@ def copy_to_meta(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, memo)
 
 
+def _is_plain(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of one of these classes, with the forward of that class, which torch calls."""
+    base = next((base for base in types if isinstance(module, base)), None)
+    # the projection inside MultiheadAttention: its weights are read, its forward is never called
+    called = not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    return called and base is not None and base.forward is type(module).forward
+
+
 def replace_layers(
     net: nn.Module, types: tuple[type[nn.Module], ...], make: Callable[[nn.Module, str], nn.Module]
 ) -> dict[str, nn.Module]:
@@ -355,11 +344,8 @@ def replace_layers(
     new_layers: dict[str, nn.Module] = {}
     for path, parent in list(net.named_modules()):
         for key, child in list(parent._modules.items()):
-            base = next((base for base in types if isinstance(child, base)), None)
-            if child is None or base is None or base.forward is not type(child).forward:
+            if child is None or not _is_plain(child, types):
                 continue
-            if isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
-                continue  # inside MultiheadAttention; its weights are read, its forward is never called
             name = f"{path}.{key}" if path else key
             if child not in made:
                 made[child] = make(child, name)
@@ -375,6 +361,30 @@ def replace_layers(
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False  # which belongs to the fast path
     return new_layers
+
+
+class LayerWrapper(nn.Module):
+    """A module that replaces a layer of a net and holds it as `layer`.
+
+    Attributes that the wrapper does not have are those of the layer, so that a net can still read `in_features`.
+
+    Args:
+        layer: The layer.
+    """
+
+    layer: Any
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # such as __deepcopy__
+                raise
+            return getattr(super().__getattr__("layer"), name)
 
 
 # -- recording and replaying operations ----------------------------------------------------------------
@@ -547,12 +557,10 @@ def is_head(module: nn.Module) -> bool:
     Returns:
         Whether it can be a head.
     """
-    base = next((base for base in _HEAD_TYPES if isinstance(module, base)), None)
-    if base is None or base.forward is not type(module).forward or is_lazy(cast(Tensor, module.weight)):
+    if not _is_plain(module, _HEAD_TYPES) or is_lazy(cast(Tensor, module.weight)):
         return False
     if isinstance(module, nn.Linear):
-        # the projection inside MultiheadAttention is a Linear whose forward is never called
-        return not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+        return True
     conv = cast(nn.Conv2d, module)
     pointwise = set(conv.kernel_size) == {1} and set(conv.stride) == {1} and conv.groups == 1
     return pointwise and conv.padding in ("valid", "same", (0,) * len(conv.kernel_size))
@@ -655,22 +663,16 @@ def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str
     raise _head_error(net, None, f"these reach the output directly: {sorted(names) or 'none'}")
 
 
-class _Substitute(nn.Module):
-    """Replaces the head for one call; other attributes are the head's."""
+class _Substitute(LayerWrapper):
+    """Replaces the head for one call."""
 
     def __init__(self, head: Head, act: Callable[[Head, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.head, self.act = head, act
+        super().__init__(head)
+        self.act = act
         self.training = head.training
 
     def forward(self, phi: Tensor) -> Tensor:
-        return self.act(self.head, phi)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("head"), name)
+        return self.act(self.layer, phi)
 
 
 @contextmanager

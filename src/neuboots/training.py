@@ -433,7 +433,7 @@ class _Run:
         """The sum or mean of a number over the ranks."""
         if self.fabric.world_size == 1:
             return value
-        return float(cast(Tensor, self.fabric.all_reduce(float(value), reduce_op=reduce_op)))
+        return float(cast(Tensor, self.fabric.all_reduce(torch.tensor(float(value)), reduce_op=reduce_op)))
 
     def _step(self, objective: Objective, batch: Batch, rank_weight: float) -> float:
         """Make one step and return its loss; a loss that is not finite changes nothing (LBFGS decides for itself)."""

@@ -14,9 +14,7 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.head import (
-    extract_output,
-)
+from neuboots.head import extract_output
 from neuboots.loading import (
     Batch,
     preserve_rng_state,
@@ -83,27 +81,6 @@ def set_context(variable: ContextVar[T], value: T) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
-
-
-class LayerWrapper(nn.Module):
-    """A module that replaces a layer of a net and holds it as `layer`.
-
-    Attributes that the wrapper does not have are those of the layer, so that a net can still read `in_features`.
-    """
-
-    layer: Any
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):  # such as __deepcopy__
-                raise
-            return getattr(super().__getattr__("layer"), name)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from neuboots._prng import derive_seed
 from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError, check_int
 from neuboots.head import (
+    LayerWrapper,
     add_output_axis,
     compute_output,
     copy_net,
@@ -26,7 +27,7 @@ from neuboots.head import (
     replace_layers,
 )
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
-from neuboots.methods._base import LayerWrapper, set_context
+from neuboots.methods._base import set_context
 from neuboots.training import (
     BaseMethod,
     FitInputs,

@@ -33,6 +33,7 @@ from neuboots.head import (
     ForwardTrace,
     Head,
     HeadSplit,
+    LayerWrapper,
     Recording,
     TracedTensor,
     add_output_axis,
@@ -51,7 +52,7 @@ from neuboots.head import (
 )
 from neuboots.loading import FitData, as_dataset
 from neuboots.losses import Loss
-from neuboots.methods._base import LayerWrapper, ModifiedNetPredictor, register, set_context
+from neuboots.methods._base import ModifiedNetPredictor, register, set_context
 from neuboots.methods.neuboots import stream_head_weights
 from neuboots.prediction import SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net

@@ -24,6 +24,7 @@ from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.head import (
     Head,
+    LayerWrapper,
     add_output_axis,
     call_net,
     cast_inputs,
@@ -33,7 +34,7 @@ from neuboots.head import (
     replace_layers,
 )
 from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
-from neuboots.methods._base import LayerWrapper, ModifiedNetPredictor, register, set_context
+from neuboots.methods._base import ModifiedNetPredictor, register, set_context
 from neuboots.methods._rank_one import LAYER_TYPES, check_replacements, outputs_match
 from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import SampleStream, stream_forward_passes
