@@ -89,10 +89,8 @@ class BootstrapGenerator(nn.Module):
             expected = f"({self.num_blocks},), or ({len(phi)}, {self.num_blocks}) with a row per example"
             raise ArgumentError("alpha", tuple(alpha.shape), expected)
         factor = apply_link(alpha.to(phi), self.link)[..., self.feature_blocks]  # (D,) or (N, D)
-        if not rows:
-            return factor if self.split.axis == -1 else factor.view(-1, *[1] * (phi.ndim - 2))
-        shape = [len(factor)] + [1] * (phi.ndim - 1)
-        shape[self.split.axis] = factor.shape[1]
+        shape = [len(factor) if rows else 1] + [1] * (phi.ndim - 1)
+        shape[self.split.axis] = factor.shape[-1]
         return factor.view(shape)
 
     def _channels_first(self, output: Tensor, head_output: torch.Size) -> Tensor:

@@ -474,7 +474,7 @@ class TracedTensor(Tensor):
         if not outputs:
             return result
         recording.written |= writes
-        recording.constants += [(leaf, leaf._version) for leaf in constants if not leaf.is_inference()]
+        recording.use(*constants)
         return recording.record(func, recorded, result)
 
 
@@ -504,6 +504,10 @@ class Recording:
         self.sources[traced.slot] = name
         return traced
 
+    def use(self, *tensors: Tensor) -> None:
+        """Note the versions of other tensors that the steps use."""
+        self.constants += [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+
     def _wrap(self, tensor: Tensor) -> TracedTensor:
         traced = tensor if isinstance(tensor, TracedTensor) else tensor.as_subclass(TracedTensor)
         traced.recording, traced.slot = self, self.num_slots
@@ -516,11 +520,6 @@ class Recording:
         slots = tree_map(lambda leaf: leaf.slot if isinstance(leaf, TracedTensor) else None, wrapped)
         self.steps.append((func, inputs, slots))
         return wrapped
-
-    def check_constants(self) -> None:
-        """Raise if a tensor was changed after a step had used it, since a replay would use the changed one."""
-        if any(tensor._version != version for tensor, version in self.constants):
-            raise _unsupported("changes a tensor in place that it has used", "create a new tensor")
 
     def replay(self, value: Tensor, slot: int) -> Tensor:
         """Return the tensor in `slot` as it would be if the first source were `value`."""
@@ -794,15 +793,15 @@ class HeadSplit:
 
         def record(head: Head, phi: Tensor) -> Tensor:
             seen.append(phi)
-            if not phi.is_inference():
-                recording.constants.append((phi, phi._version))
+            recording.use(phi)
             return recording.source(head(phi), self.name)
 
         with eager_mode(self.net):
             output = extract_output(self.run(x, record), x)
         if not isinstance(output, TracedTensor):
             raise _head_error(self.net, self.name, "it does not reach the net's output")
-        recording.check_constants()
+        if any(tensor._version != version for tensor, version in recording.constants):  # a replay would use the new one
+            raise _unsupported("changes a tensor in place that it has used", "create a new tensor")
         if self.guessed and recording.origins(output.slot)[1]:
             raise _head_error(
                 self.net, self.name, f"{self.name!r}, the last registered one, has learned layers after it"

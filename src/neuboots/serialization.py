@@ -156,8 +156,6 @@ def build_predictor(
     try:
         predictor = predictor_class.from_config(config, unwrap_model(model).eval())
     except (KeyError, TypeError, ValueError) as error:
-        if predictor_class.module is Predictor.module:  # the tensors are the net's own: report what differs
-            _load_tensors_into(unwrap_model(model), tensors, path)
         raise ArtifactError(path, f"the config does not fit the net ({error})") from error
     _load_tensors_into(predictor.module, tensors, path)
     return predictor

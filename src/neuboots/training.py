@@ -566,9 +566,8 @@ def _catch_interrupt() -> Iterator[threading.Event]:
         return
 
     def handle(signum: int, frame: Any) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
         interrupted.set()
+        signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -636,12 +635,7 @@ def progress_bar(
     from rich import get_console
     from rich import progress as rich
 
-    columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeRemainingColumn(),
-    )
+    columns = "{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn()
     quiet = not get_console().is_terminal  # in a file or a pipe a bar would print blank lines
     period = float("inf")  # steps may take minutes, and rich forgets after half a minute
     with rich.Progress(*columns, transient=True, disable=quiet, speed_estimate_period=period) as progress:

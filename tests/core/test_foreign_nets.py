@@ -35,10 +35,10 @@ def monai(kind: str, *args: Any, **options: Any) -> Make:
     return make
 
 
-def hugging(kind: str, config: str, **options: Any) -> Make:
+def hugging(kind: str, **options: Any) -> Make:
     def make() -> nn.Module:
-        transformers = library("transformers")
-        net: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
+        net_class = getattr(library("transformers"), kind)
+        net: nn.Module = net_class(net_class.config_class(**options))
         return net
 
     return make
@@ -48,7 +48,7 @@ def upernet() -> nn.Module:
     backbone = library("transformers").ConvNextConfig(**STAGES, out_features=[f"stage{i}" for i in range(1, 5)])
     options = {"hidden_size": 16, "pool_scales": [1, 2], "auxiliary_in_channels": 8, "auxiliary_channels": 8}
     config = {"backbone_config": backbone, **options, "num_labels": 3}
-    return hugging("UperNetForSemanticSegmentation", "UperNetConfig", **config)()
+    return hugging("UperNetForSemanticSegmentation", **config)()
 
 
 class Upsampled(nn.Module):
@@ -89,93 +89,63 @@ BEIT = {**PATCHES, "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "pool_sc
 UNETR = {"feature_size": 4, "hidden_size": 24, "mlp_dim": 24, "num_heads": 3}
 SWIN = {"spatial_dims": 2, "feature_size": 12, "depths": (1,) * 4, "num_heads": (1,) * 4}
 UNET = {"channels": (8, 16), "strides": (2,)}
-segformer = hugging("SegformerForSemanticSegmentation", "SegformerConfig", **SEGFORMER)
-vit = hugging("ViTForImageClassification", "ViTConfig", **PATCHES)
+segformer = hugging("SegformerForSemanticSegmentation", **SEGFORMER)
+vit = hugging("ViTForImageClassification", **PATCHES)
 
 # Inputs and the shape of the output, of 3 classes.
 CLASSES = (2, 3)
 OF_TEXT, OF_COLOUR, OF_VOLUME = (TEXT, CLASSES), (COLOUR, CLASSES), (VOLUME, CLASSES)
 IMAGE_MAPS, COLOUR_MAPS, VOLUME_MAPS = ((x, (2, 3, *x.shape[2:])) for x in (IMAGE, COLOUR, VOLUME))
 
-# The net, an input with the shape of the output, the head that is found with that input as an example, its width D.
-NETS: dict[str, tuple[Make, tuple[Any, tuple[int, ...]], str, int]] = {
-    "BasicUNet": (monai("BasicUNet", 2, 1, 3, features=(4, 4, 8, 8, 8, 4)), IMAGE_MAPS, "final_conv", 4),
+# The net, an input with the shape of the output, the head that is found with that input as an example.
+NETS: dict[str, tuple[Make, tuple[Any, tuple[int, ...]], str]] = {
+    "BasicUNet": (monai("BasicUNet", 2, 1, 3, features=(4, 4, 8, 8, 8, 4)), IMAGE_MAPS, "final_conv"),
     "SegResNet, 3D": (
         monai("SegResNet", 3, 8, 1, 3, blocks_down=(1, 1), blocks_up=(1,)),
         VOLUME_MAPS,
         "conv_final.2.conv",
-        8,
     ),
     "DynUNet": (
         monai("DynUNet", 2, 1, 3, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8)),
         IMAGE_MAPS,
         "output_block.conv.conv",
-        4,
     ),
-    "AttentionUnet": (monai("AttentionUnet", 2, 1, 3, channels=(4, 8), strides=(2,)), IMAGE_MAPS, "model.2.conv", 4),
-    "UNETR, 3D": (monai("UNETR", 1, 3, (16,) * 3, **UNETR), VOLUME_MAPS, "out.conv.conv", 4),
-    "SwinUNETR": (monai("SwinUNETR", 1, 3, **SWIN), (noise(2, 1, 64, 64), (2, 3, 64, 64)), "out.conv.conv", 12),
-    "VNet, 3D": (monai("VNet", 3, 1, 3), VOLUME_MAPS, "out_tr.conv2", 3),
-    "DenseNet121": (monai("DenseNet121", 2, 3, 3), OF_COLOUR, "class_layers.out", 1024),
+    "AttentionUnet": (monai("AttentionUnet", 2, 1, 3, channels=(4, 8), strides=(2,)), IMAGE_MAPS, "model.2.conv"),
+    "UNETR, 3D": (monai("UNETR", 1, 3, (16,) * 3, **UNETR), VOLUME_MAPS, "out.conv.conv"),
+    "SwinUNETR": (monai("SwinUNETR", 1, 3, **SWIN), (noise(2, 1, 64, 64), (2, 3, 64, 64)), "out.conv.conv"),
+    "VNet, 3D": (monai("VNet", 3, 1, 3), VOLUME_MAPS, "out_tr.conv2"),
+    "DenseNet121": (monai("DenseNet121", 2, 3, 3), OF_COLOUR, "class_layers.out"),
     "MONAI ResNet, 3D": (
         monai("ResNet", "basic", [1] * 4, [8] * 4, n_input_channels=1, num_classes=3),
         OF_VOLUME,
         "fc",
-        8,
     ),
     # MONAI's UNet ends in a 3×3 (transposed) convolution: a 1×1 one is put after it
-    "UNet and a head": (then(monai("UNet", 2, 1, 8, **UNET), lambda: nn.Conv2d(8, 3, 1)), IMAGE_MAPS, "1", 8),
+    "UNet and a head": (then(monai("UNet", 2, 1, 8, **UNET), lambda: nn.Conv2d(8, 3, 1)), IMAGE_MAPS, "1"),
     "residual UNet and a head, 3D": (
         then(monai("UNet", 3, 1, 8, **UNET, num_res_units=2), lambda: nn.Conv3d(8, 3, 1)),
         VOLUME_MAPS,
         "1",
-        8,
     ),
-    "BERT": (hugging("BertForSequenceClassification", "BertConfig", **WORDS), OF_TEXT, "classifier", 16),
-    "BERT, tokens": (
-        hugging("BertForTokenClassification", "BertConfig", **WORDS),
-        (TEXT, (2, 3, 6)),
-        "classifier",
-        16,
-    ),
-    "DistilBERT": (
-        hugging("DistilBertForSequenceClassification", "DistilBertConfig", **DISTILBERT),
-        OF_TEXT,
-        "classifier",
-        16,
-    ),
-    "RoBERTa": (
-        hugging("RobertaForSequenceClassification", "RobertaConfig", **WORDS),
-        OF_TEXT,
-        "classifier.out_proj",
-        16,
-    ),
-    "GPT-2": (hugging("GPT2ForSequenceClassification", "GPT2Config", **GPT2), OF_TEXT, "score", 16),
+    "BERT": (hugging("BertForSequenceClassification", **WORDS), OF_TEXT, "classifier"),
+    "BERT, tokens": (hugging("BertForTokenClassification", **WORDS), (TEXT, (2, 3, 6)), "classifier"),
+    "DistilBERT": (hugging("DistilBertForSequenceClassification", **DISTILBERT), OF_TEXT, "classifier"),
+    "RoBERTa": (hugging("RobertaForSequenceClassification", **WORDS), OF_TEXT, "classifier.out_proj"),
+    "GPT-2": (hugging("GPT2ForSequenceClassification", **GPT2), OF_TEXT, "score"),
     "Llama": (
-        hugging("LlamaForSequenceClassification", "LlamaConfig", **WORDS, num_key_value_heads=2, pad_token_id=0),
+        hugging("LlamaForSequenceClassification", **WORDS, num_key_value_heads=2, pad_token_id=0),
         OF_TEXT,
         "score",
-        16,
     ),
-    "ViT": (vit, ({"pixel_values": COLOUR}, CLASSES), "classifier", 16),
-    "ViT, positions": (vit, OF_COLOUR, "classifier", 16),
-    "ResNet": (hugging("ResNetForImageClassification", "ResNetConfig", **RESNET), OF_COLOUR, "classifier.1", 16),
-    "ConvNeXt": (
-        hugging("ConvNextForImageClassification", "ConvNextConfig", **STAGES, num_labels=3),
-        OF_COLOUR,
-        "classifier",
-        8,
-    ),
-    "SegFormer": (segformer, ({"pixel_values": COLOUR}, (2, 3, 16, 16)), "decode_head.classifier", 16),
-    "SegFormer, upsampled": (lambda: Upsampled(segformer()), COLOUR_MAPS, "net.decode_head.classifier", 16),
+    "ViT": (vit, ({"pixel_values": COLOUR}, CLASSES), "classifier"),
+    "ViT, positions": (vit, OF_COLOUR, "classifier"),
+    "ResNet": (hugging("ResNetForImageClassification", **RESNET), OF_COLOUR, "classifier.1"),
+    "ConvNeXt": (hugging("ConvNextForImageClassification", **STAGES, num_labels=3), OF_COLOUR, "classifier"),
+    "SegFormer": (segformer, ({"pixel_values": COLOUR}, (2, 3, 16, 16)), "decode_head.classifier"),
+    "SegFormer, upsampled": (lambda: Upsampled(segformer()), COLOUR_MAPS, "net.decode_head.classifier"),
     # the last layer registered is the auxiliary head: it needs the example, or its name
-    "BEiT": (
-        hugging("BeitForSemanticSegmentation", "BeitConfig", **BEIT),
-        (COLOUR, (2, 3, 16, 16)),
-        "decode_head.classifier",
-        16,
-    ),
-    "UPerNet": (upernet, COLOUR_MAPS, "decode_head.classifier", 16),
+    "BEiT": (hugging("BeitForSemanticSegmentation", **BEIT), (COLOUR, (2, 3, 16, 16)), "decode_head.classifier"),
+    "UPerNet": (upernet, COLOUR_MAPS, "decode_head.classifier"),
 }
 GUESSED_WRONGLY = {"BEiT", "UPerNet"}
 SLOW = {"VNet, 3D"}
@@ -188,10 +158,10 @@ every_net = pytest.mark.parametrize(
 @torch.no_grad()
 def test_foreign_net_replicates(name: str) -> None:
     """g(x, 1) is the net bit for bit; replicates from one pass are those of a pass each, within rounding."""
-    make, (x, shape), head, width = NETS[name]
+    make, (x, shape), head = NETS[name]
     net = make().eval()
     split = split_head(net, example=x)
-    assert (split.name, split.width) == (head, width)
+    assert split.name == head
     if name in GUESSED_WRONGLY:
         with pytest.raises(ArgumentError, match="head"):
             split_head(net).trace(x)
@@ -199,10 +169,10 @@ def test_foreign_net_replicates(name: str) -> None:
         assert split_head(net).name == head
     g = BootstrapGenerator(net, head=head)
     output = extract_output(call_net(net, x))
-    one = g(x, torch.ones(width))
+    one = g(x, torch.ones(split.width))
     assert one.shape == shape
     assert torch.equal(one, output.movedim(-1, 1) if name == "BERT, tokens" else output)
-    alphas = torch.rand(3, width, generator=torch.Generator().manual_seed(2)) * 2
+    alphas = torch.rand(3, split.width, generator=torch.Generator().manual_seed(2)) * 2
     found = g.replicates(x, alphas)
     wanted = torch.stack([g(x, alpha) for alpha in alphas])
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
@@ -219,7 +189,7 @@ def examples(x: Any, shape: tuple[int, ...]) -> list[tuple[Any, Tensor]]:
 
 @every_net
 def test_foreign_net_trains_predicts_and_saves(name: str, tmp_path: Path) -> None:
-    make, (x, shape), head, _ = NETS[name]
+    make, (x, shape), head = NETS[name]
     predictor = NeuBoots().fit(make, examples(x, shape), TrainingConfig(epochs=1, batch_size=4, progress=False))
     assert predictor.generator.split.name == head
     summary = predictor.summarize(x, 4)

@@ -132,16 +132,6 @@ def test_valid_mask() -> None:
 # -- each loss against torch's own ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("pixels", [(), (5,), (4, 3), (2, 3, 2)])
-def test_cross_entropy(pixels: tuple[int, ...], smoothing: float) -> None:
-    outputs, targets = random(6, 4, *pixels), labels(6, *pixels, classes=4, fraction=0.2)
-    torchs = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing)
-    loss = as_loss(torchs)
-    assert loss(outputs, targets).shape == targets.shape
-    torch.testing.assert_close(mean_loss(loss, outputs, targets, torch.ones(6)), torchs(outputs, targets))
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_labels_of_every_integer_type(dtype: torch.dtype) -> None:
     """156 is a class, not −100, also where both are the same byte."""

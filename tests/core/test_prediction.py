@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchmetrics.functional.classification import multiclass_accuracy
 
 from neuboots import ArgumentError
 from neuboots._prng import derive_keys, draw_uniform
@@ -86,24 +85,6 @@ def test_statistics_match_definitions(shape: tuple[int, ...], B: int) -> None:
     for name in STATISTICS:
         found = getattr(prediction, name)
         torch.testing.assert_close(found.double(), torch.from_numpy(expected[name]), rtol=1e-12, atol=1e-13, msg=name)
-
-
-@pytest.mark.parametrize("shape", [(7, 3), (2, 4, 3, 2)], ids=str)
-def test_statistics_match_third_party(shape: tuple[int, ...]) -> None:
-    samples = 2 * random(30, *shape)
-    prediction, array = Prediction(samples), samples.numpy()
-    each = scipy.special.softmax(array, axis=2)
-    np.testing.assert_allclose(prediction.mean, array.mean(0), rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(prediction.std, array.std(0, ddof=1))
-    np.testing.assert_allclose(prediction.probs, each.mean(0))
-    np.testing.assert_allclose(prediction.entropy, scipy.stats.entropy(each.mean(0), axis=1))
-    np.testing.assert_allclose(prediction.expected_entropy, scipy.stats.entropy(each, axis=2).mean(0))
-    # I(y; b) = mean Kullback–Leibler divergence of the replicates from their mean
-    divergence = scipy.stats.entropy(each, each.mean(0, keepdims=True), axis=2).mean(0)
-    np.testing.assert_allclose(prediction.mutual_information, divergence)
-    truth = torch.randint(shape[1], prediction.labels.shape, generator=torch.Generator().manual_seed(0))
-    theirs = multiclass_accuracy(prediction.probs, truth, shape[1], average="micro")
-    assert (prediction.labels == truth).double().mean().item() == pytest.approx(theirs.item())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -55,15 +55,6 @@ def influence(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     return design(GRID) @ np.linalg.inv(X.T @ X) @ (X.T * residuals)
 
 
-def test_helpers_match_references() -> None:
-    X, y = regression(40)
-    w = weights(Dirichlet(), 5, 40, 0)
-    np.testing.assert_allclose(fits(X, y, w), [least_squares(X, y, row) for row in w])
-    white = np.einsum("gi,ij,gj->g", design(GRID), sandwich(X, y), design(GRID))
-    np.testing.assert_allclose((influence(X, y) ** 2).sum(1), white)
-    np.testing.assert_allclose(influence(X, y).sum(1), 0, atol=1e-12)  # the normal equations
-
-
 # -- weighted least squares ----------------------------------------------------------------------------
 
 
