@@ -113,7 +113,7 @@ def _of_task(task: str, small: Path, big: Path, home: Path, scale: Scale, title:
 
 def answer(model: Path, file: Path, out: Path) -> None:
     """As `neuboots predict MODEL FILE --out OUT` does."""
-    from neuboots.cli.predict import Predict
+    from neuboots.cli.models import Predict
 
     with redirect_stdout(io.StringIO()):
         Predict(str(model), str(file), out=str(out), num_samples=B, json=True).run()
@@ -123,7 +123,7 @@ def answer(model: Path, file: Path, out: Path) -> None:
 def pass_alone(model: object, file: Path, out: Path) -> None:
     """The plain net's pass with nothing around it: the same reader and writer, one column of predictions."""
     from neuboots.app.tabular import TabularModel
-    from neuboots.cli._console import open_writer
+    from neuboots.cli import open_writer
     from neuboots.data.table_files import TableFile
 
     assert isinstance(model, TabularModel)

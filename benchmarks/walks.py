@@ -3,15 +3,18 @@
 Prints, in order of first use, every source file in which at least one function runs during
 
 1. `NeuBoots().fit(net, data)` and `predictor.predict(x)`;
-2. `neuboots fit` and `neuboots predict` on a CSV file;
+2. `neuboots fit` and `neuboots predict` on CSV files: a small and a larger classification, and a regression;
 
 and the number of modules that `neuboots predict` imports. Code that runs on import does not count as a call.
 """
 
+import io
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
@@ -65,18 +68,18 @@ def fit_and_predict() -> None:
     NeuBoots().fit(net, (x, (x[:, 0] > 0).long()), config).predict(x)
 
 
-def fit_and_predict_table(folder: Path) -> None:
+def fit_and_predict_table(folder: Path, load: Callable[..., Any]) -> None:
     """Run `neuboots fit` and `neuboots predict` on a table that scikit-learn ships."""
-    from sklearn.datasets import load_wine
-
     from neuboots.cli import main
 
-    frame = load_wine(as_frame=True).frame
-    frame.to_csv(folder / "wine.csv", index=False)
+    frame = load(as_frame=True).frame
+    frame.to_csv(folder / "table.csv", index=False)
     frame.drop(columns="target").to_csv(folder / "new.csv", index=False)
-    model = str(folder / "model")
-    assert main(["fit", str(folder / "wine.csv"), "--target", "target", "--out", model, "--epochs", "2", "--json"]) == 0
-    assert main(["predict", model, str(folder / "new.csv"), "--out", str(folder / "predictions.csv"), "--json"]) == 0
+    fit = ["fit", str(folder / "table.csv"), "--target", "target", "--out", str(folder / "model"), "--epochs", "2"]
+    predict = ["predict", str(folder / "model"), str(folder / "new.csv"), "--out", str(folder / "predictions.csv")]
+    with redirect_stdout(io.StringIO()):
+        assert main(fit) == 0
+        assert main(predict) == 0
 
 
 def count_imports(folder: Path) -> list[str]:
@@ -89,13 +92,15 @@ def count_imports(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Print both walks and the imports of `neuboots predict`."""
+    """Print the walks and the imports of `neuboots predict`."""
+    from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+    walks = {"NeuBoots().fit(net, data) → predict(x)": record_files(fit_and_predict)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        walks = {
-            "NeuBoots().fit(net, data) → predict(x)": record_files(fit_and_predict),
-            "neuboots fit table.csv → neuboots predict": record_files(lambda: fit_and_predict_table(folder)),
-        }
+        for load in (load_breast_cancer, load_diabetes, load_wine):
+            title = f"neuboots fit {load.__name__.removeprefix('load_')}.csv → neuboots predict"
+            walks[title] = record_files(partial(fit_and_predict_table, folder, load))
         modules = count_imports(folder)
     for title, files in walks.items():
         print(f"{title}: {len(files)} files")

@@ -7,12 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuboots.app import Model, ModelCard, PredictionTable, RowBatch
 from neuboots.app.tabular import fit_table
-from neuboots.methods import DeterministicPredictor
-from neuboots.prediction import Predictor
 
 
 @dataclass(eq=False)
@@ -46,11 +44,7 @@ class ArrayModel(Model):
         return ModelCard(task, "what", "neuboots", rows, 0, "neuboots fit …", "0", self.metrics)  # type: ignore[arg-type]
 
     @property
-    def predictor(self) -> Predictor:
-        return DeterministicPredictor(nn.Identity())
-
-    @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         if self.probs is None:
             return ()
         return self.names or tuple(f"class {k}" for k in range(self.probs.shape[1]))

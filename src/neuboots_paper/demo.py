@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.methods import Deterministic, NeuBoots
 from neuboots.metrics import auroc, brier, ece, error, nll, reliability_curve
 from neuboots.nets import MLP

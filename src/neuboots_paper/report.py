@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots._io import write_text
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.report.section import Section, format_markdown_report
 from neuboots_paper.runner import JOBS, ROWS, SETTINGS, IncompleteRunError, Run, read_run
 from neuboots_paper.studies import STUDY_NAMES

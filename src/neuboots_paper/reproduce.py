@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.data import CorruptFileError
 from neuboots.report.section import format_text
 from neuboots_paper.runner import check_folder, run_study

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from neuboots._io import read_json, write_json, write_text
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.evaluation._parallel import run_jobs
 from neuboots.report.section import Section, format_markdown
 from neuboots_paper._common import one_thread

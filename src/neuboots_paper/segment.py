@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from neuboots._io import write_json
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.data import (
     CorruptFileError,
     DatasetBundle,

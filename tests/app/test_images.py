@@ -102,13 +102,6 @@ def test_noise_images_are_out_of_distribution(tmp_path: Path, model: ImageModel)
     assert columns["abstain"].all()
 
 
-def test_seed_determines_the_model(folder: Path, model: ImageModel) -> None:
-    again = fit_images(folder, max_error=0.2, **QUICK)
-    assert again.card.metrics == model.card.metrics
-    (one, *_), (two, *_) = again.read(folder), model.read(folder)
-    assert_equal_columns(again.predict(one).columns, model.predict(two).columns)
-
-
 def test_saved_model_gives_equal_predictions(tmp_path: Path, folder: Path, model: ImageModel) -> None:
     model.save(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
@@ -151,20 +144,6 @@ def test_wrong_option_raises(options: dict[str, Any], folder: Path) -> None:
         fit_images(folder, **{**ONE_EPOCH, **options})
 
 
-def test_reject_rule_depends_on_the_held_out_images(tmp_path: Path) -> None:
-    few = fit_images(write_images(tmp_path / "few", 10), **QUICK)
-    assert (few.rule.confidence, few.rule.risk) == (0.0, None)
-    assert not isinstance(few.predictor, ScaledPredictor)
-    for k, name in enumerate(("a", "b")):  # equal images in both classes
-        (tmp_path / "same" / name).mkdir(parents=True)
-        for i in range(250):
-            image = pixels("red", np.random.default_rng(2 * i + k), 8, 8)
-            Image.fromarray(image).save(tmp_path / "same" / name / f"{i}.png")
-    none = fit_images(tmp_path / "same", **ONE_EPOCH)
-    assert none.rule.confidence == 2.0
-    assert (none.card.metrics["accepted"], none.card.metrics["error_accepted"]) == (0, None)
-
-
 def test_size_and_net_depend_on_the_files(tmp_path: Path) -> None:
     calls: list[Any] = []
     write_images(tmp_path, 4, names=("blue", "red"), height=60, width=100)
@@ -180,26 +159,6 @@ def test_size_and_net_depend_on_the_files(tmp_path: Path) -> None:
 
 
 # -- files ---------------------------------------------------------------------------------------------
-
-
-def test_image_formats_are_read_alike(tmp_path: Path, model: ImageModel) -> None:
-    red = Image.new("RGB", (30, 20), (200, 50, 40))
-    (tmp_path / "below").mkdir()
-    red.save(tmp_path / "plain.png")
-    red.convert("RGBA").save(tmp_path / "alpha.png")
-    red.quantize(8).save(tmp_path / "palette.gif")
-    red.convert("CMYK").save(tmp_path / "print.jpg", quality=95)
-    red.save(tmp_path / "UPPER.JPG", quality=95)
-    red.save(tmp_path / "below" / "nested.webp")
-    Image.fromarray(np.full((20, 30), 30000, np.uint16)).save(tmp_path / "deep.tif")
-    red.convert("L").save(tmp_path / "grey.png")
-    red.convert("1").save(tmp_path / "bits.png")
-    files, predictions, batches = predict(model, tmp_path)
-    found = dict(zip(files, predictions, strict=True))
-    assert len(files) == 9
-    for name in ("plain.png", "alpha.png", "palette.gif", "print.jpg", "UPPER.JPG", "below/nested.webp"):
-        assert found[name] == "red", name
-    assert all(batch.notes == () for batch in batches)
 
 
 def test_split_folders_are_used(tmp_path: Path) -> None:

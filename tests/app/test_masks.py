@@ -101,15 +101,6 @@ def test_large_image_is_predicted_in_windows(tmp_path: Path, model: MaskModel) -
     assert len(model.predict(batch, num_samples=2)) == 1
 
 
-def test_noise_image_is_out_of_distribution(tmp_path: Path, model: MaskModel) -> None:
-    noise = np.random.default_rng(0).integers(0, 2, (28, 28, 3), dtype=np.uint8) * 255
-    Image.fromarray(noise).save(tmp_path / "noise.png")
-    (batch,) = model.read(tmp_path)
-    columns = model.predict(batch, num_samples=4).columns
-    assert columns["ood_score"] > 1
-    assert columns["abstain"].tolist() == [True]
-
-
 def test_saved_model_gives_equal_predictions(tmp_path: Path, folder: Path, model: MaskModel) -> None:
     model.save(tmp_path / "model")
     loaded = load_model(tmp_path / "model")
@@ -124,18 +115,6 @@ def test_saved_model_gives_equal_predictions(tmp_path: Path, folder: Path, model
     file.write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ArtifactError):
         load_model(tmp_path / "model")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "deep-ensemble", "laplace"])
-def test_methods_by_name(method: str, tmp_path: Path) -> None:
-    write_scenes(tmp_path / "data", 8, size=(16, 20))
-    model = fit_masks(tmp_path / "data", method=method, **QUICK)
-    model.save(tmp_path / "model")
-    (batch,) = model.read(tmp_path / "data")
-    one = model.predict(batch, num_samples=2).columns
-    two = load_model(tmp_path / "model").predict(batch, num_samples=2).columns
-    assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Tests of app.tabular."""
 
-import io
 import json
-import sys
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -222,41 +220,6 @@ def test_notes_count_missing_and_unknown_values(regressor: TabularModel, tmp_pat
     assert all(word in unknown for word in ("'town'", "2 of 40", "'Paris', 'Kyiv'"))
     assert "'rooms' (3), 'town' (1)" in complete
     assert "'area' (1)" in incomplete
-
-
-class SlowPipe(io.RawIOBase):
-    """A pipe that gives a few bytes at a time."""
-
-    def __init__(self, content: bytes) -> None:
-        self.rest = io.BytesIO(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        some = self.rest.read(min(7, len(buffer)))
-        buffer[: len(some)] = some
-        return len(some)
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
-def test_standard_input_gives_equal_predictions(
-    suffix: str, regressor: TabularModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame, path = houses(50), tmp_path / "new"
-    if suffix == "parquet":
-        frame.to_parquet(path)
-    elif suffix == "jsonl":
-        frame.to_json(path, orient="records", lines=True)
-    else:
-        frame.to_csv(path, index=False, sep=";", decimal=",")
-    expected = predict(regressor, path)
-
-    class Stdin:
-        buffer = io.BufferedReader(SlowPipe(path.read_bytes()))
-
-    monkeypatch.setattr(sys, "stdin", Stdin)
-    pd.testing.assert_frame_equal(predict(regressor, "-"), expected)
 
 
 # -- training and saving -------------------------------------------------------------------------------

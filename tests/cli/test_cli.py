@@ -56,10 +56,10 @@ def test_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     options = ("--target", "y", "--method", "gp", "--out", str(tmp_path / "m"))
     if package == "pyarrow":
-        from neuboots.cli import _console
+        from neuboots.app import model
 
         def write(*_: Any) -> None:
-            _console._to_arrow(None)  # type: ignore[arg-type]
+            model._to_arrow(None)  # type: ignore[arg-type]
 
         monkeypatch.setattr(List, "run", write)
         assert exit_code("list", "methods") == 1
@@ -108,7 +108,7 @@ assert not slow, slow
 def test_predict_imports_neither_studies_nor_plots() -> None:
     run_python("""
 import sys
-import neuboots.cli.predict, neuboots.app.tabular
+import neuboots.cli.models, neuboots.app.tabular
 ours = [name for name in sys.modules if name.split(".")[0] in ("neuboots", "neuboots_paper")]
 bad = [name for name in ours if name.startswith(("neuboots_paper", "neuboots.report", "neuboots.app.images"))]
 assert not bad, bad

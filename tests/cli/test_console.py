@@ -1,4 +1,4 @@
-"""Tests of cli._console: errors, warnings, text and file writers."""
+"""Tests of the console of cli and the writers of app.model: errors, warnings, text and file writers."""
 
 import io
 import json
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neuboots.app.model import make_writer, open_writer
 from neuboots.cli._console import (
     UsageError,
     check_output_path,
@@ -21,8 +22,6 @@ from neuboots.cli._console import (
     echo,
     echo_table,
     file_format,
-    make_writer,
-    open_writer,
     print_json,
     user_errors,
 )
@@ -172,7 +171,7 @@ def test_parquet_types_come_from_the_first_batch() -> None:
     assert found.to_pydict() == {"a": [None, None, "x", None], "b": [1, 2, 3, None]}
     mixed = {"a": np.array([1, "x", None, True], dtype=object)}
     assert pq.read_table(io.BytesIO(render("parquet", mixed))).to_pydict() == {"a": ["1", "x", None, "True"]}
-    with pytest.raises(UsageError, match="'b'"):
+    with pytest.raises(ValueError, match="'b'"):
         render("parquet", first, {**then, "b": np.array(["x", "y"])})
 
 

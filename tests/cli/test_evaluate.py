@@ -16,10 +16,10 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from neuboots.app.masks import fit_masks
+from neuboots.cli import UsageError, main
 from neuboots.cli import evaluate as module
-from neuboots.cli import main
-from neuboots.cli._console import UsageError
-from neuboots.cli.evaluate import Evaluate, ReservoirSample, evaluate_model
+from neuboots.cli.evaluate import Evaluate, add_rows, evaluate_model, sampled_columns
+from neuboots.evaluation.active_learning import RowSelector
 from neuboots.report.evaluation import EvaluationReport
 
 
@@ -142,10 +142,10 @@ def test_other_levels_are_predicted_for_the_first_rows(monkeypatch: pytest.Monke
 
 def test_sample_is_uniform_and_independent_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     def sample(batch_size: int) -> torch.Tensor:
-        reservoir = ReservoirSample(200)
+        selector = RowSelector(200)
         for part in torch.arange(10_000).split(batch_size):
-            reservoir.add(number=part)
-        return reservoir.columns["number"]
+            add_rows(selector, {"number": part})
+        return sampled_columns(selector)["number"]
 
     chosen = sample(64)
     assert torch.equal(chosen, sample(5000))

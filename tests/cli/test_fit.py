@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from PIL import Image
 
 from neuboots import cli
 from neuboots.app import load_model
-from neuboots.cli import _console
-from neuboots.cli._console import UsageError
-from neuboots.cli.fit import Fit
+from neuboots.cli import UsageError
+from neuboots.cli.models import Fit
 from neuboots.estimators import NeuBootsRegressor
 
 QUICK = ("--epochs", "1", "--num-samples", "4")
@@ -139,7 +139,7 @@ def test_limited_terminal_does_not_stop_the_training(tmp_path: Path, monkeypatch
 
     lines = [f"{k}.5,{k % 9},{'äö'[k % 2]}" for k in range(60)]
     (path := tmp_path / "größe.csv").write_text("\n".join(["größe,a,🐈", *lines]), encoding="utf-8")
-    monkeypatch.setattr(_console.sys, "stdout", Ascii())
+    monkeypatch.setattr(sys, "stdout", Ascii())
     assert fit(path, "--target", "größe", "--out", tmp_path / "model") == 0
     monkeypatch.undo()
     assert load_model(tmp_path / "model").card.target == "größe"

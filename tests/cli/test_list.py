@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.cli.list import List, find_datasets
-from neuboots.data import DATASETS, load_dataset
+from neuboots.data import DATASETS
 from neuboots.methods import METHODS
 
 
@@ -34,12 +34,6 @@ def test_datasets_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: py
     List("datasets").run()
     out = capsys.readouterr().out
     assert all(name in out for name in DATASETS)
-
-
-def test_tasks_agree_with_the_datasets() -> None:
-    tasks = {each["name"]: each["task"] for each in find_datasets(None)}
-    for name in ("digits", "diabetes", "breast_cancer", "wine"):
-        assert load_dataset(name).task == tasks[name]
 
 
 def test_data_root_is_searched(

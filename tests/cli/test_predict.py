@@ -15,8 +15,8 @@ import pytest
 from neuboots import cli
 from neuboots.app import tabular
 from neuboots.app.tabular import TabularModel, fit_table
-from neuboots.cli._console import UsageError
-from neuboots.cli.predict import Predict
+from neuboots.cli import UsageError
+from neuboots.cli.models import Predict
 from neuboots.data import table_files
 
 OPTIONS: dict[str, Any] = {"epochs": 2, "num_samples": 4, "progress": False}
@@ -95,15 +95,6 @@ def test_copied_columns_are_renamed_if_taken(folder: Path, tmp_path: Path) -> No
     assert list(found)[:9] == [*("row", "id", "size", "soil", "kind", "height", "input row", "input prediction", "gap")]
     assert found.row.tolist() == list(range(1, 41))
     assert {*found["input prediction"]} == {"p"}
-
-
-def test_level_changes_the_width_of_the_intervals(folder: Path, tmp_path: Path) -> None:
-    widths = []
-    for level in ("0.5", "0.9"):
-        assert predict(folder / "height", folder / "flowers.csv", "--out", tmp_path / "out.csv", "--level", level) == 0
-        found = read(tmp_path / "out.csv")
-        widths.append(float((found.high - found.low).mean()))
-    assert widths[0] < widths[1]
 
 
 def test_json_is_a_summary(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

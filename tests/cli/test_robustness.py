@@ -102,13 +102,6 @@ def test_few_rows_are_fitted_with_a_note(rows: int, shell: Shell) -> None:
     assert len(shell.predict(shell.folder / "m", path)) == rows
 
 
-def test_predict_selects_columns_by_name(shell: Shell, model: Path) -> None:
-    ordered = shell.write("a,b\n" + FEATURES, "ordered.csv")
-    lines = [line.split(",") for line in FEATURES.splitlines()]
-    shuffled = shell.write("more,b,a\n" + "".join(f"x,{b},{a}\n" for a, b in lines), "shuffled.csv")
-    pd.testing.assert_frame_equal(shell.predict(model, ordered), shell.predict(model, shuffled))
-
-
 @pytest.mark.parametrize(
     "content",
     [

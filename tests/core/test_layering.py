@@ -83,7 +83,7 @@ def test_imports_come_from_lower_layers(file: Path) -> None:
         ("neuboots/weights.py", "from neuboots import head", 1),
         ("neuboots/training.py", "try:\n    import rich.progress\nexcept ImportError:\n    pass", 1),
         ("neuboots/serialization.py", "class A:\n    from safetensors.torch import save_file", 1),
-        ("neuboots/cli/fit.py", "import neuboots_paper", 1),
+        ("neuboots/cli/models.py", "import neuboots_paper", 1),
         ("neuboots/weights.py", "import math, torch\nfrom torch import Tensor", 0),
         ("neuboots/methods/neuboots.py", "from ..training import train\nfrom ._base import register", 0),
         ("neuboots/training.py", "def f():\n    import lightning_fabric", 0),

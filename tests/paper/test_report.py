@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from _study import edit_settings, find_squares, run_squares
 
-from neuboots.cli import main
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError, main
 from neuboots_paper.report import read_sections, render_report
 from neuboots_paper.runner import read_run
 from neuboots_paper.studies import STUDY_NAMES, load_study

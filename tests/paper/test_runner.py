@@ -13,7 +13,7 @@ import pytest
 import torch
 from _study import Squares, edit_settings, find_squares, run_squares
 
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots_paper.runner import IncompleteRunError, job_name, read_run
 from neuboots_paper.study import Job, Rows, RunContext, Study
 

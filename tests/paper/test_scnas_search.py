@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from neuboots._validation import ArgumentError
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots_paper.scnas import SCNAS, SearchResult, SuperNet, expected_loss, random_genotype, search
 from neuboots_paper.scnas.command import Scnas, Trial, summarize_trials
 

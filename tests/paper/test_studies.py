@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from neuboots.cli import main
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError, main
 from neuboots.data import DATASETS
 from neuboots_paper.reproduce import Reproduce
 from neuboots_paper.runner import job_name, read_run, run_study

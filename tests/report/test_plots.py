@@ -75,13 +75,6 @@ def test_histograms_count_values_outside_the_limits() -> None:
     assert heights == [pytest.approx([0, 0, 0.5, 0.25]), pytest.approx([0.5, 0, 0, 0])]
 
 
-def test_histograms_cover_the_data_by_default() -> None:
-    groups = {"a": torch.tensor([[-3.0, 2.0]]), "b": torch.tensor([4.0])}
-    ax = draw(lambda ax: plots.plot_histograms(ax, groups, label="x"))
-    assert ax.get_xlim() == (-3.0, 4.0)
-    assert [sum(bar.get_height() for bar in bars) for bars in ax.containers] == pytest.approx([1.0, 1.0])
-
-
 def test_column_vectors_are_accepted() -> None:
     tall = GRID[:, None]
     flat = draw(lambda ax: plots.plot_regression_band(ax, GRID, GRID, GRID - 1, GRID + 1, label="b", truth=GRID))

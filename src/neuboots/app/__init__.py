@@ -3,6 +3,6 @@
 `neuboots fit` writes models of tables, image folders and mask folders; the other commands read them.
 """
 
-from neuboots.app.model import Model, ModelCard, PredictionTable, RowBatch, check_model_folder, load_model, unique_name
+from neuboots.app.model import Model, ModelCard, PredictionTable, RowBatch, load_model, unique_name
 
-__all__ = ["Model", "ModelCard", "PredictionTable", "RowBatch", "check_model_folder", "load_model", "unique_name"]
+__all__ = ["Model", "ModelCard", "PredictionTable", "RowBatch", "load_model", "unique_name"]

@@ -4,26 +4,37 @@ A file that cannot be read is skipped with a note; more than 10 % of such files 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, format_names
-from neuboots.app.model import Model, ModelCard, RowBatch
-from neuboots.data import CorruptFileError, DatasetBundle, DatasetNotFoundError, LazyDataset, Standardizer
+from neuboots._validation import ArgumentError, check_fraction, check_int, format_names
+from neuboots.app.model import (
+    Model,
+    ModelCard,
+    RowBatch,
+)
+from neuboots.data import CorruptFileError, DatasetNotFoundError, LazyDataset, Standardizer
 from neuboots.data.dataset import to_unit_range
-from neuboots.data.image_folder import IMAGE_SUFFIXES, FileListing, list_files
+from neuboots.data.image_folder import (
+    IMAGE_SUFFIXES,
+    IMAGENET_STANDARDIZERS,
+    FileListing,
+    list_files,
+)
 from neuboots.data.images import decode_image, read_image_size
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore, extract_features, find_feature_net
+from neuboots.evaluation.segmentation.predict import clip_window, make_tiles
 from neuboots.head import HeadSplit
 from neuboots.loading import train_val_test_split
-from neuboots.methods import create_method, find_method, list_methods
+from neuboots.methods import find_method
 from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Predictor
 from neuboots.serialization import Artifact, ArtifactError, build_predictor, describe_predictor
@@ -32,52 +43,62 @@ from neuboots.training import TrainingConfig, progress_bar
 OnStart = Callable[[Mapping[str, Any], Sequence[str]], None]
 """Called before a training with the chosen options and notes on the files."""
 
+BATCH_SIZE = 64
+WINDOW = 256  # pixels of a large image that the net sees at once
 _MAX_CORRUPT_FRACTION = 0.1
 _MAX_BYTES_IN_MEMORY = 1 << 30  # of decoded images during training
 _VALIDATION_FRACTION = 0.2
 _MAX_SAMPLED_FILES = 256  # files that the median size is computed from
 _MIN_IMAGE_SIZE = 8  # pixels per side
+_EXAMPLE_SIZE = (64, 64)  # of images whose size is not fixed
 _POOL_SIZE = 8  # features are 8 × 8 cell means if a method has no net to take them from
 
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """How a file becomes an input (C, H, W): channels, standardization and size (None: that of the file)."""
+    """How a file becomes an input (C, H, W): channels and size (None: that of the file); ImageNet standardization."""
 
     channels: int
-    standardizer: Standardizer
     size: tuple[int, int] | None = None
+
+    @property
+    def standardizer(self) -> Standardizer:
+        return IMAGENET_STANDARDIZERS[self.channels]
 
     def __call__(self, file: str | Path) -> Tensor:
         return self.standardizer(to_unit_range(decode_image(file, self.channels, file, size=self.size)))
 
-    def config(self) -> dict[str, Any]:
-        mean, std = self.standardizer.mean, self.standardizer.std
-        return {"channels": self.channels, "mean": mean, "std": std, "size": self.size}
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ImagePreprocessing":
-        size = None if config["size"] is None else (int(config["size"][0]), int(config["size"][1]))
-        return cls(int(config["channels"]), Standardizer(tuple(config["mean"]), tuple(config["std"])), size)
+        return cls(config["channels"], config["size"] and tuple(config["size"]))
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureExtractor:
-    """Features φ(x) of images (N, C, H, W) for the OOD score: the head's input, averaged over pixels, or cell means."""
+    """Features φ(x) of images (N, C, H, W) for the OOD score, averaged over windows of large images.
+
+    They are the head's input, averaged over pixels, or cell means if no single net computes the predictions.
+    """
 
     split: HeadSplit | None
 
     @classmethod
-    def from_predictor(cls, predictor: Predictor, channels: int, size: tuple[int, int]) -> "FeatureExtractor":
+    def from_predictor(cls, predictor: Predictor, channels: int, size: tuple[int, int] | None) -> "FeatureExtractor":
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
-        example = torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(0))
+        example = torch.randn(2, channels, *(size or _EXAMPLE_SIZE), generator=torch.Generator().manual_seed(0))
         try:
             return cls(find_feature_net(inner, None, None, example))
-        except ValueError:  # no single net computes the predictions
+        except ValueError:
             return cls(None)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:  # (N, D)
+        size = x.shape[2:]
+        tiles = make_tiles(size, clip_window(size, WINDOW, overlap=0.0), overlap=0.0)
+        windows = [self._compute(x[(slice(None), slice(None), *tile.window)]) for tile in tiles]
+        return torch.stack(windows).mean(0)
+
+    def _compute(self, x: Tensor) -> Tensor:
         if self.split is None:
             return functional.adaptive_avg_pool2d(x, _POOL_SIZE).flatten(1)
         (features,) = extract_features(self.split, (), x)
@@ -90,59 +111,50 @@ class VisionModel(Model):
 
     Args:
         card: Description.
-        fitted: Trained predictor.
-        names: Names of the classes.
+        predictor: Trained predictor.
+        classes: Names of the classes.
         preprocessing: How files become inputs.
         features: Features of the OOD score.
         ood: Out-of-distribution score.
     """
 
     card: ModelCard
-    fitted: Predictor
-    names: tuple[str, ...]
+    predictor: Predictor
+    classes: tuple[str, ...]
     preprocessing: ImagePreprocessing
     features: FeatureExtractor
     ood: MahalanobisScore
 
-    @property
-    def predictor(self) -> Predictor:
-        """The trained predictor."""
-        return self.fitted
+    def _options(self) -> dict[str, Any]:
+        """Return the further fields of the subclass for JSON."""
+        raise NotImplementedError
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.names
+    @classmethod
+    def _read_options(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the further fields of the subclass."""
+        raise NotImplementedError
 
     def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config = {
-            "predictor": describe_predictor(self.fitted),
-            "classes": self.names,
-            "preprocessing": self.preprocessing.config(),
+            "predictor": describe_predictor(self.predictor),
+            "classes": self.classes,
+            "preprocessing": asdict(self.preprocessing),
         }
         tensors = {f"ood.{name}": value for name, value in self.ood.state_dict().items()}
-        return config, tensors | {f"predictor.{name}": value for name, value in self.fitted.state_dict().items()}
+        tensors |= {f"predictor.{name}": value for name, value in self.predictor.state_dict().items()}
+        return config | self._options(), tensors
 
     @classmethod
-    def _shared_fields(cls, artifact: Artifact, card: ModelCard, size: tuple[int, int]) -> dict[str, Any]:
-        """Return the fields of this class; raise ArtifactError if they do not belong together."""
+    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "VisionModel":
         config = artifact.config
-        preprocessing = ImagePreprocessing.from_config(config["preprocessing"])
-        fitted = build_predictor(config["predictor"], artifact.select("predictor."), path=artifact.folder)
-        size = preprocessing.size or size
-        features = FeatureExtractor.from_predictor(fitted, preprocessing.channels, size)
+        preprocessing, classes = ImagePreprocessing.from_config(config["preprocessing"]), tuple(config["classes"])
+        predictor = build_predictor(config["predictor"], artifact.select("predictor."), path=artifact.folder)
+        features = FeatureExtractor.from_predictor(predictor, preprocessing.channels, preprocessing.size)
         ood = MahalanobisScore.from_state_dict(artifact.select("ood."))
-        x, names = torch.zeros(1, preprocessing.channels, *size), tuple(config["classes"])
-        if fitted.summarize(x, 1).probs.shape[1] != len(names) or features(x).shape[1] != ood.num_features:
+        x = torch.zeros(1, preprocessing.channels, *(preprocessing.size or _EXAMPLE_SIZE))
+        if predictor.summarize(x, 1).probs.shape[1] != len(classes) or features(x).shape[1] != ood.num_features:
             raise ArtifactError(artifact.folder, "its parts are of different models")
-        return {
-            "card": card,
-            "fitted": fitted,
-            "names": names,
-            "preprocessing": preprocessing,
-            "features": features,
-            "ood": ood,
-        }
+        return cls(card, predictor, classes, preprocessing, features, ood, **cls._read_options(config))
 
 
 # -- files ---------------------------------------------------------------------------------------------
@@ -167,14 +179,10 @@ def find_images(source: str | Path) -> tuple[Path, FileListing]:
 def read_batches(
     names: Sequence[str],
     read: Callable[[int], tuple[Tensor, Tensor | None]],
-    *,
-    batch_size: Callable[[Tensor], int],
     notes: Sequence[str],
+    max_pixels: int | None = None,
 ) -> Iterator[RowBatch]:
-    """Yield batches of files of one size, as `read` returns x and y; files that cannot be read are in the notes.
-
-    `batch_size(x)` is the largest number of rows such as x in a batch.
-    """
+    """Yield batches of files of one size, as `read` returns x and y; files that cannot be read are in the notes."""
     rows, pending = list[tuple[str, Tensor, Any]](), list(notes)
     for i, name in enumerate(names):
         try:
@@ -182,7 +190,8 @@ def read_batches(
         except CorruptFileError as error:
             pending.append(f"skipped {name}: {error.reason}")
             continue
-        if rows and (rows[-1][1].shape != x.shape or len(rows) >= batch_size(x)):
+        batch_size = BATCH_SIZE if max_pixels is None else max_pixels // x[0].numel()
+        if rows and (rows[-1][1].shape != x.shape or len(rows) >= batch_size):
             yield _make_batch(rows, pending)
             rows, pending = [], []
         rows.append((name, x, y))
@@ -195,6 +204,15 @@ def _make_batch(rows: Sequence[tuple[str, Tensor, Any]], notes: Sequence[str]) -
     names, x, y = zip(*rows, strict=True)
     keys = {"file": np.array(names, dtype=object)}
     return RowBatch(keys, torch.stack(x), None if y[0] is None else torch.stack(y), tuple(notes))
+
+
+def choose_split(folder: Path, splits: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Return the test split of labeled data, as the others were used in training, or the only split, and notes."""
+    if len(splits) == 1:
+        return splits["train"], []
+    if "test" not in splits:
+        raise DatasetNotFoundError(f"{folder} has the splits {', '.join(splits)}; expected test, or one split")
+    return splits["test"], [f"only the split test of {folder} is read"]
 
 
 def check_image_size(image: Tensor, where: str | Path) -> Tensor:
@@ -218,12 +236,12 @@ def relative_name(root: Path, file: str | Path) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def choose_size(size: Any, files: Sequence[str | Path], largest: int, smallest: int = 8) -> tuple[int, int]:
-    """Return the given size (one number, or height and width), else the median of the files, scaled to `largest`."""
+def choose_size(size: Any, median: tuple[int, int], largest: int, smallest: int = 8) -> tuple[int, int]:
+    """Return the given size (one number, or height and width), else the median, scaled to `largest`."""
     if size is None:
-        height, width = median_size(files)
-        scale = min(1.0, largest / max(height, width))
-        return max(smallest, round(height * scale / 4) * 4), max(smallest, round(width * scale / 4) * 4)
+        scale = min(1.0, largest / max(median))
+        height, width = (max(smallest, round(side * scale / 4) * 4) for side in median)
+        return height, width
     sides = tuple(size) if isinstance(size, Sequence) else (size,)
     if len(sides) not in (1, 2):
         raise ArgumentError("size", size, "one number of pixels, or height and width")
@@ -270,37 +288,33 @@ class ImageSplits:
 
     train: LazyDataset
     held_out: LazyDataset
-    test: LazyDataset | None
+    test: LazyDataset
     notes: tuple[str, ...]
 
     @property
     def rows(self) -> dict[str, int]:
-        test = 0 if self.test is None else len(self.test)
-        return {"train": len(self.train), "held out": len(self.held_out), "test": test}
+        return {"train": len(self.train), "held out": len(self.held_out), "test": len(self.test)}
 
 
 def split_images(
-    data: DatasetBundle, test_fraction: float, *, seed: int, files: Callable[[Any], Sequence[str]], progress: bool
+    folders: Mapping[str, LazyDataset], classes: Sequence[str], test_fraction: float, *, seed: int, progress: bool
 ) -> ImageSplits:
-    """Read the images of a folder and split them; a split with its own folder is used as it is.
+    """Read the images of "train", and of "validation" and "test" if they have folders, and make the missing splits.
 
-    `files` returns the files of a source. Every class has at least one training image.
+    Every class has at least one training image.
     """
     check_fraction("test_fraction", test_fraction, zero=True)
-    folders = {
-        name: part for name in ("train", "validation", "test") if isinstance(part := getattr(data, name), LazyDataset)
-    }
     total = sum(map(len, folders.values()))
     errors: list[str] = []
     with progress_bar("reading", total, enabled=progress) as step:
-        splits = {name: _load_readable(part, files(part.source), errors, step) for name, part in folders.items()}
+        splits = {name: _load_readable(part, errors, step) for name, part in folders.items()}
     train, labels = splits["train"], splits["train"].targets
-    counts = None if labels is None else labels.bincount(minlength=data.num_classes)
+    counts = None if labels is None else labels.bincount(minlength=len(classes))
     if len(errors) > max(1, _MAX_CORRUPT_FRACTION * total):
         raise CorruptFileError(f"{len(errors):,} of {total:,} images", f"the first is {errors[0]}")
     empty = [name for name, split in splits.items() if not len(split)]
     if counts is not None and not bool(counts.all()):
-        empty.append(repr(data.classes[int(counts.argmin())]))
+        empty.append(repr(classes[int(counts.argmin())]))
     if empty:
         raise CorruptFileError(f"any image of {empty[0]}", f"the first is {errors[0]}", "Add complete images.")
     fractions = {"validation": _VALIDATION_FRACTION, "test": test_fraction}
@@ -309,26 +323,23 @@ def split_images(
     if len(train) < needed:
         raise DatasetNotFoundError(f"{len(train)} training image(s) are too few; expected at least {needed}")
     split = train_val_test_split(len(train), fractions["validation"], fractions["test"], seed=seed, strata=labels)
-    held_out, test = (
-        splits[name] if name in splits else train.take((split == number).nonzero()[:, 0])
-        for number, name in ((1, "validation"), (2, "test"))
-    )
+    parts = {name: train.take((split == k).nonzero()[:, 0]) for k, name in enumerate(("train", "validation", "test"))}
+    parts |= {name: splits[name] for name in ("validation", "test") if name in splits}
     notes = (f"skipped {len(errors)} of {total:,} images: {format_names(errors, 5, max_length=200)}",) if errors else ()
-    return ImageSplits(train.take((split == 0).nonzero()[:, 0]), held_out, test if len(test) else None, notes)
+    return ImageSplits(parts["train"], parts["validation"], parts["test"], notes)
 
 
-def _load_readable(
-    dataset: LazyDataset, files: Sequence[str], errors: list[str], step: Callable[[str], None]
-) -> LazyDataset:
+def _load_readable(dataset: LazyDataset, errors: list[str], step: Callable[[str], None]) -> LazyDataset:
     """Return the rows that can be read, in memory if they are small; the errors of the others are appended."""
+    source: Any = dataset.source
     readable, memory, size = list[int](), InMemorySource([], []), 0
-    for row in range(len(dataset.source)) if dataset.rows is None else dataset.rows:
+    for row, file in enumerate(source.files):
         try:
-            (x,), (y,) = dataset.source.read([row])
+            (x,), (y,) = source.read([row])
             if y.ndim > 1:
-                check_image_size(x, files[row])
+                check_image_size(x, file)
         except CorruptFileError as error:
-            errors.append(f"{files[row]} ({error.reason})")
+            errors.append(f"{file} ({error.reason})")
         else:
             y = y.to(torch.uint8) if y.ndim > 1 else y  # classes of a mask are bytes
             size += x.nbytes + y.nbytes
@@ -345,31 +356,25 @@ def _load_readable(
 # -- training ------------------------------------------------------------------------------------------
 
 
-def train_predictor(
-    method: str,
-    task: Any,
-    loss: nn.Module,
-    model: Callable[[], nn.Module],
-    train: LazyDataset,
-    held_out: LazyDataset,
-    config: TrainingConfig,
-) -> Predictor:
-    """Train a method by its name, with early stopping on the held-out images if the method supports it."""
-    check_choice("method", method, list_methods(task))
-    if not find_method(method).early_stopping:
-        config = replace(config, patience=None)
-    created: Any = create_method(method, loss=loss)
-    predictor: Predictor = created.fit(model, train, config, val_data=held_out)
-    return predictor
+def make_config(
+    method: str, epochs: int, batch_size: int, learning_rate: float, seed: int, progress: bool
+) -> TrainingConfig:
+    """Return a training with AdamW, which stops early after a third of the epochs if the method supports it."""
+    patience = max(5, epochs // 3) if find_method(method).early_stopping else None
+    optimizer = partial(torch.optim.AdamW, lr=learning_rate, weight_decay=1e-2)
+    return TrainingConfig(epochs, batch_size, optimizer, seed=seed, patience=patience, progress=progress)
 
 
-def make_config(epochs: int, batch_size: int, learning_rate: float, seed: int, progress: bool) -> TrainingConfig:
-    """Return a training with AdamW that stops after a third of the epochs without improvement."""
-    return TrainingConfig(
-        epochs=check_int("epochs", epochs, minimum=1),
-        batch_size=batch_size,
-        optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=1e-2),
-        seed=seed,
-        patience=max(5, epochs // 3),
-        progress=progress,
+def dataset_batches(dataset: LazyDataset, batch_size: int) -> Iterator[RowBatch]:
+    """Yield the rows of a data set with their labels."""
+    for x, y in DataLoader(dataset, batch_size, generator=torch.Generator()):
+        yield RowBatch({"row": np.arange(len(x))}, x, y)
+
+
+def fit_ood_score(features: FeatureExtractor, splits: ImageSplits, batch_size: int) -> MahalanobisScore:
+    """Fit the score to the training images and calibrate it on the held-out ones."""
+    train, held_out = (
+        torch.cat([features(batch.x) for batch in dataset_batches(split, batch_size)])
+        for split in (splits.train, splits.held_out)
     )
+    return MahalanobisScore.fit(train, held_out)

@@ -12,23 +12,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
 
 from neuboots._validation import check_choice, check_fraction, format_names
 from neuboots.app._images import (
+    BATCH_SIZE,
     FeatureExtractor,
     ImagePreprocessing,
     OnStart,
     VisionModel,
     choose_size,
+    choose_split,
+    dataset_batches,
     find_images,
+    fit_ood_score,
     make_config,
+    median_size,
     read_batches,
     relative_name,
     skipped_files_note,
     split_images,
-    train_predictor,
 )
 from neuboots.app.model import (
     ModelCard,
@@ -39,15 +42,15 @@ from neuboots.app.model import (
     fit_reject_rule,
     predict_classes,
 )
-from neuboots.data import DatasetNotFoundError, LazyDataset, load_image_folder
-from neuboots.data.image_folder import IMAGENET_STANDARDIZERS, find_split_folders, list_folders
-from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
-from neuboots.methods import list_methods
+from neuboots.data import DatasetNotFoundError, load_image_folder
+from neuboots.data.image_folder import (
+    find_split_folders,
+    list_folders,
+)
+from neuboots.methods import create_method, list_methods
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.posthoc import TemperatureScaling
-from neuboots.serialization import Artifact
 
-BATCH_SIZE = 64
 _MAX_SIZE = 64  # default limit of the longer side in pixels
 _MAX_CNN_SIZE = 32  # larger images need the receptive field of a ResNet
 _MAX_EXAMPLES = {SmallCNN: 100_000, ResNet: 40_000}  # images seen in training, over all epochs
@@ -62,8 +65,8 @@ class ImageModel(VisionModel):
 
     Args:
         card: Description.
-        fitted: Trained predictor.
-        names: Names of the classes.
+        predictor: Trained predictor.
+        classes: Names of the classes.
         preprocessing: How files become inputs.
         features: Features of the OOD score.
         ood: Out-of-distribution score.
@@ -82,49 +85,40 @@ class ImageModel(VisionModel):
         root, listing = find_images(source)
         names = [relative_name(root, file) for file in listing.files]
         labels = [torch.tensor(self._label(name, root)) if with_labels else None for name in names]
-        return read_batches(
-            names,
-            lambda i: (self.preprocessing(listing.files[i]), labels[i]),
-            batch_size=lambda x: BATCH_SIZE,
-            notes=[*notes, *skipped_files_note(root, listing.others)],
-        )
+        notes += skipped_files_note(root, listing.others)
+        return read_batches(names, lambda i: (self.preprocessing(listing.files[i]), labels[i]), notes)
 
     def _find_labeled(self, folder: Path) -> tuple[Path, list[str]]:
         """Return the folder of class folders; its test split, if it has splits, as the rest was used in training."""
         if not folder.is_dir():
             raise DatasetNotFoundError(f"{folder} is not a folder; expected a folder of class folders")
-        splits, notes = find_split_folders(folder), []
-        if splits and list_folders(splits["train"]):  # else a class may be called train
-            if "test" not in splits:
-                raise DatasetNotFoundError(f"{folder} has splits but no test split; give the folder of one split")
-            notes = [f"only the split {splits['test'].name} of {folder} is read"]
-            folder = splits["test"]
-        if unknown := [entry.name for entry in list_folders(folder) if entry.name not in self.names]:
-            raise DatasetNotFoundError(f"{folder} has the class {unknown[0]!r}; expected {format_names(self.names)}")
+        splits = find_split_folders(folder)
+        if not splits or not list_folders(splits["train"]):  # a class may be called train
+            splits = {"train": folder}
+        folder, notes = choose_split(folder, splits)
+        if unknown := [entry.name for entry in list_folders(folder) if entry.name not in self.classes]:
+            raise DatasetNotFoundError(f"{folder} has the class {unknown[0]!r}; expected {format_names(self.classes)}")
         return folder, notes
 
     def _label(self, name: str, root: Path) -> int:
         first, _, rest = name.partition("/")
         if not rest:
-            raise DatasetNotFoundError(f"{root / name} is in no class folder; expected {format_names(self.names)}")
-        return self.names.index(first)
+            raise DatasetNotFoundError(f"{root / name} is in no class folder; expected {format_names(self.classes)}")
+        return self.classes.index(first)
 
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
         """Predict the classes of a batch from B replicates."""
-        values = np.array(self.names, dtype=object)
-        table = predict_classes(self.fitted, batch.x, values, num_samples, seed=self.card.seed)
-        score = self.ood(self.features(batch.x))
-        abstain = self.rule(ood_score=score, confidence=table.columns["probability"])
-        return PredictionTable(table.columns | {"ood_score": score, "abstain": abstain}, table.probs)
+        values = np.array(self.classes, dtype=object)
+        table = predict_classes(self.predictor, batch.x, values, num_samples, seed=self.card.seed)
+        columns = table.columns | {"ood_score": self.ood(self.features(batch.x))}
+        return PredictionTable(columns | {"abstain": self.rule(columns)}, table.probs)
 
-    def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config, tensors = super()._to_artifact()
-        return {**config, "rule": self.rule.config()}, tensors
+    def _options(self) -> dict[str, Any]:
+        return {"rule": self.rule.config()}
 
     @classmethod
-    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "ImageModel":
-        shared = cls._shared_fields(artifact, card, (_MAX_SIZE, _MAX_SIZE))
-        return cls(**shared, rule=RejectRule(**artifact.config["rule"]))
+    def _read_options(cls, config: dict[str, Any]) -> dict[str, Any]:
+        return {"rule": RejectRule(**config["rule"])}
 
 
 def fit_images(
@@ -180,68 +174,47 @@ def fit_images(
     check_fraction("max_error", max_error)
     check_choice("method", method, list_methods("classification"))
     data = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
-    parts = (data.train, data.validation, data.test)
-    sources: list[Any] = [part.source for part in parts if isinstance(part, LazyDataset)]
-    size = choose_size(size, sources[0].files, _MAX_SIZE)
+    train: Any = data.train
+    size = choose_size(size, median_size(train.source.files), _MAX_SIZE)
     data = load_image_folder(path, size=size, channels=channels, val_fraction=0, test_fraction=0)
-    for name in data.classes:
-        if name != name.encode("utf-8", "replace").decode():
-            raise ValueError(f"the class folder {name!r} has a name that is not UTF-8; rename it")
-    splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
+    parts: dict[str, Any] = {"train": data.train, "validation": data.validation, "test": data.test}
+    folders = {name: part for name, part in parts.items() if part is not None}
+    splits = split_images(folders, data.classes, test_fraction, seed=seed, progress=progress)
     net_class: Any = SmallCNN if max(size) <= _MAX_CNN_SIZE else ResNet
     n = len(splits.train)
     if epochs is None:  # more epochs for fewer images
         epochs = max(10, min(100, round(_MAX_EXAMPLES[net_class] / n)))
-    config = make_config(epochs, 32 if n < 2000 else 64, 2e-3, seed, progress)
-    skipped = [file for source in sources for file in source.skipped]
+    config = make_config(method, epochs, 32 if n < 2000 else 64, 2e-3, seed, progress)
+    skipped = [file for part in folders.values() for file in part.source.skipped]
     notes = [*skipped_files_note(Path(path).expanduser(), skipped), *splits.notes]
-    chosen: dict[str, Any] = {"net": net_class.__name__, "size": list(size), "epochs": config.epochs}
+    chosen: dict[str, Any] = {"net": net_class.__name__, "size": list(size), "epochs": epochs}
     if on_start is not None:
         on_start({**chosen, "content": "images by class"}, notes)
     validation, calibration = splits.held_out, splits.held_out
     if len(splits.held_out) > 1:  # the guarantee needs images that nothing was tuned on
         validation, calibration = (splits.held_out.take(range(k, len(splits.held_out), 2)) for k in (0, 1))
-    predictor = train_predictor(
-        method,
-        "classification",
-        nn.CrossEntropyLoss(),
-        partial(_make_net, net_class, channels, data.num_classes),
-        replace(splits.train, augment=data.augmentation),
-        validation,
-        config,
-    )
+    net = partial(_make_net, net_class, channels, data.num_classes)
+    train = replace(splits.train, augment=data.augmentation)
+    predictor = create_method(method, loss=nn.CrossEntropyLoss()).fit(net, train, config, val_data=validation)
     if len(validation) >= _MIN_SCALING_IMAGES:
         samples = min(num_samples, _MAX_SCALING_SAMPLES)
         scaling = TemperatureScaling(num_samples=samples, prior_std=_LOG_TEMPERATURE_PRIOR_STD)
         predictor = scaling.fit(predictor, validation)
         chosen["temperature"] = predictor.temperature
     rule, note = fit_reject_rule(predictor, calibration, max_error=max_error, num_samples=num_samples, seed=seed)
+    card = ModelCard("classification", "class", method, splits.rows, seed, command)
+    preprocessing = ImagePreprocessing(channels, size)
     features = FeatureExtractor.from_predictor(predictor, channels, size)
-    train, held_out = (
-        torch.cat([features(x) for x, _ in DataLoader(split, BATCH_SIZE, generator=torch.Generator())])
-        for split in (splits.train, splits.held_out)
-    )
-    model = ImageModel(
-        ModelCard("classification", "class", method, splits.rows, seed, command),
-        predictor,
-        data.classes,
-        ImagePreprocessing(channels, IMAGENET_STANDARDIZERS[channels], size),
-        features,
-        MahalanobisScore.fit(train, held_out),
-        rule,
-    )
+    ood = fit_ood_score(features, splits, BATCH_SIZE)
+    model = ImageModel(card, predictor, data.classes, preprocessing, features, ood, rule)
     metrics: dict[str, Any] = {}
-    if splits.test is not None:
-        tables, labels = [], []
-        for x, y in DataLoader(splits.test, BATCH_SIZE, generator=torch.Generator()):
-            tables.append(model.predict(RowBatch({"row": np.arange(len(x))}, x), num_samples=num_samples))
-            labels.append(y)
-        assert splits.train.targets is not None, "images have classes"
-        majority = int(splits.train.targets.bincount().argmax())
-        metrics = compute_classification_metrics(PredictionTable.concatenate(tables), torch.cat(labels), majority)
-    return replace(
-        model, card=replace(model.card, metrics={**metrics, "chosen": chosen, "files": notes, "notes": [note]})
-    )
+    if len(splits.test):
+        batches = dataset_batches(splits.test, BATCH_SIZE)
+        table = PredictionTable.concatenate([model.predict(batch, num_samples=num_samples) for batch in batches])
+        labels: Any = splits.test.targets
+        train_labels: Any = splits.train.targets
+        metrics = compute_classification_metrics(table, labels, int(train_labels.bincount().argmax()))
+    return replace(model, card=replace(card, metrics={**metrics, "chosen": chosen, "files": notes, "notes": [note]}))
 
 
 def _make_net(net_class: type[nn.Module], channels: int, classes: int) -> nn.Module:

@@ -5,9 +5,9 @@ of them. The model abstains on images with more uncertain pixels than 95 % of th
 out of distribution.
 """
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,29 +19,31 @@ from torch import Tensor, nn
 
 from neuboots._validation import check_choice, check_int
 from neuboots.app._images import (
+    WINDOW,
     FeatureExtractor,
     ImagePreprocessing,
     OnStart,
     VisionModel,
     check_image_size,
     choose_size,
+    choose_split,
+    dataset_batches,
     find_images,
+    fit_ood_score,
     make_config,
     median_size,
     read_batches,
     relative_name,
     skipped_files_note,
     split_images,
-    train_predictor,
 )
-from neuboots.app.model import Array, ModelCard, PredictionTable, RowBatch
-from neuboots.data import CorruptFileError, CropFlip, DatasetBundle, DatasetNotFoundError, LazyDataset
+from neuboots.app.model import Array, ModelCard, PredictionTable, RowBatch, open_writer
+from neuboots.data import CorruptFileError, CropFlip, LazyDataset
 from neuboots.data._common import check_folder
 from neuboots.data.image_folder import (
     IGNORE_INDEX,
     IMAGE_FOLDERS,
     IMAGE_SUFFIXES,
-    IMAGENET_STANDARDIZERS,
     MASK_FOLDERS,
     MASK_SUFFIXES,
     FilePairs,
@@ -53,22 +55,18 @@ from neuboots.data.image_folder import (
     pairs_to_datasets,
 )
 from neuboots.data.images import decode_mask
-from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.evaluation.segmentation import SegmentationMaps, SegmentationReport, predict_segmentation, write_maps
-from neuboots.evaluation.segmentation.predict import clip_window, make_tiles
 from neuboots.evaluation.selective import SelectivePredictionReport
-from neuboots.methods import list_methods
+from neuboots.methods import create_method, list_methods
 from neuboots.metrics import ConfidenceRanking
 from neuboots.nets import small_deeplab
-from neuboots.serialization import Artifact, atomic_folder
+from neuboots.serialization import atomic_folder
 from neuboots.training import progress_bar
 
 _MAX_CROP = 128  # default limit of the longer side of training crops
-_WINDOW = 256  # pixels of a large image that the net sees at once
 _MAX_BATCH_PIXELS = 1 << 18
 _LARGE_IMAGE = 1 << 20  # pixels; batches of larger images are small
 _MAX_CROPS = 6_000  # of 128 × 128 seen in training, over all epochs
-_EXAMPLE_SIZE = (64, 64)
 _MAX_PIXELS_PER_IMAGE = 10_000  # of a held-out image, for the threshold
 _ACCEPTED_QUANTILE = 0.95
 _MAX_STEM_BYTES = 120
@@ -80,8 +78,8 @@ class MaskModel(VisionModel):
 
     Args:
         card: Description.
-        fitted: Trained predictor.
-        names: Names of the classes.
+        predictor: Trained predictor.
+        classes: Names of the classes.
         preprocessing: How files become inputs.
         features: Features of the OOD score.
         ood: Out-of-distribution score.
@@ -102,10 +100,7 @@ class MaskModel(VisionModel):
             root, images, notes = _find_unmasked(source)
             return self._read_batches(root, images, None, notes)
         folder, splits = _find_pairs(source)
-        if len(splits) > 1 and "test" not in splits:
-            raise DatasetNotFoundError(f"{folder} has the splits {', '.join(splits)}; expected test, or one split")
-        pairs = splits.get("test", splits["train"]) if len(splits) > 1 else splits["train"]
-        notes = [f"only the split test of {folder} is read"] if len(splits) > 1 else []
+        pairs, notes = choose_split(folder, splits)
         decoder = ImageDecoder(self.preprocessing.channels, label_map=self.label_map)
         dataset = pairs_to_datasets({"test": pairs}, decoder, self.preprocessing.standardizer)["test"]
         return self._read_batches(folder, pairs.inputs, dataset, notes + skipped_files_note(folder, pairs.skipped))
@@ -118,14 +113,13 @@ class MaskModel(VisionModel):
             return check_image_size(x, images[i]), y
 
         names = [relative_name(root, image) for image in images]
-        return read_batches(names, read, batch_size=lambda x: _MAX_BATCH_PIXELS // x[0].numel(), notes=notes)
+        return read_batches(names, read, notes, _MAX_BATCH_PIXELS)
 
     def predict_maps(self, batch: RowBatch, *, num_samples: int = 100) -> SegmentationMaps:
         """Predict probabilities and uncertainties of each pixel, of large images in windows."""
-        num_samples = min(num_samples, self.fitted.num_distinct or num_samples)
-        return predict_segmentation(
-            self.fitted, batch.x, num_samples, seed=self.card.seed, window=_WINDOW, batch_size=4
-        )
+        num_samples = min(num_samples, self.predictor.num_distinct or num_samples)
+        seed = self.card.seed
+        return predict_segmentation(self.predictor, batch.x, num_samples, seed=seed, window=WINDOW, batch_size=4)
 
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
         """Predict a batch: mean uncertainties of each image and the fraction of each class."""
@@ -138,14 +132,14 @@ class MaskModel(VisionModel):
             return np.asarray(values.double().flatten(1).mean(1))
 
         uncertain = image_mean(maps.confidence < self.min_confidence)
-        score = self.ood(_window_features(self.features, batch.x))
+        score = self.ood(self.features(batch.x))
         columns = {
             "mean_entropy": image_mean(maps.entropy),
             "mean_mutual_information": image_mean(maps.mutual_information),
             "uncertain_fraction": uncertain,
             "ood_score": score,
             "abstain": (score > 1) | (uncertain > self.max_uncertain_fraction),
-            **{f"fraction_{name}": image_mean(maps.labels == c) for c, name in enumerate(self.names)},
+            **{f"fraction_{name}": image_mean(maps.labels == c) for c, name in enumerate(self.classes)},
         }
         return PredictionTable(columns, maps.probs)
 
@@ -162,29 +156,16 @@ class MaskModel(VisionModel):
         stems, notes, abstained, uncertain = set[str](), list[str](), 0, 0.0
         with (
             atomic_folder(target, replaced, "an earlier prediction of masks") as temporary,
-            (temporary / "summary.csv").open("w", newline="", encoding="utf-8") as file,
+            open_writer(str(temporary / "summary.csv"), "csv") as write,
             progress_bar("segmenting", len(images), enabled=progress) as step,
         ):
-            writer = csv.writer(file)
             for batch in self._read_batches(root, images, None, skipped):
                 names = [_unique_stem(str(name), stems) for name in batch.keys["file"]]
                 maps = self.predict_maps(batch, num_samples=num_samples)
-                write_maps(
-                    maps,
-                    batch.x,
-                    temporary / "maps",
-                    names=names,
-                    labels=batch.y,
-                    ignore_index=IGNORE_INDEX,
-                    class_names=self.names,
-                    normalization=self.preprocessing.standardizer,
-                )
+                options: Any = {"class_names": self.classes, "normalization": self.preprocessing.standardizer}
+                write_maps(maps, batch.x, temporary / "maps", names=names, **options)
                 columns = self.summarize_maps(batch, maps).columns
-                files = np.array([f"maps/{name}-sheet.png" for name in names])
-                table = {**batch.keys, "maps": files, **columns}
-                if file.tell() == 0:
-                    writer.writerow(table)
-                writer.writerows(zip(*(_csv_cells(column) for column in table.values()), strict=True))
+                write({**batch.keys, "maps": np.array([f"maps/{name}-sheet.png" for name in names]), **columns})
                 notes += batch.notes
                 abstained += int(columns["abstain"].sum())
                 uncertain += float(columns["uncertain_fraction"].sum())
@@ -193,23 +174,19 @@ class MaskModel(VisionModel):
         counts = {"images": len(stems), "abstained": abstained, "uncertain_fraction": uncertain / len(stems)}
         return {**counts, "out": str(out), "notes": notes}
 
-    def _to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config, tensors = super()._to_artifact()
-        more = {
+    def _options(self) -> dict[str, Any]:
+        return {
             "label_values": self.label_map.values,
             "ignore_index": self.label_map.ignore_index,
             "min_confidence": self.min_confidence,
             "max_uncertain_fraction": self.max_uncertain_fraction,
         }
-        return {**config, **more}, tensors
 
     @classmethod
-    def _from_artifact(cls, artifact: Artifact, card: ModelCard) -> "MaskModel":
-        config = artifact.config
+    def _read_options(cls, config: dict[str, Any]) -> dict[str, Any]:
         label_map = LabelMap(tuple(config["label_values"]), config["ignore_index"])
-        limits = float(config["min_confidence"]), float(config["max_uncertain_fraction"])
-        shared = cls._shared_fields(artifact, card, _EXAMPLE_SIZE)
-        return cls(**shared, label_map=label_map, min_confidence=limits[0], max_uncertain_fraction=limits[1])
+        limits = {name: float(config[name]) for name in ("min_confidence", "max_uncertain_fraction")}
+        return {"label_map": label_map, **limits}
 
 
 def _find_pairs(path: str | Path) -> tuple[Path, dict[str, FilePairs]]:
@@ -245,36 +222,12 @@ def _unique_stem(name: str, used: set[str]) -> str:
     return stem
 
 
-def _csv_cells(column: Array) -> list[Any]:
-    return [str(value).lower() for value in column.tolist()] if column.dtype == bool else column.tolist()
-
-
-def _window_features(features: FeatureExtractor, x: Tensor) -> Tensor:
-    """Return the mean of the features over windows of images: (N, C, H, W) → (N, D)."""
-    size = x.shape[2:]
-    tiles = make_tiles(size, clip_window(size, _WINDOW, overlap=0.0), overlap=0.0)
-    return torch.stack([features(x[(slice(None), slice(None), *tile.window)]) for tile in tiles]).mean(0)
-
-
 # -- metrics -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class MaskMetrics:
-    """Metrics of labeled images.
-
-    Args:
-        pixels: Metrics of the pixels.
-        num_rejected: Images that the model abstains from.
-        num_ood: Images that are out of distribution.
-    """
-
-    pixels: SegmentationReport
-    num_rejected: int
-    num_ood: int
-
-
-def evaluate_masks(model: MaskModel, batches: Iterable[RowBatch], num_samples: int) -> MaskMetrics:
+def evaluate_masks(
+    model: MaskModel, batches: Iterable[RowBatch], num_samples: int
+) -> tuple[SegmentationReport, dict[str, Array]]:
     """Evaluate a model on labeled batches.
 
     Args:
@@ -283,31 +236,23 @@ def evaluate_masks(model: MaskModel, batches: Iterable[RowBatch], num_samples: i
         num_samples: Replicates B.
 
     Returns:
-        The metrics.
+        Metrics of the pixels, and the columns of the predictions.
     """
     pixels: Any = 0
-    num_rejected = num_ood = 0
+    tables = []
     for batch in batches:
         assert batch.y is not None, "labels were requested"
         maps = model.predict_maps(batch, num_samples=num_samples)
         pixels = pixels + SegmentationReport.from_maps(maps, batch.y, ignore_index=IGNORE_INDEX)
-        columns = model.summarize_maps(batch, maps).columns
-        num_rejected += int(columns["abstain"].sum())
-        num_ood += int((columns["ood_score"] > 1).sum())
-    return MaskMetrics(pixels, num_rejected, num_ood)
-
-
-def _single_image_batches(dataset: LazyDataset) -> Iterator[RowBatch]:
-    for i in range(len(dataset)):
-        x, y = dataset[i]
-        yield RowBatch({"row": np.array([i])}, x[None], y[None])
+        tables.append(PredictionTable(model.summarize_maps(batch, maps).columns))
+    return pixels, PredictionTable.concatenate(tables).columns
 
 
 def _fit_limits(model: MaskModel, held_out: LazyDataset, num_samples: int) -> tuple[float, float]:
     """Return the threshold t, and the fraction of uncertain pixels that 95 % of the held-out images stay below."""
     images: list[Tensor] = []
     ranking: Any = 0
-    for batch in _single_image_batches(held_out):
+    for batch in dataset_batches(held_out, 1):
         assert batch.y is not None, "a held-out image has a mask"
         maps = model.predict_maps(batch, num_samples=num_samples)
         confidence, right = maps.confidence.flatten(), (maps.labels == batch.y).flatten()
@@ -324,18 +269,18 @@ def _fit_limits(model: MaskModel, held_out: LazyDataset, num_samples: int) -> tu
     return threshold, float(np.quantile(fractions, _ACCEPTED_QUANTILE, method="higher"))
 
 
-def _card_metrics(found: MaskMetrics, names: tuple[str, ...]) -> dict[str, Any]:
-    if found.pixels.count == 0:
+def _card_metrics(pixels: SegmentationReport, abstain: Array, names: tuple[str, ...]) -> dict[str, Any]:
+    if pixels.count == 0:
         return {}
-    metrics, majority = found.pixels.metrics, found.pixels.majority
+    metrics = pixels.metrics
     shown = ("mean_iou", "mean_dice", "error", "ece", "nll", "entropy_right", "entropy_wrong")
     return {
         **{name: metrics[name] for name in shown},
         "accuracy": 1 - metrics["error"],
         "iou": dict(zip(names, metrics["iou"], strict=True)),
-        "accepted": 1 - found.num_rejected / found.pixels.num_images,
-        "majority_mean_iou": majority["mean_iou"],
-        "majority_error": majority["error"],
+        "accepted": 1 - float(abstain.mean()),
+        "majority_mean_iou": pixels.majority["mean_iou"],
+        "majority_error": pixels.majority["error"],
     }
 
 
@@ -402,72 +347,49 @@ def fit_masks(
     ignore_index = None if ignore_index is None else check_int("ignore_index", ignore_index, minimum=0)
     values = _read_values([mask for split in pairs.values() for mask in split.targets], progress)
     names, label_map = infer_label_map(values, classes or None, ignore_index)
-    standardizer = IMAGENET_STANDARDIZERS[channels]
-    datasets = pairs_to_datasets(pairs, ImageDecoder(channels, label_map=label_map), standardizer)
-    data = DatasetBundle(
-        folder.name,
-        "segmentation",
-        datasets["train"],
-        datasets.get("validation"),
-        datasets.get("test"),
-        channels,
-        names,
-        standardizer,
-        ignore_index=IGNORE_INDEX,
-    )
-    splits = split_images(data, test_fraction, seed=seed, files=lambda source: source.files, progress=progress)
+    preprocessing = ImagePreprocessing(channels)
+    standardizer = preprocessing.standardizer
+    folders = pairs_to_datasets(pairs, ImageDecoder(channels, label_map=label_map), standardizer)
+    splits = split_images(folders, names, test_fraction, seed=seed, progress=progress)
     median = median_size(pairs["train"].inputs)
-    size = choose_size(size, pairs["train"].inputs, _MAX_CROP, 16)
+    size = choose_size(size, median, _MAX_CROP, 16)
     crop = CropFlip(size, scale=(0.75, 1.5), fill=standardizer.mean, ignore_index=IGNORE_INDEX)
     if epochs is None:  # more epochs for fewer images and smaller crops
         crops = _MAX_CROPS * _MAX_CROP**2 / (size[0] * size[1])
         epochs = max(10, min(60, round(crops / len(splits.train))))
-    config = make_config(epochs, 8 if median[0] * median[1] <= _LARGE_IMAGE else 2, 3e-3, seed, progress)
+    config = make_config(method, epochs, 8 if median[0] * median[1] <= _LARGE_IMAGE else 2, 3e-3, seed, progress)
     others = [file for files in pairs.values() for file in files.skipped]
     notes = [*skipped_files_note(folder, others), *splits.notes, _describe_label_map(names, label_map)]
-    chosen = {"net": "small_deeplab", "size": list(size), "epochs": config.epochs}
+    chosen = {"net": "small_deeplab", "size": list(size), "epochs": epochs}
     if on_start is not None:
         on_start({**chosen, "content": "images and masks"}, notes)
-    predictor = train_predictor(
-        method,
-        "segmentation",
-        nn.CrossEntropyLoss(ignore_index=IGNORE_INDEX),
-        partial(small_deeplab, len(names), channels),
-        replace(splits.train, augment=crop),
-        replace(splits.held_out, augment=replace(crop, scale=(1.0, 1.0), flips=())),
-        config,
-    )
-    features = FeatureExtractor.from_predictor(predictor, channels, _EXAMPLE_SIZE)
-    train, held_out = (
-        torch.cat([_window_features(features, batch.x) for batch in _single_image_batches(split)])
-        for split in (splits.train, splits.held_out)
-    )
+    train = replace(splits.train, augment=crop)
+    validation = replace(splits.held_out, augment=replace(crop, scale=(1.0, 1.0), flips=()))
+    created = create_method(method, loss=nn.CrossEntropyLoss(ignore_index=IGNORE_INDEX))
+    predictor = created.fit(partial(small_deeplab, len(names), channels), train, config, val_data=validation)
     card = ModelCard("segmentation", "mask", method, splits.rows, seed, command)
-    preprocessing = ImagePreprocessing(channels, standardizer)
-    ood = MahalanobisScore.fit(train, held_out)
+    features = FeatureExtractor.from_predictor(predictor, channels, None)
+    ood = fit_ood_score(features, splits, 1)
     model = MaskModel(card, predictor, names, preprocessing, features, ood, label_map)
     threshold, fraction = _fit_limits(model, splits.held_out, num_samples)
     model = replace(model, min_confidence=threshold, max_uncertain_fraction=fraction)
     metrics: dict[str, Any] = {"chosen": chosen, "files": notes}
-    if splits.test is not None:
-        found = evaluate_masks(model, _single_image_batches(splits.test), num_samples)
-        metrics = _card_metrics(found, names) | metrics
+    if len(splits.test):
+        pixels, columns = evaluate_masks(model, dataset_batches(splits.test, 1), num_samples)
+        metrics = _card_metrics(pixels, columns["abstain"], names) | metrics
     return replace(model, card=replace(card, metrics=metrics))
 
 
 def _read_values(masks: Sequence[str], progress: bool) -> set[int]:
     """Return all values in the masks; a mask that cannot be read is reported with its image."""
     values: set[int] = set()
-    errors: list[CorruptFileError] = []
     with progress_bar("reading masks", len(masks), enabled=progress) as step:
         for mask in masks:
-            try:
+            with suppress(CorruptFileError):
                 values |= set(np.unique(decode_mask(mask, mask).numpy()).tolist())
-            except CorruptFileError as error:
-                errors.append(error)
             step("reading masks")
     if not values:
-        raise errors[0]
+        raise CorruptFileError(f"{len(masks)} files", f"none of them is a mask, such as {masks[0]}")
     return values
 
 

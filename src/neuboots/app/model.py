@@ -9,15 +9,20 @@
 t is fitted on held-out rows (`evaluation.selective`). A model is one artifact folder of JSON and safetensors.
 """
 
+import csv
+import io
+import json
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,7 +30,7 @@ from torch import Tensor
 
 from neuboots import metrics
 from neuboots.prediction import Predictor, class_probabilities
-from neuboots.serialization import Artifact, ArtifactError, check_artifact_folder, read_artifact, write_artifact
+from neuboots.serialization import Artifact, ArtifactError, read_artifact, write_artifact
 
 Task = Literal["classification", "regression", "segmentation"]
 Array = np.ndarray[Any, Any]
@@ -118,20 +123,19 @@ class PredictionTable:
 
 
 class Model(ABC):
-    """A trained predictor with the reading of files and the formatting of its predictions."""
+    """A trained predictor with the reading of files and the formatting of its predictions.
+
+    Attributes:
+        kind: Kind of the files; see `MODEL_CLASSES`.
+        card: Description.
+        predictor: Trained predictor.
+        classes: Names of the classes in the order of the probabilities; empty for a regression.
+    """
 
     kind: ClassVar[str]
     card: ModelCard
-
-    @property
-    @abstractmethod
-    def predictor(self) -> Predictor:
-        """The trained predictor."""
-
-    @property
-    @abstractmethod
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of the probabilities; empty for a regression."""
+    predictor: Predictor
+    classes: tuple[str, ...]
 
     @abstractmethod
     def read(self, source: str | Path, *, with_labels: bool = False) -> Iterator[RowBatch]:
@@ -159,15 +163,6 @@ class Model(ABC):
         """Write the model to a folder; an earlier model there is replaced."""
         config, tensors = self._to_artifact()
         write_artifact(folder, {"model": self.kind, "card": asdict(self.card), **config}, tensors, kind="model")
-
-
-def check_model_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise FileExistsError if a model could not be saved here; for a check before the training.
-
-    Args:
-        folder: Folder of the model.
-    """
-    check_artifact_folder(folder)
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:
@@ -271,7 +266,7 @@ class RejectRule:
 
     Example:
         >>> rule = RejectRule(confidence=0.8)
-        >>> rule(ood_score=np.array([0.5, 0.5, 3.0]), confidence=np.array([0.9, 0.6, 0.9])).tolist()
+        >>> rule({"ood_score": np.array([0.5, 0.5, 3.0]), "probability": np.array([0.9, 0.6, 0.9])}).tolist()
         [False, True, True]
     """
 
@@ -280,17 +275,11 @@ class RejectRule:
     std: float = math.inf
     risk: float | None = None
 
-    def __call__(
-        self,
-        *,
-        ood_score: Array,
-        confidence: Array | float = math.inf,
-        width: Array | float = 0.0,
-        std: Array | float = 0.0,
-    ) -> Array:
-        """Return which rows to reject: (N,)."""
+    def __call__(self, columns: Mapping[str, Array], width: Array | float = 0.0) -> Array:
+        """Return which rows to reject, by the columns of a prediction and the width of 95 % intervals: (N,)."""
+        confidence, std = columns.get("probability", np.inf), columns.get("std", 0.0)
         uncertain = (confidence < self.confidence) | (width > self.width) | (std > self.std)
-        return np.asarray((ood_score > 1) | uncertain)
+        return np.asarray((columns["ood_score"] > 1) | uncertain)
 
     def config(self) -> dict[str, Any]:
         """Return the finite thresholds for JSON."""
@@ -358,3 +347,163 @@ def compute_classification_metrics(table: PredictionTable, y: Tensor, majority: 
         "error_accepted": float(wrong[accepted].mean()) if accepted.any() else None,
         "majority_error": float((y != majority).double().mean()),
     }
+
+
+# -- output files --------------------------------------------------------------------------------------
+
+Format = Literal["csv", "parquet", "jsonl"]
+Write = Callable[[dict[str, Array]], None]
+
+
+def is_device(out: str) -> bool:
+    """Test whether `out` is standard output, a device or a pipe, which is not replaced but written to.
+
+    Args:
+        out: A path, or "-".
+
+    Returns:
+        Whether it is.
+    """
+    path = Path(out).expanduser()
+    return out == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+@contextmanager
+def open_writer(out: str, form: Format) -> Iterator[Write]:
+    """Open a file, or standard output, to write a table in batches; a file appears under its name when it is complete.
+
+    Args:
+        out: The file; "-" is standard output.
+        form: Format of the table.
+
+    Yields:
+        A function that writes a batch of columns.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "found.csv")
+        >>> with open_writer(str(file), "csv") as write:
+        ...     write({"row": np.array([1, 2]), "kind": np.array(["cat", "dog, small"]), "ok": np.array([True, False])})
+        >>> print(file.read_text(encoding="utf-8"), end="")
+        row,kind,ok
+        1,"cat",true
+        2,"dog, small",false
+    """
+    path = Path(out).expanduser()
+    if out == "-":
+        if sys.stdout is None:
+            raise OSError("standard output is closed; give a file")
+        sys.stdout.flush()
+        target: Any = nullcontext(sys.stdout.buffer)
+    else:
+        target = path.open("wb") if is_device(out) else _replace_file(path.resolve())  # a symbolic link stays one
+    with target as sink, make_writer(sink, form) as write:
+        yield write
+
+
+@contextmanager
+def _replace_file(path: Path) -> Iterator[IO[bytes]]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as sink:
+            yield sink
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
+    """Open a writer of batches of columns to an open file, which flushes it.
+
+    Args:
+        sink: The file.
+        form: Format of the table.
+
+    Yields:
+        The function.
+    """
+    import pyarrow
+
+    parquet: Any = None
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+    has_header = False
+
+    def write(columns: dict[str, Array]) -> None:
+        nonlocal parquet, has_header
+        arrays = {name: _to_arrow(values) for name, values in columns.items()}
+        if form == "parquet":
+            parquet = parquet or _open_parquet(sink, arrays)
+            parquet.write_table(_cast(arrays, parquet.schema))
+            return
+        if form == "csv":
+            if not has_header:
+                line = io.StringIO(newline="")
+                csv.writer(line, lineterminator="\n").writerow(columns)
+                sink.write(line.getvalue().encode())
+            sink.write(_render_csv(pyarrow.table(arrays)))
+        else:
+            rows = pyarrow.table(arrays).to_pylist()
+            sink.write("".join(f"{encode(row)}\n" for row in rows).encode())
+        has_header = True
+        sink.flush()
+
+    try:
+        yield write
+    except BaseException:
+        if parquet is not None:
+            parquet.is_open = False  # without its footer the file is not valid
+        raise
+    if parquet is not None:
+        parquet.close()
+        sink.flush()
+
+
+def _render_csv(table: Any) -> Any:
+    """Return rows as CSV, quoted only if one of the texts needs quotes."""
+    import pyarrow
+    import pyarrow.csv
+
+    for style in ("none", "needed"):
+        text = pyarrow.BufferOutputStream()
+        options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
+        with suppress(pyarrow.ArrowInvalid):  # a text has a comma, a quote or a line break
+            pyarrow.csv.write_csv(table, text, options)
+            break
+    return text.getvalue()
+
+
+def _open_parquet(sink: IO[bytes], arrays: dict[str, Any]) -> Any:
+    """Open a writer with the types of the first batch."""
+    import pyarrow
+    import pyarrow.parquet
+
+    types = [pyarrow.string() if pyarrow.types.is_null(array.type) else array.type for array in arrays.values()]
+    return pyarrow.parquet.ParquetWriter(sink, pyarrow.schema(list(zip(arrays, types, strict=True))))
+
+
+def _cast(arrays: dict[str, Any], schema: Any) -> Any:
+    """Return a table with the types of the schema."""
+    import pyarrow
+
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        try:
+            arrays[name] = arrays[name].cast(kind)
+        except pyarrow.ArrowException:
+            raise ValueError(
+                f"column {name!r} is {kind} in the first rows and {arrays[name].type} later, which Parquet does not "
+                "support; write CSV, or do not copy the column"
+            ) from None
+    return pyarrow.table(arrays, schema=schema)
+
+
+def _to_arrow(values: Array) -> Any:
+    """Return a column; NaN and None are missing, and values of several types become texts."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values, from_pandas=True)
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([None if value is None or value != value else str(value) for value in values.tolist()])

@@ -68,13 +68,13 @@ class TabularModel(Model):
     rule: RejectRule
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> Predictor:  # type: ignore[override]
         """The estimator's predictor."""
         predictor: Predictor = self.estimator.predictor_
         return predictor
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the classes; empty for a regression."""
         return self.schema.target.classes
 
@@ -134,25 +134,23 @@ class TabularModel(Model):
 
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = LEVEL) -> PredictionTable:
         """Predict a batch from B replicates; intervals have this level."""
-        x, inputs = batch.x.numpy(), self.inputs(batch)
-        score, probs = self.ood(inputs), None
+        x, inputs, probs = batch.x.numpy(), self.inputs(batch), None
+        width: Any = 0.0
         if self.classes:
             values = class_values(self.schema.target)
             table = predict_classes(self.predictor, inputs, values, num_samples, seed=self.card.seed)
             columns, probs = table.columns, table.probs
-            abstain = self.rule(ood_score=score, confidence=columns["probability"])
         else:
             num_samples = min(num_samples, self.predictor.num_distinct or num_samples)
             forecast = self.estimator.forecast(x, level=level, num_samples=num_samples)
             names = ("low", "high", "std", "confidence_low", "confidence_high")
             columns = {"prediction": forecast.mean, **{name: getattr(forecast, name) for name in names}}
-            width: Any = 0.0
             if self.rule.width < math.inf:  # at the rule's own level
                 if level != LEVEL:
                     forecast = self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
                 width = forecast.high - forecast.low
-            abstain = self.rule(ood_score=score, width=width, std=columns["std"])
-        columns |= {"ood_score": score, "abstain": abstain}
+        columns["ood_score"] = self.ood(inputs)
+        columns["abstain"] = self.rule(columns, width)
         for name, column in columns.items():
             if column.dtype.kind == "f" and not np.isfinite(column).all():
                 row = batch.keys["row"][int((~np.isfinite(column)).argmax())]
@@ -247,20 +245,17 @@ class _DataIssues:
             f"{format_names(self.examples[name])}"
             for name, count in self.unknown.most_common(_MAX_NAMES)
         ]
-        if len(self.unknown) > _MAX_NAMES:
-            notes.append(
-                f"{len(self.unknown) - _MAX_NAMES:,} more columns have values that are not in the training data"
-            )
+        if (more := len(self.unknown) - _MAX_NAMES) > 0:
+            notes.append(f"{more:,} more columns have values that are not in the training data")
         columns: tuple[Any, ...] = (*self.schema.numbers, *self.schema.categories)
-        complete = {column.name for column in columns if not column.missing}
-        for names, where in (
-            ([name for name in self.missing if name in complete], "columns without gaps in training (mean is imputed)"),
-            ([name for name in self.missing if name not in complete], "columns with gaps in training"),
-        ):
-            if names:
-                counts = ", ".join(f"{name!r} ({self.missing[name]:,})" for name in names[:_MAX_NAMES])
-                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-                notes.append(f"missing values in {where}, of {self.rows:,} rows: {counts}{more}")
+        gaps = {column.name for column in columns if column.missing}
+        for expected, where in ((False, "without gaps in training (mean is imputed)"), (True, "with gaps in training")):
+            counts = [f"{name!r} ({count:,})" for name, count in self.missing.items() if (name in gaps) == expected]
+            if counts:
+                more = len(counts) - _MAX_NAMES
+                rest = f" and {more} more" if more > 0 else ""
+                shown = ", ".join(counts[:_MAX_NAMES]) + rest
+                notes.append(f"missing values in columns {where}, of {self.rows:,} rows: {shown}")
         return tuple(notes)
 
 

@@ -1,12 +1,10 @@
-"""Dispatch and console of the commands: errors and warnings, tables as text, JSON, output files.
+"""Dispatch and console of the commands: errors and warnings, tables as text, JSON.
 
 A command is a frozen dataclass of options with a `run()` method. Commands are imported by name, so that
 `neuboots predict` loads neither the other commands nor `neuboots_paper`.
 """
 
-import csv
 import difflib
-import io
 import json
 import math
 import os
@@ -14,25 +12,24 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TextIO
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from neuboots._validation import ArgumentError
 
 if TYPE_CHECKING:
+    from neuboots.app.model import Format
     from neuboots.report.tables import Table
 
 
 COMMANDS = {
-    "fit": ("neuboots.cli.fit:Fit", "Train a model on a table or a folder of images."),
-    "predict": ("neuboots.cli.predict:Predict", "Predict new rows or images, with uncertainty."),
+    "fit": ("neuboots.cli.models:Fit", "Train a model on a table or a folder of images."),
+    "predict": ("neuboots.cli.models:Predict", "Predict new rows or images, with uncertainty."),
     "evaluate": ("neuboots.cli.evaluate:Evaluate", "Evaluate a model on labeled data."),
     "suggest": ("neuboots.cli.suggest:Suggest", "Suggest rows of a pool to label next."),
     "list": ("neuboots.cli.list:List", "List methods or named datasets."),
@@ -261,20 +258,18 @@ def command_line(options: Any) -> str:
 
 # -- files ---------------------------------------------------------------------------------------------
 
-Format = Literal["csv", "parquet", "jsonl"]
-Columns = dict[str, "np.ndarray[Any, Any]"]
-Write = Callable[[Columns], None]
-
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
-def file_format(out: str, given: Format | None) -> Format:
+def file_format(out: str, given: "Format | None") -> "Format":
     """Return the given format, else that of the suffix; standard output and devices are CSV.
 
     Example:
         >>> file_format("found.ndjson", None), file_format("-", None), file_format("-", "jsonl")
         ('jsonl', 'csv', 'jsonl')
     """
+    from neuboots.app.model import is_device
+
     if given is not None or is_device(out):
         return given or "csv"
     if (suffix := Path(out).suffix.lower()) not in _SUFFIXES:
@@ -284,6 +279,8 @@ def file_format(out: str, given: Format | None) -> Format:
 
 def check_output_path(out: str, *inputs: str | Path) -> None:
     """Raise UsageError if a file cannot be written, or is one of the inputs."""
+    from neuboots.app.model import is_device
+
     path = Path(out).expanduser()
     if out != "-" and path.is_dir():
         raise UsageError(f"--out is {out}, which is a folder; expected a file, such as {path}/predictions.csv")
@@ -298,137 +295,7 @@ def check_output_path(out: str, *inputs: str | Path) -> None:
         raise UsageError(f"--out is {out}, which is not writable")
 
 
-def is_device(out: str) -> bool:
-    """Whether `out` is standard output, a device or a pipe, which is not replaced but written to."""
-    path = Path(out).expanduser()
-    return out == "-" or (path.exists() and not path.is_file() and not path.is_dir())
-
-
 def _is_same_file(path: Path, name: str) -> bool:
     with suppress(OSError, ValueError):
         return os.path.samestat(path.stat(), os.fstat(0) if name == "-" else os.stat(os.path.expanduser(name)))
     return False
-
-
-@contextmanager
-def open_writer(out: str, form: Format) -> Iterator[Write]:
-    """Yield a function that writes a batch of columns; a file appears under its name when all is written.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> with open_writer(f"{folder}/found.csv", "csv") as write:
-        ...     write({"row": np.array([1, 2]), "kind": np.array(["cat", "dog, small"]), "ok": np.array([True, False])})
-        >>> print(Path(folder, "found.csv").read_text(encoding="utf-8"), end="")
-        row,kind,ok
-        1,"cat",true
-        2,"dog, small",false
-    """
-    if out == "-":
-        if sys.stdout is None:
-            raise UsageError("standard output is closed; give a file as --out")
-        sys.stdout.flush()
-        with make_writer(sys.stdout.buffer, form) as write:
-            yield write
-        sys.stdout.buffer.flush()
-        return
-    path = Path(out).expanduser()
-    if is_device(out):
-        with path.open("wb") as sink, make_writer(sink, form) as write:
-            yield write
-        return
-    path = path.resolve()  # a symbolic link stays one
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as sink, make_writer(sink, form) as write:
-            yield write
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o777)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
-    """Yield a function that writes a batch of columns to an open file and flushes."""
-    import pyarrow
-
-    parquet: Any = None
-    has_header = False
-
-    def write(columns: Columns) -> None:
-        nonlocal parquet, has_header
-        arrays = {name: _to_arrow(values) for name, values in columns.items()}
-        if form == "parquet":
-            parquet = parquet or _open_parquet(sink, arrays)
-            parquet.write_table(pyarrow.table(_cast(arrays, parquet.schema), schema=parquet.schema))
-            return
-        if form == "csv":
-            if not has_header:
-                line = io.StringIO(newline="")
-                csv.writer(line, lineterminator="\n").writerow(columns)
-                sink.write(line.getvalue().encode())
-            sink.write(_render_csv(pyarrow.table(arrays)))
-        else:
-            dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
-            rows = zip(*(array.to_pylist() for array in arrays.values()), strict=True)
-            sink.write("".join(f"{dump(dict(zip(columns, row, strict=True)))}\n" for row in rows).encode())
-        has_header = True
-        sink.flush()
-
-    try:
-        yield write
-    except BaseException:
-        if parquet is not None:
-            parquet.is_open = False  # without its footer the file is not valid
-        raise
-    if parquet is not None:
-        parquet.close()
-
-
-def _render_csv(table: Any) -> Any:
-    """Return rows as CSV, quoted only if one of the texts needs quotes."""
-    import pyarrow
-    import pyarrow.csv
-
-    for style in ("none", "needed"):
-        text = pyarrow.BufferOutputStream()
-        options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
-        with suppress(pyarrow.ArrowInvalid):  # a text has a comma, a quote or a line break
-            pyarrow.csv.write_csv(table, text, options)
-            break
-    return text.getvalue()
-
-
-def _open_parquet(sink: IO[bytes], arrays: dict[str, Any]) -> Any:
-    """Open a writer with the types of the first batch."""
-    import pyarrow
-    import pyarrow.parquet
-
-    types = [pyarrow.string() if pyarrow.types.is_null(array.type) else array.type for array in arrays.values()]
-    return pyarrow.parquet.ParquetWriter(sink, pyarrow.schema(list(zip(arrays, types, strict=True))))
-
-
-def _cast(arrays: dict[str, Any], schema: Any) -> dict[str, Any]:
-    import pyarrow
-
-    for field in schema:
-        try:
-            arrays[field.name] = arrays[field.name].cast(field.type)
-        except pyarrow.ArrowException:
-            raise UsageError(
-                f"column {field.name!r} is {field.type} in the first rows and {arrays[field.name].type} later, which "
-                "Parquet does not support; write CSV, or do not --keep it"
-            ) from None
-    return arrays
-
-
-def _to_arrow(values: "np.ndarray[Any, Any]") -> Any:
-    """Return a column; NaN and None are missing, and values of several types become texts."""
-    import pyarrow
-
-    try:
-        return pyarrow.array(values, from_pandas=True)
-    except (pyarrow.ArrowException, OverflowError):
-        return pyarrow.array([None if value is None or value != value else str(value) for value in values.tolist()])

@@ -5,7 +5,7 @@ Rows are read in batches. Metrics of classes are of all rows; other metrics are 
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from neuboots.cli._console import (
     print_json,
     user_errors,
 )
+from neuboots.evaluation.active_learning import RowSelector
 from neuboots.training import progress_bar
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Evaluate:
                 }
             )
 
-    def _write(self, model: "Model", report: "EvaluationReport", counts: "_RowCounts", title: str, path: Path) -> None:
+    def _write(self, model: "Model", report: "EvaluationReport", counts: "_Rows", title: str, path: Path) -> None:
         from neuboots.report.html import render_html
 
         sections = report.sections()
@@ -151,22 +152,55 @@ class Evaluate:
 
 
 @dataclass
-class _RowCounts:
-    """Rows that were read, rows without a label, and notes on the source."""
+class _Rows:
+    """Labeled rows of a source, how to predict them, and what was read so far."""
 
+    model: Any
+    source: str | Path
+    num_samples: int
+    level: float
+    step: Callable[[str], None]
     rows: int = 0
     unlabeled: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def add_notes(self, notes: Any) -> None:
+    @property
+    def reference(self) -> "Reference":
+        from neuboots.report.evaluation import Reference
+
+        card = self.model.card
+        sizes = card.rows.get("test", 0), card.rows.get("held out", 0)
+        return Reference(card.metrics, *sizes, card.target, self.unlabeled)
+
+    def add_notes(self, notes: Iterable[str]) -> None:
         """Add notes, each once; a source may repeat itself from batch to batch."""
         self.notes += [note for note in dict.fromkeys(notes) if note not in self.notes]
         del self.notes[_MAX_NOTES:]
 
+    def read(self) -> Iterator[Any]:
+        for batch in self.model.read(self.source, with_labels=True):
+            self.add_notes(batch.notes)
+            self.rows += len(batch)
+            yield batch
+            self.step(f"evaluated {self.rows:,} rows")
+
+    def predict(self) -> Iterator[tuple["RowBatch", Tensor, "PredictionTable", Tensor]]:
+        """Yield batches, which of their rows have a label (not −1 or NaN), and predictions and labels of those."""
+        for batch in self.read():
+            flat = batch.y.reshape(len(batch.y), -1)
+            known = ~flat.isnan().any(1) if batch.y.is_floating_point() else (flat >= 0).all(1)
+            self.unlabeled += int((~known).sum())
+            if bool(known.any()):
+                predictions = self.model.predict(batch, num_samples=self.num_samples, level=self.level)
+                yield batch, known, predictions.select(known), batch.y[known]
+        if self.rows == self.unlabeled:
+            target = self.model.card.target
+            raise UsageError(f"{self.source} has no known label of {target!r} in {self.rows:,} rows")
+
 
 def evaluate_model(
     model: "Model", source: str | Path, *, num_samples: int = 100, level: float = 0.95, progress: bool = True
-) -> tuple["EvaluationReport", _RowCounts]:
+) -> tuple["EvaluationReport", _Rows]:
     """Evaluate a model on the labeled rows of a file or folder.
 
     Args:
@@ -177,80 +211,44 @@ def evaluate_model(
         progress: Whether to show a progress bar.
 
     Returns:
-        The report, and the counts of rows.
+        The report, and the rows with their counts.
     """
-    from neuboots.report.evaluation import Reference
-
-    card, counts = model.card, _RowCounts()
-    reference = Reference(card.metrics, card.rows.get("test", 0), card.rows.get("held out", 0), card.target)
+    evaluate = {
+        "classification": _evaluate_classes,
+        "regression": _evaluate_regression,
+        "segmentation": _evaluate_masks,
+    }[model.card.task]
     with progress_bar("evaluating", None, enabled=progress) as step:
-        if card.task == "segmentation":
-            return _evaluate_masks(model, source, counts, reference, num_samples, step), counts
-        batches = _iterate_labeled(model, source, counts, num_samples, level, step)
-        if card.task == "classification":
-            return _evaluate_classes(model, batches, counts, reference), counts
-        return _evaluate_regression(model, batches, counts, reference, num_samples, level), counts
+        rows = _Rows(model, source, num_samples, level, step)
+        return evaluate(rows), rows
 
 
-Labeled = tuple[
-    "RowBatch", Tensor, "PredictionTable", Tensor
-]  # batch, which rows have a label, their predictions, labels
-
-
-def _iterate_labeled(
-    model: "Model", source: str | Path, counts: _RowCounts, num_samples: int, level: float, step: Any
-) -> Iterator[Labeled]:
-    """Read and predict batches; rows without a label (−1 or NaN) are counted and removed."""
-    for batch in model.read(source, with_labels=True):
-        counts.add_notes(batch.notes)
-        assert batch.y is not None, "labels were requested"
-        flat = batch.y.reshape(len(batch.y), -1)
-        known = ~flat.isnan().any(1) if batch.y.is_floating_point() else (flat >= 0).all(1)
-        counts.rows += len(batch)
-        counts.unlabeled += int((~known).sum())
-        if bool(known.any()):
-            predictions = model.predict(batch, num_samples=num_samples, level=level)
-            yield batch, known, predictions.select(known), batch.y[known]
-        step(f"evaluated {counts.rows:,} rows")
-    if counts.rows == counts.unlabeled:
-        raise UsageError(f"{source} has no known label of {model.card.target!r} in {counts.rows:,} rows")
-
-
-def _evaluate_classes(
-    model: "Model", batches: Iterator[Labeled], counts: _RowCounts, reference: "Reference"
-) -> "EvaluationReport":
+def _evaluate_classes(rows: _Rows) -> "EvaluationReport":
     from neuboots.metrics import ClassificationMetrics
     from neuboots.report.classification import SCORES, build_classification_report
 
     state: Any = 0
-    sample = ReservoirSample()
-    for _, _, predictions, labels in batches:
+    sample, classes = RowSelector(MAX_SAMPLED_ROWS), rows.model.classes
+    for _, _, predictions, labels in rows.predict():
         y, probs = labels.long().flatten(), predictions.probs
         assert probs is not None, "a classifier predicts probabilities"
         state = state + ClassificationMetrics.from_batch(probs, y)
         confidence, predicted = probs.max(1)
         columns = {name: torch.from_numpy(predictions.columns[name]).float() for name in SCORES}
-        if len(model.classes) == 2:
+        columns |= {"confidence": confidence.float(), "wrong": predicted != y}
+        if len(classes) == 2:
             columns |= {"second": probs[:, 1].float(), "truth": y}
-        abstain = torch.from_numpy(predictions.columns["abstain"])
-        sample.add(confidence=confidence.float(), wrong=predicted != y, abstain=abstain, **columns)
-    return build_classification_report(state, sample.columns, model.classes, reference, num_unlabeled=counts.unlabeled)
+        add_rows(sample, {**columns, "abstain": torch.from_numpy(predictions.columns["abstain"])})
+    return build_classification_report(state, sampled_columns(sample), classes, rows.reference)
 
 
-def _evaluate_regression(
-    model: "Model",
-    batches: Iterator[Labeled],
-    counts: _RowCounts,
-    reference: "Reference",
-    num_samples: int,
-    level: float,
-) -> "EvaluationReport":
+def _evaluate_regression(rows: _Rows) -> "EvaluationReport":
     from neuboots.metrics import IntervalMetrics
     from neuboots.report.regression import build_regression_report
 
     by_level: dict[float, Any] = {}
-    sample, predicted = ReservoirSample(), 0
-    for batch, known, predictions, labels in batches:
+    sample, predicted, level = RowSelector(MAX_SAMPLED_ROWS), 0, rows.level
+    for batch, known, predictions, labels in rows.predict():
         y = labels.double().flatten()
         columns = {name: torch.from_numpy(values) for name, values in predictions.columns.items()}
         if predicted < MAX_LEVEL_ROWS:
@@ -260,66 +258,50 @@ def _evaluate_regression(
                 if other != level:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", UserWarning)
-                        table = model.predict(batch, num_samples=num_samples, level=other).select(known)
+                        table = rows.model.predict(batch, num_samples=rows.num_samples, level=other).select(known)
                 low, high = (torch.from_numpy(table.columns[name]).double() for name in ("low", "high"))
                 by_level[other] = by_level.get(other, 0) + IntervalMetrics.from_batch(low, high, y, level=other)
-        names = {"mean": "prediction", "std": "std", "low": "low", "high": "high", "ood_score": "ood_score"}
-        numbers = {name: columns[column].double() for name, column in names.items()}
-        sample.add(y=y, abstain=columns["abstain"], **numbers)
-    count = counts.rows - counts.unlabeled
-    return build_regression_report(sample.columns, by_level, level, count, reference, num_unlabeled=counts.unlabeled)
+        numbers = {name: columns[name].double() for name in ("prediction", "std", "low", "high", "ood_score")}
+        add_rows(sample, {"y": y, "abstain": columns["abstain"], **numbers})
+    count = rows.rows - rows.unlabeled
+    return build_regression_report(sampled_columns(sample), by_level, level, count, rows.reference)
 
 
-def _evaluate_masks(
-    model: Any, source: str | Path, counts: _RowCounts, reference: "Reference", num_samples: int, step: Any
-) -> "EvaluationReport":
+def _evaluate_masks(rows: _Rows) -> "EvaluationReport":
     from neuboots.app.masks import evaluate_masks
     from neuboots.report.segmentation import build_segmentation_report
 
-    def batches() -> Iterator["RowBatch"]:
-        for batch in model.read(source, with_labels=True):
-            counts.add_notes(batch.notes)
-            counts.rows += len(batch)
-            yield batch
-            step(f"evaluated {counts.rows:,} images")
-
-    found = evaluate_masks(model, batches(), num_samples)
-    if found.pixels.count == 0:
-        raise UsageError(f"{source} has no labeled pixels")
-    return build_segmentation_report(found.pixels, found.num_rejected, found.num_ood, model.classes, reference)
+    pixels, columns = evaluate_masks(rows.model, rows.read(), rows.num_samples)
+    if pixels.count == 0:
+        raise UsageError(f"{rows.source} has no labeled pixels")
+    return build_segmentation_report(pixels, columns, rows.model.classes, rows.reference)
 
 
-class ReservoirSample:
-    """Uniform sample of the rows of a stream, independent of the sizes of its batches.
-
-    The rows with the smallest uniform numbers, which are a function of the number of the row, are kept.
+def add_rows(sample: RowSelector, columns: Mapping[str, Tensor]) -> None:
+    """Add rows to a uniform sample: rows of equal scores are kept at random, independently of the batches.
 
     Args:
-        max_rows: Maximum number of rows.
+        sample: The sample.
+        columns: Columns (N,) of N more rows.
 
     Example:
-        >>> sample = ReservoirSample(3)
+        >>> sample = RowSelector(3)
         >>> for start in (0, 5):
-        ...     sample.add(number=torch.arange(start, start + 5))
-        >>> len(sample.columns["number"])
+        ...     add_rows(sample, {"number": torch.arange(start, start + 5)})
+        >>> len(sampled_columns(sample)["number"])
         3
     """
+    arrays = {name: column.numpy() for name, column in columns.items()}
+    sample.add(torch.zeros(len(next(iter(arrays.values())))), columns=arrays)
 
-    def __init__(self, max_rows: int | None = None) -> None:
-        from neuboots.evaluation.active_learning import RowSelector
 
-        self._selector = RowSelector(max_rows or MAX_SAMPLED_ROWS)
+def sampled_columns(sample: RowSelector) -> dict[str, Tensor]:
+    """Return the sampled rows in random order, so that the first n are a uniform sample as well.
 
-    def add(self, **columns: Tensor) -> None:
-        """Add columns (N,) of N more rows."""
-        from neuboots.evaluation.active_learning import row_uniforms
+    Args:
+        sample: The sample.
 
-        start = self._selector.num_rows
-        rows = torch.arange(start, start + len(next(iter(columns.values()))))
-        arrays = {name: column.numpy() for name, column in columns.items()}
-        self._selector.add(-row_uniforms(rows, 0, "sample"), columns=arrays)
-
-    @property
-    def columns(self) -> dict[str, Tensor]:
-        """The sampled rows in random order, so that the first n are a uniform sample as well."""
-        return {name: torch.from_numpy(column) for name, column in self._selector.select()[2].items()}
+    Returns:
+        Columns by name.
+    """
+    return {name: torch.from_numpy(column) for name, column in sample.select()[2].items()}

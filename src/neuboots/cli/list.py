@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from neuboots.cli._console import echo, echo_table, print_json, user_errors
-
-if TYPE_CHECKING:
-    from neuboots.report.tables import Table
 
 _UNPACKED = {"voc2012": "VOCdevkit/VOC2012", "hippocampus3d": "Task04_Hippocampus"}  # folder names of the archives
 _STATUS: dict[tuple[str, bool | None], str] = {
@@ -40,6 +37,8 @@ class List:
 
     def run(self) -> None:
         """Print the list."""
+        from neuboots.report.tables import make_table
+
         if self.what == "methods":
             from neuboots.methods import METHODS
 
@@ -48,8 +47,9 @@ class List:
             if self.json:
                 print_json({"methods": methods})
                 return
-            table = _to_table("Methods. L: passes of one net; K: members or replicates.", methods, "reference")
-            echo_table(table, max_rows=len(methods))
+            rows = [{key: method[key] for key in keys[:-1]} for method in methods]
+            title = "Methods. L: passes of one net; K: members or replicates."
+            echo_table(make_table(title, rows), max_rows=len(rows))
             return
         from neuboots.data._common import resolve_data_root
 
@@ -66,17 +66,7 @@ class List:
                 for d in datasets
                 if d["task"] == task
             ]
-            echo_table(_to_table(task.capitalize(), rows), max_rows=len(rows))
-
-
-def _to_table(title: str, rows: list[dict[str, Any]], *omitted: str) -> "Table":
-    from neuboots.report.evaluation import make_table
-
-    texts = [
-        {key: ", ".join(value) if isinstance(value, tuple | list) else str(value) for key, value in row.items()}
-        for row in rows
-    ]
-    return make_table(title, [{key: text[key] for key in text if key not in omitted} for text in texts])
+            echo_table(make_table(task.capitalize(), rows), max_rows=len(rows))
 
 
 def find_datasets(root: Path | None) -> list[dict[str, Any]]:

@@ -11,14 +11,14 @@ is the default there, as it shows where the regression function is least known.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from neuboots._validation import check_choice, check_int
-from neuboots.app.model import load_model, unique_name
+from neuboots.app.model import load_model, open_writer, unique_name
 from neuboots.cli._console import (
     ModelFolder,
     UsageError,
@@ -28,12 +28,11 @@ from neuboots.cli._console import (
     echo,
     echo_table,
     file_format,
-    open_writer,
     print_json,
     silence_stream,
     user_errors,
 )
-from neuboots.cli.predict import read_batches
+from neuboots.cli.models import read_batches
 from neuboots.training import progress_bar
 
 if TYPE_CHECKING:
@@ -45,75 +44,70 @@ MAX_DIVERSE_ROWS = 5_000
 _SHOWN = 20
 
 
-@dataclass(frozen=True)
-class _Strategy:
-    """How useful the label of a row is: tasks, its score (larger is better) and the reason in words."""
+class _Strategy(NamedTuple):
+    """How useful the label of a row is: tasks, the column of the score (larger is better) and the reason in words."""
 
     meaning: str
     tasks: tuple[str, ...]
-    score: "Callable[[PredictionTable], Array]"
-    reason: Callable[[Mapping[str, Any]], str]
+    score: str
+    reason: str
 
 
-def _margin(predictions: "PredictionTable") -> "Array":
-    """1 − (p₁ − p₂); the mean over the pixels of an image."""
-    assert predictions.probs is not None, "classes have probabilities"
-    top = predictions.probs.topk(min(2, predictions.probs.shape[1]), 1).values.double()
-    margin = 1 - (top[:, 0] - (top[:, 1] if top.shape[1] > 1 else 0))
-    return np.asarray(margin.flatten(1).mean(1) if margin.ndim > 1 else margin)
+_CLASSES = ("classification", "segmentation")
+_ALL = (*_CLASSES, "regression")
+STRATEGIES = {
+    "margin": _Strategy("small margin between the two most probable classes", _CLASSES, "margin", "{top}"),
+    "entropy": _Strategy(
+        "high entropy of the class probabilities", _CLASSES, "entropy", "entropy {score:.2f} nats; {top}"
+    ),
+    "mutual-information": _Strategy(
+        "replicates disagree about the class",
+        _CLASSES,
+        "mutual_information",
+        "mutual information {score:.3f} nats; {top}",
+    ),
+    "std": _Strategy(
+        "the probability of its class varies over replicates",
+        ("classification",),
+        "std",
+        "{prediction} {probability:.0%} ± {std:.0%}",
+    ),
+    "band": _Strategy(
+        "wide confidence band of the regression function",
+        ("regression",),
+        "band",
+        "mean between {confidence_low:.4g} and {confidence_high:.4g}",
+    ),
+    "ood": _Strategy("out of distribution", _ALL, "ood_score", "OOD score {score:.2g}"),
+    "random": _Strategy("random sample", _ALL, "random", "random"),
+}
+DEFAULTS = {"classification": "margin", "segmentation": "margin", "regression": "band"}
 
 
-def _column(*names: str) -> "Callable[[PredictionTable], Array]":
-    """Score by the first of these columns that is present."""
-    return lambda table: next(table.columns[name] for name in names if name in table.columns).astype(np.float64)
+def _score_columns(table: "PredictionTable", classes: tuple[str, ...]) -> "dict[str, Array]":
+    """Columns of the predictions (of masks the means over pixels), further scores and the second most probable class.
+
+    The margin is 1 − (p₁ − p₂), of masks its mean over pixels.
+    """
+    columns = {name.removeprefix("mean_"): values for name, values in table.columns.items()}
+    columns["random"] = np.zeros(len(table))
+    if table.probs is None:
+        return {**columns, "band": columns["confidence_high"] - columns["confidence_low"]}
+    top, order = table.probs.double().topk(min(2, len(classes)), 1)
+    margin = 1 - (top[:, 0] - (top[:, 1] if len(classes) > 1 else 0))
+    columns["margin"] = np.asarray(margin.flatten(1).mean(1) if margin.ndim > 1 else margin)
+    if margin.ndim == 1 and len(classes) > 1:
+        names = np.array(classes, dtype=object)
+        columns |= {"second": names[order[:, 1].numpy()], "second_probability": np.asarray(top[:, 1])}
+    return columns
 
 
 def _top_classes(row: Mapping[str, Any]) -> str:
     if "uncertain_fraction" in row:
         return f"{row['uncertain_fraction']:.0%} of its pixels are uncertain"
-    if "second" not in row:  # a model with one class
+    if "second" not in row:  # a model of numbers, or with one class
         return str(row["prediction"])
     return f"{row['prediction']} {row['probability']:.0%} or {row['second']} {row['second_probability']:.0%}"
-
-
-_CLASSES = ("classification", "segmentation")
-STRATEGIES: dict[str, _Strategy] = {
-    "margin": _Strategy("small margin between the two most probable classes", _CLASSES, _margin, _top_classes),
-    "entropy": _Strategy(
-        "high entropy of the class probabilities",
-        _CLASSES,
-        _column("entropy", "mean_entropy"),
-        lambda row: f"entropy {row['score']:.2f} nats; {_top_classes(row)}",
-    ),
-    "mutual-information": _Strategy(
-        "replicates disagree about the class",
-        _CLASSES,
-        _column("mutual_information", "mean_mutual_information"),
-        lambda row: f"mutual information {row['score']:.3f} nats; {_top_classes(row)}",
-    ),
-    "std": _Strategy(
-        "the probability of its class varies over replicates",
-        ("classification",),
-        _column("std"),
-        lambda row: f"{row['prediction']} {row['probability']:.0%} ± {row['std']:.0%}",
-    ),
-    "band": _Strategy(
-        "wide confidence band of the regression function",
-        ("regression",),
-        lambda table: table.columns["confidence_high"] - table.columns["confidence_low"],
-        lambda row: f"mean between {row['confidence_low']:.4g} and {row['confidence_high']:.4g}",
-    ),
-    "ood": _Strategy(
-        "out of distribution",
-        (*_CLASSES, "regression"),
-        _column("ood_score"),
-        lambda row: f"OOD score {row['score']:.2g}",
-    ),
-    "random": _Strategy(
-        "random sample", (*_CLASSES, "regression"), lambda table: np.zeros(len(table)), lambda row: "random"
-    ),
-}
-DEFAULTS = {"classification": "margin", "segmentation": "margin", "regression": "band"}
 
 
 @dataclass(frozen=True)
@@ -164,9 +158,8 @@ class Suggest:
             if self.out is not None:
                 self._write(columns, self.out)
         count = len(columns["rank"])
-        rows = [
-            dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)
-        ]
+        cells = zip(*(column.tolist() for column in columns.values()), strict=True)
+        rows = [dict(zip(columns, row, strict=True)) for row in cells]
         if self.json:
             options = {"model": self.model, "pool": self.pool, "strategy": name, "diverse": self.diverse}
             counts = {"read": total, "chosen": count, "out": self.out, "notes": notes}
@@ -177,12 +170,14 @@ class Suggest:
             where = "standard output" if self.out == "-" else self.out
             echo(f"Wrote {summary} to {where}.", to_stderr=to_stderr)
             return
-        from neuboots.report.tables import Cell, Table
+        from neuboots.report.tables import make_table
 
-        cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
         note = "--out FILE writes all of them." if count > _SHOWN else ""
-        table = Table(f"{summary}.", tuple(columns), tuple(tuple(map(Cell, row)) for row in cells), note=note)
-        echo_table(table, max_rows=_SHOWN)
+        shown = [
+            {column: f"{value:.4g}" if isinstance(value, float) else str(value) for column, value in row.items()}
+            for row in rows
+        ]
+        echo_table(make_table(f"{summary}.", shown, note=note), max_rows=_SHOWN)
 
     def _select(self, model: "Model", name: str, notes: list[str]) -> "tuple[dict[str, Array], int]":
         """Return the selected rows (rank, keys, score, prediction and why), and the size of the pool."""
@@ -195,13 +190,12 @@ class Suggest:
         selector = RowSelector(self.k, seed=self.seed, diverse=diverse)
         with progress_bar("scoring", None, enabled=not self.json and self.out != "-") as step:
             for batch in read_batches(model, self.pool, self.keep):
-                predictions = model.predict(batch, num_samples=self.num_samples)
-                columns = {**predictions.columns, **_second_class(predictions, model.classes)}
+                columns = _score_columns(model.predict(batch, num_samples=self.num_samples), model.classes)
                 for key in batch.keys:
                     keys.setdefault(key, unique_name(key, {*keys.values(), *columns, "rank", "score", "why"}))
-                columns |= {keys[key]: values for key, values in batch.keys.items()}
                 features = distance_features(model.inputs(batch)) if diverse else None
-                selector.add(strategy.score(predictions), features, columns)
+                copied = {keys[key]: values for key, values in batch.keys.items()}
+                selector.add(columns[strategy.score].astype(np.float64), features, columns | copied)
                 notes += [note for note in dict.fromkeys(batch.notes) if note not in notes]
                 step(f"scored {selector.num_rows:,} rows")
         if self.k > selector.num_rows:
@@ -211,8 +205,9 @@ class Suggest:
         reasons = []
         for i in range(len(scores)):
             row = {column: values[i] for column, values in columns.items()}
-            ood = strategy is not STRATEGIES["ood"] and row["ood_score"] > 1
-            reasons.append(strategy.reason(row) + ("; out of distribution" if ood else ""))
+            ood = name != "ood" and row["ood_score"] > 1
+            reason = strategy.reason.format_map({**row, "top": _top_classes(row)})
+            reasons.append(reason + ("; out of distribution" if ood else ""))
         shown = [column for column in (*keys.values(), "score", "prediction") if column in columns]
         ranks = {"rank": np.arange(1, len(scores) + 1)}
         selected = {**ranks, **{c: columns[c] for c in shown}, "why": np.array(reasons, dtype=object)}
@@ -240,12 +235,3 @@ class Suggest:
                 raise UsageError("--json needs a file as --out, since standard output has the rows")
             file_format(self.out, None)
             check_output_path(self.out, self.pool)
-
-
-def _second_class(predictions: "PredictionTable", classes: tuple[str, ...]) -> dict[str, Any]:
-    """The second most probable class of each row and its probability; nothing for masks."""
-    if predictions.probs is None or predictions.probs.ndim != 2 or len(classes) < 2:
-        return {}
-    values, order = predictions.probs.topk(2, 1)
-    names = np.array(classes, dtype=object)
-    return {"second": names[order[:, 1].cpu().numpy()], "second_probability": np.asarray(values[:, 1].double().cpu())}

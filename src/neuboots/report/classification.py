@@ -2,37 +2,32 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuboots.metrics import ClassificationMetrics, RiskCoverageCurve, auroc
+from neuboots.metrics import ClassificationMetrics, auroc
 from neuboots.report.checks import Check, decide, wilson_interval
 from neuboots.report.evaluation import (
     MARGIN,
-    OOD_LABEL,
-    Draw,
     EvaluationReport,
     Reference,
-    Topic,
     Z,
     check_better_than_baseline,
     data_topic,
+    decisions_table,
     format_count,
-    format_percent,
-    make_table,
+    make_plot,
     metrics_table,
-    plot_clipped_histograms,
-    thin_curve,
 )
+from neuboots.report.section import Section
+from neuboots.report.tables import format_percent, make_table
 
 SCORES = ("entropy", "mutual_information", "std", "ood_score")  # larger for less trustworthy predictions
 _MAX_CONFUSIONS = 20
 _MAX_JSON_CLASSES = 100  # whose confusion matrix is part of the JSON output
 _MAX_PLOTTED_CLASSES = 25
-_MAX_HISTOGRAM_ROWS = 5_000
 _LABELS = {
     "error": "error",
     "nll": "log loss, nats",
@@ -47,12 +42,7 @@ _LABELS = {
 
 
 def build_classification_report(
-    state: ClassificationMetrics,
-    sample: Mapping[str, Tensor],
-    names: tuple[str, ...],
-    reference: Reference,
-    *,
-    num_unlabeled: int = 0,
+    state: ClassificationMetrics, sample: Mapping[str, Tensor], names: tuple[str, ...], reference: Reference
 ) -> EvaluationReport:
     """Build the report of class predictions.
 
@@ -62,7 +52,6 @@ def build_classification_report(
             classes the probability of the second (`second`) and the label (`truth`).
         names: Names of the classes.
         reference: Results at training time.
-        num_unlabeled: Rows that were excluded.
 
     Returns:
         The report.
@@ -73,7 +62,6 @@ def build_classification_report(
     accepted, rejected = wrong[~abstain], wrong[abstain]
     error = float(state.error)
     interval = wilson_interval(error, count)
-    num_ood = int((sample["ood_score"] > 1).sum())
     fractions = labels.double() / labels.sum()
     majority = float(fractions.max())
     baseline = {
@@ -95,7 +83,7 @@ def build_classification_report(
         "accepted": len(accepted) / len(wrong),
         "error_accepted": _mean(accepted),
         "error_rejected": _mean(rejected),
-        "ood_fraction": num_ood / len(wrong),
+        "ood_fraction": _mean(sample["ood_score"] > 1),
         **{f"error_auroc_{name}": value for name, value in error_auroc.items()},
     }
     bins, classes, confusions = _bin_rows(state), _class_rows(state, names), _confusion_rows(state, names)
@@ -105,57 +93,61 @@ def build_classification_report(
         "confusion": state.confusion_matrix.tolist() if len(names) <= _MAX_JSON_CLASSES else None,
         "reliability": bins,
     }
-    decisions = [
-        {"rows": name, "number": len(rows), "fraction": len(rows) / len(wrong), "error": _mean(rows)}
-        for name, rows in (("accepted", accepted), ("abstained", rejected))
-    ]
     evidence = f"{format_percent(error)} wrong against {format_percent(1 - majority)} of the majority class"
     size, num_wrong = min(9.0, 2.2 + 0.55 * len(names)), int(wrong.sum())
+    figsize = (max(4.6, size), max(4.0, size))
+    plots = {"confusion": make_plot("plot_confusion", names, state.confusion_matrix, figsize=figsize)}
+    risk = {"most confident first": state.risk_coverage_curve}
+    entropy, ood_score = (
+        {"right": sample[name][~wrong], "wrong": sample[name][wrong]} for name in ("entropy", "ood_score")
+    )
     title = f"{format_count(count, 'row')}, {len(names)} classes."
     auroc_title = "AUROC of each score for wrong predictions; 0.5 is chance, 1 is perfect."
     topics = [
-        Topic(
+        Section(
             "predictions",
             "How often is the predicted class right?",
-            [metrics_table(title, _LABELS, metrics, baseline, reference.metrics, {"error": interval})],
-            [
-                _check_error(error, count, reference.metrics.get("error"), reference.num_test),
+            tables=(metrics_table(title, _LABELS, metrics, baseline, reference.metrics, {"error": interval}),),
+            checks=(
+                *_check_error(error, count, reference.metrics.get("error"), reference.num_test),
                 check_better_than_baseline("error", *interval, evidence, 1 - majority),
-            ],
-            ["confusion"],
-            (max(4.6, size), max(4.0, size)),
+            ),
+            plots=plots if len(names) <= _MAX_PLOTTED_CLASSES else {},
         ),
-        Topic(
+        Section(
             "calibration",
             "Are predictions with a confidence of 80 % right in 80 % of the rows?",
-            [make_table("Rows by confidence.", bins)],
-            [_check_calibration(metrics["mean_confidence"], metrics["accuracy"], count)],
-            ["reliability"],
+            tables=(make_table("Rows by confidence.", bins),),
+            checks=(_check_calibration(metrics["mean_confidence"], metrics["accuracy"], count),),
+            plots={"reliability": make_plot("plot_reliability", {"the model": state.reliability_curve})},
         ),
-        Topic(
+        Section(
             "selective prediction",
             "The model abstains on low-confidence and out-of-distribution rows. Does it abstain where it is wrong?",
-            [
-                make_table("Rows by the decision of the model.", decisions),
+            tables=(
+                decisions_table(abstain, "error", {False: _mean(accepted), True: _mean(rejected)}),
                 make_table(auroc_title, [{"score": name, "AUROC": value} for name, value in error_auroc.items()]),
-            ],
-            [
+            ),
+            checks=(
                 _check_selective_risk(_mean(accepted), len(accepted), _mean(rejected), len(rejected)),
                 _check_error_detection(error_auroc["entropy"], num_wrong, len(wrong) - num_wrong),
-            ],
-            ["risk-coverage", "entropy"],
+            ),
+            plots={
+                "risk-coverage": make_plot("plot_risk_coverage", risk, mark=(metrics["accepted"], _mean(accepted))),
+                "entropy": make_plot("plot_clipped_histograms", entropy, "entropy / nats"),
+            },
         ),
-        Topic(
+        Section(
             "classes",
             "Which classes are difficult, and with which are they confused?",
-            [
+            tables=(
                 make_table("Classes, the lowest F1 first.", sorted(classes, key=lambda row: row["f1"])),
                 make_table("Most frequent confusions.", confusions, num_keys=2),
-            ],
+            ),
         ),
-        data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(wrong), reference.num_held_out),
+        data_topic(ood_score, count, reference),
     ]
-    return EvaluationReport(count, metrics, baseline, details, topics, partial(_plots, state, sample, names, metrics))
+    return EvaluationReport(count, metrics, baseline, details, topics)
 
 
 def _mean(values: Tensor) -> float | None:
@@ -192,51 +184,21 @@ def _confusion_rows(state: ClassificationMetrics, names: tuple[str, ...]) -> lis
     ]
 
 
-def _plots(
-    state: ClassificationMetrics, sample: Mapping[str, Tensor], names: tuple[str, ...], metrics: Mapping[str, Any]
-) -> dict[str, Draw]:
-    from neuboots.report import plots
-
-    def risk_coverage(ax: Any) -> None:
-        curve = state.risk_coverage_curve
-        thin = RiskCoverageCurve(*thin_curve(curve.coverage, curve.risk, curve.threshold))
-        plots.plot_risk_coverage(ax, {"most confident first": thin})
-        if metrics["error_accepted"] is not None:
-            point = [metrics["accepted"]], [metrics["error_accepted"]]
-            ax.plot(*point, "D", color=plots.ORANGE, ms=7, label="the model's rule")
-            ax.legend(fontsize=9)
-
-    def groups(name: str) -> dict[str, Tensor]:
-        wrong = sample["wrong"][:_MAX_HISTOGRAM_ROWS]
-        values = sample[name][:_MAX_HISTOGRAM_ROWS]
-        return {"right": values[~wrong], "wrong": values[wrong]}
-
-    found: dict[str, Draw] = {
-        "reliability": lambda ax: plots.plot_reliability(ax, {"the model": state.reliability_curve}),
-        "risk-coverage": risk_coverage,
-        "entropy": lambda ax: plot_clipped_histograms(ax, groups("entropy"), "entropy / nats"),
-        "ood-score": lambda ax: plot_clipped_histograms(ax, groups("ood_score"), OOD_LABEL),
-    }
-    if len(names) <= _MAX_PLOTTED_CLASSES:
-        found["confusion"] = lambda ax: plots.plot_confusion(ax, names, state.confusion_matrix)
-    return found
-
-
 # -- checks --------------------------------------------------------------------------------------------
 
 
-def _check_error(error: float, count: int, training_error: Any, num_test: int) -> Check | None:
-    """Check that the error is not above that of the test split at training time; None if that is unknown.
+def _check_error(error: float, count: int, training_error: Any, num_test: int) -> list[Check]:
+    """Check that the error is not above that of the test split at training time, if that is known.
 
     Example:
-        >>> str(_check_error(0.3, 100, 0.1, 100))
+        >>> str(_check_error(0.3, 100, 0.1, 100)[0])
         'does NOT hold: no more errors than on the test split at training time (30.0 % against 10.0 %)'
     """
     if not isinstance(training_error, float | int) or num_test < 1:
-        return None
+        return []
     low, high = _newcombe_interval((error, count), (training_error, num_test))
     evidence = f"{format_percent(error)} against {format_percent(training_error)}"
-    return Check("no more errors than on the test split at training time", decide(high < 0.05, low > 0), evidence)
+    return [Check("no more errors than on the test split at training time", decide(high < 0.05, low > 0), evidence)]
 
 
 def _newcombe_interval(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, float]:

@@ -6,71 +6,41 @@ than a practical margin.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neuboots.report.checks import Check, decide, wilson_interval
 from neuboots.report.section import Section
-from neuboots.report.tables import MISSING, Cell, Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Draw = Callable[["Axes"], None]
+from neuboots.report.tables import Cell, Table, format_interval, format_percent, make_cell, make_table
 
 Z = 1.96  # standard errors of a 95 % interval
 MARGIN = 0.03  # tolerated gap between confidence and accuracy, or between coverage and level
 _OOD_QUANTILE = 0.99  # of the held-out rows have an OOD score below 1
 _MAX_OOD_FRACTION = 0.02
-_FRACTIONS = {
-    *("error", "ece", "adaptive_ece", "macro_f1", "balanced_accuracy", "aurc", "accuracy", "confidence", "precision"),
-    *("recall", "f1", "fraction", "level", "coverage", "mean_iou", "mean_dice", "iou", "dice", "accepted"),
-}
-OOD_LABEL = "OOD score (above 1: out of distribution)"
+_OOD_LABEL = "OOD score (above 1: out of distribution)"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What is known of a model from its training.
+    """What is known of a model from its training, and of the data beside the labeled rows.
 
     Args:
         metrics: Metrics of the test split.
         num_test: Rows of the test split.
         num_held_out: Rows that the OOD score was calibrated on.
         target: Name of the target.
+        num_unlabeled: Rows of the evaluated data that have no label.
     """
 
     metrics: Mapping[str, Any]
     num_test: int
     num_held_out: int
     target: str
-
-
-@dataclass(frozen=True)
-class Topic:
-    """One section of an evaluation report.
-
-    Args:
-        name: Title.
-        question: What the section answers.
-        tables: Tables.
-        checks: Results of checks.
-        plots: Names of its plots; unknown names are skipped.
-        figsize: Size of each plot in inches.
-        note: Remark.
-    """
-
-    name: str
-    question: str
-    tables: Sequence[Table] = ()
-    checks: Sequence[Check | None] = ()
-    plots: Sequence[str] = ()
-    figsize: tuple[float, float] = (5.0, 4.2)
-    note: str = ""
+    num_unlabeled: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,71 +52,55 @@ class EvaluationReport:
         metrics: Every metric by name; None if undefined.
         baseline: Metrics of a constant prediction.
         details: Further results for JSON output.
-        topics: Sections in order.
-        plots: Returns functions that draw on a matplotlib Axes, by name.
+        topics: Sections in order; their plots are functions that return SVG text.
     """
 
     count: int
     metrics: dict[str, Any]
     baseline: dict[str, Any]
     details: dict[str, Any]
-    topics: list[Topic]
-    plots: Callable[[], Mapping[str, Draw]]
+    topics: list[Section]
 
     @property
     def checks(self) -> list[Check]:
         """All checks: failed ones first, then open ones."""
-        checks = [check for topic in self.topics for check in topic.checks if check is not None]
+        checks = [check for topic in self.topics for check in topic.checks]
         return sorted(checks, key=lambda check: (False, None, True).index(check.holds))
 
     def sections(self) -> list[Section]:
         """Return the sections with their plots as SVG."""
-        from matplotlib.figure import Figure
-
-        from neuboots.report.html import to_svg
-
-        draw, sections = self.plots(), []
-        for topic in self.topics:
-            plots = {}
-            for name in topic.plots:
-                if name in draw:
-                    figure = Figure(figsize=topic.figsize, layout="constrained")
-                    draw[name](figure.add_subplot())
-                    plots[name] = to_svg(figure, f"{topic.name}-{name}")
-            checks = tuple(check for check in topic.checks if check is not None)
-            section = Section(topic.name, topic.question, "", "", tuple(topic.tables), checks, plots, note=topic.note)
-            sections.append(section)
-        return sections
+        return [
+            replace(topic, plots={name: draw(f"{topic.name}-{name}") for name, draw in topic.plots.items()})
+            for topic in self.topics
+        ]
 
 
-def make_table(title: str, rows: Sequence[Mapping[str, Any]], *, num_keys: int = 1, note: str = "") -> Table:
-    """Build a table from rows of values, formatted by their type and column.
+def make_plot(
+    function: str, /, *args: Any, figsize: tuple[float, float] = (5.0, 4.2), **options: Any
+) -> Callable[[str], str]:
+    """Return a function that draws a plot; matplotlib is imported when it is called.
 
     Args:
-        title: Caption.
-        rows: Values of each row by column; None is missing.
-        num_keys: Number of leading columns that identify a row.
-        note: Remark below the table.
+        function: Name of a function of `neuboots.report.plots`.
+        args: Its arguments after the Axes.
+        figsize: Width and height in inches.
+        options: Its options.
 
     Returns:
-        The table.
-
-    Example:
-        >>> print(make_table("Classes.", [{"class": "cat", "recall": 0.5}, {"class": "dog", "recall": None}]).text)
-        Classes.
-        class  recall
-        cat    50.0 %
-        dog         –
+        A function of the name of the figure that returns SVG text.
     """
-    columns = tuple(rows[0]) if rows else ()
-    cells = [tuple(_make_cell(column, row[column]) for column in columns) for row in rows]
-    return Table(title, columns, tuple(cells), note=note, num_keys=num_keys)
 
+    def draw(name: str) -> str:
+        from matplotlib.figure import Figure
 
-def _make_cell(name: str, value: Any, more: str = "") -> Cell:
-    if value is None:
-        return Cell(MISSING)
-    return Cell(value) if isinstance(value, str) else Cell(format_value(name, value) + more, float(value))
+        from neuboots.report import plots
+        from neuboots.report.html import to_svg
+
+        figure = Figure(figsize=figsize, layout="constrained")
+        getattr(plots, function)(figure.add_subplot(), *args, **options)
+        return to_svg(figure, name)
+
+    return draw
 
 
 def metrics_table(
@@ -176,28 +130,51 @@ def metrics_table(
     rows = []
     for name in names:
         interval = format_interval(*intervals[name]) if name in intervals else ""
-        cells = [_make_cell(name, values.get(name)) for values in others.values()]
-        rows.append((Cell(labels[name]), _make_cell(name, metrics[name], interval), *cells))
+        cells = [make_cell(name, values.get(name)) for values in others.values()]
+        rows.append((Cell(labels[name]), make_cell(name, metrics[name], interval), *cells))
     return Table(title, ("metric", "here", *others), tuple(rows), num_keys=1)
 
 
-def data_topic(num_rows: int, num_unlabeled: int, num_ood: int, count: int, num_held_out: int) -> Topic:
+def decisions_table(abstain: Tensor, name: str, errors: Mapping[bool, float | None]) -> Table:
+    """Build a table of the rows that the model accepts and of those it abstains from.
+
+    Args:
+        abstain: Whether the model abstains: (N,).
+        name: Name of the error.
+        errors: Error of the rows with each value of `abstain`.
+
+    Returns:
+        The table.
+    """
+    counts = {"accepted": (~abstain).sum(), "abstained": abstain.sum()}
+    rows = [
+        {"rows": decision, "number": int(count), "fraction": float(count) / len(abstain), name: error}
+        for (decision, count), error in zip(counts.items(), (errors[False], errors[True]), strict=True)
+    ]
+    return make_table("Rows by the decision of the model.", rows)
+
+
+def data_topic(scores: Mapping[str, Tensor], count: int, reference: Reference) -> Section:
     """Build the section on the data themselves.
 
     Args:
-        num_rows: Rows of the data.
-        num_unlabeled: Rows without a label.
-        num_ood: Rows of the sample that are out of distribution.
-        count: Rows of the sample.
-        num_held_out: Rows that the OOD score was calibrated on.
+        scores: OOD scores of groups of rows.
+        count: Number of labeled rows.
+        reference: Results at training time.
 
     Returns:
         The section.
     """
-    numbers = {"rows": num_rows, "without a label, excluded": num_unlabeled, "out of distribution": num_ood}
-    table = make_table("The rows.", [{"rows": name, "number": number} for name, number in numbers.items()])
-    check = check_in_distribution(num_ood, count, num_held_out)
-    return Topic("rows", "Are the rows from the distribution of the training data?", [table], [check], ["ood-score"])
+    values = torch.cat(list(scores.values()))
+    num_ood, unlabeled = int((values > 1).sum()), reference.num_unlabeled
+    numbers = {"rows": count + unlabeled, "without a label, excluded": unlabeled, "out of distribution": num_ood}
+    return Section(
+        "rows",
+        "Are the rows from the distribution of the training data?",
+        tables=(make_table("The rows.", [{"rows": name, "number": number} for name, number in numbers.items()]),),
+        checks=(check_in_distribution(num_ood, len(values), reference.num_held_out),),
+        plots={"ood-score": make_plot("plot_clipped_histograms", scores, _OOD_LABEL)},
+    )
 
 
 def check_in_distribution(num_ood: int, count: int, num_held_out: int) -> Check:
@@ -247,35 +224,6 @@ def check_better_than_baseline(name: str, low: float, high: float, evidence: str
     return Check(f"better than a constant prediction ({name})", decide(high < baseline, low > baseline), evidence)
 
 
-def plot_clipped_histograms(ax: "Axes", groups: Mapping[str, Tensor], label: str) -> None:
-    """Draw histograms from 0 to the 99.5 % quantile, as single rows may be far out.
-
-    Args:
-        ax: Axes to draw on.
-        groups: Values by name; empty groups are skipped.
-        label: Label of the axis.
-    """
-    from neuboots.report.plots import plot_histograms
-
-    groups = {name: values for name, values in groups.items() if len(values)}
-    top = float(torch.cat(list(groups.values())).double().quantile(0.995))
-    plot_histograms(ax, groups, label=label, bottom=0.0, top=top if top > 0 else 1.0)
-
-
-def thin_curve(*parts: Tensor, points: int = 400) -> list[Tensor]:
-    """Return at most `points` points of a curve, including the last.
-
-    Args:
-        parts: Coordinates of the curve, (N,) each.
-        points: Maximum number of points.
-
-    Returns:
-        The coordinates of the points.
-    """
-    index = torch.linspace(0, len(parts[0]) - 1, min(points, len(parts[0]))).round().long()
-    return [part[index] for part in parts]
-
-
 def format_count(count: int, noun: str) -> str:
     """Return a count with its noun in the right number.
 
@@ -287,71 +235,3 @@ def format_count(count: int, noun: str) -> str:
         Text such as "2 rows".
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def format_value(name: str, value: float) -> str:
-    """Return a value as text: integers with separators, fractions in %, other numbers with four digits.
-
-    Args:
-        name: Name of the metric or column.
-        value: The value.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_value("rows", 1200), format_value("recall", 0.5), format_value("rmse", 1234.5678)
-        ('1,200', '50.0 %', '1235')
-    """
-    if isinstance(value, int):
-        return f"{value:,}"
-    return format_percent(value) if name in _FRACTIONS else format_number(value)
-
-
-def format_percent(fraction: float) -> str:
-    """Return a fraction in %.
-
-    Args:
-        fraction: The fraction.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_percent(0.0721), format_percent(1.0)
-        ('7.2 %', '100.0 %')
-    """
-    return f"{100 * fraction:.1f} %"
-
-
-def format_interval(low: float, high: float) -> str:
-    """Return the interval of a fraction in %, to follow its value.
-
-    Args:
-        low: Lower limit.
-        high: Upper limit.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_interval(0.911, 0.97)
-        ' (91.1–97.0 %)'
-    """
-    return f" ({100 * low:.1f}–{100 * high:.1f} %)"
-
-
-def format_number(value: float | None) -> str:
-    """Return a number with four significant digits.
-
-    Args:
-        value: The number; None is missing.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_number(1234.5678), format_number(None), format_number(math.inf)
-        ('1235', '–', '∞')
-    """
-    return MISSING if value is None or math.isnan(value) else f"{value:.4g}".replace("inf", "∞")

@@ -9,14 +9,15 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -25,7 +26,6 @@ from neuboots.report.tables import PAPER_COLUMN
 
 _SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
-_REFERENCE = re.compile(r"url\(#([^)]+)\)|^#(.+)$")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _COORDINATES = ("d", "points", "x", "y", "width", "height")
 _MARKS = dict(zip(OUTCOMES, ("yes", "no", "open"), strict=True))  # CSS classes
@@ -49,12 +49,14 @@ def to_svg(figure: Figure, name: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(buffer.getvalue())
     size = {key: root.attrib[key] for key in ("width", "height", "viewBox")}
-    _remove_unused(root)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG_NAMESPACE}}}metadata", f"{{{_SVG_NAMESPACE}}}style"):  # of the whole page
+                parent.remove(child)
     for element in root.iter():
         _simplify(element)
     if root.find(".//image") is not None:
         _keep_black(root)
-    _flatten(root)
     root.attrib = {
         "xmlns": _SVG_NAMESPACE,
         **size,
@@ -117,23 +119,6 @@ def describe_figure(figure: Figure) -> str:
     return " ".join(re.sub(r"[$\\{}]", "", "; ".join(part for part in parts if part)).split())
 
 
-def _remove_unused(root: Element) -> None:
-    """Remove metadata, page-wide styles and ids that nothing refers to."""
-    used = {name for element in root.iter() for value in element.attrib.values() for name in _references(value)}
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (f"{{{_SVG_NAMESPACE}}}metadata", f"{{{_SVG_NAMESPACE}}}style"):
-                parent.remove(child)
-    for element in root.iter():
-        if element.get("id") not in used:
-            element.attrib.pop("id", None)
-
-
-def _references(value: str) -> Iterator[str]:
-    for match in _REFERENCE.finditer(value):
-        yield match[1] or match[2]
-
-
 def _simplify(element: Element) -> None:
     """Remove namespaces and needless digits, and theme the colors of one element."""
     element.tag = element.tag.removeprefix(f"{{{_SVG_NAMESPACE}}}")
@@ -182,85 +167,47 @@ def _keep_black(root: Element) -> None:
             element.attrib["style"] = f"fill: #000000; {style}".rstrip("; ")
 
 
-def _flatten(parent: Element) -> None:
-    """Replace groups without attributes by their children; drop invisible backgrounds."""
-    children: list[Element] = []
-    for child in parent:
-        _flatten(child)
-        if (child.tag in ("g", "defs") and len(child) == 0) or child.get("style") == "fill: none":
-            continue
-        children += list(child) if child.tag == "g" and not child.attrib else [child]
-    parent[:] = children
-
-
 # -- page ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Plot:
-    """One plot of a section, as the template shows it."""
-
-    id: str
-    caption: str
-    svg: str
-    wide: bool
-
-
-@dataclass(frozen=True)
-class _SectionView:
-    """A section with the ids of the page; plots that a table row links to are shown on demand."""
-
-    section: Section
-    anchor: str
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return count_outcomes(self.section.checks)
-
-    @property
-    def ids(self) -> dict[str | None, str]:
-        """The id of each plot; no anchor has two hyphens."""
-        names = _unique_ids(self.section.plots)
-        return {plot: f"{self.anchor}--{name}" for plot, name in zip(self.section.plots, names, strict=True)}
-
-    @property
-    def shown(self) -> list[_Plot]:
-        return [self._plot(name) for name in self.section.plots if name not in self._row_captions]
-
-    @property
-    def linked(self) -> list[_Plot]:
-        return [self._plot(name) for name in self.section.plots if name in self._row_captions]
-
-    @property
-    def provenance(self) -> str:
-        """Cost and versions of the run."""
-        about = self.section.about
-        versions = ", ".join(f"{name} {about[name]}" for name in ("neuboots", "torch", "python") if name in about)
-        cores = f", {about['cores']} cores" if about.get("cores") else ""
-        cost = f"{self.section.cost}; {self.section.seeds}. " if "core_seconds" in about else ""
-        return f"{cost}{versions}{cores}."
-
-    @property
-    def _row_captions(self) -> dict[str, str]:
-        """For each plot that a table row links to, the keys of the row: "Reliability: B = 5, neuboots"."""
-        captions: dict[str, str] = {}
-        for table in self.section.tables:
-            for row, link in zip(table.rows, table.links, strict=False):
-                if link is None or link not in self.section.plots or link in captions:
-                    continue
-                keys = list(zip(table.columns, row, strict=True))[: table.num_keys]
-                words = [cell.text if cell.value is None else f"{column} = {cell.text}" for column, cell in keys]
-                captions[link] = f"{_to_title(link.split('-')[0])}: {', '.join(words)}" if words else _to_title(link)
-        return captions
-
-    def _plot(self, name: str) -> _Plot:
-        svg = self.section.plots[name]
-        if self.anchor != self.section.name:  # another section of this name is on the page
-            svg = prefix_ids(svg, self.anchor)
+def _view_section(section: Section, anchor: str) -> dict[str, Any]:
+    """Return what the template shows of a section; plots that a table row links to are shown on demand."""
+    captions, about = _row_captions(section), section.about
+    ids = {plot: f"{anchor}--{name}" for plot, name in zip(section.plots, _unique_ids(section.plots), strict=True)}
+    plots = {}
+    for name, svg in section.plots.items():
+        if anchor != section.name:  # another section of this name is on the page
+            svg = prefix_ids(svg, anchor)
         match = re.search(r'^<svg[^>]* width="([\d.]+)pt"', svg)
         width = float(match[1]) if match else 0.0
         svg = svg.replace("<svg", f'<svg style="min-width: {_MIN_SCALE * width:.0f}pt"', 1)
-        return _Plot(self.ids[name], self._row_captions.get(name, _to_title(name)), _markup(svg), width > _WIDE)
+        caption = captions.get(name, _to_title(name))
+        plots[name] = {"id": ids[name], "caption": caption, "svg": Markup(svg), "wide": width > _WIDE}
+    versions = ", ".join(f"{name} {about[name]}" for name in ("neuboots", "torch", "python") if name in about)
+    cores = f", {about['cores']} cores" if about.get("cores") else ""
+    cost = f"{section.cost}; {section.seeds}. " if "core_seconds" in about else ""
+    return {
+        "section": section,
+        "anchor": anchor,
+        "ids": ids,
+        "counts": count_outcomes(section.checks),
+        "shown": [plot for name, plot in plots.items() if name not in captions],
+        "linked": [plot for name, plot in plots.items() if name in captions],
+        "provenance": f"{cost}{versions}{cores}.",
+    }
+
+
+def _row_captions(section: Section) -> dict[str, str]:
+    """For each plot that a table row links to, the keys of the row: "Reliability: B = 5, neuboots"."""
+    captions: dict[str, str] = {}
+    for table in section.tables:
+        for row, link in zip(table.rows, table.links, strict=False):
+            if link is None or link not in section.plots or link in captions:
+                continue
+            keys = list(zip(table.columns, row, strict=True))[: table.num_keys]
+            words = [cell.text if cell.value is None else f"{column} = {cell.text}" for column, cell in keys]
+            captions[link] = f"{_to_title(link.split('-')[0])}: {', '.join(words)}" if words else _to_title(link)
+    return captions
 
 
 def render_html(sections: Sequence[Section], *, title: str, introduction: str, is_paper: bool = True) -> str:
@@ -275,23 +222,21 @@ def render_html(sections: Sequence[Section], *, title: str, introduction: str, i
     Returns:
         The page.
     """
-    from jinja2 import Environment, StrictUndefined
-
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"prose": _format_prose, "data_value": _data_value, "setting": _format_setting}
     assets = files("neuboots.report")
     template = environment.from_string(assets.joinpath("report.html.j2").read_text(encoding="utf-8"))
     anchors = _unique_ids(section.name for section in sections)
     return template.render(
-        views=[_SectionView(section, anchor) for section, anchor in zip(sections, anchors, strict=True)],
+        views=[_view_section(section, anchor) for section, anchor in zip(sections, anchors, strict=True)],
         counts=count_outcomes([check for section in sections for check in section.checks]),
         title=title,
         introduction=introduction,
         is_paper=is_paper,
         marks=_MARKS,
         paper_column=PAPER_COLUMN,
-        css=_markup(assets.joinpath("report.css").read_text(encoding="utf-8")),
-        js=_markup(assets.joinpath("report.js").read_text(encoding="utf-8")),
+        css=Markup(assets.joinpath("report.css").read_text(encoding="utf-8")),
+        js=Markup(assets.joinpath("report.js").read_text(encoding="utf-8")),
     )
 
 
@@ -308,18 +253,12 @@ def _unique_ids(names: Iterable[str]) -> list[str]:
     return ids
 
 
-def _markup(html: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(html)
-
-
 def _data_value(value: float | None) -> Any:
     """Return the attribute that JavaScript sorts by; empty for a missing value."""
     if value is None or math.isnan(value):
         return ""
     number = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
-    return _markup(f' data-value="{number}"')
+    return Markup(f' data-value="{number}"')
 
 
 def _format_setting(value: Any) -> str:
@@ -340,12 +279,8 @@ def _format_prose(text: str) -> Any:
     >>> str(_format_prose("*a* < `b*c*d`, 2 * 3 * 4"))
     '<em>a</em> &lt; <code>b*c*d</code>, 2 * 3 * 4'
     """
+    parts = re.split(r"`([^`]+)`", str(escape(text)))  # every second one is code
     emphasis = re.compile(r"(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?![\w*])")
-    parts = re.split(r"(`[^`]+`)", escape(text))
-    code = [part.startswith("`") and len(part) > 2 for part in parts]
-    return _markup(
-        "".join(
-            f"<code>{part[1:-1]}</code>" if is_code else emphasis.sub(r"<em>\1</em>", part)
-            for part, is_code in zip(parts, code, strict=True)
-        )
-    )
+    parts[::2] = [emphasis.sub(r"<em>\1</em>", part) for part in parts[::2]]
+    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
+    return Markup("".join(parts))

@@ -1,10 +1,12 @@
 """Plots: each function draws on a matplotlib Axes that the caller made, so that no display is needed."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +22,9 @@ from neuboots.report.checks import wilson_interval
 GREY, BLUE, GREEN, ORANGE, PURPLE = "#7a7a7a", "#0072b2", "#009e73", "#d55e00", "#b5669a"
 """Colors of Okabe and Ito, which color-blind readers can distinguish."""
 COLORS, MARKERS = (GREY, BLUE, GREEN, ORANGE, PURPLE), "osv^DPX"
+Array = np.ndarray[Any, Any]
+_MAX_CURVE_POINTS = 400
+_MAX_HISTOGRAM_VALUES = 5_000
 
 
 def plot_reliability(ax: Axes, curves: Mapping[str, ReliabilityCurve]) -> None:
@@ -61,28 +66,40 @@ def plot_histograms(
         top: Upper limit; None for the largest value. The legend counts values outside the limits.
         bins: Number of bins.
     """
-    lists = {name: _to_numbers(name, values.flatten()) for name, values in groups.items()}
-    everything = [value for values in lists.values() for value in values]
-    low = min(everything, default=0.0) if bottom is None else bottom
-    high = max(everything, default=1.0) if top is None else top
+    arrays = {name: _to_array(name, values.flatten()) for name, values in groups.items()}
+    everything = np.concatenate([[], *arrays.values()])
+    low = everything.min(initial=math.inf) if bottom is None else bottom
+    high = everything.max(initial=-math.inf) if top is None else top
     if low == high and (bottom is None or top is None):  # all values are equal
         low, high = low - 0.5 * (bottom is None), high + 0.5 * (top is None)
     if not low < high:
         raise ArgumentError("bottom", low, f"a number below top={high:g}")
-    edges = [low + (high - low) * k / bins for k in range(bins + 1)]
     slack = 1e-5 * (high - low)  # rounding may move a value beyond the last edge
-    for name, values, color, _ in _styled(lists, (GREEN, ORANGE, PURPLE, GREY)):
-        mean, size = sum(values) / len(values), len(values)
-        inside = [min(max(value, low), high) for value in values if low - slack <= value <= high + slack]
-        outside = f", of which {size - len(inside):,} outside" if len(inside) < size else ""
-        title = f"{name} ({size:,}{outside})"
-        ax.hist(inside, edges, weights=[1 / size] * len(inside), color=color, alpha=0.55, label=title)
-        ax.axvline(mean, color=color, lw=2, ls="--", label=f"mean {mean:.3g}")
-    smallest = 0.7 / max(map(len, lists.values()))
+    for name, values, color, _ in _styled(arrays, (GREEN, ORANGE, PURPLE, GREY)):
+        inside = values[(low - slack <= values) & (values <= high + slack)].clip(low, high)
+        outside = f", of which {len(values) - len(inside):,} outside" if len(inside) < len(values) else ""
+        weights = np.full(len(inside), 1 / len(values))
+        title = f"{name} ({len(values):,}{outside})"
+        ax.hist(inside, bins, range=(low, high), weights=weights, color=color, alpha=0.55, label=title)
+        ax.axvline(values.mean(), color=color, lw=2, ls="--", label=f"mean {values.mean():.3g}")
+    smallest = 0.7 / max(map(len, arrays.values()))
     ax.set(xlabel=label, ylabel="fraction of the group", yscale="log", xlim=(low, high), ylim=(smallest, 1.5))
     ax.yaxis.set_major_formatter(lambda fraction, _: f"{100 * fraction:g} %")
     ax.yaxis.set_minor_formatter(NullFormatter())
     style_axes(ax, loc="upper right")
+
+
+def plot_clipped_histograms(ax: Axes, groups: Mapping[str, Tensor], label: str) -> None:
+    """Plot histograms from 0 to the 99.5 % quantile, as single values may be far out.
+
+    Args:
+        ax: Axes to draw on.
+        groups: Values by name, of which the first 5,000 are drawn; empty groups are skipped.
+        label: Label of the axis.
+    """
+    groups = {name: values[:_MAX_HISTOGRAM_VALUES] for name, values in groups.items() if len(values)}
+    top = float(torch.cat(list(groups.values())).double().quantile(0.995))
+    plot_histograms(ax, groups, label=label, bottom=0.0, top=top if top > 0 else 1.0)
 
 
 def plot_regression_band(
@@ -114,21 +131,18 @@ def plot_regression_band(
         xlabel: Label of the x axis with its unit.
         ylabel: Label of the y axis with its unit.
     """
-    parts = {"x": x, "mean": mean, "low": low, "high": high} | ({} if truth is None else {"truth": truth})
-    columns = _to_columns(parts)
-    order = sorted(range(len(columns["x"])), key=columns["x"].__getitem__)
-    place, center, lower, upper, *true = ([values[k] for k in order] for values in columns.values())
+    columns = {"x": x, "mean": mean, "low": low, "high": high} | ({} if truth is None else {"truth": truth})
+    place, center, lower, upper, *true = _to_arrays(columns, sort=True)
     if points is not None:
-        data = _to_columns({"x": points[0], "y": points[1]})
-        ax.plot(data["x"], data["y"], ".", color=GREY, ms=3, alpha=0.5, label="data")
+        ax.plot(*_to_arrays({"x": points[0], "y": points[1]}), ".", color=GREY, ms=3, alpha=0.5, label="data")
     if place[0] == place[-1]:  # a single place has a band without width
         ax.vlines(place, lower, upper, color=color, alpha=0.25, lw=12, label=label)
     else:
         ax.fill_between(place, lower, upper, color=color, alpha=0.25, lw=0, label=label)
         ax.set_xlim(place[0], place[-1])
-    ax.plot(place, center, marker=_point_marker(place), color=color, lw=2, label="mean of the replicates")
+    _plot_line(ax, place, center, color, "mean of the replicates")
     for values in true:
-        ax.plot(place, values, marker=_point_marker(place), color="black", lw=1.2, ls="--", label="truth")
+        _plot_line(ax, place, values, "black", "truth", lw=1.2, ls="--")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     style_axes(ax)
 
@@ -160,10 +174,8 @@ def plot_coverage(
     ax.axhspan(low, high, color=GREY, alpha=0.15, lw=0, label=f"chance for {num_sets} data sets at {level:.0%}")
     ax.axhline(level, color="black", lw=1, ls=":")
     for name, coverage, color, _ in _styled(covered, (BLUE, ORANGE, GREEN, PURPLE)):
-        columns = _to_columns({"x": x, name: coverage})
-        place, values = zip(*sorted(zip(*columns.values(), strict=True)), strict=True)
-        title = f"{name} (mean {sum(values) / len(values):.2f})"
-        ax.plot(place, values, marker=_point_marker(place), color=color, lw=2, label=title)
+        place, values = _to_arrays({"x": x, name: coverage}, sort=True)
+        _plot_line(ax, place, values, color, f"{name} (mean {values.mean():.2f})")
     ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
     style_axes(ax, loc="lower center")
 
@@ -177,24 +189,34 @@ def plot_calibration_curve(ax: Axes, curves: Mapping[str, CalibrationCurve]) -> 
     """
     ax.axline((0, 0), slope=1, color="black", lw=1, ls=":", label="perfect")
     for name, curve, color, _ in _styled(curves, (BLUE, ORANGE, GREEN, PURPLE, GREY)):
-        level, observed = _to_columns({"levels": curve.expected, name: curve.observed}).values()
-        ax.plot(level, observed, marker=_point_marker(level), color=color, lw=2, label=name)
+        level, observed = _to_arrays({"levels": curve.expected, name: curve.observed})
+        _plot_line(ax, level, observed, color, name)
     ax.set(xlabel="level of the interval", ylabel="fraction of targets inside", xlim=(0, 1), ylim=(0, 1))
     style_axes(ax)
 
 
-def plot_risk_coverage(ax: Axes, curves: Mapping[str, RiskCoverageCurve]) -> None:
+def plot_risk_coverage(
+    ax: Axes,
+    curves: Mapping[str, RiskCoverageCurve],
+    *,
+    mark: tuple[float, float | None] | None = None,
+    label: str = "error",
+) -> None:
     """Plot the error of accepted inputs against their fraction, most confident first.
 
     Args:
         ax: Axes to draw on.
-        curves: Risk-coverage curves by name.
+        curves: Risk-coverage curves by name; of long ones, 400 points are drawn.
+        mark: Coverage and risk of the model's own rule, if it accepts any input.
+        label: Name of the error.
     """
     for name, curve, color, _ in _styled(curves):
-        coverage, risk = _to_columns({"coverage": curve.coverage, name: curve.risk}).values()
-        marker = _point_marker(coverage)
-        ax.plot(coverage, risk, marker=marker, color=color, lw=2, label=name, drawstyle="steps-post")
-    ax.set(xlabel="coverage (fraction of inputs accepted)", ylabel="risk (error among them)", xlim=(0, 1.02))
+        coverage, risk = _to_arrays({"coverage": curve.coverage, name: curve.risk})
+        points = np.linspace(0, len(risk) - 1, min(_MAX_CURVE_POINTS, len(risk))).round().astype(int)
+        _plot_line(ax, coverage[points], risk[points], color, name, drawstyle="steps-post")
+    if mark is not None and mark[1] is not None:
+        ax.plot(mark[0], mark[1], "D", color=ORANGE, ms=7, label="the model's rule")
+    ax.set(xlabel="coverage (fraction of inputs accepted)", ylabel=f"risk ({label} among them)", xlim=(0, 1.02))
     ax.set_ylim(bottom=0)
     style_axes(ax, loc="upper left")
 
@@ -210,19 +232,19 @@ def plot_learning_curves(
         label: Label of the metric.
     """
     for name, (sizes, values), color, marker in _styled(curves):
-        place = _to_numbers(f"the sizes of {name}", sizes)
+        place = _to_array(f"the sizes of {name}", sizes)
         if values.ndim != 2 or values.shape[1] != len(place) or len(values) == 0:
             raise ArgumentError("curves", f"{name} of shape {tuple(values.shape)}", f"shape (trials, {len(place)})")
-        trials = torch.tensor([_to_numbers(name, trial) for trial in values], dtype=torch.float64)
+        trials = torch.stack([torch.from_numpy(_to_array(name, trial)) for trial in values])
         title = name
         if len(trials) > 1:
-            low, high = (end.tolist() for end in student_t_interval(trials))
+            low, high = student_t_interval(trials)
             if len(place) == 1:  # a band over one size has no width
                 ax.vlines(place, low, high, color=color, alpha=0.35, lw=6)
             else:
                 ax.fill_between(place, low, high, color=color, alpha=0.2, lw=0)
             title = f"{name} ({len(trials)} trials)"
-        ax.plot(place, trials.mean(0).tolist(), color=color, lw=2, marker=marker, ms=5, label=title)
+        ax.plot(place, trials.mean(0), color=color, lw=2, marker=marker, ms=5, label=title)
     ax.set(xlabel="labeled inputs", ylabel=label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -238,7 +260,7 @@ def plot_corruption(ax: Axes, lines: Mapping[str, Mapping[int, float]], *, label
         label: Label of the metric.
     """
     for name, line, color, marker in _styled(lines):
-        ax.plot(list(line), _to_numbers(name, list(line.values())), color=color, lw=2, marker=marker, ms=5, label=name)
+        ax.plot(list(line), _to_array(name, list(line.values())), color=color, lw=2, marker=marker, ms=5, label=name)
     ax.set(xlabel="severity of the corruption", ylabel=label)
     ax.set_xticks(sorted({severity for line in lines.values() for severity in line}))
     style_axes(ax)
@@ -282,19 +304,18 @@ def plot_predictions(ax: Axes, y: Tensor, mean: Tensor, low: Tensor, high: Tenso
         name: Name of the model.
         level: Level of the intervals.
     """
-    truth, center = _to_columns({"y": y, "mean": mean}).values()
-    span = max(truth + center) - min(truth + center) or 1.0
-    bottom, top = min(truth + center) - 0.15 * span, max(truth + center) + 0.15 * span
-    ends = [[min(max(float(end), bottom - span), top + span) for end in side] for side in (low, high)]
-    rows = list(zip(truth, center, *ends, strict=True))
+    truth, center = _to_arrays({"y": y, "mean": mean})
+    both = np.concatenate([truth, center])
+    span = np.ptp(both) or 1.0
+    bottom, top = both.min() - 0.15 * span, both.max() + 0.15 * span
+    lower, upper = (np.asarray(end, dtype=float).clip(bottom - span, top + span) for end in (low, high))
+    covered = (lower <= truth) & (truth <= upper)
     ax.axline((bottom, bottom), slope=1, color="black", lw=1, ls=":", label="perfect")
-    for verb, color, covers in (("covers", BLUE, True), ("misses", ORANGE, False)):
-        chosen = [row for row in rows if (row[2] <= row[0] <= row[3]) == covers]
-        if chosen:
-            at, dots, lower, upper = zip(*chosen, strict=True)
-            ax.vlines(at, lower, upper, color=color, lw=1, alpha=0.3)
-            label = f"{name}, {100 * level:g} % interval {verb} the true value ({len(chosen):,})"
-            ax.plot(at, dots, ".", color=color, ms=4, label=label)
+    for verb, color, rows in (("covers", BLUE, covered), ("misses", ORANGE, ~covered)):
+        if rows.any():
+            ax.vlines(truth[rows], lower[rows], upper[rows], color=color, lw=1, alpha=0.3)
+            label = f"{name}, {100 * level:g} % interval {verb} the true value ({rows.sum():,})"
+            ax.plot(truth[rows], center[rows], ".", color=color, ms=4, label=label)
     ax.set(xlabel="true value", ylabel="prediction", xlim=(bottom, top), ylim=(bottom, top))
     style_axes(ax)
 
@@ -308,13 +329,13 @@ def plot_pit_histogram(ax: Axes, counts: Tensor, *, name: str, label: str) -> No
         name: Name of the model.
         label: Label of the axis.
     """
-    numbers, bins, total = _to_numbers(name, counts), len(counts), float(counts.sum())
+    fractions, bins, total = _to_array(name, counts), len(counts), float(counts.sum())
     if not total > 0:
-        raise ArgumentError("counts", numbers, "at least one input")
+        raise ArgumentError("counts", counts.tolist(), "at least one input")
     ax.axhspan(*wilson_interval(1 / bins, total), color=GREY, alpha=0.2, lw=0, label="chance")
     ax.axhline(1 / bins, color="black", lw=1, ls=":")
-    place = [(k + 0.5) / bins for k in range(bins)]
-    ax.bar(place, [number / total for number in numbers], width=0.92 / bins, color=BLUE, alpha=0.5, label=name)
+    place = (np.arange(bins) + 0.5) / bins
+    ax.bar(place, fractions / total, width=0.92 / bins, color=BLUE, alpha=0.5, label=name)
     ax.set(xlabel=label, ylabel="fraction of inputs", xlim=(0, 1))
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_formatter(lambda fraction, _: f"{100 * fraction:g} %")
@@ -330,8 +351,8 @@ def plot_spread_skill(ax: Axes, spread: Sequence[float], error: Sequence[float],
         error: RMSE of each group.
         name: Name of the model.
     """
-    x, y = _to_columns({"spread": spread, "error": error}).values()
-    limit = 1.08 * max([*x, *y]) or 1.0
+    x, y = _to_arrays({"spread": spread, "error": error})
+    limit = 1.08 * max(x.max(), y.max()) or 1.0
     ax.axline((0, 0), slope=1, color="black", lw=1, ls=":", label="perfect")
     ax.plot(x, y, marker="o", ms=6, color=BLUE, lw=1.5, label=name)
     ax.set(xlabel="predicted standard deviation", ylabel="RMSE", xlim=(0, limit), ylim=(0, limit))
@@ -372,26 +393,25 @@ def _styled(items: Mapping[str, Any], colors: Sequence[str] = COLORS) -> Iterato
         yield name, value, color, marker
 
 
-def _to_numbers(name: str, values: Any) -> list[float]:
-    """Return (N,) or (N, 1) values as a list; raise ArgumentError if they are empty or not finite."""
-    flat = torch.as_tensor(values).detach()
+def _plot_line(ax: Axes, x: Array, y: Array, color: str, label: str, **options: Any) -> None:
+    """Plot a line; one of a single point is visible only with a marker."""
+    ax.plot(x, y, **{"marker": "o" if len(x) == 1 else "", "color": color, "lw": 2, "label": label, **options})
+
+
+def _to_array(name: str, values: Any) -> Array:
+    """Return (N,) or (N, 1) values as an array; raise ArgumentError if they are empty or not finite."""
+    flat = torch.as_tensor(values).detach().double()
     if flat.ndim == 2 and flat.shape[1] == 1:
         flat = flat[:, 0]
     if flat.ndim != 1 or len(flat) == 0 or not bool(torch.isfinite(flat).all()):
         raise ArgumentError(name, f"a tensor of shape {tuple(flat.shape)}", "finite values (N,) or (N, 1), N ≥ 1")
-    numbers: list[float] = flat.tolist()
-    return numbers
+    return flat.numpy()
 
 
-def _to_columns(parts: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return values as lists of equal length."""
-    columns = {name: _to_numbers(name, values) for name, values in parts.items()}
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len({*lengths.values()}) > 1:
-        raise ArgumentError(next(iter(parts)), lengths, "values of equal length")
-    return columns
-
-
-def _point_marker(x: Sequence[float]) -> str:
-    """A line of one point is visible only with a marker."""
-    return "o" if len(x) == 1 else ""
+def _to_arrays(parts: Mapping[str, Any], *, sort: bool = False) -> list[Array]:
+    """Return values as arrays of equal length, sorted by the first of them if requested."""
+    arrays = [_to_array(name, values) for name, values in parts.items()]
+    if len({len(array) for array in arrays}) > 1:
+        raise ArgumentError(next(iter(parts)), [len(array) for array in arrays], "values of equal length")
+    order = np.argsort(arrays[0], kind="stable") if sort else slice(None)
+    return [array[order] for array in arrays]

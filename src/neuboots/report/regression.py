@@ -5,7 +5,6 @@ r = y − μ,   RMSE² = mean r²,   R² = 1 − mean r² / var y,   PIT = Φ(r 
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,23 +14,18 @@ from neuboots.metrics import CalibrationCurve, IntervalMetrics, RegressionMetric
 from neuboots.report.checks import Check, decide, wilson_interval
 from neuboots.report.evaluation import (
     MARGIN,
-    OOD_LABEL,
-    Draw,
     EvaluationReport,
     Reference,
-    Topic,
     Z,
     check_better_than_baseline,
     data_topic,
+    decisions_table,
     format_count,
-    format_interval,
-    format_number,
-    format_percent,
-    make_table,
+    make_plot,
     metrics_table,
-    plot_clipped_histograms,
-    thin_curve,
 )
+from neuboots.report.section import Section
+from neuboots.report.tables import format_interval, format_number, format_percent, make_table
 
 _PIT_BINS = 20
 _MAX_GROUPS, _MIN_GROUP_ROWS = 10, 30
@@ -55,29 +49,25 @@ def build_regression_report(
     level: float,
     count: int,
     reference: Reference,
-    *,
-    num_unlabeled: int = 0,
 ) -> EvaluationReport:
     """Build the report of predicted numbers.
 
     Args:
-        sample: Columns of a uniform sample of the rows: y, mean, std, low, high, abstain and ood_score, float64.
+        sample: Columns of a uniform sample of the rows: y, prediction, std, low, high, abstain and ood_score, float64.
         by_level: Metrics of the intervals at several levels.
         level: Level of low and high.
         count: Number of labeled rows.
         reference: Results at training time.
-        num_unlabeled: Rows that were excluded.
 
     Returns:
         The report.
     """
-    y, mean, std, abstain = (sample[name] for name in ("y", "mean", "std", "abstain"))
+    y, mean, std, abstain = (sample[name] for name in ("y", "prediction", "std", "abstain"))
     r, inside = y - mean, (sample["low"] <= y) & (y <= sample["high"])
     normal = RegressionMetrics.from_batch(mean, std, y, level=level)
     intervals = IntervalMetrics.from_batch(sample["low"], sample["high"], y, level=level)
     variance, mse, coverage = float(y.var(correction=0)), float(r.square().mean()), float(intervals.coverage)
     correlation = _rank_correlation(std, r.abs())
-    num_ood = int((sample["ood_score"] > 1).sum())
     coverage_interval = wilson_interval(coverage, len(y))
     accepted, rejected = r[~abstain], r[abstain]
     metrics: dict[str, Any] = {
@@ -99,61 +89,68 @@ def build_regression_report(
         "rmse_accepted": _rms(accepted),
         "rmse_rejected": _rms(rejected),
         "coverage_accepted": float(inside[~abstain].double().mean()) if len(accepted) else None,
-        "ood_fraction": num_ood / len(y),
+        "ood_fraction": float((sample["ood_score"] > 1).double().mean()),
     }
     scale = math.sqrt(variance)
     nll = math.log(scale) + 0.5 * math.log(2 * math.pi * math.e) if scale > 0 else None
     baseline = {"rmse": scale, "r2": 0.0, "bias": 0.0, "nll": nll}
     levels, groups = _level_rows(by_level), _group_rows(sample, inside)
     pit = torch.special.ndtr(torch.where(r == 0, 0.0, r / std))
-    pit_counts = torch.bincount((pit * _PIT_BINS).long().clamp_max(_PIT_BINS - 1), minlength=_PIT_BINS)
-    details = {"levels": levels, "groups": groups, "pit": pit_counts.tolist()}
+    pit = torch.bincount((pit * _PIT_BINS).long().clamp_max(_PIT_BINS - 1), minlength=_PIT_BINS)
+    details = {"levels": levels, "groups": groups, "pit": pit.tolist()}
     training = dict(reference.metrics)
     if training.get("level", level) != level:
         training |= dict.fromkeys(("coverage", "mean_width", "interval_score"))
     square_std = float(r.square().std(correction=0))
     half = Z * square_std / math.sqrt(len(y)) if len(y) > 1 else math.inf
     evidence = f"RMSE {format_number(metrics['rmse'])} against {format_number(scale)} of their mean"
-    decisions = [
-        {"rows": name, "number": len(rows), "fraction": len(rows) / len(y), "rmse": _rms(rows)}
-        for name, rows in (("accepted", accepted), ("abstained", rejected))
-    ]
     title = f"{format_count(count, 'row')}, in the units of {reference.target}; {100 * level:g} % intervals."
     note = f"Of the first {levels[0]['rows']:,} rows." if levels[0]["rows"] < count else ""
+    points = [sample[name][:_MAX_POINTS] for name in ("y", "prediction", "low", "high")]
+    expected, observed = (torch.tensor([row[key] for row in levels]) for key in ("level", "coverage"))
+    curves = {"its intervals": CalibrationCurve(expected, observed), "a Gaussian of its std": normal.calibration_curve}
+    spread = ([group[name] for group in groups] for name in ("std", "rmse"))
+    risk = {"smallest std first": _risk_coverage_curve(std, r.abs())}
+    mark = metrics["accepted"], float(accepted.abs().mean()) if len(accepted) else None
     topics = [
-        Topic(
+        Section(
             "predictions",
             "How large are the errors?",
-            [metrics_table(title, _LABELS, metrics, baseline, training, {"coverage": coverage_interval})],
-            [
-                _check_rmse(mse, square_std, len(y), reference.metrics.get("rmse"), reference.num_test),
+            tables=(metrics_table(title, _LABELS, metrics, baseline, training, {"coverage": coverage_interval}),),
+            checks=(
+                *_check_rmse(mse, square_std, len(y), reference.metrics.get("rmse"), reference.num_test),
                 check_better_than_baseline("RMSE", mse - half, mse + half, evidence, variance),
-            ],
-            ["predictions"],
+            ),
+            plots={"predictions": make_plot("plot_predictions", *points, name="the model", level=level)},
         ),
-        Topic(
+        Section(
             "intervals",
             "Do prediction intervals contain the true value as often as their level says?",
-            [
+            tables=(
                 make_table("Intervals at several levels.", _with_intervals(levels), note=note),
                 make_table(
                     "Rows by predicted standard deviation, the smallest first.", _with_intervals(groups), num_keys=2
                 ),
-            ],
-            [_check_coverage(coverage, level, len(y))],
-            ["coverage-by-level", "pit"],
+            ),
+            checks=(_check_coverage(coverage, level, len(y)),),
+            plots={
+                "coverage-by-level": make_plot("plot_calibration_curve", curves),
+                "pit": make_plot("plot_pit_histogram", pit, name="the model", label="PIT under N(prediction, std²)"),
+            },
         ),
-        Topic(
+        Section(
             "selective prediction",
             "The model abstains on wide intervals and out-of-distribution rows. Are errors larger there?",
-            [make_table("Rows by the decision of the model.", decisions)],
-            [_check_error_correlation(correlation, len(y))],
-            ["risk-coverage", "spread-skill"],
+            tables=(decisions_table(abstain, "rmse", {False: _rms(accepted), True: _rms(rejected)}),),
+            checks=(_check_error_correlation(correlation, len(y)),),
+            plots={
+                "risk-coverage": make_plot("plot_risk_coverage", risk, mark=mark, label="mean absolute error"),
+                "spread-skill": make_plot("plot_spread_skill", *spread, name="the model, by groups"),
+            },
         ),
-        data_topic(count + num_unlabeled, num_unlabeled, num_ood, len(y), reference.num_held_out),
+        data_topic({"rows": sample["ood_score"]}, count, reference),
     ]
-    plots = partial(_plots, sample, metrics, details, normal.calibration_curve)
-    return EvaluationReport(count, metrics, baseline, details, topics, plots)
+    return EvaluationReport(count, metrics, baseline, details, topics)
 
 
 def _rms(values: Tensor) -> float | None:
@@ -178,91 +175,64 @@ def _rank_correlation(std: Tensor, error: Tensor) -> float | None:
     return float(spearmanr(std.numpy(), error.numpy()).statistic)
 
 
+def _coverage(coverage: float, count: int) -> dict[str, float]:
+    low, high = wilson_interval(coverage, count)
+    return {"coverage": coverage, "low": low, "high": high}
+
+
 def _level_rows(by_level: Mapping[float, IntervalMetrics]) -> list[dict[str, Any]]:
     """Coverage and mean width at each level."""
-    rows = []
-    for level, state in sorted(by_level.items()):
-        coverage = float(state.coverage)
-        low, high = wilson_interval(coverage, state.count)
-        row = {"level": level, "coverage": coverage, "low": low, "high": high}
-        rows.append(row | {"mean_width": float(state.mean_width), "rows": state.count})
-    return rows
+    return [
+        {"level": level, **_coverage(float(state.coverage), state.count)}
+        | {"mean_width": float(state.mean_width), "rows": state.count}
+        for level, state in sorted(by_level.items())
+    ]
 
 
 def _group_rows(sample: Mapping[str, Tensor], inside: Tensor) -> list[dict[str, Any]]:
     """RMSE and coverage of groups of rows with similar σ."""
-    std, error = sample["std"], sample["y"] - sample["mean"]
-    rows = []
-    for index in std.argsort(stable=True).tensor_split(max(1, min(_MAX_GROUPS, len(std) // _MIN_GROUP_ROWS))):
-        coverage = float(inside[index].double().mean())
-        low, high = wilson_interval(coverage, len(index))
-        rows.append(
-            {
-                "from": float(std[index].min()),
-                "to": float(std[index].max()),
-                "rows": len(index),
-                "std": _rms(std[index]),
-                "rmse": _rms(error[index]),
-                **{"coverage": coverage, "low": low, "high": high},
-            }
-        )
-    return rows
+    std, error = sample["std"], sample["y"] - sample["prediction"]
+    groups = std.argsort(stable=True).tensor_split(max(1, min(_MAX_GROUPS, len(std) // _MIN_GROUP_ROWS)))
+    return [
+        {
+            "from": float(std[index].min()),
+            "to": float(std[index].max()),
+            "rows": len(index),
+            "std": _rms(std[index]),
+            "rmse": _rms(error[index]),
+            **_coverage(float(inside[index].double().mean()), len(index)),
+        }
+        for index in groups
+    ]
 
 
-def _plots(
-    sample: Mapping[str, Tensor],
-    metrics: Mapping[str, Any],
-    details: Mapping[str, Any],
-    normal: CalibrationCurve,
-) -> dict[str, Draw]:
-    from neuboots.report import plots
-
-    points = [sample[name][:_MAX_POINTS] for name in ("y", "mean", "low", "high")]
-    expected, observed = (torch.tensor([row[key] for row in details["levels"]]) for key in ("level", "coverage"))
-    curves = {"its intervals": CalibrationCurve(expected, observed), "a Gaussian of its std": normal}
-    spread, skill = ([group[name] for group in details["groups"]] for name in ("std", "rmse"))
-    pit, scores = torch.tensor(details["pit"]), {"rows": sample["ood_score"][: 5 * _MAX_POINTS]}
-
-    def risk_coverage(ax: Any) -> None:
-        order = sample["std"].argsort(stable=True)
-        number = torch.arange(1, len(order) + 1, dtype=torch.float64)
-        risk = (sample["y"] - sample["mean"]).abs()[order].cumsum(0) / number
-        thin = RiskCoverageCurve(*thin_curve(number / len(order), risk, -sample["std"][order]))
-        plots.plot_risk_coverage(ax, {"smallest std first": thin})
-        ax.axvline(metrics["accepted"], color=plots.ORANGE, lw=2, ls="--", label="fraction that the model accepts")
-        ax.set_ylabel("mean absolute error of accepted rows")
-        ax.legend(fontsize=9)
-
-    return {
-        "predictions": lambda ax: plots.plot_predictions(ax, *points, name="the model", level=metrics["level"]),
-        "coverage-by-level": lambda ax: plots.plot_calibration_curve(ax, curves),
-        "pit": lambda ax: plots.plot_pit_histogram(ax, pit, name="the model", label="PIT under N(prediction, std²)"),
-        "risk-coverage": risk_coverage,
-        "spread-skill": lambda ax: plots.plot_spread_skill(ax, spread, skill, name="the model, by groups"),
-        "ood-score": lambda ax: plot_clipped_histograms(ax, scores, OOD_LABEL),
-    }
+def _risk_coverage_curve(std: Tensor, error: Tensor) -> RiskCoverageCurve:
+    """Mean absolute error of the rows with the smallest σ."""
+    order = std.argsort(stable=True)
+    number = torch.arange(1, len(order) + 1, dtype=torch.float64)
+    return RiskCoverageCurve(number / len(order), error[order].cumsum(0) / number, -std[order])
 
 
 # -- checks --------------------------------------------------------------------------------------------
 
 
-def _check_rmse(mse: float, std: float, count: int, training_rmse: Any, num_test: int) -> Check | None:
-    """Check that squared errors of this mean and std are not above those of the test split; None if unknown.
+def _check_rmse(mse: float, std: float, count: int, training_rmse: Any, num_test: int) -> list[Check]:
+    """Check that squared errors of this mean and std are not above those of the test split, if known.
 
     Squares of normal errors have a std of √2 times their mean; few rows may show less by chance.
 
     Example:
-        >>> str(_check_rmse(9.0, 13.0, 100, 1.0, 100))
+        >>> str(_check_rmse(9.0, 13.0, 100, 1.0, 100)[0])
         'does NOT hold: errors no larger than on the test split at training time (RMSE 3 against 1)'
-        >>> _check_rmse(9.0, 0.0, 1, 1.0, 100).holds
+        >>> _check_rmse(9.0, 0.0, 1, 1.0, 100)[0].holds
     """
     if not isinstance(training_rmse, float | int) or num_test < 1 or not training_rmse > 0:
-        return None
+        return []
     before, relative = training_rmse**2, max(math.sqrt(2), std / mse if mse > 0 else 0.0)
     half = Z * relative * math.hypot(mse / math.sqrt(count), before / math.sqrt(num_test))
     holds = decide(mse - before + half < before, mse - before > half)
     evidence = f"RMSE {format_number(math.sqrt(mse))} against {format_number(training_rmse)}"
-    return Check("errors no larger than on the test split at training time", holds, evidence)
+    return [Check("errors no larger than on the test split at training time", holds, evidence)]
 
 
 def _check_coverage(coverage: float, level: float, count: int) -> Check:

@@ -22,7 +22,7 @@ class Section:
         scale: Name of the preset that was run.
         tables: Tables in order.
         checks: Results of the checks.
-        plots: SVG text by name.
+        plots: SVG text by name, or functions that return it.
         settings: Options of the run.
         about: Command, versions and cost; empty for a section without a footer.
         note: Remark below the claim.
@@ -34,7 +34,7 @@ class Section:
     scale: str = ""
     tables: tuple[Table, ...] = ()
     checks: tuple[Check, ...] = ()
-    plots: Mapping[str, str] = field(default_factory=dict)
+    plots: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""

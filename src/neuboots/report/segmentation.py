@@ -3,20 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from neuboots.evaluation.segmentation.metrics import UNCERTAINTY_MEASURES, SegmentationReport
 from neuboots.report.checks import Check, decide
 from neuboots.report.evaluation import (
     MARGIN,
-    Draw,
     EvaluationReport,
     Reference,
-    Topic,
     data_topic,
     format_count,
-    format_percent,
-    make_table,
+    make_plot,
     metrics_table,
 )
+from neuboots.report.section import Section
+from neuboots.report.tables import format_percent, make_table
 
 _MAX_PLOTTED_CLASSES = 12
 _LABELS = {
@@ -31,14 +32,13 @@ _LABELS = {
 
 
 def build_segmentation_report(
-    pixels: SegmentationReport, num_rejected: int, num_ood: int, names: tuple[str, ...], reference: Reference
+    pixels: SegmentationReport, columns: Mapping[str, Any], names: tuple[str, ...], reference: Reference
 ) -> EvaluationReport:
     """Build the report of label maps.
 
     Args:
         pixels: Metrics accumulated over all pixels.
-        num_rejected: Images that the model abstains from.
-        num_ood: Images that are out of distribution.
+        columns: Columns `abstain` and `ood_score` of the images.
         names: Names of the classes.
         reference: Results at training time.
 
@@ -47,7 +47,8 @@ def build_segmentation_report(
     """
     count = pixels.num_images
     metrics = {name: value for name, value in pixels.metrics.items() if name != "seconds"}
-    metrics |= {"pixels": pixels.count, "accepted": 1 - num_rejected / count, "ood_fraction": num_ood / count}
+    metrics |= {"pixels": pixels.count, "accepted": 1 - float(columns["abstain"].mean())}
+    metrics["ood_fraction"] = float((columns["ood_score"] > 1).mean())
     sizes = pixels.pixels.confusion_matrix.sum(1).tolist()
     classes = [
         {"class": name, "pixels": size, "iou": iou, "dice": dice}
@@ -68,38 +69,28 @@ def build_segmentation_report(
         decide(metrics["ece"] < MARGIN, metrics["ece"] > 0.1),
         f"calibration error {format_percent(metrics['ece'])} over pixels",
     )
+    plots = {"confusion": make_plot("plot_confusion", names, pixels.pixels.confusion_matrix)}
     topics = [
-        Topic(
+        Section(
             "masks",
             "How well are pixels classified?",
-            [
+            tables=(
                 metrics_table(title, _LABELS, metrics, pixels.majority, reference.metrics, {}),
                 make_table("Classes.", classes),
-            ],
-            _check_iou(pixels.mean_iou, pixels.majority["mean_iou"], reference.metrics),
-            ["confusion"],
+            ),
+            checks=tuple(_check_iou(pixels.mean_iou, pixels.majority["mean_iou"], reference.metrics)),
+            plots=plots if len(names) <= _MAX_PLOTTED_CLASSES else {},
         ),
-        Topic(
+        Section(
             "uncertainty",
             "Does the confidence equal the accuracy, and are wrong pixels less confident?",
-            [make_table("Uncertainty of right and wrong pixels, means.", uncertainty)],
-            [ece_check, _check_error_detection(metrics["entropy_ratio"], metrics["entropy_auroc"])],
-            ["reliability"],
+            tables=(make_table("Uncertainty of right and wrong pixels, means.", uncertainty),),
+            checks=(ece_check, _check_error_detection(metrics["entropy_ratio"], metrics["entropy_auroc"])),
+            plots={"reliability": make_plot("plot_reliability", {"the model": pixels.pixels.reliability_curve})},
         ),
-        data_topic(count, 0, num_ood, count, reference.num_held_out),
+        data_topic({"images": torch.from_numpy(columns["ood_score"])}, count, reference),
     ]
-
-    def plots() -> dict[str, Draw]:
-        from neuboots.report.plots import plot_confusion, plot_reliability
-
-        found: dict[str, Draw] = {
-            "reliability": lambda ax: plot_reliability(ax, {"the model": pixels.pixels.reliability_curve})
-        }
-        if len(names) <= _MAX_PLOTTED_CLASSES:
-            found["confusion"] = lambda ax: plot_confusion(ax, names, pixels.pixels.confusion_matrix)
-        return found
-
-    return EvaluationReport(count, metrics, pixels.majority, details, topics, plots)
+    return EvaluationReport(count, metrics, pixels.majority, details, topics)
 
 
 def _check_iou(iou: float, majority: float, training: Mapping[str, Any]) -> list[Check]:

@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from neuboots._io import write_json
-from neuboots.cli._console import UsageError
+from neuboots.cli import UsageError
 from neuboots.evaluation._batching import format_table, iter_batches
 from neuboots.evaluation._parallel import run_jobs
 from neuboots.loading import Batch
