@@ -1,4 +1,4 @@
-"""Tests import their neighbours (`oracle`, `zoo`) by name."""
+"""Puts this folder on the path, so that tests import `_nets`, `_reference` and other helpers by name."""
 
 import sys
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""One file an experiment: a frozen dataclass of options whose `run()` measures, prints and draws."""
+"""The studies of the paper, the commands that run them and show their results, and baselines that only they use."""

@@ -14,7 +14,7 @@ import torch
 from neuboots.cli import UsageError
 from neuboots.data import CorruptFileError
 from neuboots.report.section import format_text
-from neuboots_paper.runner import check_folder, run_study
+from neuboots_paper.runner import check_run_folder, run_study
 from neuboots_paper.studies import STUDY_NAMES, load_study
 from neuboots_paper.study import RunContext, Scale, Study
 
@@ -51,7 +51,7 @@ class Reproduce:
         studies = [self._study(name) for name in self._names]
         self._check_packages(studies)
         for study in studies:
-            check_folder(self._folder(study), study, self.scale)
+            check_run_folder(self._folder(study), study, self.scale)
         self._check_data(studies)
         for study in studies:
             self._run(study, echo)

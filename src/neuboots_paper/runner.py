@@ -82,7 +82,7 @@ def run_study(
     Raises:
         UsageError: If the folder holds other files or other settings, or another process works in it.
     """
-    check_folder(folder, study, scale)
+    check_run_folder(folder, study, scale)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -229,7 +229,7 @@ def job_name(job: Job) -> str:
     return ",".join(f"{key}={value}" for key, value in job.items()).replace("/", "-").replace(" ", "")
 
 
-def check_folder(folder: Path, study: Study, scale: str) -> None:
+def check_run_folder(folder: Path, study: Study, scale: str) -> None:
     """Raise a UsageError unless the folder is new, empty, or holds this study with these settings (but other seeds)."""
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK):

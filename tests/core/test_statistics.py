@@ -140,7 +140,7 @@ def test_multinomial_fits_match_resampled_fits() -> None:
 
 
 def block_variance(z: np.ndarray, u: Tensor, size: int, weight_distribution: WeightDistribution) -> np.ndarray:
-    """Var Σᵢ α_{u(i)} zᵢ, exact: the law's covariance on the sums of the blocks: (9,)."""
+    """Var Σᵢ α_{u(i)} zᵢ, exact: the covariance of the weights on the sums of the blocks: (9,)."""
     sums = np.zeros((len(z), size))
     np.add.at(sums, (slice(None), u.numpy()), z)
     v, c = weight_distribution.covariance(size)

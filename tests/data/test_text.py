@@ -139,7 +139,7 @@ def test_splits_of_data_root(streaming: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_labels_that_are_not_public(streaming: bool, tmp_path: Path) -> None:
-    """As on the hub: the test part is its validation rows, and a share of the training rows is for validation."""
+    """As on the hub: the test split is its validation rows, and a fraction of the training rows is for validation."""
     written = write(tmp_path, column="sentence", test_label=-1)
     data = load_sst2(tmp_path, LoadOptions(**{**OPTIONS, "streaming": streaming}))
     assert tensors(data.test)[1].tolist() == [k % 2 for k in range(10)]

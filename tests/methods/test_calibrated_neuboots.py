@@ -311,7 +311,7 @@ def test_arguments_are_checked(call: Callable[..., Any], match: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"layers": 1}, {"reference": "bootstrap", "num_members": 40}], ids=str)
 def test_least_squares_variance(options: dict[str, Any]) -> None:
-    """On a linear model the mean over the n inputs of Var f̂(Xᵢ) is σ² p / n, whatever the law in training."""
+    """On a linear model the mean over the n inputs of Var f̂(Xᵢ) is σ² p / n for any distribution in training."""
     n, inputs, sigma = 400, 3, 0.5
     x = noise(n, inputs, seed=2)
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1.0 + sigma * noise(n, seed=3)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.training import TrainingConfig
-from neuboots_paper.studies.bands import Bands, band_metrics, bands, plot_stored_image
+from neuboots_paper.studies.bands import Bands, band_metrics, plot_stored_image, predict_bands
 from neuboots_paper.study import RunContext
 
 
@@ -18,7 +18,7 @@ def test_bands_are_central_quantiles_of_replicates() -> None:
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
     predictor = NeuBoots().fit(lambda: MLP(2, 3, widths=(8,)), data, TrainingConfig(epochs=1, progress=False))
-    mean, low, high = bands(predictor, x, 21, 0.8)
+    mean, low, high = predict_bands(predictor, x, 21, 0.8)
     probs = predictor.predict(x, 21).samples.softmax(2).sort(0).values  # (B, N, C)
     assert torch.allclose(mean, probs.mean(0), atol=1e-6)
     assert torch.allclose(low, probs[2], atol=1e-6)  # 10 % of 20 steps

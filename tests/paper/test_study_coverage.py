@@ -63,7 +63,7 @@ def test_one_failing_x_fails_the_check() -> None:
 
 
 def test_minimum_coverage_is_bonferroni_corrected() -> None:
-    """Of 30 data sets at 3 places: the least count that is not below chance is 24, by the binomial law itself."""
+    """Of 30 data sets at 3 places: the least count that is not below chance is 24, by the binomial distribution."""
     from math import comb
 
     tail = [sum(comb(30, k) * 0.95**k * 0.05 ** (30 - k) for k in range(count + 1)) for count in range(31)]

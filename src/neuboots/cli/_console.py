@@ -37,7 +37,7 @@ COMMANDS = {
     "reproduce": ("neuboots_paper.reproduce:Reproduce", "Reproduce an experiment of the paper."),
     "report": ("neuboots_paper.report:Report", "Make a page of reproduced experiments."),
     "segment": ("neuboots_paper.segment:Segment", "Train and evaluate a segmentation net."),
-    "scnas": ("neuboots_paper.scnas.command:Scnas", "Search an architecture for volumes (SCNAS)."),
+    "scnas": ("neuboots_paper.scnas.command:SearchCommand", "Search an architecture for volumes (SCNAS)."),
 }
 """Class and summary of each command."""
 

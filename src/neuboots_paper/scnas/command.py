@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scnas:
+class SearchCommand:
     """Search the cells of a 3D U-net on small volumes, and compare them with random cells.
 
     Prints the objective of the search and the losses of nets trained from scratch, each with standard errors. Writes

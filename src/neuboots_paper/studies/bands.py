@@ -87,13 +87,13 @@ class Bands(Study):
         )
         rows: Rows = {"groups": [], "single": [], "bands": []}
         for group, set_name, x in self._groups(context):
-            found = band_metrics(*bands(predictor, x, self.num_samples, self.level))
+            found = band_metrics(*predict_bands(predictor, x, self.num_samples, self.level))
             found["outside"] = detector.score(x, progress=False).sigmoid()
             means = {key: float(values.double().mean()) for key, values in found.items()}
             rows["groups"].append({"group": group, "set": set_name, "images": len(x), **means})
         for set_name, class_name in self._shown_images:
             image, x = f"{class_name} ({set_name})", self._one(set_name, class_name, context)
-            parts = bands(predictor, x, self.num_samples, self.level)
+            parts = predict_bands(predictor, x, self.num_samples, self.level)
             figures = band_metrics(*parts) | {"outside": detector.score(x, progress=False).sigmoid()}
             rows["single"].append({"image": image, **{key: float(value) for key, value in figures.items()}})
             for label, mean, low, high in zip(data.classes, *(part[0].tolist() for part in parts), strict=True):
@@ -229,7 +229,7 @@ class Bands(Study):
         )
 
 
-def bands(predictor: Predictor, x: Tensor, num_samples: int, level: float) -> tuple[Tensor, Tensor, Tensor]:
+def predict_bands(predictor: Predictor, x: Tensor, num_samples: int, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean probability of each class, and the ends of its band: (N, C) each."""
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
     parts = []
