@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from neuboots._pytree import as_tree, count_rows, tile_rows
+from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError
 from neuboots.loading import EpochLoader, preserve_rng_state, seed_everything
 
@@ -72,7 +72,7 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
             part = as_plain_tensor(part)
         return part.to(like.device, like.dtype if part.is_floating_point() else part.dtype)
 
-    return tree_map(convert, as_tree(x))
+    return tree_map(convert, dict(x) if isinstance(x, Mapping) else x)
 
 
 def check_module(model: Any) -> None:
@@ -85,13 +85,18 @@ def check_module(model: Any) -> None:
         raise ArgumentError("model", type(model), "a trained nn.Module", hint="call the factory and train its net")
 
 
+def _find_tensors(x: Any) -> list[Tensor]:
+    """The tensors of inputs."""
+    return [part for part in tree_leaves(dict(x) if isinstance(x, Mapping) else x) if isinstance(part, Tensor)]
+
+
 def check_inputs(x: Any) -> None:
     """Raise ArgumentError unless x is a tensor, or a dict, tuple or list of them, without NaN and infinite values.
 
     Args:
         x: Inputs: a tensor, or a dict or tuple of tensors.
     """
-    tensors = [part for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor)]
+    tensors = _find_tensors(x)
     if not tensors:
         raise ArgumentError("x", type(x), "a tensor, or a dict or tuple of tensors", hint="use torch.as_tensor(x)")
     for tensor in tensors:
@@ -121,7 +126,8 @@ def extract_output(result: Any, x: Any = None) -> Tensor:
         torch.Size([1, 3])
     """
     output = _find_output(result)
-    return output[None] if count_rows(x) == 1 and output.shape[:1] != (1,) else output
+    single_row = {len(part) for part in _find_tensors(x) if part.ndim} == {1}
+    return output[None] if single_row and output.shape[:1] != (1,) else output
 
 
 def _find_output(result: Any) -> Tensor:
