@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import neuboots.methods.laplace as laplace_module
 from neuboots import Deterministic, Laplace, TrainingConfig
 from neuboots.losses import BrierLoss, GaussianNLL, as_loss
-from neuboots.methods import _head_points
+from neuboots.methods import _curvature
 from neuboots.methods.laplace import LaplacePredictor
 from neuboots.nets import MLP
 
@@ -203,7 +203,7 @@ def explicit_precision(phi: Tensor, z: Tensor, weights: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("elements", [1 << 24, 40])
 def test_pixels_are_points_except_ignored_ones(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (laplace_module, _head_points):
+    for module in (laplace_module, _curvature):
         monkeypatch.setattr(module, "_CHUNK_ELEMENTS", elements)
     net, x = seeded(pixels), noise(5, 2, 4, 4).double()
     y = (x[:, 0] > 0).long()

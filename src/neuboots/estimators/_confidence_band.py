@@ -25,10 +25,8 @@ from torch import Tensor, nn
 from neuboots.head import compute_output
 from neuboots.losses import Loss
 from neuboots.methods import InfluenceBootstrap
-from neuboots.methods._curvature import working_residuals
-from neuboots.methods.influence._jacobian import Jacobian
-from neuboots.methods.influence._leverage import covariance_root
-from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors
+from neuboots.methods._least_squares import covariance_root, working_residuals
+from neuboots.methods.influence._tangent import Jacobian, TangentPredictor, build_tangent_predictors
 from neuboots.training import TrainingConfig, resolve_fit
 
 MAX_EXACT_ROWS = 1500  # rows × targets of the exact form; of more, a random subset is taken

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,18 +15,20 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.head import extract_output
-from neuboots.loading import (
-    Batch,
-    preserve_rng_state,
-)
+from neuboots.head import check_module, extract_output
+from neuboots.loading import Batch, FitData, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import (
+    BaseMethod,
+    FitInputs,
     TrainingConfig,
+    initialize_model,
     make_loader,
     progress_bar,
+    resolve_fit,
 )
 
+P = TypeVar("P", bound=Predictor)
 T = TypeVar("T")
 
 
@@ -68,6 +71,49 @@ def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 def make_tensors(description: Mapping[str, list[Any]]) -> dict[str, Tensor]:
     """Create tensors of the described types and shapes, whose values `load` fills in."""
     return {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (dtype, *shape) in description.items()}
+
+
+# -- methods for trained nets --------------------------------------------------------------------------
+
+
+class PostHocMethod(BaseMethod[P]):
+    """Base class of the methods that train a net as usual, and then compute what its predictor needs from the data."""
+
+    @abstractmethod
+    def _check(self, net: nn.Module, inputs: FitInputs) -> object:
+        """Raise if the method cannot be applied to this net, trained or not."""
+
+    @abstractmethod
+    def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> P:
+        """Compute the predictor around a trained net, which is not changed."""
+
+    def _fit(self, inputs: FitInputs) -> P:
+        net = initialize_model(inputs.factory, inputs.config.seed)
+        self._check(net, inputs)
+        self._train_net(net, inputs)
+        return self.make_predictor(net.eval(), inputs.data, inputs.config)
+
+    def from_trained(self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0) -> P:
+        """Create a predictor from a trained net, which is not changed.
+
+        Args:
+            model: The trained net; the predictor keeps a reference to it.
+            data: The data it was trained on, as in `fit`.
+            batch_size: Examples that pass through the net at once.
+            seed: Seed of random augmentations, and of random subsets and blocks of rows.
+
+        Returns:
+            The predictor around this net.
+        """
+        check_module(model)
+        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
+
+    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> P:
+        """Create a predictor from a trained net, with the batches of a training config.
+
+        For a stream `steps_per_epoch` of the config is the number of batches.
+        """
+        return self._make_predictor(net, resolve_fit(net, data, config))
 
 
 # -- modules that replace layers -----------------------------------------------------------------------

@@ -1,35 +1,40 @@
-"""Generalized Gauss–Newton (GGN) matrix of a net's last layer, and a loss as a least-squares problem.
+"""Generalized Gauss–Newton (GGN) matrix of a net's head, and the training data as points of the head.
 
-    f(x) = θ̂ φ̃(x),   φ̃ = (φ, 1),   GGN = Σᵢ wᵢ Jᵢᵀ Λᵢ Jᵢ,   Jᵢ = I ⊗ φ̃ᵢᵀ
-    Λᵢ = ∂²ℓᵢ/∂z² = Lᵢ Lᵢᵀ,   −∂ℓᵢ/∂z = Lᵢ uᵢ
+    f(x) = θ̂ φ̃(x),   φ̃ = (φ, 1),   GGN = Σᵢ wᵢ Jᵢᵀ Λᵢ Jᵢ,   Jᵢ = I ⊗ φ̃ᵢᵀ,   Λᵢ = ∂²ℓᵢ/∂z²
 
-θ̂ are the weights and bias of the head, φ its input, z its output and ℓ the loss. With rows LᵢᵀJᵢ and working residuals
-uᵢ one Newton step for a weighted loss is a ridge regression. `Laplace` and `InfluenceBootstrap` share this module.
-Everything is computed in double precision, some points at a time.
+θ̂ are the weights and bias of the head, φ its input, z its output and ℓ the loss. A point is one position of the head's
+output: an example, a pixel or a token. Everything is computed in double precision, some points at a time. `Laplace` and
+the head form of `InfluenceBootstrap` share this module.
 """
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import add_output_axis, cast_inputs, eval_mode, load_example
-from neuboots.losses import GaussianNLL, Loss, as_loss
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
+from neuboots.loading import Batch
+from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
+from neuboots.methods._base import iterate_batches
+from neuboots.methods._least_squares import (
+    MIN_LOG_VARIANCE,
+    Likelihood,
+    bisect_decreasing,
+    infer_likelihood,
+    working_residuals,
+)
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs
 
-Likelihood = Literal["softmax", "bernoulli", "squared", "gaussian"]
 MAX_FULL_SIZE = 3000  # parameters of the head up to which the GGN is stored whole: quadratic memory, cubic time
 _MAX_LOG_PRECISION = 30.0
-_MIN_LOG_VARIANCE = -12.0  # the floor of GaussianNLL
-_MIN_PROBABILITY = 1e-7  # in a working residual
-_MIN_RELATIVE_CURVATURE = 1e-6  # of the largest: where a loss is linear (Huber's), its gradient still counts
+_MAX_STORED_BYTES = 1 << 28  # of features; beyond that the net is run again in each pass
+_CHUNK_ELEMENTS = 1 << 22
 
 
 # -- the head ------------------------------------------------------------------------------------------
@@ -161,139 +166,26 @@ def _uses_all(at: GeneratorAtInput, z: Tensor) -> bool:
     return bool((gradient != 0).all())
 
 
-# -- the loss ------------------------------------------------------------------------------------------
+# -- the GGN -------------------------------------------------------------------------------------------
 
 
-def infer_likelihood(loss: Loss) -> Likelihood | None:
-    """The likelihood whose negative logarithm the loss is; None if its Hessian has no closed form here."""
-    weighted = getattr(loss, "weight", None) is not None or getattr(loss, "pos_weight", None) is not None
-    if isinstance(loss, nn.CrossEntropyLoss) and not weighted:
-        return "softmax"
-    if isinstance(loss, nn.BCEWithLogitsLoss) and not weighted:
-        return "bernoulli"
-    if isinstance(loss, nn.MSELoss):
-        return "squared"
-    return "gaussian" if isinstance(loss, GaussianNLL) and not loss.beta else None
+def output_hessian(likelihood: Likelihood, z: Tensor) -> Tensor:
+    """Λ at outputs z (M, C): (M, C, C).
 
-
-def output_hessian(likelihood: Likelihood, z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Λ = diag(s) − q qᵀ at outputs z, as s and q, (M, C) each; q is None where Λ is diagonal.
-
-    Softmax: s = q = p. Bernoulli: s = p (1 − p). Squared error (halved): s = 1, to be divided by σ². Gaussian: the
-    Fisher information of (μ, log σ²), s = (1/σ², ½), and zero for a log σ² below the floor of the loss.
+    Softmax: diag(p) − ppᵀ. Bernoulli: p (1 − p). Squared error (halved): 1, to be divided by σ². Gaussian: the Fisher
+    information (1/σ², ½) of (μ, log σ²), and zero for a log σ² below the floor of the loss.
     """
     if likelihood == "softmax":
         p = z.softmax(1)
-        return p, p
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
     if likelihood == "bernoulli":
         p = z.sigmoid()
-        return p * (1.0 - p), None
+        return torch.diag_embed(p * (1.0 - p))
     if likelihood == "squared":
-        return torch.ones_like(z), None
+        return torch.diag_embed(torch.ones_like(z))
     log_variance = z.chunk(2, 1)[1]
-    floored = log_variance.clamp_min(_MIN_LOG_VARIANCE)
-    return torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1), None
-
-
-class WorkingModel(NamedTuple):
-    """L, u and −∂ℓ/∂z at M points of C outputs."""
-
-    root: Tensor  # L: (M, C, C)
-    residual: Tensor  # u: (M, C)
-    slope: Tensor  # −∂ℓ/∂z = L u, except where a loss has no curvature: (M, C)
-
-
-def working_residuals(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
-    """L, u and −∂ℓ/∂z of a loss at outputs z (M, C) and targets y, one for each point, in double precision.
-
-    A loss without a closed form is differentiated twice; where it is not convex in the outputs, its curvature is
-    replaced by a small positive one. For the squared error (halved) L = I and u = y − z; for classes u are Pearson's
-    residuals.
-    """
-    z = z.double()
-    likelihood = infer_likelihood(loss)
-    if isinstance(loss, GaussianNLL):
-        root, residual = _gaussian(loss.beta, z, y)
-    elif likelihood is None:
-        return _differentiate_twice(loss, z, y)
-    elif likelihood == "squared":
-        root = torch.eye(z.shape[1], dtype=z.dtype, device=z.device).expand(len(z), -1, -1)
-        residual = y.reshape(z.shape).to(z) - z
-    elif likelihood == "softmax":
-        p = z.softmax(1).clamp_min(_MIN_PROBABILITY)
-        smoothing = getattr(loss, "label_smoothing", 0.0)
-        hard = y if y.is_floating_point() else torch.nn.functional.one_hot(y.long(), z.shape[1])  # torch takes both
-        target = hard.to(z) * (1 - smoothing) + smoothing / z.shape[1]
-        q = p.sqrt()
-        # diag(p) − ppᵀ = L Lᵀ with L = diag(q)(I − qqᵀ); −∂ℓ/∂z = target − p sums to zero, so u = (target − p)/q
-        root, residual = torch.diag_embed(q) - p[:, :, None] * q[:, None], (target - z.softmax(1)) / q
-    else:
-        p = z.sigmoid()
-        scale = (p * (1.0 - p)).clamp_min(_MIN_PROBABILITY).sqrt()
-        root, residual = torch.diag_embed(scale), (y.reshape(z.shape).to(z) - p) / scale
-    return WorkingModel(root, residual, (root @ residual[:, :, None])[:, :, 0])
-
-
-def _gaussian(beta: float, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of k means and k values of log σ², by the Fisher information (1/σ², ½); β weights a point by σ^(2β)."""
-    mean, raw = z.chunk(2, 1)
-    log_variance = raw.clamp_min(_MIN_LOG_VARIANCE)
-    standardized = (y.reshape(mean.shape).to(z) - mean) * (-0.5 * log_variance).exp()
-    half = 0.5**0.5 * (raw >= _MIN_LOG_VARIANCE).to(z)
-    root = torch.cat([(-0.5 * log_variance).exp(), half], 1)
-    residual = torch.cat([standardized, half * (standardized.square() - 1.0)], 1)
-    weight = (0.5 * beta * log_variance).exp().repeat(1, 2)
-    return torch.diag_embed(weight * root), weight * residual
-
-
-def pointwise_losses(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
-    """ℓ of each point at outputs z (M, C), in the shape and precision that the loss accepts.
-
-    A net may give (N,) and its loss expect that: against targets (M,) outputs (M, 1) would be broadcast. A loss may
-    also hold single-precision tensors, such as class weights, which torch does not mix with double.
-    """
-    loss = as_loss(loss)
-    single = z.shape[1] == 1 and y.shape == z.shape[:1]
-    shapes = [z, z[:, 0]] if single else [z]
-    first_error: Exception | None = None
-    for outputs in [*shapes, *(shape.float() for shape in shapes if shape.dtype == torch.float64)]:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Using a target size")  # of a shape that is only tried
-                losses = loss(outputs, y.to(outputs) if y.is_floating_point() else y)
-        except (RuntimeError, ValueError) as error:
-            first_error = first_error or error
-            continue
-        if not single or losses.numel() == len(z) or outputs.ndim == 1:
-            return losses
-    assert first_error is not None, "the last shape is returned unless the loss raises"
-    raise first_error
-
-
-def _differentiate_twice(loss: Loss, z: Tensor, y: Tensor) -> WorkingModel:
-    """L, u and −∂ℓ/∂z by differentiation; L and u are zero if the second derivative is nowhere positive."""
-    with torch.inference_mode(False), torch.enable_grad():
-        z = z.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(pointwise_losses(loss, z, y).sum(), z, create_graph=True)
-        try:
-            columns = [
-                torch.autograd.grad(part.sum(), z, retain_graph=True, materialize_grads=True)[0]
-                for part in (gradient.unbind(1) if gradient.requires_grad else ())
-            ]
-        except RuntimeError as error:
-            raise ArgumentError("loss", loss, f"a loss that can be differentiated twice ({error})") from None
-    gradient = gradient.detach()
-    curvature = torch.stack(columns, 2) if columns else torch.diag_embed(torch.zeros_like(gradient))  # (M, C, C)
-    values, vectors = torch.linalg.eigh(curvature)
-    largest = float(values.max()) if len(values) else 1.0
-    if not largest > 0.0:
-        return WorkingModel(torch.zeros_like(curvature), torch.zeros_like(gradient), -gradient)
-    root = values.clamp_min(_MIN_RELATIVE_CURVATURE * largest).sqrt()
-    residual = torch.einsum("mck,mc->mk", vectors, -gradient) / root
-    return WorkingModel(vectors * root[:, None], residual, -gradient)
-
-
-# -- the GGN -------------------------------------------------------------------------------------------
+    floored = log_variance.clamp_min(MIN_LOG_VARIANCE)
+    return torch.diag_embed(torch.cat([(-floored).exp(), 0.5 * (log_variance >= floored)], 1))
 
 
 class FullGGN(nn.Module):
@@ -308,17 +200,9 @@ class FullGGN(nn.Module):
         self.register_buffer("values", torch.zeros(outputs * width, dtype=torch.float64))
         self.register_buffer("vectors", torch.zeros(outputs * width, outputs * width, dtype=torch.float64))
 
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
-        blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width).diagonal(dim1=0, dim2=2)
-        blocks += torch.einsum("md,mc,me->dec", phi, w[:, None] * s, phi)  # (D̃, D̃, C)
-        if q is not None:
-            J = ((w.sqrt()[:, None] * q)[:, :, None] * phi[:, None]).flatten(1)  # (M, K)
-            self.vectors -= J.T @ J
-
-    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
-        hessian = w[:, None, None] * (root @ root.mT)
+    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
+        hessian = w[:, None, None] * hessian
         blocks = self.vectors.view(self.outputs, self.width, self.outputs, self.width)
         for c in range(self.outputs):
             scaled = (hessian[:, c, : c + 1, None] * phi[:, None]).flatten(1)  # (M, (c + 1)·D̃)
@@ -376,18 +260,11 @@ class KronGGN(nn.Module):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_vectors", torch.zeros(size, size, dtype=torch.float64))
 
-    def add(self, phi: Tensor, s: Tensor, q: Tensor | None, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), Λ = diag(s) − q qᵀ as s and q (M, C), weights (M,)."""
-        q = torch.zeros_like(s) if q is None else q
-        trace, v = s.sum(1) - q.square().sum(1), w * phi.square().sum(1)
+    def add(self, phi: Tensor, hessian: Tensor, w: Tensor) -> None:
+        """Add points: features φ̃ (M, D̃), Λ (M, C, C), weights (M,)."""
+        trace = hessian.diagonal(dim1=1, dim2=2).sum(1)
         self.inner_vectors += phi.T @ ((w * trace)[:, None] * phi)
-        self.outer_vectors += torch.diag(v @ s) - q.T @ (v[:, None] * q)
-
-    def add_roots(self, phi: Tensor, root: Tensor, w: Tensor) -> None:
-        """Add points: features φ̃ (M, D̃), roots L of Λ (M, C, C), weights (M,)."""
-        self.inner_vectors += phi.T @ ((w * root.square().sum((1, 2)))[:, None] * phi)
-        scaled = ((w * phi.square().sum(1)).sqrt()[:, None, None] * root).movedim(1, 0).flatten(1)  # (C, M·C)
-        self.outer_vectors += scaled @ scaled.T
+        self.outer_vectors += torch.einsum("m,mce->ce", w * phi.square().sum(1), hessian)
 
     def decompose(self, scale: float = 1.0) -> None:
         """Replace the sums by their eigenvalues, times `scale`, and eigenvectors."""
@@ -424,14 +301,6 @@ class KronGGN(nn.Module):
         return self._along(phi, f) @ to_double(self.outer_vectors).square().T
 
 
-def bisect_decreasing(excess: Callable[[float], float], low: float, high: float) -> float:
-    """The t between two positive numbers at which a decreasing function changes its sign, by bisection of log t."""
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return math.sqrt(low * high)
-
-
 def maximize_evidence(h: Tensor, squared_norm: float) -> float:
     """The prior precision τ of the largest evidence: where τ |θ̂|² = Σ_k h_k / (h_k + τ), whose sides cross once.
 
@@ -445,3 +314,157 @@ def maximize_evidence(h: Tensor, squared_norm: float) -> float:
         return 1.0  # the data carry no information
     low, high = math.exp(-_MAX_LOG_PRECISION), math.exp(_MAX_LOG_PRECISION)
     return bisect_decreasing(lambda tau: float((h / (h + tau)).sum()) - tau * squared_norm, low, high)
+
+
+# -- training data as points of the head ----------------------------------------------------------------
+
+
+class HeadPoints(NamedTuple):
+    """M points of the head, in double precision."""
+
+    phi: Tensor  # φ̃ = (φ, 1): (M, D̃)
+    z: Tensor  # outputs: (M, C)
+    root: Tensor  # L: (M, C, C)
+    residual: Tensor  # u: (M, C)
+    slope: Tensor  # −∂ℓ/∂z = L u, except for a loss without curvature there: (M, C)
+    weight: Tensor  # (M,)
+    row: Tensor  # index of its example in the data set: (M,)
+    y: Tensor  # its target; where the net upsamples the head's output, the one that has this slope at the head
+
+
+class BatchFeatures(NamedTuple):
+    """Points of one batch as they reach the head."""
+
+    phi: Tensor  # (M, D)
+    z: Tensor  # outputs of the head, in the net's precision: (M, C)
+    y: Tensor | None  # (M,) or (M, ·); None where the net upsamples the head's output
+    slope: Tensor | None  # −∂ℓ/∂z at the head where the net upsamples its output: (M, C)
+    weight: Tensor  # zero for an ignored point: (M,)
+    row: Tensor  # (M,)
+
+    def take(self, which: Tensor | slice) -> "BatchFeatures":
+        """Select points."""
+        return BatchFeatures(*(None if part is None else part[which] for part in self))  # type: ignore[arg-type]
+
+
+def output_is_head(at: GeneratorAtInput) -> bool:
+    """Whether the net's output is its head's, up to squeezed axes of length one."""
+    if at.trace.ends_at_head:
+        return True
+    phi, output = at.trace.phi, at.trace.output
+    return phi.ndim <= 2 and output.ndim <= 2 and torch.equal(output.flatten(), at.generator.split.head(phi).flatten())
+
+
+class FeaturePass:
+    """Passes over the training data of a net as points of its head; small features are kept after the first pass."""
+
+    def __init__(self, generator: BootstrapGenerator, loss: Loss, inputs: FitInputs) -> None:
+        self.generator, self.loss, self.inputs = generator, loss, inputs
+        self.likelihood = infer_likelihood(loss)
+        self.theta = head_parameters(generator)  # θ̂: (C, D̃)
+        self.continuous = False  # whether the targets are continuous; known after the first batch
+        self.upsampled = False  # whether anything follows the head; known after the first batch
+        self.num_rows = 0  # examples with points that count; known after the first pass
+        self.total_loss, self.num_losses = 0.0, 0
+        self._stored: list[BatchFeatures] | None = None
+
+    def features(self) -> Iterator[tuple[Tensor, BatchFeatures]]:
+        """φ̃ (M, D̃) of all points, some at a time, and what they are made from."""
+        (outputs, width), biased = self.theta.shape, self.generator.split.head.bias is not None
+        size = max(1, _CHUNK_ELEMENTS // (outputs * max(outputs, width)))
+        for batch in self._batches():
+            for start in range(0, len(batch.phi), size):
+                part = batch.take(slice(start, start + size))
+                phi = append_ones(part.phi, biased).to(self.theta.device)
+                if not (bool(torch.isfinite(phi).all()) and bool(torch.isfinite(part.z).all())):
+                    raise ValueError(
+                        "the trained net has NaN or infinite features or outputs on its training data; expected finite "
+                        "numbers: drop such examples, or train the net again"
+                    )
+                yield phi, part
+
+    def points(self) -> Iterator[HeadPoints]:
+        """All points that count, some at a time, with their working residuals."""
+        for phi, part in self.features():
+            counted = part.weight > 0
+            phi, part = phi[counted.to(phi.device)], part.take(counted)
+            z, weight = phi @ self.theta.T, part.weight.to(phi)
+            if part.slope is None:
+                assert part.y is not None
+                y = part.y.to(z.device)
+                root, residual, slope = working_residuals(self.loss, z, y)
+            else:
+                mean = {"softmax": z.softmax(1), "bernoulli": z.sigmoid()}.get(str(self.likelihood), z)
+                # L does not depend on the targets
+                root = working_residuals(self.loss, z, z.chunk(2, 1)[0] if self.likelihood == "gaussian" else mean).root
+                # L⁺ = Lᵀ (LLᵀ)⁺; the slope of a point is divided by its weight
+                inverse = torch.linalg.pinv(root @ root.mT, rtol=1e-10, hermitian=True)
+                slope = part.slope / weight[:, None]
+                y = mean + slope
+                residual = (root.mT @ (inverse @ slope[:, :, None]))[:, :, 0]
+            if not bool(torch.isfinite(residual).all()):
+                raise ValueError("the loss is NaN or infinite on the training data; expected finite targets and losses")
+            yield HeadPoints(phi, z, root, residual, slope, weight, part.row, y)
+
+    def _batches(self) -> Iterator[BatchFeatures]:
+        if self._stored is not None:
+            yield from self._stored
+            return
+        stored: list[BatchFeatures] | None = []
+        size = self.num_rows = 0
+        with eval_mode(self.generator), torch.no_grad():
+            for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
+                found = self._read(batch)
+                self.num_rows += len(set(found.row[found.weight > 0].tolist()))
+                if stored is not None:
+                    stored.append(found)
+                    size += sum(num_bytes(part) for part in found if part is not None)
+                    stored = stored if size <= _MAX_STORED_BYTES else None
+                yield found
+        self._stored = stored
+
+    def _read(self, batch: Batch) -> BatchFeatures:
+        check_inputs(batch.x)
+        generator = self.generator
+        at = generator.at(cast_inputs(generator, batch.x))
+        y = batch.y.to(at.output.device)
+        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+            raise ValueError("the targets have NaN or infinite values; expected finite numbers: fill or drop such rows")
+        known = self.likelihood in ("squared", "gaussian")
+        other = y.is_floating_point() or isinstance(self.loss, GaussianNLL | nn.PoissonNLLLoss)  # counts are integers
+        self.continuous = known or (self.likelihood is None and other)
+        losses = self.loss(at.output, y)  # raises where targets do not fit; zero where they are ignored
+        weighted_mean(losses, losses.new_ones(len(batch.index)))  # raises for a loss that reduces
+        self.total_loss += float(to_double(losses).sum())
+        self.num_losses += losses.numel()
+        flat = at.trace.phi.movedim(generator.split.axis, -1)
+        phi, per_row = flat.flatten(0, -2), flat[0].numel() // flat.shape[-1]
+        z = generator.split.head(at.trace.phi).movedim(generator.split.axis, -1).reshape(len(phi), -1)
+        mask = valid_mask(self.loss, y)
+        if at.trace.ends_at_head:
+            weight = torch.ones(len(phi)) if mask is None else mask.flatten()
+        else:  # the fraction of the outputs that a point is upsampled to
+            counted = torch.full((len(flat),), at.output.shape[2:].numel()) if mask is None else mask.flatten(1).sum(1)
+            weight = (counted / per_row).repeat_interleave(per_row)
+        weight = weight.to(phi.device, self.theta.dtype)
+        row = batch.index.repeat_interleave(per_row).to(phi.device)
+        targets, slope = None, None
+        if output_is_head(at):
+            same_axes = y.ndim == at.output.ndim > 1
+            targets = y.movedim(1, -1).flatten(0, -2) if same_axes else y.reshape(len(phi), *y.shape[flat.ndim - 1 :])
+        else:
+            slope, self.upsampled = self._slope(at, y), True
+        return BatchFeatures(phi, z, targets, slope, weight, row)
+
+    def _slope(self, at: GeneratorAtInput, y: Tensor) -> Tensor:
+        """−∂ℓ/∂z at the head of a net that upsamples its output, scaled as in `working_residuals`: (M, C)."""
+        if self.likelihood is None:
+            expected = "nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.MSELoss or GaussianNLL, since the net upsamples"
+            raise ArgumentError("loss", self.loss, expected)
+        half = 0.5 if self.likelihood == "squared" else 1.0
+        split = self.generator.split
+        with torch.inference_mode(False), torch.enable_grad():
+            z = split.head(at.trace.phi.detach()).detach().clone().requires_grad_()
+            total = self.loss(at.arrange(at.trace.finish(z)), y.clone()).sum()  # y may be made in inference mode
+            (slope,) = torch.autograd.grad(total, z)
+        return -half * to_double(slope.movedim(split.axis, -1).flatten(0, -2))

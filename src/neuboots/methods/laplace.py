@@ -22,31 +22,22 @@ from torch import Tensor, nn
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_positive
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
-from neuboots.head import check_module
-from neuboots.loading import FitData
-from neuboots.methods._base import register
+from neuboots.methods._base import PostHocMethod, register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
+    FeaturePass,
     FullGGN,
     HeadReplicates,
     KronGGN,
-    Likelihood,
     head_parameters,
-    infer_likelihood,
     map_points,
     maximize_evidence,
     output_hessian,
     split_at_head,
     to_double,
 )
-from neuboots.methods._head_points import FeaturePass
-from neuboots.training import (
-    BaseMethod,
-    FitInputs,
-    TrainingConfig,
-    initialize_model,
-    resolve_fit,
-)
+from neuboots.methods._least_squares import Likelihood, infer_likelihood
+from neuboots.training import FitInputs
 
 _CHUNK_ELEMENTS = 1 << 24
 
@@ -134,7 +125,7 @@ class LaplacePredictor(HeadReplicates):
     reference="MacKay, Neural Computation 1992; Daxberger et al., NeurIPS 2021",
 )
 @dataclass(frozen=True)
-class Laplace(BaseMethod[LaplacePredictor]):
+class Laplace(PostHocMethod[LaplacePredictor]):
     """Last-layer Laplace approximation.
 
     The net is trained with the mean loss; one more pass over the training data computes the curvature at its head. For
@@ -152,6 +143,7 @@ class Laplace(BaseMethod[LaplacePredictor]):
 
     Example:
         >>> from torch.utils.data import TensorDataset
+        >>> from neuboots import TrainingConfig
         >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
         >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
         >>> data = TensorDataset(x, (x[:, 0] > 0).long())
@@ -179,42 +171,16 @@ class Laplace(BaseMethod[LaplacePredictor]):
             raise ArgumentError("loss", self.loss, expected)
         return likelihood
 
-    def _fit(self, inputs: FitInputs) -> LaplacePredictor:
-        net = initialize_model(inputs.factory, inputs.config.seed)
-        split_at_head(net, self.head, inputs)  # raises before the training if the head cannot be used
-        self._train_net(net, inputs)
-        return self.make_predictor(net.eval(), inputs.data, inputs.config)
+    def _check(self, net: nn.Module, inputs: FitInputs) -> None:
+        split_at_head(net, self.head, inputs)
 
-    def from_trained(
-        self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
-    ) -> LaplacePredictor:
-        """Compute the curvature at the head of a trained net, which is not changed.
-
-        Args:
-            model: The trained net; the predictor keeps a reference to it.
-            data: The data it was trained on, as in `fit`.
-            batch_size: Examples that pass through the net at once.
-            seed: Seed of random augmentations of the data.
-
-        Returns:
-            The predictor around this net.
-        """
-        check_module(model)
-        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
-
-    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> LaplacePredictor:
-        """Compute the curvature at the head of a trained net, with the batches of a training config.
-
-        For a stream `steps_per_epoch` of the config is the number of batches.
-        """
-        inputs = resolve_fit(net, data, config)
+    def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> LaplacePredictor:
         likelihood, generator = self._likelihood(), split_at_head(net, self.head, inputs)
         points = FeaturePass(generator, self.loss, inputs)
         full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
         posterior = _HeadPosterior(generator, "full" if full else "kron")
         for phi, part in points.features():
-            s, q = output_hessian(likelihood, to_double(part.z))
-            posterior.curvature.add(phi, s, q, part.weight.to(phi))
+            posterior.curvature.add(phi, output_hessian(likelihood, to_double(part.z)), part.weight.to(phi))
         total, count = points.total_loss, points.num_losses
         scale, log_likelihood = 1.0, -total
         if likelihood == "squared":

@@ -19,7 +19,6 @@ from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, un
 from neuboots.loading import Batch
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods._vmap import StackedNets
-from neuboots.methods.influence._scaled import scale_by_replicates
 from neuboots.nets import MLP
 from neuboots.prediction import Method, Predictor
 from neuboots.training import Objective, TrainingConfig, initialize_model, resolve_fit, train
@@ -177,7 +176,7 @@ def make_influence_predictors(
     """Predictors of `InfluenceBootstrap(layers="all")` without and with one calibration fit, from trained nets."""
     method = InfluenceBootstrap(nn.MSELoss(), layers="all")
     inputs = resolve_fit(net, data, config)
-    scaled = scale_by_replicates(method, net, [replicate], inputs)
+    scaled = method._scale_by_replicates(net, [replicate], inputs)
     return scaled.inner, scaled
 
 

@@ -12,25 +12,32 @@ matrix estimators with improved finite sample properties, Journal of Econometric
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from neuboots._prng import derive_keys
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.head import check_module
-from neuboots.loading import FitData
-from neuboots.losses import GaussianNLL
-from neuboots.methods._base import register
-from neuboots.methods._curvature import infer_likelihood
-from neuboots.methods.influence._head import HeadPredictor, InfluencePredictor, build_head_predictor, check_head
-from neuboots.methods.influence._scaled import fit_scaled
+from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
+from neuboots.loading import check_length, select_examples
+from neuboots.losses import GaussianNLL, Loss
+from neuboots.methods._base import PostHocMethod, iterate_batches, register
+from neuboots.methods._least_squares import InfluencePredictor, infer_likelihood
+from neuboots.methods._vmap import StackedNets
+from neuboots.methods.ensembles import fit_members
+from neuboots.methods.influence._head import HeadPredictor, build_head_predictor, check_head
 from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors, check_tangent
+from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Predictor
-from neuboots.training import BaseMethod, FitInputs, TrainingConfig, initialize_model, resolve_fit
+from neuboots.training import FitInputs, describe_method, initialize_model
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
+_MAX_COMPARED_ROWS = 512  # training inputs at which deviations are compared
+_NUM_SAMPLES = 64  # first-order replicates at each
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
 
@@ -42,7 +49,7 @@ Residuals = Literal["smooth", "hc3", "hc2", "raw"]
     reference="Jaeckel, Bell Laboratories 1972; Giordano, Stephenson, Liu, Jordan and Broderick, AISTATS 2019",
 )
 @dataclass(frozen=True)
-class InfluenceBootstrap(BaseMethod[Predictor]):
+class InfluenceBootstrap(PostHocMethod[Predictor]):
     """Influence bootstrap of a net.
 
     Weights that were frozen in training are moved like the others: choose the layers that were trained.
@@ -111,42 +118,87 @@ class InfluenceBootstrap(BaseMethod[Predictor]):
         continuous = infer_likelihood(self.loss) == "squared" or isinstance(self.loss, GaussianNLL)
         return self.residuals or ("smooth" if continuous else "hc3" if self.layers == 1 else "hc2")
 
+    def _check(self, net: nn.Module, inputs: FitInputs) -> object:
+        return (check_head if self.layers == 1 else check_tangent)(self, net, inputs)
+
     def _fit(self, inputs: FitInputs) -> Predictor:
+        if not self.num_calibration_fits:
+            return super()._fit(inputs)
         net = initialize_model(inputs.factory, inputs.config.seed)
-        (check_head if self.layers == 1 else check_tangent)(self, net, inputs)
-        if self.num_calibration_fits:
-            return fit_scaled(self, net, inputs)
-        self._train_net(net, inputs)
-        return self.make_predictor(net.eval(), inputs.data, inputs.config)
+        self._check(net, inputs)
+        numbers = range(self.num_calibration_fits)
+        try:
+            replicates = [copy_net(net) for _ in numbers]
+        except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
+            replicates = [initialize_model(inputs.member_factory, inputs.config.seed) for _ in numbers]
+        net, *replicates = self._train_with_replicates([net, *replicates], inputs)
+        return self._scale_by_replicates(net, replicates, inputs)
 
-    def from_trained(
-        self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0
-    ) -> InfluencePredictor:
-        """Compute the influence of the data on a trained net, which is not changed.
-
-        Args:
-            model: The trained net; the predictor keeps a reference to it.
-            data: The data it was trained on, as in `fit`.
-            batch_size: Examples that pass through the net at once.
-            seed: Seed of random subsets and blocks of rows.
-
-        Returns:
-            The predictor around this net.
-        """
+    def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> InfluencePredictor:
         if self.num_calibration_fits:
             raise ArgumentError("num_calibration_fits", self.num_calibration_fits, "0 with from_trained; use fit")
-        check_module(model)
-        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
-
-    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> InfluencePredictor:
-        """Compute the influence of the data on a trained net, with the batches of a training config.
-
-        For a stream `steps_per_epoch` of the config is the number of batches.
-        """
-        inputs = resolve_fit(net, data, config)
         if self.layers == 1:
             return build_head_predictor(self, net, inputs)
         return build_tangent_predictors([self], net, inputs)[0]
+
+    def _train_with_replicates(self, nets: Sequence[nn.Module], inputs: FitInputs) -> list[nn.Module]:
+        """Train the first net as it is, the others on Dirichlet weights, all with rows in the same order."""
+        n, count, config = check_length(inputs.data), len(nets) - 1, inputs.config
+        keys = derive_keys(torch.arange(count), config.seed, "true replicate")
+        members = fit_members(
+            nets,
+            inputs.data,
+            config,
+            loss=self.loss,
+            seeds=[config.seed] * (1 + count),
+            weights=torch.cat([torch.ones(1, n), Dirichlet().sample(keys, n).float()]),  # (1 + K, n)
+            identity=describe_method(replace(self, num_calibration_fits=0)),
+            val_data=inputs.val_data,
+        )
+        return [net.eval() for net in (members.nets() if isinstance(members, StackedNets) else members)]
+
+    def _scale_by_replicates(
+        self, net: nn.Module, replicates: Sequence[nn.Module], inputs: FitInputs
+    ) -> ScaledPredictor:
+        """The predictor around a trained net with its deviations times s, from K replicates f_k trained on weights w_k.
+
+            s² = max(1, Σ_k Σ_x |f_k(x) − f̂(x)|² / K Σ_x Var f_w(x))
+
+        To first order a net moves by J Δθ; a real one may move further, the wider it is. The variance in the
+        denominator is that of raw residuals, which a trained replicate has as well. Few replicates give a noisy ratio,
+        and the first order is seldom too large: a ratio below 1 is ignored.
+        """
+        method = replace(self, num_calibration_fits=0)
+        raw_method = replace(method, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
+        predictor: InfluencePredictor
+        raw: InfluencePredictor
+        if method.layers == 1:
+            predictor = build_head_predictor(method, net, inputs)
+            raw = build_head_predictor(replace(raw_method, ridge=predictor.ridge), net, inputs)
+        else:
+            predictor, raw = build_tangent_predictors([method, raw_method], net, inputs)
+        loss, data, config = self.loss, inputs.data, inputs.config
+        keys = derive_keys(torch.arange(check_length(data)), config.seed, "compared")
+        rows = keys.argsort()[:_MAX_COMPARED_ROWS].sort().values
+        moved = expected = 0.0
+        with torch.no_grad(), eval_mode(nn.ModuleList([net, *replicates])):
+            for batch in iterate_batches(select_examples(data, rows.tolist()), config):
+                center, *others = (add_output_axis(compute_output(each, batch.x)) for each in (net, *replicates))
+                drawn = raw.predict(batch.x, _NUM_SAMPLES, seed=config.seed).samples - center
+                moved += sum(_sum_squares(loss, other - center, dim=1) for other in others) / len(replicates)
+                expected += _sum_squares(loss, drawn, dim=2) / _NUM_SAMPLES
+        scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
+        outputs = center.shape[1] // 2 if isinstance(loss, GaussianNLL) else center.shape[1]
+        return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
+
+
+def _sum_squares(loss: Loss, change: Tensor, *, dim: int) -> float:
+    """Σ change² of the means of a Gaussian head, of differences between logits, or of the outputs along `dim`."""
+    if isinstance(loss, GaussianNLL):
+        change = change.chunk(2, dim)[0]
+    if isinstance(loss, nn.CrossEntropyLoss):
+        change = change - change.mean(dim, keepdim=True)  # adding a constant to all logits changes nothing
+    return float(change.double().square().sum())
 
 
 __all__ = ["MAX_KERNEL_ROWS", "HeadPredictor", "InfluenceBootstrap", "InfluencePredictor", "TangentPredictor"]

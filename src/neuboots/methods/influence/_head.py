@@ -6,6 +6,7 @@ One pass over the data computes H, a second the noise level (for `residuals="smo
 H⁻¹G is stored, a shift of the head for each block; B heads are then one product, as in eq. 3.1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,41 +18,39 @@ from neuboots._validation import ArgumentError
 from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, make_head
 from neuboots.loading import dataset_length
+from neuboots.losses import Loss, as_loss, build_loss, describe_loss
+from neuboots.methods._base import describe_tensors, make_tensors
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
+    FeaturePass,
     FullGGN,
+    HeadPoints,
     HeadReplicates,
     KronGGN,
+    append_ones,
     apply_heads,
     head_parameters,
     map_points,
     maximize_evidence,
+    output_is_head,
     split_at_head,
     to_double,
 )
-from neuboots.methods._head_points import FeaturePass, HeadPoints, output_is_head
-from neuboots.methods.influence._leverage import (
+from neuboots.methods._least_squares import (
     POWERS,
+    InfluencePredictor,
     NoiseLevel,
     choose_ridge,
     covariance_root,
     leverage_corrected,
     residual_variance_factor,
     ridge_inverse,
+    working_residuals,
 )
-from neuboots.methods.influence._refit import MAX_SYSTEM_SIZE, Refit, add_gradients, build_refit
 from neuboots.methods.neuboots import draw_replicate_weights
-from neuboots.prediction import Moments, Predictor
+from neuboots.prediction import Moments, num_bytes
 from neuboots.training import FitInputs
-from neuboots.weights import (
-    Blocks,
-    BlockTable,
-    HashedBlocks,
-    WeightDistribution,
-    assign_blocks,
-    build_distribution,
-    describe_distribution,
-)
+from neuboots.weights import Blocks, BlockTable, HashedBlocks, assign_blocks
 
 if TYPE_CHECKING:
     from neuboots.methods.influence import InfluenceBootstrap
@@ -60,36 +59,99 @@ _MAX_SHIFT_ELEMENTS = 10_000_000  # of all blocks together
 _MIN_BLOCKS, _ENOUGH_BLOCKS = 64, 256  # always affordable; from here on rows may share a block
 _MAX_OUTPUTS = 4096  # each point needs a matrix of outputs × outputs
 _CHUNK_ELEMENTS = 1 << 22
+_MAX_STORED_BYTES = 1 << 28  # of the features of refitted heads
+_MAX_SYSTEM_SIZE = 3000  # unknowns of the linear system that is solved for each replicate
+_MAX_STEPS = 100
+_TOLERANCE = 1e-10  # of the gradient, relative to the size of its terms
 
 
-@dataclass(frozen=True)
-class InfluencePredictor(Predictor):
-    """Replicates around a trained net that are linear in the weights of its data.
+# -- heads that are refitted ---------------------------------------------------------------------------
 
-    Attributes:
-        weight_distribution: Distribution of the block weights α.
-        ridge: λ/n.
-        degrees_of_freedom: tr H(H + λ)⁻¹.
+
+class Refit(nn.Module):
+    """Heads refitted under other weights of the data: Newton's method to convergence for each replicate.
+
+        θ_α = argmin_θ Σᵢ α_{u(i)} ℓ̃ᵢ(θ) + ½λ|θ − θ̂|² − (θ − θ̂)ᵀ Σᵢ ∇ℓ̃ᵢ(θ̂),   ∇ℓ̃ᵢ(θ̂) = −Jᵢᵀ Lᵢ ũᵢ
+
+    ℓ̃ is the loss, tilted so that its gradients at θ̂ are the corrected ones; α = 1 gives θ̂ back. Features are stored.
+
+    Args:
+        tensors: `sums`, the corrected gradients G̃ by block, and `tilts`, the part G̃ − G that the correction added, each
+            (S, C, D̃); all points as `phi` (M, D), `y` (M, ·), `weight` (M,) and `block` (M,).
+        penalty: λ.
+        loss: Its gradients and curvature count as in `working_residuals`.
     """
 
-    weight_distribution: WeightDistribution
-    ridge: float
-    degrees_of_freedom: float
-    form: ClassVar[str]  # of the stored configuration
+    def __init__(self, tensors: Mapping[str, Tensor], penalty: float, loss: Loss) -> None:
+        super().__init__()
+        self.penalty, self.loss = penalty, loss
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def head(self, theta: Tensor, alpha: Tensor, at: Tensor) -> Tensor:
+        """θ_α around θ̂ (C, D̃) for weights α (S,), from the first Newton step (C, D̃): (C, D̃)."""
+        loss, alpha, at = self.loss, alpha.to(theta), at.to(theta)
+        stored = {name: tensor.to(theta.device) for name, tensor in self.named_buffers(recurse=False)}
+        phi = append_ones(stored["phi"], theta.shape[1] > stored["phi"].shape[1])
+        w = stored["weight"].to(theta) * alpha[stored["block"]]
+        size = max(1, _CHUNK_ELEMENTS // (len(theta) * max(theta.shape)))
+        chunks = list(zip(*(torch.split(part, size) for part in (phi, stored["y"], w)), strict=True))
+        offset = stored["sums"].to(theta).sum(0) - torch.einsum("s,scd->cd", alpha, stored["tilts"].to(theta))
+
+        def gradient_at(at: Tensor) -> tuple[Tensor, float]:
+            """The gradient at a head, and the size of its terms."""
+            total, size = self.penalty * (at - theta) + offset, offset.abs()
+            for phi, y, w in chunks:
+                z = phi @ at.T
+                slope = w[:, None] * working_residuals(loss, z, y).slope
+                total, size = total - slope.T @ phi, size + slope.abs().T @ phi.abs()
+            return total, float(size.max())
+
+        gradient, scale = gradient_at(at)
+        for _ in range(_MAX_STEPS):
+            if float(gradient.abs().max()) <= _TOLERANCE * scale:
+                return at
+            curvature = FullGGN(*theta.shape).to(theta.device)
+            for phi, y, w in chunks:
+                root = working_residuals(loss, phi @ at.T, y).root
+                curvature.add(phi, root @ root.mT, w)
+            step = -_solve(curvature, self.penalty, gradient.view(1, -1)).view_as(theta)
+            downhill = -float((gradient * step).sum())
+            for halvings in range(60):
+                following, scale = gradient_at(at + 0.5**halvings * step)
+                if abs(float((following * step).sum())) < downhill:  # convex along the step: closer to the minimum
+                    break
+            else:
+                return at  # the gradient is rounding error
+            at, gradient = at + 0.5**halvings * step, following
+        raise ValueError(
+            f"Newton's method did not converge in {_MAX_STEPS} steps for a replicate; expected a loss that is convex "
+            "in the outputs: use a larger ridge, or refit=False"
+        )
 
     def config(self) -> dict[str, Any]:
-        return {
-            "method": "influence",
-            "form": self.form,
-            "weight_distribution": describe_distribution(self.weight_distribution),
-            "ridge": self.ridge,
-            "degrees_of_freedom": self.degrees_of_freedom,
-        }
+        """Describe it as JSON, for `from_config`."""
+        tensors = describe_tensors(dict(self.named_buffers(recurse=False)))
+        return {"tensors": tensors, "penalty": self.penalty, "loss": describe_loss(self.loss)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
-        forms = {predictor.form: predictor for predictor in cls.__subclasses__()}
-        return forms[config["form"]].from_config(config, net)
+    def from_config(cls, config: dict[str, Any]) -> "Refit":
+        """Create it with tensors whose values `load` fills in."""
+        return cls(make_tensors(config["tensors"]), config["penalty"], build_loss(config["loss"]))
+
+
+def _solve(curvature: FullGGN, penalty: float, vectors: Tensor) -> Tensor:
+    """(H + λ)⁻¹ v of each row v, for a sum H that is not decomposed yet; zero where there is no curvature."""
+    shifted = curvature.vectors + penalty * torch.eye(vectors.shape[1]).to(vectors)
+    factor, failed = torch.linalg.cholesky_ex(shifted)
+    pivots = factor.diagonal()
+    if not int(failed) and float(pivots.min()) > 1e-6 * float(pivots.max()):
+        return torch.cholesky_solve(vectors.T, factor).T
+    curvature.decompose()
+    return curvature.lift(curvature.project(vectors) * ridge_inverse(curvature.eigenvalues(), penalty))
+
+
+# -- the predictor -------------------------------------------------------------------------------------
 
 
 class ShiftedHead(nn.Module):
@@ -194,13 +256,11 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], net: nn.Module) -> "HeadPredictor":
+    def _rebuild(cls, config: dict[str, Any], net: nn.Module) -> ShiftedHead:
         generator = BootstrapGenerator(net, head=config["head"])
         shape = (config["num_blocks"], *head_parameters(generator).shape)
         refit = None if config["refit"] is None else Refit.from_config(config["refit"])
-        shifted = ShiftedHead(generator, torch.zeros(shape, dtype=_shift_dtype(generator)), refit).eval()
-        distribution = build_distribution(config["weight_distribution"])
-        return cls(distribution, config["ridge"], config["degrees_of_freedom"], shifted)
+        return ShiftedHead(generator, torch.zeros(shape, dtype=_shift_dtype(generator)), refit)
 
 
 def _shift_dtype(generator: BootstrapGenerator) -> torch.dtype:
@@ -236,21 +296,16 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
 
 def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> BootstrapGenerator:
     """Split the net, trained or not, at its head; raise if its head cannot be bootstrapped."""
-    check_two_rows(inputs)
+    if dataset_length(inputs.data) == 1:
+        raise ArgumentError("data", "a single row", "at least two rows")
     generator = split_at_head(net, method.head, inputs)
     outputs, width = head_parameters(generator).shape
     if outputs > _MAX_OUTPUTS:
         raise ValueError(f"the head has {outputs} outputs; expected at most {_MAX_OUTPUTS}")
-    if method.refit and outputs * width > MAX_SYSTEM_SIZE:
-        expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {MAX_SYSTEM_SIZE})"
+    if method.refit and outputs * width > _MAX_SYSTEM_SIZE:
+        expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {_MAX_SYSTEM_SIZE})"
         raise ArgumentError("refit", True, expected)
     return generator
-
-
-def check_two_rows(inputs: FitInputs) -> None:
-    """Raise if the data have a single row, which has no spread."""
-    if dataset_length(inputs.data) == 1:
-        raise ArgumentError("data", "a single row", "at least two rows")
 
 
 def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tuple[FullGGN | KronGGN, Tensor, float]:
@@ -263,7 +318,7 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     length = residual = count = 0.0
     for points in passes.points():
         phi, root, w = points.phi, points.root, points.weight
-        curvature.add_roots(phi, root, w)
+        curvature.add(phi, root @ root.mT, w)
         gram += phi.T @ (w[:, None] * phi)
         target = (root.mT @ points.z[:, :, None])[:, :, 0] + points.residual  # of the linear model
         along += ((root @ target[:, :, None])[:, :, 0] * w[:, None]).T @ phi
@@ -299,6 +354,37 @@ def _make_blocks(method: "InfluenceBootstrap", size: int, inputs: FitInputs) -> 
     if n is None:
         return HashedBlocks(num_blocks, inputs.config.seed)
     return BlockTable(assign_blocks(n, num_blocks, seed=inputs.config.seed), num_blocks)
+
+
+def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
+    """Add wᵢ Jᵢᵀ Lᵢ ũᵢ of these points and residuals ũ (M, C) to the sums of their blocks (S, K)."""
+    added = points.root @ (residual - points.residual)[:, :, None]  # by the correction: (M, C, 1)
+    slope = points.weight[:, None] * (points.slope + added[:, :, 0])
+    gradient = (slope[:, :, None] * points.phi[:, None]).flatten(1)  # (M, K)
+    sums.index_add_(0, blocks.to(sums.device), gradient)
+
+
+def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
+    """Store what refitting needs, in one more pass; `sums` are the corrected gradients of the blocks (S, K)."""
+    if passes.upsampled and passes.likelihood == "gaussian":
+        raise ArgumentError("refit", True, "False for a net that upsamples means and variances")
+    raw = torch.zeros_like(sums)
+    stored: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    stored_bytes, split = 0, passes.generator.split
+    for points in passes.points():
+        block = blocks(points.row).to(sums.device)
+        add_gradients(raw, points, points.residual, block)
+        stored.append((points.phi[:, : split.width].to(split.head.weight.dtype), points.y, points.weight, block))
+        stored_bytes += sum(num_bytes(part) for part in stored[-1])
+        if stored_bytes > _MAX_STORED_BYTES:
+            expected = f"False for features of more than {_MAX_STORED_BYTES >> 20} MB"
+            raise ArgumentError("refit", True, expected, hint="use fewer training rows")
+    columns = (torch.cat(parts) for parts in zip(*stored, strict=True))
+    tensors = dict(zip(("phi", "y", "weight", "block"), columns, strict=True))
+    tensors |= {"sums": sums.view(-1, *passes.theta.shape), "tilts": (sums - raw).view(-1, *passes.theta.shape)}
+    # targets at the resolution of the head are already smoothed
+    loss = as_loss(nn.CrossEntropyLoss()) if passes.upsampled and passes.likelihood == "softmax" else passes.loss
+    return Refit(tensors, penalty, loss)
 
 
 class _LeverageCorrection:

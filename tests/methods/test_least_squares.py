@@ -1,11 +1,11 @@
-"""Tests of leverage, ridge and noise level against dense hat matrices."""
+"""Tests of working residuals against autograd, and of ridge, leverage and noise level against dense hat matrices."""
 
 import pytest
 import torch
 from _nets import noise
 from torch import Tensor
 
-from neuboots.methods.influence._leverage import (
+from neuboots.methods._least_squares import (
     NoiseLevel,
     choose_ridge,
     degrees_of_freedom,
