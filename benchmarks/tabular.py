@@ -124,7 +124,7 @@ def pass_alone(model: object, file: Path, out: Path) -> None:
     """The plain net's pass with nothing around it: the same reader and writer, one column of predictions."""
     from neuboots.app.tabular import TabularModel
     from neuboots.cli import open_writer
-    from neuboots.data.table_files import TableFile
+    from neuboots.data.tabular import TableFile
 
     assert isinstance(model, TabularModel)
     net, schema = model.predictor.module.float().eval(), model.schema

@@ -17,7 +17,8 @@ from neuboots.app import PredictionTable, load_model
 from neuboots.app import tabular as module
 from neuboots.app.model import RejectRule
 from neuboots.app.tabular import LEVEL, TabularModel, class_values, compute_regression_metrics, fit_table
-from neuboots.data import table_files, train_val_test_split
+from neuboots.data import tabular as tables
+from neuboots.data import train_val_test_split
 from neuboots.data.tabular import TargetColumn
 
 OPTIONS: dict[str, Any] = {"epochs": 25, "num_samples": 10, "progress": False}
@@ -137,7 +138,7 @@ def test_formats_and_batch_sizes_give_equal_predictions(
     }
     writers[suffix]()
     expected = predict(regressor, file)[:70]
-    for name in (module, table_files):
+    for name in (module, tables):
         monkeypatch.setattr(name, "MAX_CHUNK_CELLS", 60)
     batches = list(regressor.read(path))
     assert len(batches) > 3

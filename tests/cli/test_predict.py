@@ -17,7 +17,7 @@ from neuboots.app import tabular
 from neuboots.app.tabular import TabularModel, fit_table
 from neuboots.cli import UsageError
 from neuboots.cli.models import Predict
-from neuboots.data import table_files
+from neuboots.data import tabular as tables
 
 OPTIONS: dict[str, Any] = {"epochs": 2, "num_samples": 4, "progress": False}
 
@@ -154,9 +154,9 @@ def test_standard_input_is_read(folder: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_rows_are_written_as_they_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most two chunks are read ahead of what is written."""
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 50)
+    monkeypatch.setattr(tables, "MAX_CHUNK_CELLS", 50)
     events: list[str] = []
-    original, frames = TabularModel.predict, table_files.TableFile.frames
+    original, frames = TabularModel.predict, tables.TableFile.frames
 
     def count_reads(self: Any, *args: Any, **options: Any) -> Any:
         for frame in frames(self, *args, **options):
@@ -167,7 +167,7 @@ def test_rows_are_written_as_they_are_read(folder: Path, tmp_path: Path, monkeyp
         events.extend(["predict"] if events else [])  # not the check when the model is loaded
         return original(self, *args, **options)
 
-    monkeypatch.setattr(table_files.TableFile, "frames", count_reads)
+    monkeypatch.setattr(tables.TableFile, "frames", count_reads)
     monkeypatch.setattr(TabularModel, "predict", count_predictions)
     assert predict(folder / "height", folder / "flowers.csv", "--out", tmp_path / "out.csv") == 0
     ahead = np.cumsum([1 if event == "read" else -1 for event in events])

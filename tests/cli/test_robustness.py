@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from neuboots import cli
-from neuboots.data import table_files
+from neuboots.data import tabular
 
 QUICK = ("--epochs", "1", "--num-samples", "4")
 FEATURES = "".join(f"{k % 7 * 1.5},{'pqr'[k % 3]}\n" for k in range(60))
@@ -117,7 +117,7 @@ def test_few_rows_are_fitted_with_a_note(rows: int, shell: Shell) -> None:
 def test_predict_leaves_no_output_after_an_error(
     content: str | bytes, out: str, shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 20)  # many chunks are written before the error
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", 20)  # many chunks are written before the error
     path, place = shell.write(content, "new.csv"), shell.write("mine", out)
     shell.rejects("predict", model, path, "--out", place, "--num-samples", "4")
 

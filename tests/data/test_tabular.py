@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from neuboots._validation import ArgumentError
-from neuboots.data import table_files, train_val_test_split
+from neuboots.data import tabular, train_val_test_split
 from neuboots.data._common import CorruptFileError, DatasetNotFoundError
 from neuboots.data.dataset import DatasetBundle, LoadOptions
 from neuboots.data.tabular import (
@@ -213,7 +213,7 @@ def test_table_is_encoded_as_scikit_learn_does(
     kind: str, streaming: bool, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory and streamed, in one chunk and in chunks of a few rows, from CSV and from Parquet."""
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", cells)
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", cells)
     frame = pets().drop(columns="kind")
     data = load_table(written(frame, tmp_path, kind), target="price", streaming=streaming)
     part = train_val_test_split(len(frame), 0.1, 0.1, seed=0).numpy()
@@ -271,7 +271,7 @@ def test_task_argument_overrides_inference(tmp_path: Path) -> None:
 
 def test_column_that_is_text_in_later_chunk_is_text_throughout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of ten rows: the first and the last hold what looks like numbers there, in a feature and in the target."""
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 20)
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", 20)
     path = tmp_path / "t.csv"
     path.write_text("code,y\n" + "01,07\n02,08\n" * 20 + "A,x\n" * 3 + "01,07\n" * 20)
     data = load_table(path, target="y")
@@ -283,7 +283,7 @@ def test_column_that_is_text_in_later_chunk_is_text_throughout(tmp_path: Path, m
 def test_row_of_later_chunk_is_reported_by_its_number(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", 30)
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", 30)
     frame = pets()
     frame.loc[100, "weight"] = np.inf
     with pytest.raises(ValueError, match="row 101"):
@@ -542,7 +542,7 @@ def test_what_seems_to_be_numbers_or_dates_is_never_excluded(written: str, tmp_p
 
 @pytest.mark.parametrize("cells", [1 << 22, 30])
 def test_json_lines_are_table(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_files, "MAX_CHUNK_CELLS", cells)
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", cells)
     frame, path = pets(), tmp_path / "pets.jsonl"
     frame.to_json(path, orient="records", lines=True, double_precision=15)
     path.write_text("\ufeff" + path.read_text().replace("\n", "\n\n"))  # a mark at the beginning, and blank lines

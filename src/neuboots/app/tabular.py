@@ -34,8 +34,16 @@ from neuboots.app.model import (
     predict_classes,
     unique_name,
 )
-from neuboots.data.table_files import MAX_CHUNK_CELLS, MISSING_VALUES, TableFile, select_columns
-from neuboots.data.tabular import TableSchema, TargetColumn, canonical_text, read_table
+from neuboots.data.tabular import (
+    MAX_CHUNK_CELLS,
+    MISSING_VALUES,
+    TableFile,
+    TableSchema,
+    TargetColumn,
+    canonical_text,
+    read_table,
+    select_columns,
+)
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.prediction import Predictor
 from neuboots.serialization import Artifact, ArtifactError

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from neuboots.data import DatasetNotFoundError, load_table
-from neuboots.data.table_files import TableFile
-from neuboots.data.tabular import encode_file
+from neuboots.data.tabular import TableFile, encode_file
 
 
 def rows(n: int = 60, *, y: str = "{k}.5", extra: Sequence[str] = ()) -> str:
