@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -177,10 +176,10 @@ class Fit:
         else:
             yield f"  mean {target.mean:.4g}, standard deviation {target.std:.4g}"
         yield f"Features: {len(schema.numbers):,} numeric, date or Boolean and {len(schema.categories):,} categorical:"
-        lines = [line for line in str(schema).splitlines()[1:] if not line.endswith(": excluded")]
-        yield from (f"  {line}" for line in islice(lines, _MAX_COLUMNS))
-        if len(lines) > _MAX_COLUMNS:
-            yield f"  … and {len(lines) - _MAX_COLUMNS:,} more columns"
+        columns = (*schema.numbers, *schema.categories)
+        yield from (f"  {column}" for column in columns[:_MAX_COLUMNS])
+        if len(columns) > _MAX_COLUMNS:
+            yield f"  … and {len(columns) - _MAX_COLUMNS:,} more columns"
         texts = [(target.name, target.classes if target.kind == "text" else ())]
         for name, values in (*texts, *((column.name, column.values) for column in schema.categories)):
             numbers = [value for value in values if re.fullmatch(NUMBER_LIKE, value)]

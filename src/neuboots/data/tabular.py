@@ -217,7 +217,7 @@ class TableFile:
         except pandas.errors.ParserWarning:
             reason = f"its rows have more fields than the {len(names)} names in its first line"
         except pandas.errors.ParserError as error:
-            reason = str(error).replace("Error tokenizing data. C error: ", "").strip()
+            reason = first_line(error)
         hint = f"Put fields that contain the separator {self.separator!r} or a line break in double quotes."
         raise CorruptFileError(self.path, reason, hint)
 
@@ -404,6 +404,12 @@ class NumericColumn:
     std: float
     missing: bool
 
+    def __str__(self) -> str:
+        is_date = self.kind == "date"
+        mean = np.datetime64(round(self.mean), "D") if is_date else f"{self.mean:.4g}"
+        unit, missing = " days" * is_date, ", with missing values" * self.missing
+        return f"{self.name!r}: {self.kind}, mean {mean}, std {self.std:.4g}{unit}{missing}"
+
 
 @dataclass(frozen=True)
 class CategoricalColumn:
@@ -418,6 +424,10 @@ class CategoricalColumn:
     name: str
     values: tuple[str, ...]
     missing: bool
+
+    def __str__(self) -> str:
+        missing = ", with missing values" * self.missing
+        return f"{self.name!r}: {len(self.values)} categories ({format_names(self.values)}){missing}"
 
 
 @dataclass(frozen=True)
@@ -617,14 +627,7 @@ class TableSchema:
         target = self.target
         values = format_names(target.classes) if target.classes else f"mean {target.mean:.4g}, std {target.std:.4g}"
         lines = [f"{target.name!r} is the target: {target.task} ({values})"]
-        for column in self.numbers:
-            is_date = column.kind == "date"
-            mean = np.datetime64(round(column.mean), "D") if is_date else f"{column.mean:.4g}"
-            unit, missing = " days" * is_date, ", with missing values" * column.missing
-            lines.append(f"{column.name!r}: {column.kind}, mean {mean}, std {column.std:.4g}{unit}{missing}")
-        for category in self.categories:
-            values, missing = format_names(category.values), ", with missing values" * category.missing
-            lines.append(f"{category.name!r}: {len(category.values)} categories ({values}){missing}")
+        lines += map(str, (*self.numbers, *self.categories))
         return "\n".join([*lines, *[f"{name!r}: excluded" for name in self.excluded]])
 
 
