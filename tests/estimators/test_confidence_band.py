@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._validation import ArgumentError
-from neuboots.estimators import NeuBootsRegressor
-from neuboots.estimators._confidence_band import ConfidenceBand, fit_confidence_band
+from neuboots.estimators import NeuBootsRegressor, _ConfidenceBand, _fit_confidence_band
 from neuboots.losses import GaussianNLL
 from neuboots.methods import Deterministic, InfluenceBootstrap
 from neuboots.methods.influence._tangent import build_tangent_predictors
@@ -83,7 +82,7 @@ def line(n: int) -> tuple[Tensor, Tensor, nn.Linear, Any]:
 def test_linear_model_has_classical_band() -> None:
     """σ √(xᵀ(XᵀX)⁻¹x), where the noise is the same everywhere; three directions are all there are."""
     x, y, net, classical = line(400)
-    band = fit_confidence_band(net, nn.MSELoss(), x, y, x)
+    band = _fit_confidence_band(net, nn.MSELoss(), x, y, x)
     assert band.error < 1e-3
     assert np.allclose(band.std(x)[:, 0].numpy(), classical, rtol=0.15)
 
@@ -92,15 +91,15 @@ def test_newton_step_is_part_of_the_band() -> None:
     """A plane that lies 0.3 too high everywhere: the band reaches the right one."""
     x, y, net, classical = line(400)
     net.bias.data += 0.3
-    found = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
+    found = _fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
     assert np.allclose(found, np.sqrt(classical**2 + 0.3**2), rtol=0.2)  # the ridge holds the step back a little
 
 
 def test_row_subset_keeps_the_newton_step_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minimum over all rows is none over some of them."""
-    monkeypatch.setattr("neuboots.estimators._confidence_band.MAX_EXACT_ROWS", 200)
+    monkeypatch.setattr("neuboots.estimators.MAX_EXACT_ROWS", 200)
     x, y, net, classical = line(4000)
-    found = fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
+    found = _fit_confidence_band(net, nn.MSELoss(), x, y, x).std(x)[:, 0].numpy()
     assert np.allclose(found, classical, rtol=0.3)
     assert abs(np.mean(found / classical) - 1) < 0.15
 
@@ -109,7 +108,7 @@ def test_band_matches_influence_bootstrap_within_stated_error() -> None:
     X, y = waves(500)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, target)
-    band = fit_confidence_band(net, nn.MSELoss(), x, target, x + 0.01)
+    band = _fit_confidence_band(net, nn.MSELoss(), x, target, x + 0.01)
     new = torch.from_numpy(waves(300, seed=5)[0])
     ratio = (band.std(new) / exact_std(net, x, target, new))[:, 0]
     found = float((ratio - 1).square().mean().sqrt())
@@ -167,7 +166,7 @@ def test_weights_that_multiply_loss_by_hand() -> None:
     found = float(exact.summarize(one, 1).std)
     expected = np.sqrt((w**2 * X[:, 0] ** 2).sum()) / (w * X[:, 0] ** 2).sum()  # σ = 1
     assert found == pytest.approx(expected, rel=0.06)
-    assert float(fit_confidence_band(net, nn.MSELoss(), x, targets, x, weighted=True).std(one)) == pytest.approx(
+    assert float(_fit_confidence_band(net, nn.MSELoss(), x, targets, x, weighted=True).std(one)) == pytest.approx(
         found, 0.02
     )
 
@@ -269,7 +268,7 @@ def test_saved_band_is_small_and_has_no_training_rows(tmp_path: Path) -> None:
     weights = sum(p.numel() for p in regressor.predictor_.module.parameters())
     assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < 4 * 132 * weights + 20_000
     band = regressor.band_
-    assert isinstance(band, ConfidenceBand)
+    assert isinstance(band, _ConfidenceBand)
     assert all(len(X) * 0.8 not in part.shape for part in band.directions)
     expected = regressor.forecast(X[:20])
     for other in (NeuBootsRegressor.load(tmp_path / "model"), pickle.loads(pickle.dumps(regressor))):
@@ -295,6 +294,6 @@ def test_gaussian_head_has_band_of_its_means_alone() -> None:
     X, y = waves(200)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])
     net = trained(x, torch.cat([target, torch.full_like(target, -2.0)], 1))
-    band = fit_confidence_band(net, GaussianNLL(beta=0.5), x, target, x + 0.01)
+    band = _fit_confidence_band(net, GaussianNLL(beta=0.5), x, target, x + 0.01)
     assert band.outputs == 1
     assert band.std(x).shape == (200, 1)

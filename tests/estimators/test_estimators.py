@@ -21,8 +21,13 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 from torch import nn
 
 from neuboots._validation import ArgumentError
-from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
-from neuboots.estimators._base import WeightedLoss, append_weights, duplicate_groups
+from neuboots.estimators import (
+    NeuBootsClassifier,
+    NeuBootsRegressor,
+    _append_weights,
+    _duplicate_groups,
+    _WeightedLoss,
+)
 from neuboots.losses import GaussianNLL
 from neuboots.methods import METHODS, Deterministic, MCDropout
 from neuboots.serialization import ArtifactError
@@ -246,7 +251,7 @@ def test_copies_of_row_are_held_out_together() -> None:
 def test_rows_that_only_look_like_copies_are_split_one_by_one() -> None:
     X = np.array([[0.0]] * 4 + [[1.0]] * 3 + [[2.0]] * 2 + [[3.0]])
     y = np.array([5.0] * 4 + [5.0, 5.0, 6.0] + [7.0] * 2 + [8.0])[:, None]
-    assert duplicate_groups(X, y, max_copies=3).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
+    assert _duplicate_groups(X, y, max_copies=3).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8]
     X, y = np.arange(400)[:, None] % 4 // 2, np.arange(400) % 2  # four kinds of rows: each in every part
     classifier = NeuBootsClassifier(epochs=1, random_state=0).fit(X, y)
     assert classifier.held_out_.sum() == 40
@@ -287,10 +292,10 @@ def test_weighted_loss_is_weight_times_loss() -> None:
     outputs, y = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
     w = np.array([1.0, 2.0, 0.5, 0.0, 1.5])
     expected = nn.CrossEntropyLoss(reduction="none")(outputs, y) * torch.from_numpy(w / w.mean())
-    assert torch.allclose(WeightedLoss(nn.CrossEntropyLoss())(outputs, append_weights(y, w)), expected.float())
+    assert torch.allclose(_WeightedLoss(nn.CrossEntropyLoss())(outputs, _append_weights(y, w)), expected.float())
     targets = torch.randn(5, 2)
     expected = nn.MSELoss(reduction="none")(outputs, targets) * torch.from_numpy(w / w.mean()).float()[:, None]
-    assert torch.allclose(WeightedLoss(nn.MSELoss())(outputs, append_weights(targets, w)), expected)
+    assert torch.allclose(_WeightedLoss(nn.MSELoss())(outputs, _append_weights(targets, w)), expected)
 
 
 def test_seeds() -> None:

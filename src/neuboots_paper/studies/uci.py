@@ -316,7 +316,7 @@ def compute_metrics(estimator: "NeuBootsRegressor", x: Array, y: Array, x_test: 
 
 def held_out_rows(estimator: "NeuBootsRegressor", x: Array, y: Array) -> Array:
     """Indices of the rows that the net was not trained on."""
-    from neuboots.estimators._base import TRAIN
+    from neuboots.estimators import TRAIN
 
     rows = estimator._prepare_rows(x, y.reshape(len(y), -1), None)
     return np.asarray(rows.index[(rows.split != TRAIN).numpy()])
