@@ -21,14 +21,149 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError
 from neuboots.loading import EpochLoader, preserve_rng_state, seed_everything
 
 Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _HEAD_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PROBE_ROWS = 16
 _SWAP_LOCK = threading.RLock()  # a substitute is seen by every thread that calls the net
+
+
+# -- rows and tensors of an input ----------------------------------------------------------------------
+
+
+def as_tree(x: Any) -> Any:
+    """Return any mapping as a dict, the only mapping that torch's pytree functions traverse.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The inputs.
+    """
+    return dict(x) if isinstance(x, Mapping) else x
+
+
+def count_rows(x: Any) -> int:
+    """Return the number of rows N; parts of one row may be shared by all rows of the others.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The number N of examples.
+
+    Example:
+        >>> count_rows((torch.zeros(1, 4), torch.zeros(3, 2))), count_rows(torch.zeros(1, 4))
+        (3, 1)
+    """
+    lengths = [len(part) for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor) and part.ndim]
+    return next((length for length in lengths if length != 1), min(1, len(lengths)))
+
+
+def map_rows(function: Callable[[Tensor], Any], x: Any) -> Any:
+    """Apply a function to every tensor that has one row per example.
+
+    A part that does not have one, such as positions (1, T) beside images (N, …), is shared by all rows and stays
+    unchanged.
+
+    Args:
+        function: Function of a tensor (N, …).
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The inputs with the results.
+    """
+    n = count_rows(x)
+    return tree_map(
+        lambda part: function(part) if isinstance(part, Tensor) and part.ndim and len(part) == n else part, as_tree(x)
+    )
+
+
+def take_rows(x: Any, rows: slice | Tensor) -> Any:
+    """Select rows by a slice or an index tensor.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+        rows: The rows.
+
+    Returns:
+        The inputs of these rows.
+    """
+    return map_rows(lambda part: part[rows], x)
+
+
+def tile_rows(x: Any, times: int) -> Any:
+    """Repeat the rows as `torch.tile` does along the first axis.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+        times: How often.
+
+    Returns:
+        The inputs of times · N rows.
+    """
+    return map_rows(lambda part: part.repeat(times, *[1] * (part.ndim - 1)), x)
+
+
+def sample_rows(x: Any) -> Any:
+    """Select up to 16 evenly spaced rows, to probe what a net does with them.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The inputs of these rows.
+    """
+    n = count_rows(x)
+    return take_rows(x, torch.linspace(0, n - 1, min(_PROBE_ROWS, n)).round().long())
+
+
+def row_slices(n: int, size: int) -> list[slice]:
+    """Split rows into slices; the last one never has a single row, which a net may squeeze away.
+
+    Args:
+        n: Number of rows.
+        size: Rows of a slice.
+
+    Returns:
+        The slices.
+
+    Example:
+        >>> row_slices(5, 2), row_slices(0, 2)
+        ([slice(0, 2, None), slice(2, 5, None)], [slice(0, 0, None)])
+    """
+    starts = [start for start in range(0, max(1, n), max(1, size)) if start == 0 or start < n - 1]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], n], strict=True)]
+
+
+def float_tensors(x: Any) -> list[Tensor]:
+    """Return the floating-point tensors of an input.
+
+    Args:
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The tensors.
+    """
+    return [part for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor) and part.is_floating_point()]
+
+
+def map_float_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """Apply a function to every floating-point tensor, in the order of `float_tensors`.
+
+    Args:
+        function: Function of a tensor.
+        x: Inputs: a tensor, or a dict or tuple of tensors.
+
+    Returns:
+        The inputs with the results.
+    """
+    return tree_map(
+        lambda part: function(part) if isinstance(part, Tensor) and part.is_floating_point() else part, as_tree(x)
+    )
 
 
 # -- inputs and outputs of a net -----------------------------------------------------------------------

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots import BatchEnsemble
-from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError
+from neuboots.head import tile_rows
 from neuboots.methods import batch_ensemble
 from neuboots.methods._rank_one import (
     MemberBatchNorm,

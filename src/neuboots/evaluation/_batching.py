@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError, check_int
+from neuboots.head import count_rows, take_rows
 from neuboots.loading import EpochLoader, get_tensors, preserve_rng_state, unpack_example
 from neuboots.prediction import Predictor
 from neuboots.training import progress_bar

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from neuboots._prng import derive_keys, derive_seed, draw_uniform, hash_to_range
-from neuboots._pytree import count_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import (
     InputData,
@@ -57,6 +56,7 @@ from neuboots.evaluation._parallel import (
     run_jobs,
     student_t_interval,
 )
+from neuboots.head import count_rows
 from neuboots.loading import check_length
 from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.metrics import RunningMean, SegmentationMetrics

@@ -26,10 +26,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from neuboots._pytree import count_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import check_predictor, format_table
 from neuboots.evaluation._parallel import check_repeated_fit
+from neuboots.head import count_rows
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig, progress_bar

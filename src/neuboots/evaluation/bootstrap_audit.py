@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, derive_seed, draw_uniform
-from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError, check_int
 from neuboots.evaluation._audit_stats import (
     MAX_SUBSETS,
@@ -41,6 +40,7 @@ from neuboots.evaluation._audit_stats import (
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
 from neuboots.evaluation._parallel import check_repeated_fit
 from neuboots.evaluation.active_learning import RowSelector
+from neuboots.head import count_rows, take_rows
 from neuboots.loading import check_length, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import TrainingConfig

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuboots._pytree import take_rows
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import (
     LabeledData,
@@ -21,6 +20,7 @@ from neuboots.evaluation._batching import (
     format_metrics,
     iter_batches,
 )
+from neuboots.head import take_rows
 from neuboots.metrics import RegressionMetrics
 from neuboots.prediction import Predictor, split_gaussian
 

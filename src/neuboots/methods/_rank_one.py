@@ -16,16 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from neuboots._prng import derive_seed
-from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError, check_int
-from neuboots.head import (
-    LayerWrapper,
-    add_output_axis,
-    compute_output,
-    copy_net,
-    eval_mode,
-    replace_layers,
-)
+from neuboots.head import LayerWrapper, add_output_axis, compute_output, copy_net, eval_mode, replace_layers, tile_rows
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
 from neuboots.methods._base import set_context
 from neuboots.training import (

@@ -25,10 +25,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._pytree import count_rows, row_slices, take_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.generator import BootstrapGenerator
-from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
+from neuboots.head import (
+    add_output_axis,
+    cast_inputs,
+    check_inputs,
+    count_rows,
+    eval_mode,
+    load_example,
+    row_slices,
+    take_rows,
+)
 from neuboots.loading import EpochLoader, dataset_length, preserve_rng_state
 from neuboots.losses import BrierLoss, GaussianNLL, Loss
 from neuboots.methods._base import register

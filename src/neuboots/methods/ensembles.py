@@ -30,9 +30,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, derive_seed
-from neuboots._pytree import map_float_tensors
 from neuboots._validation import ArgumentError, check_int
-from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode, load_example, unwrap_model
+from neuboots.head import (
+    add_output_axis,
+    cast_inputs,
+    compute_output,
+    copy_net,
+    eval_mode,
+    load_example,
+    map_float_tensors,
+    unwrap_model,
+)
 from neuboots.loading import Batch, check_length, dataset_length
 from neuboots.losses import Loss, valid_mask, weighted_mean
 from neuboots.methods._base import register

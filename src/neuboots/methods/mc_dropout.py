@@ -26,7 +26,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._pytree import tile_rows
 from neuboots._validation import ArgumentError, check_choice, check_fraction
 from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
@@ -48,6 +47,7 @@ from neuboots.head import (
     find_head,
     load_example,
     replace_layers,
+    tile_rows,
     unwrap_model,
 )
 from neuboots.loading import FitData, as_dataset

@@ -22,9 +22,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from neuboots._prng import derive_seed
-from neuboots._pytree import as_tree, count_rows, take_rows
 from neuboots._validation import check_fraction, check_int
-from neuboots.head import HeadSplit, add_output_axis, cast_inputs, copy_to_meta, eval_mode, make_head, split_head
+from neuboots.head import (
+    HeadSplit,
+    add_output_axis,
+    as_tree,
+    cast_inputs,
+    copy_to_meta,
+    count_rows,
+    eval_mode,
+    make_head,
+    split_head,
+    take_rows,
+)
 from neuboots.loading import Batch
 from neuboots.methods._base import ModifiedNetPredictor, register, set_context
 from neuboots.prediction import SampleStream, stream_members

@@ -27,9 +27,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, stable_hash
-from neuboots._pytree import as_tree
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
-from neuboots.head import add_output_axis, cast_inputs, compute_output, copy_net, eval_mode
+from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net, eval_mode
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from neuboots._pytree import float_tensors, map_float_tensors
 from neuboots._validation import ArgumentError, check_positive
+from neuboots.head import float_tensors, map_float_tensors
 from neuboots.losses import BrierLoss, GaussianNLL, Loss
 from neuboots.methods._base import iterate_batches, register
 from neuboots.methods.ensembles import EnsembleMethod, EnsemblePredictor, Perturbation

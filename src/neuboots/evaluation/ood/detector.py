@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from neuboots._prng import derive_seed
-from neuboots._pytree import count_rows, float_tensors, map_float_tensors, take_rows
 from neuboots._validation import ArgumentError, check_choice, check_int
 from neuboots.evaluation._batching import (
     InputData,
@@ -34,6 +33,7 @@ from neuboots.evaluation._batching import (
     iter_inputs,
     mean_per_input,
 )
+from neuboots.head import count_rows, float_tensors, map_float_tensors, take_rows
 from neuboots.loading import check_length
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import Predictor, Summary

@@ -29,7 +29,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from neuboots._pytree import count_rows, take_rows
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import LabeledData, iter_batches
 from neuboots.evaluation.ood.detector import (
@@ -48,10 +47,12 @@ from neuboots.head import (
     cast_inputs,
     check_inputs,
     compute_output,
+    count_rows,
     eager_mode,
     eval_mode,
     extract_output,
     split_head,
+    take_rows,
     unwrap_model,
 )
 from neuboots.prediction import Predictor

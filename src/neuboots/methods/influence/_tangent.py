@@ -25,9 +25,21 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
 
 from neuboots._prng import derive_keys
-from neuboots._pytree import count_rows, row_slices, sample_rows, take_rows, tile_rows
 from neuboots._validation import ArgumentError
-from neuboots.head import add_output_axis, call_net, cast_inputs, eager_mode, eval_mode, is_head, load_example
+from neuboots.head import (
+    add_output_axis,
+    call_net,
+    cast_inputs,
+    count_rows,
+    eager_mode,
+    eval_mode,
+    is_head,
+    load_example,
+    row_slices,
+    sample_rows,
+    take_rows,
+    tile_rows,
+)
 from neuboots.loading import check_length, select_examples
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import (
