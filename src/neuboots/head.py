@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError
@@ -46,6 +46,11 @@ def as_tree(x: Any) -> Any:
     return dict(x) if isinstance(x, Mapping) else x
 
 
+def _find_tensors(x: Any) -> list[Tensor]:
+    """The tensors of inputs."""
+    return [part for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor)]
+
+
 def count_rows(x: Any) -> int:
     """Return the number of rows N; parts of one row may be shared by all rows of the others.
 
@@ -59,7 +64,7 @@ def count_rows(x: Any) -> int:
         >>> count_rows((torch.zeros(1, 4), torch.zeros(3, 2))), count_rows(torch.zeros(1, 4))
         (3, 1)
     """
-    lengths = [len(part) for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor) and part.ndim]
+    lengths = [len(part) for part in _find_tensors(x) if part.ndim]
     return next((length for length in lengths if length != 1), min(1, len(lengths)))
 
 
@@ -77,9 +82,7 @@ def map_rows(function: Callable[[Tensor], Any], x: Any) -> Any:
         The inputs with the results.
     """
     n = count_rows(x)
-    return tree_map(
-        lambda part: function(part) if isinstance(part, Tensor) and part.ndim and len(part) == n else part, as_tree(x)
-    )
+    return tree_map_only(Tensor, lambda part: function(part) if part.ndim and len(part) == n else part, as_tree(x))
 
 
 def take_rows(x: Any, rows: slice | Tensor) -> Any:
@@ -148,7 +151,7 @@ def float_tensors(x: Any) -> list[Tensor]:
     Returns:
         The tensors.
     """
-    return [part for part in tree_leaves(as_tree(x)) if isinstance(part, Tensor) and part.is_floating_point()]
+    return [part for part in _find_tensors(x) if part.is_floating_point()]
 
 
 def map_float_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
@@ -161,9 +164,7 @@ def map_float_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
     Returns:
         The inputs with the results.
     """
-    return tree_map(
-        lambda part: function(part) if isinstance(part, Tensor) and part.is_floating_point() else part, as_tree(x)
-    )
+    return tree_map_only(Tensor, lambda part: function(part) if part.is_floating_point() else part, as_tree(x))
 
 
 # -- inputs and outputs of a net -----------------------------------------------------------------------
@@ -198,16 +199,14 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
     if like is None:
         return x
 
-    def convert(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return part
+    def convert(part: Tensor) -> Tensor:
         # Subclasses with their own functions (MONAI's MetaTensor, torchvision's tv_tensors) are converted, those with
         # another layout (DTensor) are not.
         if type(part) is not Tensor and type(part).__torch_dispatch__ is Tensor.__torch_dispatch__:
             part = as_plain_tensor(part)
         return part.to(like.device, like.dtype if part.is_floating_point() else part.dtype)
 
-    return tree_map(convert, dict(x) if isinstance(x, Mapping) else x)
+    return tree_map_only(Tensor, convert, as_tree(x))
 
 
 def check_module(model: Any) -> None:
@@ -218,11 +217,6 @@ def check_module(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model), "a trained nn.Module", hint="call the factory and train its net")
-
-
-def _find_tensors(x: Any) -> list[Tensor]:
-    """The tensors of inputs."""
-    return [part for part in tree_leaves(dict(x) if isinstance(x, Mapping) else x) if isinstance(part, Tensor)]
 
 
 def check_inputs(x: Any) -> None:
