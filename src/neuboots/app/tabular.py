@@ -42,7 +42,6 @@ from neuboots.data.tabular import (
     TargetColumn,
     canonical_text,
     read_table,
-    select_columns,
 )
 from neuboots.evaluation.ood.mahalanobis import MahalanobisScore
 from neuboots.prediction import Predictor
@@ -232,7 +231,7 @@ class _DataIssues:
         if y is not None and self.schema.target.classes:
             column = frame[self.schema.target.name]
             self._count_unknown(column[(y < 0).numpy() & column.notna().to_numpy()], ())
-        gaps = select_columns(frame, list(self.schema.columns)).isna().sum()
+        gaps = frame[list(self.schema.columns)].isna().sum()
         self.missing.update({name: int(count) for name, count in gaps.items() if count})
         for column in self.schema.categories:
             self._count_unknown(frame[column.name], column.values)

@@ -183,7 +183,7 @@ class TableFile:
         start, pandas = 0, import_optional("pandas")
         for frame in chunks:
             frame.index = pandas.RangeIndex(start, start := start + len(frame))
-            yield select_columns(frame, wanted)
+            yield frame if list(frame.columns) == wanted else frame[wanted]  # no copy of all columns
         if start == 0:
             raise CorruptFileError(self.path, "it has no rows", "Add rows below the column names.")
 
@@ -277,19 +277,6 @@ def _detect_format(path: Path, start: bytes) -> TableFormat:
 
 def _chunk_rows(columns: int) -> int:
     return max(1, min(MAX_CHUNK_ROWS, MAX_CHUNK_CELLS // max(1, columns)))
-
-
-def select_columns(frame: Any, names: list[str]) -> Any:
-    """Select columns of a pandas frame without copying it if it has no others.
-
-    Args:
-        frame: The frame.
-        names: The columns.
-
-    Returns:
-        Frame of these columns.
-    """
-    return frame if list(frame.columns) == names else frame[names]
 
 
 def _to_plain_type(arrow: Any, path: Path, name: str, column: Any, raw: bool) -> Any:
@@ -801,10 +788,6 @@ def _factorize(column: Any) -> tuple[Any, Any]:
 # -- inference -----------------------------------------------------------------------------------------
 
 
-def _make_scaler() -> Any:
-    return import_optional("sklearn.preprocessing").StandardScaler()
-
-
 def _add_rows(scaler: Any, values: _Array) -> None:
     """Update the moments of a `StandardScaler` by rows (N, k); NaN is missing."""
     if values.size:
@@ -898,7 +881,8 @@ def _infer_schema(
     """Schema of the rows where `train` (n,) is true; a text column that seems to hold numbers is never dropped."""
     texts = {name: set[str | None]() for name, kind in kinds.items() if kind == "text"}
     numeric = [(name, kind) for name, kind in kinds.items() if kind not in (None, "text")]
-    missing, scaler, start = np.zeros(len(numeric), dtype=bool), _make_scaler(), 0
+    scaler = import_optional("sklearn.preprocessing").StandardScaler()
+    missing, start = np.zeros(len(numeric), dtype=bool), 0
     dropped: ValueError | None = None
     for frame in frames:
         selected, start = train[start : start + len(frame)].numpy(), start + len(frame)
@@ -1002,7 +986,7 @@ def read_table(
     split = train_val_test_split(len(y), *fractions, seed=seed, strata=y if column.classes else None)
     train = split == TRAIN
     if not column.classes:
-        _add_rows(scaler := _make_scaler(), y[train].numpy())
+        _add_rows(scaler := import_optional("sklearn.preprocessing").StandardScaler(), y[train].numpy())
         ((mean, std),) = _mean_and_std(scaler, [target])
         column = replace(column, mean=mean, std=std)
     frames: Iterable[Any] | None = kept
