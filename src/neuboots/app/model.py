@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from neuboots import metrics
+from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.prediction import Predictor, class_probabilities
 from neuboots.serialization import Artifact, ArtifactError, read_artifact, write_artifact
 
@@ -304,7 +305,7 @@ def fit_reject_rule(
     Returns:
         The rule, and a note that describes its guarantee.
     """
-    from neuboots.evaluation.selective import fit_risk_controlled_threshold
+    from neuboots.evaluation.selective import SelectivePredictionReport
 
     needed, count = math.ceil(math.log(DELTA) / math.log1p(-max_error)), len(held_out)
     if count < needed:
@@ -312,9 +313,14 @@ def fit_reject_rule(
             f"{count:,} held-out rows are too few to guarantee an error of at most {max_error:.1%} ({needed:,} are "
             "needed); the model abstains on out-of-distribution rows only"
         )
-    threshold = fit_risk_controlled_threshold(
-        predictor, held_out, risk=max_error, delta=DELTA, num_samples=num_samples, seed=seed, progress=False
-    ).threshold
+    ranking: Any = 0
+    with preserve_rng_state():  # the loader seeds the global generators for each example
+        for _, batch, _ in EpochLoader(held_out, batch_size=256, seed=0, shuffle=False).epoch(0):
+            summary = predictor.summarize(batch.x, num_samples, seed=seed)
+            correct = summary.labels.cpu() == batch.y
+            ranking = ranking + metrics.ConfidenceRanking.from_confidence(summary.confidence.double().cpu(), correct)
+    report = SelectivePredictionReport(ranking, "confidence", None, num_samples, seed, pixels=False)
+    threshold = report.control_risk(risk=max_error, delta=DELTA).threshold
     if threshold == math.inf:
         return RejectRule(2.0, risk=max_error), (
             f"no confidence threshold guarantees an error of at most {max_error:.1%}; the model ALWAYS abstains: raise "

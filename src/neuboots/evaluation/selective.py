@@ -249,6 +249,49 @@ class SelectivePredictionReport:
         allowed = (self.curve.risk <= check_fraction("risk", risk, zero=True, one=True)).nonzero()
         return _threshold_after(self.curve.threshold, int(allowed[-1])) if len(allowed) else math.inf
 
+    def control_risk(self, *, risk: float = 0.05, delta: float = 0.1) -> "RiskControlledThreshold":
+        """Find the threshold of `fit_risk_controlled_threshold`, for a report of calibration data.
+
+        Args:
+            risk: Maximum risk r.
+            delta: Probability δ that the guarantee fails.
+
+        Returns:
+            The threshold and its guarantee.
+
+        Raises:
+            ArgumentError: If there are too few calibration examples for this risk and delta.
+        """
+        from scipy.stats import beta, binom
+
+        risk, delta = check_fraction("risk", risk), check_fraction("delta", delta)
+        if self.pixels:
+            raise ArgumentError("calibration_data", "labels of pixels", "one label per input: pixels are dependent")
+        curve, count = self.curve, self.count
+        places = _separated_places(curve.threshold)
+        accepted = (curve.coverage[places] * count).round().long().numpy()
+        errors = (curve.risk[places] * curve.coverage[places] * count).round().long().numpy()
+        starts = _start_counts(count, risk, delta)
+        level = delta / len(starts)
+        p_values = binom.cdf(errors, accepted, risk)
+        best = -1
+        for start in starts:
+            first = int(np.searchsorted(accepted, start))
+            # hypotheses "risk(t) > r", up to the first that stands
+            rejected = np.append(p_values[first:] <= level, False)
+            best = max(best, first + int(rejected.argmin()) - 1) if rejected[0] else best
+        found = best >= 0
+        k, n = (int(errors[best]), int(accepted[best])) if found else (1, 1)
+        return RiskControlledThreshold(
+            threshold=_threshold_after(curve.threshold, int(places[best])) if found else math.inf,
+            risk=risk,
+            delta=delta,
+            bound=float(beta.ppf(1 - level, k + 1, n - k)) if k < n else 1.0,
+            selective_risk=float(curve.risk[places[best]]) if found else 0.0,
+            coverage=float(curve.coverage[places[best]]) if found else 0.0,
+            report=self,
+        )
+
     def wrap(
         self, predictor: Predictor, *, risk: float | None = None, coverage: float | None = None
     ) -> SelectivePredictor:
@@ -432,9 +475,6 @@ def fit_risk_controlled_threshold(
         >>> found.selective_risk < found.bound <= 0.1, found.coverage > 0.3
         (True, True)
     """
-    from scipy.stats import beta, binom
-
-    risk, delta = check_fraction("risk", risk), check_fraction("delta", delta)
     report = evaluate_selective_prediction(
         predictor,
         calibration_data,
@@ -445,31 +485,7 @@ def fit_risk_controlled_threshold(
         batch_size=batch_size,
         progress=progress,
     )
-    if report.pixels:
-        raise ArgumentError("calibration_data", "labels of pixels", "one label per input: pixels are dependent")
-    curve, count = report.curve, report.count
-    places = _separated_places(curve.threshold)
-    accepted = (curve.coverage[places] * count).round().long().numpy()
-    errors = (curve.risk[places] * curve.coverage[places] * count).round().long().numpy()
-    starts = _start_counts(count, risk, delta)
-    level = delta / len(starts)
-    p_values = binom.cdf(errors, accepted, risk)
-    best = -1
-    for start in starts:
-        first = int(np.searchsorted(accepted, start))
-        rejected = np.append(p_values[first:] <= level, False)  # hypotheses "risk(t) > r", up to the first that stands
-        best = max(best, first + int(rejected.argmin()) - 1) if rejected[0] else best
-    found = best >= 0
-    k, n = (int(errors[best]), int(accepted[best])) if found else (1, 1)
-    return RiskControlledThreshold(
-        threshold=_threshold_after(curve.threshold, int(places[best])) if found else math.inf,
-        risk=risk,
-        delta=delta,
-        bound=float(beta.ppf(1 - level, k + 1, n - k)) if k < n else 1.0,
-        selective_risk=float(curve.risk[places[best]]) if found else 0.0,
-        coverage=float(curve.coverage[places[best]]) if found else 0.0,
-        report=report,
-    )
+    return report.control_risk(risk=risk, delta=delta)
 
 
 def _separated_places(scores: Tensor) -> Tensor:
