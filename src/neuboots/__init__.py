@@ -4,28 +4,31 @@ g(x, α) = M(F(x) ⊙ α): a bootstrap replicate of a net is a re-weighted last 
 pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2021).
 """
 
-from neuboots._validation import ArgumentError
-from neuboots.methods import (
-    MIMO,
-    SWAG,
-    BatchEnsemble,
-    BayesianBootstrap,
-    CalibratedNeuBoots,
-    DeepEnsemble,
-    Deterministic,
-    GaussianProcess,
-    InfluenceBootstrap,
-    Laplace,
-    MCDropout,
-    NeuBoots,
-    SparseGP,
-    StandardBootstrap,
-    create_method,
-    list_methods,
-)
+from typing import TYPE_CHECKING
+
+from neuboots._validation import ArgumentError, lazy_exports
+from neuboots.methods import create_method, list_methods
 from neuboots.prediction import Method, Prediction, Predictor, Summary, residual_std, split_gaussian
 from neuboots.serialization import load, save
 from neuboots.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from neuboots.methods import (
+        MIMO,
+        SWAG,
+        BatchEnsemble,
+        BayesianBootstrap,
+        CalibratedNeuBoots,
+        DeepEnsemble,
+        Deterministic,
+        GaussianProcess,
+        InfluenceBootstrap,
+        Laplace,
+        MCDropout,
+        NeuBoots,
+        SparseGP,
+        StandardBootstrap,
+    )
 
 __version__ = "0.1.0"
 
@@ -57,3 +60,5 @@ __all__ = [
     "save",
     "split_gaussian",
 ]
+
+__getattr__ = lazy_exports(__name__, {"methods": __all__})  # imports a method when it is first used

@@ -1,9 +1,9 @@
-"""Argument checks that raise `ArgumentError`, an exception with fields; names in messages; optional imports."""
+"""Argument checks that raise `ArgumentError`, an exception with fields; names in messages; lazy imports."""
 
-import importlib
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -96,7 +96,27 @@ def format_names(names: Sequence[object], max_names: int = 8, *, max_length: int
 def import_optional(module: str, extra: str = "data") -> ModuleType:
     """Import a module of an optional dependency, with an install hint if it is missing."""
     try:
-        return importlib.import_module(module)
+        return import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
         raise ImportError(f"{package} is required ({error}): pip install 'neuboots[{extra}]'") from None
+
+
+def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a package, which imports a module when one of its names is first used (PEP 562).
+
+    Args:
+        package: Name of the package.
+        modules: Public names by module.
+
+    Returns:
+        The function.
+    """
+
+    def get_attribute(name: str) -> Any:
+        for module, names in modules.items():
+            if name in names:
+                return getattr(import_module(f"{package}.{module}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get_attribute

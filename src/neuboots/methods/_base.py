@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -194,8 +195,22 @@ class MethodInfo:
     reference: str = ""
 
 
-METHODS: dict[str, MethodInfo] = {}
+METHODS: dict[str, MethodInfo] = {}  # registered so far; `list_methods` imports the others
 WRAPPERS: dict[str, type[Predictor]] = {}  # predictors around another one, whose config is under "inner"
+
+MODULES = {  # public names by module; a module registers its methods when it is imported
+    "batch_ensemble": ("BatchEnsemble",),
+    "calibrated_neuboots": ("CalibratedNeuBoots", "calibrate_dispersion"),
+    "deterministic": ("Deterministic", "DeterministicPredictor"),
+    "ensembles": ("BayesianBootstrap", "DeepEnsemble", "StandardBootstrap"),
+    "gaussian_process": ("GaussianProcess", "SparseGP"),
+    "influence": ("InfluenceBootstrap",),
+    "laplace": ("Laplace",),
+    "mc_dropout": ("MCDropout",),
+    "mimo": ("MIMO",),
+    "neuboots": ("NeuBoots", "NeuBootsPredictor"),
+    "swag": ("SWAG",),
+}
 
 
 def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callable[[type[T]], type[T]]:
@@ -227,7 +242,8 @@ def register(name: str, *, predictor: Any, summary: str, **facts: Any) -> Callab
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        if name in METHODS or name in WRAPPERS:
+        ours = cls.__module__.startswith("neuboots.methods.")
+        if name in METHODS or name in WRAPPERS or (not ours and name in list_methods()):
             raise ArgumentError("name", name, "a name that no other method has")
         info = MethodInfo(name, cast(Callable[..., Method], cls), predictor, summary, **facts)
         METHODS[name] = info
@@ -251,7 +267,11 @@ def find_method(name: str) -> MethodInfo:
         >>> find_method("deep-ensemble").train_cost
         'O(LK)'
     """
-    check_choice("method", name, list_methods())
+    module = str(name).replace("-", "_")
+    if module in MODULES:
+        import_module(f"neuboots.methods.{module}")
+    if name not in METHODS:
+        check_choice("method", name, list_methods())
     return METHODS[name]
 
 
@@ -297,6 +317,8 @@ def list_methods(task: Task | None = None) -> list[str]:
     """
     if task is not None:
         check_choice("task", task, TASKS)
+    for module in MODULES:
+        import_module(f"neuboots.methods.{module}")
     return sorted(name for name, info in METHODS.items() if task is None or task in info.tasks)
 
 
@@ -310,4 +332,6 @@ def find_saved_method(config: dict[str, Any]) -> MethodInfo:
 def find_predictor_class(config: dict[str, Any]) -> type[Predictor]:
     """Return the class whose `from_config` reads this config."""
     name = config["method"]
+    if name == "scaled":
+        import_module("neuboots.posthoc")  # registers the wrapper
     return WRAPPERS[name] if name in WRAPPERS else find_method(name).predictor
