@@ -475,6 +475,7 @@ def fit_risk_controlled_threshold(
         >>> found.selective_risk < found.bound <= 0.1, found.coverage > 0.3
         (True, True)
     """
+    risk, delta = check_fraction("risk", risk), check_fraction("delta", delta)  # before the predictions
     report = evaluate_selective_prediction(
         predictor,
         calibration_data,
