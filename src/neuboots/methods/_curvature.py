@@ -10,7 +10,7 @@ the head form of `InfluenceBootstrap` share this module.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,9 @@ class HeadReplicates(Predictor):
     """Base of predictors whose replicates differ in their heads, from one pass through the features."""
 
     @property
-    @abstractmethod
     def generator(self) -> BootstrapGenerator:
-        """The net, split at its head."""
+        """The net, split at its head, a part of `module`."""
+        return cast(BootstrapGenerator, self.module.generator)
 
     @property
     def net(self) -> nn.Module:

@@ -68,10 +68,6 @@ class LaplacePredictor(HeadReplicates):
     prior_precision: float
 
     @property
-    def generator(self) -> BootstrapGenerator:
-        return self.posterior.generator
-
-    @property
     def module(self) -> nn.Module:
         return self.posterior
 

@@ -13,7 +13,7 @@ weights of the head: one product for all replicates, and exact moments.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -291,15 +291,12 @@ def _trace_layers(net: nn.Module, example: Any) -> dict[str, _LayerUse]:
     def mark_output(name: str, module: nn.Module, args: Any, out: Tensor) -> Tensor:
         return recording.source(as_plain_tensor(out), name)
 
-    hooks = [layer.register_forward_hook(partial(mark_output, name)) for name, layer in layers.items()]
-    for name, layer in {**layers, **_find_layers(net, _DROPOUT_TYPES)}.items():
-        hooks.append(layer.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
-    try:
-        with eval_mode(net), torch.enable_grad(), eager_mode(net), _no_transformer_fastpath():
-            compute_output(net, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, eval_mode(net), torch.enable_grad(), eager_mode(net), _no_transformer_fastpath():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(mark_output, name)))
+        for name, layer in {**layers, **_find_layers(net, _DROPOUT_TYPES)}.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
+        compute_output(net, example)
     return uses
 
 

@@ -6,7 +6,7 @@ One pass over the data computes H, a second the noise level (for `residuals="smo
 H⁻¹G is stored, a shift of the head for each block; B heads are then one product, as in eq. 3.1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -181,10 +181,6 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         return self.shifted
 
     @property
-    def generator(self) -> BootstrapGenerator:
-        return self.shifted.generator
-
-    @property
     def num_blocks(self) -> int:
         """S, the number of blocks that rows are assigned to."""
         return len(self.shifted.shifts)
@@ -277,18 +273,15 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
     passes = FeaturePass(generator, method.loss, inputs)
     curvature, gram, ridge = _compute_curvature(method, passes)
     blocks = _make_blocks(method, passes.theta.numel(), inputs)
-    correction = _LeverageCorrection(method.correction, curvature, gram, ridge)
-    if method.correction == "smooth":
-        for points in passes.points():
-            correction.add(points)
+    correct = _make_correction(method.correction, passes, curvature, gram, ridge)
     sums = passes.theta.new_zeros(blocks.num_blocks, passes.theta.numel())  # G: (S, K)
     for points in passes.points():
-        add_gradients(sums, points, correction(points), blocks(points.row))
+        _add_gradients(sums, points, correct(points), blocks(points.row))
     values = curvature.eigenvalues()
     inverted = ridge_inverse(values, ridge)
     shifts = curvature.lift(curvature.project(sums) * inverted).view(-1, *passes.theta.shape)
     device = generator.split.head.weight.device
-    refit = build_refit(passes, blocks, sums, ridge).to(device) if method.refit else None
+    refit = _build_refit(passes, blocks, sums, ridge).to(device) if method.refit else None
     shifted = ShiftedHead(generator, shifts.to(_shift_dtype(generator)).to(device), refit)
     df = float((values * inverted).sum())
     return HeadPredictor(method.weight_distribution, ridge / passes.num_rows, df, shifted)
@@ -356,7 +349,7 @@ def _make_blocks(method: "InfluenceBootstrap", size: int, inputs: FitInputs) -> 
     return BlockTable(assign_blocks(n, num_blocks, seed=inputs.config.seed), num_blocks)
 
 
-def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
+def _add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:
     """Add wᵢ Jᵢᵀ Lᵢ ũᵢ of these points and residuals ũ (M, C) to the sums of their blocks (S, K)."""
     added = points.root @ (residual - points.residual)[:, :, None]  # by the correction: (M, C, 1)
     slope = points.weight[:, None] * (points.slope + added[:, :, 0])
@@ -364,7 +357,7 @@ def add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Te
     sums.index_add_(0, blocks.to(sums.device), gradient)
 
 
-def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
+def _build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: float) -> Refit:
     """Store what refitting needs, in one more pass; `sums` are the corrected gradients of the blocks (S, K)."""
     if passes.upsampled and passes.likelihood == "gaussian":
         raise ArgumentError("refit", True, "False for a net that upsamples means and variances")
@@ -373,7 +366,7 @@ def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: floa
     stored_bytes, split = 0, passes.generator.split
     for points in passes.points():
         block = blocks(points.row).to(sums.device)
-        add_gradients(raw, points, points.residual, block)
+        _add_gradients(raw, points, points.residual, block)
         stored.append((points.phi[:, : split.width].to(split.head.weight.dtype), points.y, points.weight, block))
         stored_bytes += sum(num_bytes(part) for part in stored[-1])
         if stored_bytes > _MAX_STORED_BYTES:
@@ -387,35 +380,32 @@ def build_refit(passes: FeaturePass, blocks: Blocks, sums: Tensor, penalty: floa
     return Refit(tensors, penalty, loss)
 
 
-class _LeverageCorrection:
-    """ũ, the residuals corrected for leverage."""
+def _make_correction(
+    kind: str, passes: FeaturePass, curvature: FullGGN | KronGGN, gram: Tensor, ridge: float
+) -> Callable[[HeadPoints], Tensor]:
+    """A function that returns ũ, the residuals of points corrected for leverage: (M, C)."""
+    h = curvature.eigenvalues()
 
-    def __init__(self, kind: str, curvature: FullGGN | KronGGN, gram: Tensor, ridge: float) -> None:
-        self._kind, self._curvature = kind, curvature
-        h = curvature.eigenvalues()
-        self._hat = ridge_inverse(h, ridge)
-        self._variance_factor = residual_variance_factor(h, ridge)
-        values, self._vectors = torch.linalg.eigh(gram)
-        self._noise = [NoiseLevel.from_eigenvalues(values.clamp_min(0.0)) for _ in range(curvature.outputs)]
-
-    def _block(self, points: HeadPoints, f: Tensor) -> Tensor:
+    def block(points: HeadPoints, f: Tensor) -> Tensor:
         """LᵀJ f(H) JᵀL, times the point's weight: (M, C, C)."""
-        size = max(1, _CHUNK_ELEMENTS // (len(f) * self._curvature.outputs))
-        found = torch.cat([self._curvature.at(phi, f) for phi in torch.split(points.phi, size)])
+        size = max(1, _CHUNK_ELEMENTS // (len(f) * curvature.outputs))
+        found = torch.cat([curvature.at(phi, f) for phi in torch.split(points.phi, size)])
         return points.weight[:, None, None] * (points.root.mT @ found @ points.root)
 
-    def add(self, points: HeadPoints) -> None:
-        """For "smooth": add points to the noise level, each output by itself."""
-        factors = 1.0 + self._block(points, self._variance_factor).diagonal(dim1=1, dim2=2)
-        psi = points.phi @ self._vectors
-        for c, noise in enumerate(self._noise):
-            noise.add(psi, points.residual[:, c], factors[:, c])
+    if kind == "smooth":  # each output has its own noise
+        values, vectors = torch.linalg.eigh(gram)
+        noise = [NoiseLevel.from_eigenvalues(values.clamp_min(0.0)) for _ in range(curvature.outputs)]
+        for points in passes.points():
+            factors = 1.0 + block(points, residual_variance_factor(h, ridge)).diagonal(dim1=1, dim2=2)
+            for c, level in enumerate(noise):
+                level.add(points.phi @ vectors, points.residual[:, c], factors[:, c])
 
-    def __call__(self, points: HeadPoints) -> Tensor:
-        """Correct the residuals of these points: (M, C)."""
-        if self._kind == "raw":
+    def correct(points: HeadPoints) -> Tensor:
+        if kind == "raw":
             return points.residual
-        if self._kind == "smooth":
-            psi = points.phi @ self._vectors
-            return torch.stack([n.correct(psi, points.residual[:, c]) for c, n in enumerate(self._noise)], 1)
-        return leverage_corrected(self._block(points, self._hat), points.residual, power=POWERS[self._kind])
+        if kind == "smooth":
+            psi = points.phi @ vectors
+            return torch.stack([level.correct(psi, points.residual[:, c]) for c, level in enumerate(noise)], 1)
+        return leverage_corrected(block(points, ridge_inverse(h, ridge)), points.residual, power=POWERS[kind])
+
+    return correct

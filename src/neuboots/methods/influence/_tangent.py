@@ -13,7 +13,7 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -312,20 +312,16 @@ class Jacobian:
             seen[name] = (nn.functional.pad(inputs[0].detach(), (0, 1), value=ones), output)
             return output.clone()  # the next layer may work in place
 
-        layers = {name: self.net.get_submodule(name) for name in self._linear}
-        hooks = [module.register_forward_hook(partial(record, name)) for name, module in layers.items()]
-        try:
-            with _gradients(self.net):
-                z, _ = self._forward(x)
-                active = [name for name in self._linear if seen[name][1].requires_grad and z.requires_grad]
-                outputs = [seen[name][1] for name in active]  # not those under no_grad, whose slopes are zero
-                slopes = [
-                    torch.autograd.grad(z[:, c].sum(), outputs, retain_graph=True, materialize_grads=True)
-                    for c in range((self.outputs or z.shape[1]) if outputs else 0)
-                ]
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, _gradients(self.net):
+            for name in self._linear:
+                hooks.enter_context(self.net.get_submodule(name).register_forward_hook(partial(record, name)))
+            z, _ = self._forward(x)
+            active = [name for name in self._linear if seen[name][1].requires_grad and z.requires_grad]
+            outputs = [seen[name][1] for name in active]  # not those under no_grad, whose slopes are zero
+            slopes = [
+                torch.autograd.grad(z[:, c].sum(), outputs, retain_graph=True, materialize_grads=True)
+                for c in range((self.outputs or z.shape[1]) if outputs else 0)
+            ]
         d = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
         d |= {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(active)}
         return z.detach(), [LinearFactors(seen[name][0], d[name]) for name in self._linear]
@@ -386,27 +382,18 @@ def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
         plain = not is_parametrized(module) and module._parameters.keys() == {"weight", "bias"}
         found[name] = first and matrix and isinstance(module, nn.Linear) and is_head(module) and plain
 
-    hooks = [
-        module.register_forward_pre_hook(partial(enter, name))
-        if _holds_layers(module)
-        else module.register_forward_hook(partial(leave, name))
-        for name, module in net.named_modules()
-        if (is_parametrized(module) or next(module.parameters(recurse=False), None) is not None)
-        and "parametrizations" not in name.split(".")  # which belong to the layer that holds them
-    ]
-    try:
-        with eval_mode(net), torch.no_grad(), eager_mode(net):
-            call_net(net, tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), example))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, eval_mode(net), torch.no_grad(), eager_mode(net):
+        for name, module in net.named_modules():
+            own_weights = is_parametrized(module) or any(True for _ in module.parameters(recurse=False))
+            if not own_weights or "parametrizations" in name.split("."):  # which belong to the layer that holds them
+                continue
+            parts = (part for key, part in module.named_children() if key != "parametrizations")
+            if any(True for part in parts for _ in part.parameters()):  # it holds layers
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
+            else:
+                hooks.enter_context(module.register_forward_hook(partial(leave, name)))
+        call_net(net, tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), example))
     return found
-
-
-def _holds_layers(module: nn.Module) -> bool:
-    """Whether a submodule that can be called by itself has weights."""
-    children = (child for name, child in module.named_children() if name != "parametrizations")
-    return any(next(child.parameters(), None) is not None for child in children)
 
 
 # -- the predictor -------------------------------------------------------------------------------------
@@ -430,7 +417,7 @@ class TangentModel(nn.Module):
         self, net: nn.Module, layers: Layers, outputs: int | None, spec: str, tensors: dict[str, Tensor]
     ) -> None:
         super().__init__()
-        self.net, self.layers, self.outputs, self.spec, self.names = net, layers, outputs, spec, list(tensors)
+        self.net, self.layers, self.outputs, self.spec = net, layers, outputs, spec
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
         self._cache: tuple[bytes, Jacobian, JacobianRows] | None = None
@@ -440,7 +427,7 @@ class TangentModel(nn.Module):
 
     def jacobian(self) -> tuple[Jacobian, JacobianRows]:
         """J, and its rows at the training inputs; cached until a weight, the precision or the device changes."""
-        inputs = [self.get_buffer(name) for name in self.names if name.startswith("input_")]
+        inputs = [tensor for name, tensor in self.named_buffers(recurse=False) if name.startswith("input_")]
         states = [value for value in self.net.state_dict().values() if isinstance(value, Tensor)]
         key = fingerprint_tensors([*states, *inputs])
         if self._cache is None or self._cache[0] != key:
@@ -524,7 +511,7 @@ class TangentPredictor(InfluencePredictor):
             "layers": tangent.layers,
             "outputs": tangent.outputs,
             "spec": tangent.spec,
-            "tensors": describe_tensors({name: tangent.get_buffer(name) for name in tangent.names}),
+            "tensors": describe_tensors(dict(tangent.named_buffers(recurse=False))),
         }
 
     @classmethod
