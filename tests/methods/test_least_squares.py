@@ -79,7 +79,7 @@ def test_constant_noise_level_is_unbiased() -> None:
     means = []
     for seed in range(400):
         residuals = (torch.eye(24) - hat) @ (1.5 * noise(24, seed=seed).double())
-        level = NoiseLevel.from_eigenvalues(values)
+        level = NoiseLevel(values)
         level.add(psi, residuals, left)
         means.append(float(level.correct(psi, residuals).square().mean()))
     found = torch.tensor(means)
@@ -94,7 +94,7 @@ def test_noise_level_matches_its_formula() -> None:
     smoother = x @ torch.linalg.inv(x.T @ x + ridge_for_degrees_of_freedom(values, 3.0) * torch.eye(8)) @ x.T
     weights = smoother.square() / smoother.square().sum(1, keepdim=True)
     expected = 0.5 * (residuals.square() + weights @ residuals.square()) / (weights @ left)
-    level = NoiseLevel.from_eigenvalues(values)
+    level = NoiseLevel(values)
     level.add(psi[:10], residuals[:10], left[:10])
     level.add(psi[10:], residuals[10:], left[10:])
     found = level.correct(psi, residuals)

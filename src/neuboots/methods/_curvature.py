@@ -135,10 +135,8 @@ def split_at_head(net: nn.Module, head: str | None, inputs: FitInputs) -> Bootst
         weight = layer.weight.flatten(1)  # (C, D)
         bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
         constant = torch.arange(1.0, len(weight) + 1).to(weight)
-        found = at.apply_heads(
-            torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias])
-        )
-        found = found if found.ndim > 2 else found[..., None]  # (3, N, C, *)
+        weights, biases = torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias])
+        found = apply_heads(at, torch.cat([weights, biases[..., None]], 2))  # (3, N, C, *)
         z = layer(at.trace.phi)
         wanted = constant.view(-1, *[1] * (found.ndim - 3))
         upsamples = found.shape[2] == len(constant) and all(

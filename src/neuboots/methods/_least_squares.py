@@ -247,7 +247,6 @@ def leverage_corrected(hat: Tensor, residuals: Tensor, *, power: float = 1.0) ->
     return corrected
 
 
-@dataclass
 class NoiseLevel:
     """ũᵢ² = ½ (r²ᵢ + Σ_j gᵢⱼ rⱼ²) / Σ_j gᵢⱼ mⱼ, gᵢⱼ ∝ Gᵢⱼ², where G is the hat matrix of three degrees of freedom.
 
@@ -256,6 +255,9 @@ class NoiseLevel:
     way, so that no single row of leverage near 1 dominates; under constant noise the mean of ũᵢ² is unbiased. Only the
     leading eigenvectors enter, so that the sums have a fixed size.
 
+    Args:
+        values: Eigenvalues w in ascending order: (K,).
+
     Attributes:
         scale: Factors of the leading columns of Ψ: (k,).
         counts: Σ_j gⱼgⱼᵀ, gⱼ the leading coordinates of row j: (k, k).
@@ -263,20 +265,13 @@ class NoiseLevel:
         factors: Σ_j gⱼgⱼᵀ mⱼ: (k, k).
     """
 
-    scale: Tensor
-    counts: Tensor
-    squares: Tensor
-    factors: Tensor
-
-    @classmethod
-    def from_eigenvalues(cls, values: Tensor) -> "NoiseLevel":
-        """Create an estimate without rows, for eigenvalues in ascending order."""
+    def __init__(self, values: Tensor) -> None:
         count = min(_NOISE_DIRECTIONS, len(values))
         positive = int((values > values[-1] * 1e-10).sum())
         ridge = ridge_for_degrees_of_freedom(values, min(_NOISE_DF, 0.9 * max(1, positive)))
-        zeros = values.new_zeros(count, count)
         total = values[-count:] + ridge  # zero where rows have no features at all
-        return cls(torch.where(total > 0, total.rsqrt(), 0.0), zeros, zeros.clone(), zeros.clone())
+        self.scale = torch.where(total > 0, total.rsqrt(), 0.0)
+        self.counts, self.squares, self.factors = values.new_zeros(3, count, count).unbind()
 
     def _directions(self, psi: Tensor) -> Tensor:
         return psi[:, -len(self.scale) :] * self.scale  # g: (M, k)

@@ -137,9 +137,15 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
     def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> InfluencePredictor:
         if self.num_calibration_fits:
             raise ArgumentError("num_calibration_fits", self.num_calibration_fits, "0 with from_trained; use fit")
+        return self._make_predictors([self], net, inputs)[0]
+
+    def _make_predictors(
+        self, methods: Sequence["InfluenceBootstrap"], net: nn.Module, inputs: FitInputs
+    ) -> Sequence[InfluencePredictor]:
+        """Predictors of methods that differ in residuals, weight distribution and blocks only."""
         if self.layers == 1:
-            return build_head_predictor(self, net, inputs)
-        return build_tangent_predictors([self], net, inputs)[0]
+            return [build_head_predictor(method, net, inputs) for method in methods]
+        return build_tangent_predictors(methods, net, inputs)
 
     def _train_with_replicates(self, nets: Sequence[nn.Module], inputs: FitInputs) -> list[nn.Module]:
         """Train the first net as it is, the others on Dirichlet weights, all with rows in the same order."""
@@ -170,13 +176,7 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
         """
         method = replace(self, num_calibration_fits=0)
         raw_method = replace(method, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
-        predictor: InfluencePredictor
-        raw: InfluencePredictor
-        if method.layers == 1:
-            predictor = build_head_predictor(method, net, inputs)
-            raw = build_head_predictor(replace(raw_method, ridge=predictor.ridge), net, inputs)
-        else:
-            predictor, raw = build_tangent_predictors([method, raw_method], net, inputs)
+        predictor, raw = self._make_predictors([method, raw_method], net, inputs)
         loss, data, config = self.loss, inputs.data, inputs.config
         keys = derive_keys(torch.arange(check_length(data)), config.seed, "compared")
         rows = keys.argsort()[:_MAX_COMPARED_ROWS].sort().values

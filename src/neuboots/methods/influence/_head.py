@@ -394,7 +394,7 @@ def _make_correction(
 
     if kind == "smooth":  # each output has its own noise
         values, vectors = torch.linalg.eigh(gram)
-        noise = [NoiseLevel.from_eigenvalues(values.clamp_min(0.0)) for _ in range(curvature.outputs)]
+        noise = [NoiseLevel(values.clamp_min(0.0)) for _ in range(curvature.outputs)]
         for points in passes.points():
             factors = 1.0 + block(points, residual_variance_factor(h, ridge)).diagonal(dim1=1, dim2=2)
             for c, level in enumerate(noise):

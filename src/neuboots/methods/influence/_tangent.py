@@ -610,7 +610,7 @@ def _correct_residuals(
             own_values, vectors = torch.linalg.eigh(mine @ mine.T)
             own_values = own_values.clamp_min(0.0)
             own = vectors * own_values.sqrt()
-        noise = NoiseLevel.from_eigenvalues(own_values)
+        noise = NoiseLevel(own_values)
         factor = 1.0 + fraction * mine.square() @ residual_variance_factor(values, ridge)
         noise.add(own, residual[:, c], factor)
         corrected[:, c] = noise.correct(own, residual[:, c])
