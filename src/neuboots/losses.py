@@ -38,14 +38,24 @@ def weighted_mean(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -
         >>> float(weighted_mean(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 0.0])))
         1.0
     """
-    if losses.ndim == 0 or len(losses) != len(weights):
-        raise ArgumentError(
-            "loss", tuple(losses.shape), f"one value per example, ({len(weights)}, *)", hint="do not reduce the losses"
-        )
+    check_per_example(losses, len(weights))
     weighted = losses * weights.to(losses).view(-1, *[1] * (losses.ndim - 1))
     if mask is None:
         return weighted.mean()
     return torch.where(mask, weighted, 0.0).sum() / mask.sum().clamp_min(1)
+
+
+def check_per_example(losses: Tensor, count: int) -> None:
+    """Raise ArgumentError unless there is one loss for each of `count` examples.
+
+    Args:
+        losses: Result of a loss.
+        count: Number of examples.
+    """
+    if losses.ndim == 0 or len(losses) != count:
+        raise ArgumentError(
+            "loss", tuple(losses.shape), f"one value per example, ({count}, *)", hint="do not reduce the losses"
+        )
 
 
 def valid_mask(loss: Loss, targets: Tensor) -> Tensor | None:
@@ -107,6 +117,14 @@ class CheckedHuberLoss(_SameShape, nn.HuberLoss):
     """`nn.HuberLoss` with one value per output."""
 
 
+class CheckedPoissonNLLLoss(_SameShape, nn.PoissonNLLLoss):
+    """`nn.PoissonNLLLoss` with one value per output."""
+
+
+class CheckedSoftMarginLoss(_SameShape, nn.SoftMarginLoss):
+    """`nn.SoftMarginLoss` with one value per output."""
+
+
 class CheckedBCEWithLogitsLoss(_SameShape, nn.BCEWithLogitsLoss):
     """`nn.BCEWithLogitsLoss` with one value per output."""
 
@@ -139,6 +157,8 @@ _CHECKED: dict[type[nn.Module], type[_PerExample]] = {
     nn.L1Loss: CheckedL1Loss,
     nn.SmoothL1Loss: CheckedSmoothL1Loss,
     nn.HuberLoss: CheckedHuberLoss,
+    nn.PoissonNLLLoss: CheckedPoissonNLLLoss,
+    nn.SoftMarginLoss: CheckedSoftMarginLoss,
     nn.BCEWithLogitsLoss: CheckedBCEWithLogitsLoss,
     nn.CrossEntropyLoss: CheckedCrossEntropyLoss,
 }

@@ -170,8 +170,9 @@ def test_binary_cross_entropy() -> None:
 
 # -- shapes that would mislead -------------------------------------------------------------------------
 
-SAME_SHAPE = [(as_loss(nn.MSELoss()), 1), (GaussianNLL(), 2), (as_loss(nn.BCEWithLogitsLoss()), 1)]
-one_shape = pytest.mark.parametrize(("loss", "heads"), SAME_SHAPE, ids=["squared", "gaussian", "binary"])
+ELEMENTWISE = (nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.PoissonNLLLoss(), nn.SoftMarginLoss())
+SAME_SHAPE = [(GaussianNLL(), 2), *((as_loss(loss), 1) for loss in ELEMENTWISE)]
+one_shape = pytest.mark.parametrize(("loss", "heads"), SAME_SHAPE)
 
 
 @one_shape

@@ -157,6 +157,14 @@ def test_options_that_prevent_vectorized_training(factory: Any, options: Any) ->
         assert not DeepEnsemble(num_members=2).fit(factory, class_data(), config).vectorized
 
 
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_loss_that_reduces_raises(vectorized: bool) -> None:
+    with pytest.raises(ArgumentError, match="loss"):
+        DeepEnsemble(nn.functional.cross_entropy, num_members=2, vectorized=vectorized).fit(
+            make_net, class_data(), CONFIG
+        )
+
+
 def test_size_of_the_net_decides_on_vectorized_training() -> None:
     for widths, expected in (((8,), True), ((600, 600), False)):
         factory = partial(MLP, 4, 3, widths=widths)

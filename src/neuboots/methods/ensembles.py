@@ -42,7 +42,7 @@ from neuboots.head import (
     unwrap_model,
 )
 from neuboots.loading import Batch, check_length, dataset_length
-from neuboots.losses import Loss, valid_mask, weighted_mean
+from neuboots.losses import Loss, check_per_example, valid_mask, weighted_mean
 from neuboots.methods._base import register
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
@@ -305,6 +305,7 @@ class _EnsembleObjective:
             return weighted_mean(self.loss(compute_output(net, x), y), w, mask)
         outputs = net(x)  # (K, N, C, *)
         losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
+        check_per_example(losses, w.numel())
         losses = losses.view(*w.shape, *losses.shape[1:])  # (K, N, *)
         mapped = torch.vmap(weighted_mean, in_dims=(0, 0, None if mask is None else 0))
         return mapped(losses, w.to(losses), mask).sum()
