@@ -20,7 +20,7 @@ J. Nixon, M. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in 
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -145,7 +145,11 @@ class ReliabilityBins(MetricState):
             labels: Labels (N, *).
             num_bins: Number of bins K.
         """
-        p, y = flatten_probs(probs, labels)
+        return cls._from_rows(*flatten_probs(probs, labels), num_bins)
+
+    @classmethod
+    def _from_rows(cls, p: Tensor, y: Tensor, num_bins: int, **others: Any) -> Self:
+        """Sums of checked rows, and the fields of a subclass."""
         num_bins = check_int("num_bins", num_bins, minimum=1)
         confidence, preds = p.max(1)  # (N,), (N,)
         # The inner edges k/K, rounded as the probabilities are: 0.6 in float32 lies on 3/5, not above.
@@ -160,6 +164,7 @@ class ReliabilityBins(MetricState):
             bin_count=torch.bincount(bins, minlength=num_bins),
             log_losses=RunningMean.from_batch(-log_probs),
             brier_scores=RunningMean.from_batch(difference.square_().sum(1)),
+            **others,
         )
 
     @property
@@ -392,9 +397,8 @@ class ConfidenceRanking(MetricState):
             num_bins: Number of bins.
         """
         confidence, count, correct = self._ties()
-        gap = (
-            (correct.double() / count - confidence.double()).repeat_interleave(count).flip(0)
-        )  # (N,) confidence rising
+        gap = correct.double() / count - confidence.double()
+        gap = gap.repeat_interleave(count).flip(0)  # (N,) confidence rising
         parts = gap.tensor_split(check_int("num_bins", num_bins, minimum=1))
         return torch.stack([part.sum().abs() for part in parts]).sum() / len(gap)
 
@@ -425,7 +429,7 @@ class ProbabilityMetrics(ReliabilityBins, ConfusionMatrix):
         """
         p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
         confusion = ConfusionMatrix.from_preds(p.argmax(1), y, num_classes=p.shape[1])
-        return cls(**vars(ReliabilityBins.from_batch(p, y, num_bins=num_bins)), **vars(confusion))
+        return cls._from_rows(p, y, num_bins, **vars(confusion))
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,8 +457,10 @@ class ClassificationMetrics(ProbabilityMetrics, ConfidenceRanking):
             ArgumentError: If shapes do not fit, rows are no probabilities, or a label is out of range.
         """
         p, y = flatten_probs(probs, labels, ignore_index=ignore_index)
-        sums = ProbabilityMetrics.from_batch(p, y, num_bins=num_bins)
-        return cls(**vars(sums), **vars(ConfidenceRanking.from_probs(p, y)))
+        confidence, preds = p.max(1)
+        confusion = ConfusionMatrix.from_preds(preds, y, num_classes=p.shape[1])
+        ranking = ConfidenceRanking.from_confidence(confidence, preds == y)
+        return cls._from_rows(p, y, num_bins, **vars(confusion), **vars(ranking))
 
     @property
     def adaptive_ece(self) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.metrics import _base
@@ -498,7 +499,8 @@ def pinball(quantile: Tensor, y: Tensor, *, q: float) -> Tensor:
     """
     q = check_fraction("q", q)
     a, target = flatten_reals(quantile=quantile, y=y)
-    return RunningMean.from_batch(_pinball(a - target, q)).value
+    gap = a - target
+    return RunningMean.from_batch(torch.where(gap >= 0, (1 - q) * gap, -q * gap)).value
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
@@ -559,25 +561,25 @@ def _normal_quantile(levels: Tensor) -> Tensor:
     return quantile
 
 
-def _pinball(gap: Tensor, q: float) -> Tensor:
-    """Loss (1[y ≤ a] − q)(a − y) at the quantile a, of the gap a − y."""
-    return torch.where(gap >= 0, (1 - q) * gap, -q * gap)
-
-
 def _check_scores(r: Tensor, sigma: Tensor) -> Tensor:
-    """Mean over the levels q of the pinball loss at μ + z_q σ."""
-    total = torch.zeros_like(r)
-    for q, z in zip(_LEVELS.tolist(), _normal_quantile(_LEVELS).tolist(), strict=True):
-        total += _pinball(z * sigma - r, q)
-    return total / len(_LEVELS)
+    """Mean over the levels q of the pinball loss at μ + z_q σ.
+
+    Σ_q (1[z_q ≥ z] − q)(z_q σ − r) needs, at each input, only sums over the levels above z: two look-ups.
+    """
+    q = _LEVELS.to(r.device)
+    quantile = _normal_quantile(q)
+    below = torch.bucketize(_standardize(r, sigma), quantile)  # (N,) number of z_q < z
+    above = quantile.sum() - pad(quantile.cumsum(0), (1, 0))[below]  # (N,) Σ z_q over the others
+    return (sigma * (above - (q * quantile).sum()) - r * (len(q) - below - q.sum())) / len(q)
 
 
 def _interval_scores(r: Tensor, sigma: Tensor) -> Tensor:
     """Mean over the levels p of 2 w_p σ + 2/(1 − p) · max(0, |r| − w_p σ) for the interval μ ± w_p σ."""
-    total = torch.zeros_like(r)
-    for p, w in zip(_LEVELS.tolist(), _normal_quantile(0.5 + _LEVELS / 2).tolist(), strict=True):
-        total += 2 * w * sigma + 2 / (1 - p) * (r.abs() - w * sigma).clamp_min(0)
-    return total / len(_LEVELS)
+    p = _LEVELS.to(r.device)
+    w, penalty = _normal_quantile(0.5 + p / 2), 2 / (1 - p)
+    missed = torch.bucketize(_standardize(r, sigma).abs(), w)  # (N,) number of w_p < |z|
+    penalties, weighted = (pad(part.cumsum(0), (1, 0))[missed] for part in (penalty, penalty * w))
+    return (sigma * (2 * w.sum() - weighted) + r.abs() * penalties) / len(p)
 
 
 def _count_inside(r: Tensor, sigma: Tensor, num_levels: int) -> Tensor:
