@@ -793,13 +793,15 @@ def _add_rows(scaler: Any, values: _Array) -> None:
     if values.size:
         with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported by `_mean_and_std`
             scaler.partial_fit(values)
+        scaler.mean_[scaler.n_samples_seen_ == 0] = 0.0  # NaN, which a column without values so far has, would stay
 
 
 def _mean_and_std(scaler: Any, names: Sequence[str]) -> list[tuple[float, float]]:
     """Mean and standard deviation of each column; 1 if it is constant, and NaN if it has no values."""
-    if (wrong := ~np.isnan(scaler.mean_) & ~np.isfinite(scaler.var_)).any():
+    empty = np.broadcast_to(scaler.n_samples_seen_ == 0, len(names))
+    if (wrong := ~empty & ~np.isfinite(scaler.var_)).any():
         raise ValueError(f"Column {names[int(wrong.argmax())]!r} has numbers that are too large to square.")
-    return list(zip(scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True))
+    return list(zip(np.where(empty, np.nan, scaler.mean_).tolist(), scaler.scale_.tolist(), strict=True))
 
 
 def _scan(
