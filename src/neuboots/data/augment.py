@@ -128,30 +128,44 @@ class CropFlip:
         new_y = y.new_full((len(y), *self.size), self.ignore_index) if y.ndim > 1 else y
         for i, (u, *others) in enumerate(draws):
             factor = self.scale[0] + (self.scale[1] - self.scale[0]) * u
-            scaled = [max(1, round(old * factor)) for old in x.shape[2:]]
-            image, mask = _resize(x[i], y[i], scaled)
-            window: tuple[Any, ...] = ()
-            for axis, (new, crop) in enumerate(zip(scaled, self.size, strict=True)):
-                inside, start = min(new, crop), math.floor(others[axis] * (abs(new - crop) + 1))
-                in_image, in_crop = (start, 0) if new > crop else (0, start)
-                mirror = [axis - axes] if axis in flips and others[axes + axis] < 0.5 else []
-                image = image.narrow(axis - axes, in_image, inside).flip(mirror)
-                mask = mask.narrow(axis - axes, in_image, inside).flip(mirror) if y.ndim > 1 else mask
-                window = (*window, slice(in_crop, in_crop + inside))
+            crops = [
+                _crop_axis(x.shape[2 + axis], factor, self.size[axis], start, axis in flips and mirror < 0.5)
+                for axis, (start, mirror) in enumerate(zip(others[:axes], others[axes:], strict=True))
+            ]
+            image, mask = x[i], y[i]
+            for axis, (source, _) in enumerate(crops):
+                image = _interpolate(image, 1 + axis, source.to(x.device))
+                if y.ndim > 1:
+                    mask = mask.index_select(axis, (source + 0.5).floor().long().to(y.device))
+            window: tuple[Any, ...] = tuple(window for _, window in crops)
             new_x[i][(slice(None), *window)] = image
             if y.ndim > 1:
                 new_y[i][window] = mask
         return new_x, new_y
 
 
-def _resize(image: Tensor, mask: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
-    """Image (C, *) interpolated linearly, and its mask (*) by nearest neighbour; a label stays."""
-    if list(image.shape[1:]) == size:
-        return image, mask
-    image = F.interpolate(image[None], size, mode=("linear", "bilinear", "trilinear")[len(size) - 1])[0]
-    if mask.ndim:
-        mask = F.interpolate(mask[None, None].double(), size, mode="nearest-exact")[0, 0].to(mask.dtype)
-    return image, mask
+def _crop_axis(old: int, factor: float, crop: int, u: float, mirror: bool) -> tuple[Tensor, slice]:
+    """Along one axis: source coordinates of the pixels in the image, and their slice of the crop."""
+    new = max(1, round(old * factor))
+    inside = min(new, crop)
+    start = math.floor(u * (abs(new - crop) + 1))  # of the crop in the image, or of the smaller image in the crop
+    pixels = torch.arange(inside, dtype=torch.float64) + (start if new > crop else 0)
+    source = (pixels + 0.5) * (old / new) - 0.5
+    first = 0 if new > crop else start
+    return source.flip(0) if mirror else source, slice(first, first + inside)
+
+
+def _interpolate(image: Tensor, axis: int, source: Tensor) -> Tensor:
+    """Linear interpolation along an axis; exact at integer coordinates."""
+    last = image.shape[axis] - 1
+    source = source.clamp(0, last)
+    low = source.floor()
+    weight = (source - low).to(image.dtype)
+    near = image.index_select(axis, low.long())
+    if not bool(weight.any()):
+        return near
+    far = image.index_select(axis, (low + 1).clamp(max=last).long())
+    return near.lerp(far, weight.view(-1, *[1] * (image.ndim - axis - 1)))
 
 
 def _check_images(x: Tensor, y: Tensor, axes: int, fill: tuple[float, ...]) -> None:
