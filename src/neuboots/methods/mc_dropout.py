@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -362,13 +362,16 @@ class MCDropoutPredictor(ModifiedNetPredictor):
     first: str
     head: str | None
 
+    @cached_property
+    def _generator(self) -> BootstrapGenerator:
+        return BootstrapGenerator(self.modified, head=f"{self.head}.layer")
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         x = cast_inputs(self.modified, x)
         if self.head is None:
             return stream_forward_passes(num_samples, self._make_pass(x, seed))
-        generator = BootstrapGenerator(self.modified, head=f"{self.head}.layer")
         derive = partial(_derive_mask_keys, seed=seed, layer=self.head, call=0)
-        return stream_head_weights(generator, x, num_samples, Bernoulli(self.rate), derive)
+        return stream_head_weights(self._generator, x, num_samples, Bernoulli(self.rate), derive)
 
     def _make_pass(self, x: Any, seed: int) -> Callable[[int], Tensor]:
         """Return a function that computes replicate b, by a replay from the first dropout on if possible."""
