@@ -308,9 +308,8 @@ class LogisticDetector(Detector):
     def _select(self, id_statistics: Tensor, ood_statistics: Tensor) -> Self:
         best = 0
         if len(id_statistics) > 1:
-            fitted, judged = zip(
-                *(_split_halves(part, self.seed) for part in (id_statistics, ood_statistics)), strict=True
-            )
+            halves = [_split_halves(part, self.seed) for part in (id_statistics, ood_statistics)]
+            fitted, judged = zip(*halves, strict=True)
             rules = [_fit_rule(*pair) for pair in zip(*fitted, strict=True)]
             scores = (torch.stack([_log_odds(rule, t) for rule, t in zip(rules, half, strict=True)]) for half in judged)
             best = _select_best_candidate(*scores)
@@ -344,17 +343,17 @@ def _replace_float_tensors(x: Any, others: list[Tensor]) -> Any:
     return map_float_tensors(lambda part: next(rest), x)
 
 
-def _input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[tuple[Tensor, ...]]:
+def _input_gradients(objectives: list[Tensor], leaves: list[Tensor]) -> list[list[Tensor]]:
     """Gradient of each objective in each leaf, zero if it does not depend on it; the graph is retained."""
-    if not any(objective.requires_grad for objective in objectives):
-        raise ArgumentError("predictor", "no gradient in the inputs", "a differentiable predictor", hint="use ε = 0")
-    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    return [
-        torch.autograd.grad(objective, leaves, **options)
+    slopes = [
+        torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
         if objective.requires_grad
-        else (*map(torch.zeros_like, leaves),)
+        else (None,) * len(leaves)
         for objective in objectives
     ]
+    if all(slope is None for row in slopes for slope in row):
+        raise ArgumentError("predictor", "no gradient in the inputs", "a differentiable predictor", hint="use ε = 0")
+    return [[torch.zeros_like(leaf) if s is None else s for s, leaf in zip(row, leaves, strict=True)] for row in slopes]
 
 
 def _perturb(x: Any, directions: list[Tensor], epsilon: float) -> Any:

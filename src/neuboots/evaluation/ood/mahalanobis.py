@@ -314,9 +314,8 @@ def extract_features(split: HeadSplit, layers: tuple[str, ...], x: Any) -> list[
         ArgumentError: If a layer does not give one output with a row for each input.
     """
     check_inputs(x)
-    axis = (
-        1 if any(isinstance(module, nn.Conv1d) for module in split.net.modules()) else -1
-    )  # of (N, T, D) or (N, D, T)
+    # of (N, D, T) or (N, T, D)
+    axis = 1 if any(isinstance(module, nn.Conv1d) for module in split.net.modules()) else -1
 
     def average(output: Any) -> Tensor:
         output = extract_output(output)
@@ -356,7 +355,7 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
 
     Blocks are the children of the net, of each nn.Sequential and of each module that holds the head. Blocks that are
     used more than once, and those whose features are the head's, do not count. If none is left, a few blocks at even
-    distances are used, and if there are none, the blocks inside them.
+    distances are used, and if these are few, the blocks inside them.
 
     Args:
         split: Net, split at its head.
@@ -369,21 +368,23 @@ def find_stages(split: HeadSplit, x: Any) -> tuple[str, ...]:
         ArgumentError: If the net has no such layer.
     """
     x = take_rows(x, slice(0, _NUM_PROBES))
-    blocks = [""]  # the net itself
-    while True:
+    blocks = list(_find_blocks(split.net, "", split.head))
+    shapes = _output_shapes(split, blocks, x)
+    last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
+    if stages := _without_head_features(split, last, x):
+        return tuple(stages)
+    rest = _without_head_features(split, list(shapes), x)
+    while len(rest) < _NUM_STAGES:
         parts = (list(_find_blocks(split.net.get_submodule(name), name, split.head)) or [name] for name in blocks)
-        inner = [name for name in chain.from_iterable(parts) if name]
+        inner = list(chain.from_iterable(parts))
         if inner == blocks:
-            hint = "name some, or use Mahalanobis"
-            raise ArgumentError("layers", None, "a net with layers whose features are not the head's", hint=hint)
-        blocks = inner
-        shapes = _output_shapes(split, blocks, x)
-        last = [[*names][-1] for _, names in groupby(shapes, key=shapes.__getitem__)]
-        if stages := _without_head_features(split, last, x):
-            return tuple(stages)
-        if rest := _without_head_features(split, list(shapes), x):
-            thirds = torch.arange(len(rest)).tensor_split(min(_NUM_STAGES, len(rest)))
-            return tuple(rest[int(third[-1])] for third in thirds)
+            break
+        blocks, rest = inner, _without_head_features(split, list(_output_shapes(split, inner, x)), x)
+    if not rest:
+        hint = "name some, or use Mahalanobis"
+        raise ArgumentError("layers", None, "a net with layers whose features are not the head's", hint=hint)
+    thirds = torch.arange(len(rest)).tensor_split(min(_NUM_STAGES, len(rest)))
+    return tuple(rest[int(third[-1])] for third in thirds)
 
 
 def _output_shapes(split: HeadSplit, names: list[str], x: Any) -> dict[str, torch.Size]:
