@@ -128,9 +128,9 @@ def _join_batches(batches: list[list[list[Tensor]]]) -> list[list[Tensor]]:
     return [[torch.cat(parts) for parts in zip(*group, strict=True)] for group in zip(*batches, strict=True)]
 
 
-def _mean_over_examples(inside: Tensor, counts: Tensor) -> Tensor:
-    """Mean over examples of the fraction of their values that are inside."""
-    return (inside.double() / counts.repeat_interleave(counts)).sum() / (counts > 0).sum()
+def _sum_over_examples(inside: Tensor, counts: Tensor) -> Tensor:
+    """Sum over examples of the fraction of their values that are inside, and the number of examples: (2,)."""
+    return torch.stack([(inside / counts.repeat_interleave(counts)).double().sum(), (counts > 0).sum().double()])
 
 
 def _mean_by_group(values: Tensor, group: Tensor, size: int) -> Tensor:
@@ -322,28 +322,31 @@ class ConformalClassifier(_ConformalPredictor):
         Returns:
             The report, which prints as tables.
         """
-        batches = []
+        by_class: Any = 0  # (2, C): inputs, and inputs whose set holds their class
+        by_size: Any = 0  # (2, C + 1)
+        covered: Any = 0
         for x, y in iter_batches(data, batch_size, title="evaluating sets", progress=progress):
             mask = self._mask(x)
             labels = align_labels(mask, y, ignore_index=ignore_index)[:, None]  # (N, 1, *)
             counted = is_counted(labels, ignore_index)
-            inside = mask.gather(1, labels.where(counted, 0))
-            batches.append(_split_groups(inside, labels, mask.sum(1, keepdim=True), counted=counted))
-        inside, labels, sizes, counts = _join_batches(batches)[0]
-        check_any_counted(len(labels), ignore_index)
-        num_classes = mask.shape[1]
-        size_count = torch.bincount(sizes, minlength=num_classes + 1)
+            inside, sizes = mask.gather(1, labels.where(counted, 0)), mask.sum(1, keepdim=True)
+            ((inside, labels, sizes, counts),) = _split_groups(inside, labels, sizes, counted=counted)
+            by_class += torch.stack([torch.bincount(y, minlength=mask.shape[1]) for y in (labels, labels[inside])])
+            by_size += torch.stack([torch.bincount(k, minlength=mask.shape[1] + 1) for k in (sizes, sizes[inside])])
+            covered += _sum_over_examples(inside, counts)
+        count = int(by_size[0].sum())
+        check_any_counted(count, ignore_index)
         return PredictionSetReport(
             level=self.level,
-            count=len(labels),
-            coverage=float(_mean_over_examples(inside, counts)),
-            mean_size=float(sizes.double().mean()),
-            empty=int(size_count[0]) / len(labels),
-            singleton=int(size_count[1]) / len(labels),
-            class_coverage=_mean_by_group(inside, labels, num_classes),
-            class_count=torch.bincount(labels, minlength=num_classes),
-            size_coverage=_mean_by_group(inside, sizes, num_classes + 1),
-            size_count=size_count,
+            count=count,
+            coverage=float(covered[0] / covered[1]),
+            mean_size=int((by_size[0] * torch.arange(by_size.shape[1])).sum()) / count,
+            empty=int(by_size[0, 0]) / count,
+            singleton=int(by_size[0, 1]) / count,
+            class_coverage=(by_class[1] / by_class[0]).double(),
+            class_count=by_class[0],
+            size_coverage=(by_size[1] / by_size[0]).double(),
+            size_count=by_size[0],
         )
 
     def _mask(self, x: Any) -> Tensor:
@@ -656,7 +659,8 @@ class ConformalRegressor(_ConformalPredictor):
             state = IntervalMetrics.from_batch(low, high, target, level=self.level)
             inside, bins = (low <= target) & (target <= high), _bin_by_std(std, num_bins)
             by_bin = [_mean_by_group(std, bins, num_bins), _mean_by_group(inside, bins, num_bins)]
-            metrics = [_mean_over_examples(inside, counts), state.mean_width, state.interval_score]
+            covered, images = _sum_over_examples(inside, counts)
+            metrics = [covered / images, state.mean_width, state.interval_score]
             columns.append([*metrics, *by_bin, torch.bincount(bins, minlength=num_bins)])
             examples.append(counts > 0)
         count = int(torch.stack(examples).any(0).sum())
