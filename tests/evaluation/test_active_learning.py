@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import Stored, noise
+from _nets import Composed, Stored, noise
 from _reference import figures, softmax, standard_errors
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from neuboots.evaluation.active_learning import (
     select_for_labeling,
 )
 from neuboots.losses import GaussianNLL
+from neuboots.methods import DeterministicPredictor
 from neuboots.prediction import Moments, SampleStream
 
 UNCERTAINTY = [name for name in ACQUISITION_FUNCTIONS if name != "random"]
@@ -159,6 +160,13 @@ def test_exact_moments_are_used_for_regression() -> None:
     options: dict[str, Any] = {"strategy": "std", "num_samples": 4, "batch_size": 12, **QUIET}
     assert select_for_labeling(predictor, numbers(12), 3, task="regression", **options).rows.tolist() == [11, 10, 9]
     assert select_for_labeling(predictor, numbers(12), 12, **options).scores.tolist() == 12 * [0.0]
+
+
+@pytest.mark.parametrize("strategy", ["std", "batch", "entropy"])
+def test_missing_values_in_the_pool_are_errors(strategy: str) -> None:
+    predictor = DeterministicPredictor(Composed(lambda net, x: x.nan_to_num()))
+    with pytest.raises(ArgumentError, match="x="):
+        select_for_labeling(predictor, torch.full((5, 3), torch.nan), 2, strategy=strategy, **QUIET)
 
 
 def test_members_are_used_once() -> None:
@@ -470,11 +478,15 @@ def test_interrupted_training_resumes_from_its_checkpoint(tmp_path: Path) -> Non
 def test_folder_accepts_more_trials_and_no_other_settings(tmp_path: Path) -> None:
     loop(folder=tmp_path, num_trials=1)
     assert_same(loop(folder=tmp_path), loop())
-    pool, _ = digits()
+    pool, test = digits()
     changed = TensorDataset(pool.tensors[0], (pool.tensors[1] + 1) % 10)
     changes: list[dict[str, Any]] = [
         {"strategy": "bald"},
         {"query_size": 10},
+        {"seed": 1},
+        {"config": replace(CONFIG, epochs=3)},
+        {"model": lambda: nn.Linear(64, 10)},
+        {"test_data": Subset(test, range(200))},
         {"method": NeuBoots()},
         {"pool": changed},
     ]

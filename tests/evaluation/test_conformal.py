@@ -142,6 +142,14 @@ def test_coverage_given_calibration_data_is_beta() -> None:
     assert scipy.stats.kstest(quantiles, scipy.stats.beta(k, n + 1 - k).cdf).pvalue > p_value(1)
 
 
+@pytest.mark.parametrize("score", SETS)
+def test_ties_only_increase_coverage(score: Any) -> None:
+    n, level = 40, 0.8
+    calibrate = partial(fit_conformal_classifier, LOGITS, level=level, score=score, **one)
+    found = covered(calibrate, partial(class_rows, digits=0), n).mean()
+    assert found > level - standard_errors(3) * error_of_mean(level, n)
+
+
 def test_targets_at_ends_of_interval_are_inside() -> None:
     """Tenths in doubles: m ± |y − m| misses y by rounding, unless the ends are rounded outwards."""
     for tenths in range(1, 60):
@@ -292,6 +300,44 @@ def test_class_conditional_coverage() -> None:
 
 
 IGNORED = 255
+
+
+def test_images_with_dependent_pixels_are_covered() -> None:
+    """14 images of 10 equal pixels: the 14th of 14 covers 14/15 of new images, the 13th only 13/15 < 0.9.
+
+    The rank ⌈0.9 (140 + 1)⌉ = 127 of pixels taken for independent would be the 13th image.
+    """
+    found = []
+    for seed in range(200):
+        y = torch.randn(114, 1, 1, 10, generator=seeded_rng(seed))[..., :1].expand(-1, -1, -1, 10)
+        x = torch.zeros(114, 1, 1, 10)
+        rule = fit_conformal_regressor(LOGITS, TensorDataset(x[:14], y[:14]), level=0.9, score="absolute", **one)
+        found.append(rule.evaluate(TensorDataset(x[14:], y[14:]), **quiet).coverage.item())
+    error = math.sqrt(14 / 15 / 15 * (1 / 100 + 1 / 16) / 200)
+    assert abs(np.mean(found) - 14 / 15) < standard_errors(1) * error
+
+
+def test_pixels_of_hard_images_are_covered() -> None:
+    """Hard images have one label and easy ones ten; among all pixels together the hard ones would hardly count."""
+    n, level, found = 20, 0.8, []
+    for seed in range(150):
+        rng = seeded_rng(seed)
+        hard = torch.rand(n + 60, 1, generator=rng) < 0.5
+        noise = torch.where(hard, 3.0, 0.5) * torch.randn(n + 60, 1, generator=rng)  # one for all pixels of an image
+        missing = hard & (torch.arange(10) > 0)
+        x = torch.stack([torch.zeros(n + 60, 10), noise.expand(-1, 10)], 1)
+        labels = (torch.rand(n + 60, 1, generator=rng) < 0.5).long().expand(-1, 10).masked_fill(missing, IGNORED)
+        y = noise.expand(-1, 10).masked_fill(missing, math.nan)[:, None]
+        sets = fit_conformal_classifier(
+            LOGITS, TensorDataset(x[:n], labels[:n]), level=level, ignore_index=IGNORED, **one
+        )
+        rows, fresh = TensorDataset(0 * x[:n, :1], y[:n]), TensorDataset(0 * x[n:, :1], y[n:])
+        rule = fit_conformal_regressor(LOGITS, rows, level=level, ignore_index=math.nan, **one)
+        covered = sets.evaluate(TensorDataset(x[n:], labels[n:]), ignore_index=IGNORED, **quiet).coverage
+        found.append([covered, rule.evaluate(fresh, ignore_index=math.nan, **quiet).coverage.item()])
+    for fractions in np.array(found).T:
+        error = standard_errors(2) * np.std(fractions) / math.sqrt(150)
+        assert level - error < np.mean(fractions) < level + 0.1
 
 
 def test_images_count_equally_with_ignored_pixels() -> None:

@@ -130,6 +130,15 @@ def test_ignored_pixels_do_not_count() -> None:
 # -- the result ----------------------------------------------------------------------------------------
 
 
+def test_noise_depends_on_the_seed() -> None:
+    one, other = (
+        evaluate_corruptions(small_predictor(), small(), SOME, severities=(1,), num_samples=1, seed=seed, **QUIET)
+        for seed in (0, 1)
+    )
+    assert one.nll[0] != other.nll[0]
+    assert torch.equal(one.nll[1:], other.nll[1:])  # without noise
+
+
 def test_report_rows_and_table() -> None:
     values = torch.tensor([[0.9, 0.5], [0.7, 0.1]], dtype=torch.float64)
     clean = {"accuracy": 1.0, "ece": 0.0, "nll": 0.25, "brier": 0.5}

@@ -12,9 +12,11 @@ import scipy.stats
 import torch
 from _nets import Stored, numbered
 from _reference import standard_errors
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from neuboots import NeuBoots, TrainingConfig
 from neuboots._validation import ArgumentError
 from neuboots.evaluation.selective import (
     SelectivePredictor,
@@ -294,6 +296,24 @@ def test_threshold_for_risk_holds(golden: tuple[Predictor, TensorDataset], score
         assert abstain.all() or (labels != y)[~abstain].double().mean() <= risk
         lower = found.curve.coverage > (~abstain).double().mean() + 1e-9
         assert (found.curve.risk[lower] > risk).all()  # and keeps as many as it can
+
+
+def test_threshold_of_a_trained_net_is_independent_of_batches() -> None:
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(len(x), generator=seeded_rng(0))
+    x, y = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
+    config = TrainingConfig(epochs=12, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.01), progress=False)
+    net = partial(nn.Sequential, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    predictor = NeuBoots(num_blocks=20).fit(net, TensorDataset(x[:300], y[:300]), config)
+    found = evaluate_selective_prediction(predictor, TensorDataset(x[300:], y[300:]), num_samples=10, **quiet)
+    assert found.risk > 0.04
+    selective = found.wrap(predictor, risk=0.02)
+    labels, abstain = selective.predict(x[300:], **quiet)
+    assert (labels != y[300:])[~abstain].double().mean() <= 0.02
+    assert 0 < abstain.double().mean() < 0.5
+    parts = selective.predict(x[300:], batch_size=9, **quiet)
+    assert torch.equal(parts.labels, labels)
+    assert torch.equal(parts.abstain, abstain)
 
 
 def test_score_at_threshold_is_accepted() -> None:

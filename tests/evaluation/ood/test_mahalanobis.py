@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sklearn.covariance
 import torch
-from _nets import MixedInputs, TwoBranches, noise
+from _nets import Composed, MixedInputs, TwoBranches, noise
 from scipy.spatial.distance import mahalanobis as scipy_mahalanobis
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -17,6 +17,7 @@ from neuboots import MCDropout, NeuBoots, Predictor, TrainingConfig, create_meth
 from neuboots._validation import ArgumentError
 from neuboots.evaluation.ood import Mahalanobis, MahalanobisEnsemble, MahalanobisScore
 from neuboots.evaluation.ood.mahalanobis import ClassMoments, extract_features, find_feature_net, find_stages
+from neuboots.head import split_head
 from neuboots.methods.deterministic import DeterministicPredictor
 from neuboots.nets import resnet8
 from neuboots.posthoc import TemperatureScaling
@@ -296,6 +297,14 @@ def test_stages_are_the_last_layers_of_each_shape(make: Any, shape: tuple[int, .
         return
     assert find_stages(split, x) == expected
     assert len(extract_features(split, expected, x)) == len(expected) + 1
+
+
+def test_few_blocks_are_searched_inside() -> None:
+    def block() -> nn.Module:
+        return Composed(lambda net, x: net.b(net.a(x).tanh()), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+
+    net = Composed(lambda net, x: net.head(net.two(net.one(x))), one=block(), two=block(), head=nn.Linear(4, 3))
+    assert find_stages(split_head(net), noise(9, 4)) == ("one.a", "one.b", "two.a")
 
 
 def three_layers() -> nn.Sequential:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import PassPredictor, TwoBranches, noise
+from _nets import Composed, PassPredictor, TwoBranches, noise
 from _reference import figures
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -124,6 +124,9 @@ def test_inputs_without_gradient_are_rejected() -> None:
     detached.net[1].forward = lambda z: z.detach()  # type: ignore[operator,index]
     with pytest.raises(ArgumentError, match="predictor"):
         Odin(detached).score(noise(2, 4), **QUIET)
+    rounded = DeterministicPredictor(Composed(lambda net, x: net.head(x.detach()), head=nn.Linear(4, 3)))
+    with pytest.raises(ArgumentError, match="predictor"):
+        Odin(rounded).score(noise(2, 4), **QUIET)
 
 
 # -- the detector of replicate statistics --------------------------------------------------------------

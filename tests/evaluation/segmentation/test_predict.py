@@ -157,6 +157,16 @@ def test_tiled_maps_equal_those_of_the_whole_image(size: Any, window: Any, overl
         assert_maps_close(predict_segmentation(predictor, x, 6, seed=1, **options), whole)
 
 
+def test_pixels_without_context_are_not_blended() -> None:
+    predictor, x = bootstrapped(Convolutional(2)), noise(2, 2, 21, 30)
+    tiled = predict_segmentation(predictor, x, 5, window=8, overlap=0.0)
+    for tile in make_tiles((21, 30), (8, 8), overlap=0.0):
+        alone = predict_segmentation(predictor, x[(..., *tile.window)], 5)
+        for name in MAPS:
+            ours = getattr(tiled, name)[(..., *tile.kept)]
+            torch.testing.assert_close(ours, getattr(alone, name)[(..., *tile.inner)], atol=2e-6, rtol=1e-4)
+
+
 def test_net_sees_only_windows() -> None:
     net, shapes, x = nn.Conv3d(1, 3, 1), list[torch.Size](), noise(2, 1, 40, 40, 12)
     net.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
