@@ -150,6 +150,25 @@ def test_band_option_changes_the_band_only() -> None:
     assert np.allclose(other.confidence_high - other.mean, half)
 
 
+@pytest.mark.slow
+def test_band_narrows_with_rows_and_widens_outside() -> None:
+    """As 1/√n, where the fits are alike."""
+    rng = np.random.default_rng(0)
+
+    def fitted(n: int) -> NeuBootsRegressor:
+        X = np.where(rng.random((n, 1)) < 0.5, rng.uniform(-3, -1, (n, 1)), rng.uniform(1, 3, (n, 1)))
+        y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=n)
+        return NeuBootsRegressor("deterministic", epochs=60, random_state=0, widths=(50, 50)).fit(X, y)
+
+    inside, outside = np.linspace(1.3, 2.7, 15)[:, None], np.array([[0.0], [9.0]])
+    few, many = fitted(200), fitted(1800)
+    narrow, wide = (float(np.mean(width(each.predict_interval(inside, 0.95, "confidence")))) for each in (many, few))
+    assert 0.2 < narrow / wide < 0.6
+    gap, far = width(many.predict_interval(outside, 0.95, "confidence"))
+    assert gap > 1.1 * narrow
+    assert far > 3 * narrow
+
+
 def test_weights_that_multiply_loss_by_hand() -> None:
     """Var θ = (Σ wx²)⁻² Σ w²x²σ² for a line through the origin: not that of frequencies, Σ wx²σ² in the middle."""
     rng = np.random.default_rng(0)

@@ -102,6 +102,28 @@ def test_confidence_is_narrower_than_prediction_and_samples_agree() -> None:
     assert np.array_equal(forecast.std, std)
 
 
+@pytest.mark.slow
+def test_standard_deviation_follows_noise() -> None:
+    X, y = waves(3000)
+    regressor = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
+    calm, wild = np.zeros((1, 3)), np.array([[1.9, 0.0, 0.0]])
+    std = [float(regressor.predict(x, return_std=True)[1][0]) for x in (calm, wild)]
+    assert std[1] > 1.5 * std[0]
+    low, high = regressor.predict_interval(np.concatenate([calm, wild]))
+    assert (high - low)[1] > 1.5 * (high - low)[0]
+
+
+@pytest.mark.slow
+def test_units_are_kept() -> None:
+    X, y = waves(400)
+    one = NeuBootsRegressor(epochs=60, random_state=0).fit(X, y)
+    other = NeuBootsRegressor(epochs=60, random_state=0).fit(1000 * X + 5, 1e-3 * y - 7)
+    low, high = other.predict_interval(1000 * X + 5)
+    assert np.corrcoef(one.predict(X), other.predict(1000 * X + 5))[0, 1] > 0.95
+    assert abs(np.mean(other.predict(1000 * X + 5)) + 7) < 1e-3
+    assert 0.5 < 1e3 * np.mean(high - low) / np.mean(np.subtract(*one.predict_interval(X)[::-1])) < 2
+
+
 def test_several_targets() -> None:
     X, y = waves(300)
     Y = np.stack([y, 100 * X[:, 1]], 1)
@@ -384,6 +406,8 @@ def test_method_with_options() -> None:
         {"epochs": 0},
         {"epochs": 2.5},
         {"learning_rate": -1},
+        {"learning_rate": float("inf")},
+        {"weight_decay": float("nan")},
         {"validation_fraction": 1.0},
         {"batch_size": float("inf")},
         {"widths": (8, 0)},

@@ -21,8 +21,11 @@ from torchmetrics.functional.classification import (
 
 from neuboots._validation import ArgumentError
 from neuboots.metrics import (
+    ClassificationMetrics,
     ConfidenceRanking,
     ConfusionMatrix,
+    ProbabilityMetrics,
+    ReliabilityBins,
     accuracy,
     adaptive_ece,
     aurc,
@@ -151,6 +154,30 @@ def test_bins_match_definition_at_their_edges(
 @pytest.mark.parametrize("metric", CLASSIFICATION)
 def test_single_class_has_no_error(metric: Callable[..., Tensor]) -> None:
     assert metric(torch.ones(5, 1), torch.zeros(5, dtype=torch.long)) == 0
+
+
+@pytest.mark.parametrize("num_bins", [1, 2, 15])
+def test_confidence_one_is_in_last_bin(num_bins: int) -> None:
+    probs, labels = torch.tensor([[1.0, 0.0], [0.99, 0.01]]), torch.tensor([0, 0])
+    curve = reliability_curve(probs, labels, num_bins=num_bins)
+    assert curve.count.tolist() == [0] * (num_bins - 1) + [2]
+    assert ece(probs, labels, num_bins=num_bins).item() == pytest.approx(0.005, rel=1e-5)
+
+
+def test_class_that_occurs_nowhere_has_zero_ratios() -> None:
+    probs, labels = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]]), torch.tensor([0, 0])
+    assert precision(probs, labels).tolist() == [1, 0, 0]
+    assert recall(probs, labels).tolist() == [0.5, 0, 0]
+    assert f1(probs, labels).tolist() == pytest.approx([2 / 3, 0, 0])
+
+
+@pytest.mark.parametrize("num_bins", [1, 7])
+def test_states_with_other_numbers_of_bins_do_not_add(num_bins: int) -> None:
+    probs, labels = random_case(0, 20, 3)
+    for state in (ReliabilityBins, ProbabilityMetrics, ClassificationMetrics):
+        assert len(state.from_batch(probs, labels, num_bins=num_bins).bin_count) == num_bins
+        with pytest.raises(ArgumentError):
+            state.from_batch(probs, labels, num_bins=num_bins) + state.from_batch(probs, labels)
 
 
 def test_empty_bins_have_nan_means_and_do_not_count() -> None:

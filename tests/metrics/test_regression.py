@@ -156,6 +156,13 @@ def test_zero_std_has_no_likelihood() -> None:
         _ = state.nll
 
 
+def test_area_of_a_curve_that_crosses_the_diagonal() -> None:
+    """Observed 1/4, 1/4 and 1 at the levels 0, 1/2 and 1: three triangles of base 1/4, 1/4 and 1/2, and height 1/4."""
+    y = torch.tensor([0.0, 10.0, 10.0, 10.0])
+    area = miscalibration_area(torch.zeros(4), torch.ones(4), y, num_levels=3)
+    assert area.item() == pytest.approx((1 / 4 + 1 / 4 + 1 / 2) / 4 / 2)
+
+
 # -- edges ---------------------------------------------------------------------------------------------
 
 
