@@ -161,6 +161,16 @@ def test_calibration_is_idempotent_and_reversible() -> None:
 # -- several outputs ----------------------------------------------------------------------------------
 
 
+def test_many_rows_in_batches() -> None:
+    """More rows than go in at a time, with a band that differs between them."""
+    x = noise(1200, 4)
+    reference = Known(lambda x: 0.05 + 0.01 * x[:, :1].abs())
+    found = calibrate_dispersion(boots(make_net(1)), reference, x)
+    assert found.dispersion.num_points == 1200
+    wanted = float(reference.std(x).double().square().mean())
+    assert float(found.moments(x).std.double().square().mean()) == pytest.approx(wanted, rel=1e-5)
+
+
 def test_common_shift_of_logits_does_not_count() -> None:
     x = noise(60, 4)
     predictor = boots(make_net(3))

@@ -139,6 +139,15 @@ def test_noise_is_estimated() -> None:
     assert abs(covered - 0.95) < standard_errors(1) * np.sqrt(0.95 * 0.05 / 200)
 
 
+def test_units_do_not_matter() -> None:
+    x, y = curve()
+    new, method = 3.0 + 2.0 * noise(7, 2, seed=5), GaussianProcess(steps=20)
+    plain = fit(method).predict(new.double(), 3)
+    other = fit(method, 1e3 * x.double() - 7, -5 * y.double() + 2).predict(1e3 * new.double() - 7, 3)
+    torch.testing.assert_close(other.mean, -5 * plain.mean + 2, rtol=1e-5, atol=0)
+    torch.testing.assert_close(other.std, 5 * plain.std, rtol=1e-4, atol=0)
+
+
 @METHODS
 def test_outputs_are_independent_processes(make: Callable[..., Any]) -> None:
     x, y = curve()

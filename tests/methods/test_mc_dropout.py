@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _nets import QUICK, ZOO, TwoBranches, make, noise
+from _nets import QUICK, ZOO, Composed, TwoBranches, make, noise
 from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -264,10 +264,25 @@ class Reordered(Parallel):
         return self.head(torch.cat([left, self.right(h) if right is None else right], 1))
 
 
+def transformer() -> nn.Module:
+    layers = {"embed": nn.Linear(4, 8), "layer": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)}
+    return Composed(lambda net, x: net.head(net.layer(net.embed(x)).mean(1)), **layers, head=nn.Linear(8, 3))
+
+
+def reads_attributes() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        assert net.dropout.p == 0.25
+        return net.head(net.dropout(net.body(x.to(net.body.weight.dtype)))) / net.head.in_features
+
+    return Composed(forward, body=nn.Linear(4, 8), dropout=nn.Dropout(0.25), head=nn.Linear(8, 3))
+
+
 UNUSUAL: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "parallel": (Parallel, noise(12, 4)),
     "branching": (Branching, noise(12, 4)),
     "reordered": (Reordered, noise(12, 4)),
+    "transformer": (transformer, noise(12, 5, 4)),
+    "attributes": (reads_attributes, noise(12, 4)),
     "resnet": (lambda: resnet8(3), noise(6, 3, 8, 8)),
     "in place": (lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), *identity(8, 8)), noise(12, 4)),
     "transposed": (
@@ -418,6 +433,14 @@ class Misplaced(nn.Module):
 def test_batches_that_cannot_share_a_mask_raise(place: str, granularity: str, layer: str) -> None:
     with pytest.raises(ValueError, match=f"'{layer}'"):
         fit(lambda: Misplaced(place), noise(12, 5, 4), granularity=granularity)
+
+
+def test_elements_are_dropped_with_the_batch_on_any_axis() -> None:
+    x = noise(12, 5, 4)
+    predictor = fit(lambda: Misplaced("maps"), x)
+    assert predictor.config()["batch_axes"] == {"conv": 2}
+    samples = predictor.predict(x, 4).samples
+    torch.testing.assert_close(predictor.predict(x[3:6], 4).samples, samples[:, 3:6], rtol=1e-4, atol=1e-5)
 
 
 # -- trained nets --------------------------------------------------------------------------------------

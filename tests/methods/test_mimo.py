@@ -307,6 +307,23 @@ def test_linear_net_learns_to_read_the_input_of_each_head() -> None:
     torch.testing.assert_close(weights, 2 * torch.eye(K), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_any_net_is_widened_or_rejected(case: Any) -> None:
+    net = make(case)
+    net = getattr(net, "module", getattr(net, "_orig_mod", net))
+    if case.make is Skipped:
+        with pytest.raises(ValueError, match="expected"):
+            make_multi_head(net, case.x)
+        return
+    shape = extract_output(net(**case.x) if isinstance(case.x, dict) else net(case.x)).shape
+    multi, widened = make_multi_head(net, case.x)
+    assert widened
+    with torch.no_grad():
+        outputs = multi.eval()([case.x] * K)
+    assert outputs.shape == (K, *shape)
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
 # -- nets ----------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,13 @@
 """The text net: torch's own encoder is the oracle, and padding changes nothing."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from neuboots import ArgumentError, MCDropout
+from neuboots import ArgumentError, MCDropout, NeuBoots, TrainingConfig
 from neuboots.nets import TextTransformer
 from neuboots.nets.text import EncoderBlock, Sinusoids
 
@@ -79,6 +82,30 @@ def test_sinusoids_match_vaswani_et_al() -> None:
 
 
 # -- methods -------------------------------------------------------------------------------------------
+
+
+def test_int32_ids() -> None:
+    net, x = make().eval(), ids()
+    assert torch.equal(net(x.int()), net(x))
+
+
+def rows(n: int) -> TensorDataset:
+    """Whether token 7 is in the text, which has 3 to 8 tokens."""
+    x = torch.randint(8, 30, (n, 8))
+    x[torch.arange(8) >= torch.randint(3, 9, (n, 1))] = 0
+    y = torch.arange(n) % 2
+    x[y == 1, torch.randint(0, 3, (int(y.sum()),))] = 7
+    return TensorDataset(x, y)
+
+
+def test_neuboots_learns_a_token() -> None:
+    train, test = rows(256), rows(200)
+    config = TrainingConfig(epochs=12, batch_size=32, optimizer=partial(torch.optim.AdamW, lr=1e-2), progress=False)
+    predictor = NeuBoots().fit(lambda: TextTransformer(30, 2, width=16, heads=2, depth=1), train, config)
+    x, y = test.tensors
+    summary = predictor.summarize(x, 10)
+    right = (summary.labels == y).double().mean()
+    assert right > 0.9, right  # chance is 0.5 with a standard error of 0.035
 
 
 def test_mc_dropout_on_existing_dropout_ignores_padding() -> None:
