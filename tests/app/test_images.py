@@ -270,6 +270,19 @@ def test_labels_are_the_class_folders(tmp_path: Path, model: ImageModel) -> None
         model.read(tmp_path, with_labels=True)
 
 
+def test_class_name_that_is_not_utf8_and_missing_test_split_raise(tmp_path: Path, model: ImageModel) -> None:
+    write_images(tmp_path / "splits" / "train", 2)
+    with pytest.raises(DatasetNotFoundError, match="test split"):
+        model.read(tmp_path / "splits", with_labels=True)
+    folder = write_images(tmp_path / "classes", 2)
+    try:
+        (folder / "red").rename(folder / b"caf\xe9".decode("utf-8", "surrogateescape"))
+    except OSError:
+        pytest.skip("the file system supports only UTF-8")
+    with pytest.raises(ValueError, match="UTF-8"):
+        fit_images(folder, **ONE_EPOCH)
+
+
 def test_file_name_that_is_not_utf8_is_shown(tmp_path: Path, model: ImageModel) -> None:
     try:
         Image.new("RGB", (9, 9), "red").save(tmp_path / b"caf\xe9.png".decode("utf-8", "surrogateescape"))

@@ -101,6 +101,15 @@ def test_large_image_is_predicted_in_windows(tmp_path: Path, model: MaskModel) -
     assert len(model.predict(batch, num_samples=2)) == 1
 
 
+def test_noise_image_is_out_of_distribution(tmp_path: Path, model: MaskModel) -> None:
+    noise = np.random.default_rng(0).integers(0, 2, (28, 28, 3), dtype=np.uint8) * 255
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    (batch,) = model.read(tmp_path)
+    columns = model.predict(batch, num_samples=4).columns
+    assert columns["ood_score"] > 1
+    assert columns["abstain"].tolist() == [True]
+
+
 def test_saved_model_gives_equal_predictions(tmp_path: Path, folder: Path, model: MaskModel) -> None:
     model.save(tmp_path / "model")
     loaded = load_model(tmp_path / "model")

@@ -335,9 +335,10 @@ def test_voc_from_tables(tmp_path: Path, make: Any, streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_voc_from_its_folders(tmp_path: Path, streaming: bool) -> None:
+@pytest.mark.parametrize("folder", ["VOCdevkit/VOC2012", "voc2012/VOCdevkit/VOC2012", "voc2012", "VOC2012"])
+def test_voc_from_its_folders(tmp_path: Path, folder: str, streaming: bool) -> None:
     names = [f"2007_{row:06d}" for row in range(8)]
-    made = write_voc(tmp_path / "VOCdevkit/VOC2012", {"train": names[:5], "val": names[5:]})
+    made = write_voc(tmp_path / folder, {"train": names[:5], "val": names[5:]})
     data = load_dataset("voc2012", root=tmp_path, val_fraction=0.2, streaming=streaming)
     found = {name: list(getattr(data, name)) for name in ("train", "validation", "test")}
     assert {name: len(rows) for name, rows in found.items()} == {"train": 4, "validation": 1, "test": 3}

@@ -79,6 +79,12 @@ def test_rows_are_split_by_class(classes: list[int], validation: float, test: fl
     assert int((part == 2).sum()) == size
 
 
+def test_class_of_one_row_stays_among_training_rows() -> None:
+    strata = torch.tensor([0] * 50 + [1, 2, 3] + [4] * 47)
+    for seed in range(20):
+        assert train_val_test_split(100, 0.4, 0.4, seed=seed, strata=strata)[50:53].tolist() == [0, 0, 0]
+
+
 def test_split_is_uniform_over_rows() -> None:
     """Over 2,000 seeds each of 20 rows is for the test 2,000 · 0.2 times: within 4 standard errors (Bonferroni: 20)."""
     counts = sum((train_val_test_split(20, 0.0, 0.2, seed=seed) == 2).double() for seed in range(2000))
@@ -267,6 +273,16 @@ def test_task_argument_overrides_inference(tmp_path: Path) -> None:
     assert load_table(path, target="y", task="classification").classes == ("0.5", "1.5")
     with pytest.raises(ArgumentError):
         load_table(path, target="y", task="rank")  # type: ignore[arg-type]
+
+
+def test_column_without_values_in_first_chunks_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tabular, "MAX_CHUNK_ROWS", 7)
+    late = np.where(np.arange(40) < 20, np.nan, np.arange(40.0))
+    frame = pd.DataFrame({"y": np.arange(40) / 3, "late": late, "never": np.nan})
+    schema = load_table(written(frame, tmp_path, "csv"), target="y", val_fraction=0, test_fraction=0).schema
+    assert schema is not None
+    ((name, mean, std),) = [(column.name, column.mean, column.std) for column in schema.numbers]
+    assert (name, mean, std) == ("late", pytest.approx(np.nanmean(late)), pytest.approx(np.nanstd(late)))
 
 
 def test_column_that_is_text_in_later_chunk_is_text_throughout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from neuboots.data.volumes import (
     load_hippocampus3d,
     load_volume_folder,
     read_affine,
+    standardize_volumes,
 )
 
 SHAPE = (5, 6, 7)
@@ -117,6 +118,15 @@ def test_labels_that_were_scaled_are_whole_again(tmp_path: Path) -> None:
     nibabel.save(image, tmp_path / "labels" / "scan_0.nii.gz")
     data = load_volume_folder(tmp_path, val_fraction=0, test_fraction=0)
     assert torch.equal(data.train.target(0), torch.from_numpy(labels).long())
+
+
+def test_standardize_is_definition_and_changes_nothing_twice() -> None:
+    x = torch.rand(2, 3, 4, 5, 6, dtype=torch.float64) * torch.tensor([1.0, 1e6]).view(2, 1, 1, 1, 1) + 3
+    once = standardize_volumes(x)
+    flat = x.flatten(2)
+    wanted = (flat - flat.mean(2, keepdim=True)) / flat.std(2, correction=0, keepdim=True)
+    assert torch.allclose(once.flatten(2), wanted, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(standardize_volumes(once), once, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

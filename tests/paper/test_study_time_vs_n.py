@@ -43,3 +43,11 @@ def test_growth_is_the_exponent_of_n() -> None:
     found = {(line[0].text, line[1].text): (line[2].value, line[3].value) for line in table.rows}
     assert found[PAPER_LAW, "3 × 64"] == pytest.approx((0.5, 0.5))
     assert found[SPARSE, "none"] == pytest.approx((1.0, 1.0))
+
+
+def test_mixed_times_are_not_resolved() -> None:
+    mixed = made()
+    for row in mixed["times"]:
+        if row["method"] == SPARSE and row["n"] == 100 and row["seed"] == 0:
+            row["seconds"] = 2.0  # between the two nets
+    assert [verdict.holds for verdict in STUDY.checks(mixed)] == [True, True, None]
