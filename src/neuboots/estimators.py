@@ -218,6 +218,9 @@ class _NeuBootsEstimator(BaseEstimator):
     def _check_options(self) -> None:
         for name in ("epochs", "patience", "num_samples"):
             check_int(name, getattr(self, name), minimum=1)
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(name, getattr(self, name), "a number of at least 0")
         check_fraction("validation_fraction", self.validation_fraction, zero=True)
         if self.batch_size != "auto":
             check_int("batch_size", self.batch_size, minimum=1)

@@ -92,10 +92,11 @@ class ImageModel(VisionModel):
         """Return the folder of class folders; its test split, if it has splits, as the rest was used in training."""
         if not folder.is_dir():
             raise DatasetNotFoundError(f"{folder} is not a folder; expected a folder of class folders")
-        splits = find_split_folders(folder)
-        if not splits or not list_folders(splits["train"]):  # a class may be called train
-            splits = {"train": folder}
-        folder, notes = choose_split(folder, splits)
+        splits, notes = find_split_folders(folder), list[str]()
+        if splits and list_folders(splits["train"]):  # else a class may be called train
+            if "test" not in splits:
+                raise DatasetNotFoundError(f"{folder} has splits but no test split; give the folder of one split")
+            folder, notes = choose_split(folder, splits)
         if unknown := [entry.name for entry in list_folders(folder) if entry.name not in self.classes]:
             raise DatasetNotFoundError(f"{folder} has the class {unknown[0]!r}; expected {format_names(self.classes)}")
         return folder, notes
@@ -177,6 +178,8 @@ def fit_images(
     train: Any = data.train
     size = choose_size(size, median_size(train.source.files), _MAX_SIZE)
     data = load_image_folder(path, size=size, channels=channels, val_fraction=0, test_fraction=0)
+    if wrong := [name for name in data.classes if name != name.encode("utf-8", "replace").decode()]:
+        raise ValueError(f"the class folder {wrong[0]!r} has a name that is not UTF-8; rename it")
     parts: dict[str, Any] = {"train": data.train, "validation": data.validation, "test": data.test}
     folders = {name: part for name, part in parts.items() if part is not None}
     splits = split_images(folders, data.classes, test_fraction, seed=seed, progress=progress)

@@ -133,7 +133,7 @@ def _compared_outputs(outputs: Tensor, task: OutputKind) -> Tensor:
 
 
 def _compared_stream(predictor: Predictor, x: Any, num_samples: int, seed: int, task: OutputKind) -> SampleStream:
-    inner = predictor.stream(x, num_samples, seed=seed)
+    inner = predictor._checked_stream(x, num_samples, seed)
 
     def chunks(size: int) -> Iterator[Tensor]:
         return (_compared_outputs(chunk, task) for chunk in inner.chunks(size))
