@@ -191,10 +191,8 @@ def benchmark_methods(
             peaks: dict[str, tuple[float | None, float | None]] = dict.fromkeys(methods, (None, None))
             for name, predictor in predictors.items() if memory else ():
                 gpu = any(tensor.is_cuda for tensor in predictor.state_dict().values())
-                peaks[name] = (
-                    measure_peak_memory(fits[name], gpu=gpu),
-                    measure_peak_memory(predictions[name], gpu=gpu),
-                )
+                fit_mb, predict_mb = (measure_peak_memory(work[name], gpu=gpu) for work in (fits, predictions))
+                peaks[name] = fit_mb, predict_mb
                 advance(f"{name}, K = {K}, memory")
             return [
                 BenchmarkRow(

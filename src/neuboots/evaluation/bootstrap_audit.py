@@ -154,7 +154,7 @@ class BootstrapAudit:
             if (kind := _size_finding(ratio)) is None:
                 continue
             factor = max(ratio.value, 1 / ratio.value)
-            text = f"too {kind} by a factor {factor:.2g} ({_ratio_text(ratio)}){where}"
+            text = f"too {kind} by a factor {factor:.1f} ({_ratio_text(ratio)}){where}"
             if kind not in worst or (kind != overall and factor > worst[kind][0]):
                 worst[kind] = factor, text
         return [(kind, text) for kind, (_, text) in sorted(worst.items(), key=lambda item: -item[1][0])]

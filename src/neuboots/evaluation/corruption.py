@@ -162,9 +162,8 @@ def evaluate_corruptions(
                 raise ArgumentError("corruptions", found, f"images of shape {tuple(x.shape)}")
             probs = predictor.summarize(preprocess(images), num_samples, seed=seed).probs
             labels = align_labels(probs, y, ignore_index=ignore_index)
-            states[name, severity] += ProbabilityMetrics.from_batch(
-                probs, labels, num_bins=num_bins, ignore_index=ignore_index
-            )
+            state = ProbabilityMetrics.from_batch(probs, labels, num_bins=num_bins, ignore_index=ignore_index)
+            states[name, severity] += state
     clean, *others = ({metric: float(getattr(states[case], metric)) for metric in CORRUPTION_METRICS} for case in cases)
     shape = len(corruptions), len(levels)
     return CorruptionReport(

@@ -571,13 +571,11 @@ def build_tangent_predictors(
     leaves, spec = tree_flatten(x)
     stored = {f"input_{k}": leaf for k, leaf in enumerate(leaves)}
     moved = outputs if outputs < rows.z.shape[1] else None
-    by_row = vectors.view(n, outputs, -1)
+    by_row, psi = vectors.view(n, outputs, -1), vectors * values.sqrt()
     predictors = []
     for each in methods:
         # the noise is that of the targets, whatever the factor of a row's loss
-        corrected = scale * _correct_residuals(
-            each.correction, residual, vectors * values.sqrt(), values, ridge, fraction
-        )
+        corrected = scale * _correct_residuals(each.correction, residual, psi, values, ridge, fraction)
         influence = torch.einsum("nek,ne->kn", by_row, corrected)  # Vᵀ ũ
         influence = fraction**0.5 * (inverted[:, None] * influence)[kept]  # (r, n)
         if each.num_blocks is not None:
