@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -316,7 +316,7 @@ def write_artifact(
     from safetensors.torch import save_file
 
     header = {"format": FORMAT, "version": VERSION, "kind": kind}
-    with atomic_folder(folder, (CONFIG, TENSORS), "an artifact of neuboots") as temporary:
+    with atomic_folder(folder, _artifact_files(folder), "an artifact of neuboots") as temporary:
         # clones, since safetensors rejects tensors that share memory (tied weights)
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(stored, temporary / TENSORS)
@@ -365,7 +365,15 @@ def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
     Args:
         folder: The folder.
     """
-    _check_replaceable(Path(folder), (CONFIG, TENSORS), "an artifact of neuboots")
+    _check_replaceable(Path(folder), _artifact_files(folder), "an artifact of neuboots")
+
+
+def _artifact_files(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Files that may be replaced: none if the config is that of another library, which may use the same names."""
+    with suppress(OSError, ValueError, AttributeError):
+        if json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT:
+            return CONFIG, TENSORS
+    return ()
 
 
 @contextmanager

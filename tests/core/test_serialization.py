@@ -75,11 +75,13 @@ def test_failed_save_keeps_the_earlier_predictor(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_save_keeps_other_files(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
+@pytest.mark.parametrize("names", [("thesis.tex",), ("config.json", "model.safetensors")], ids=["file", "transformers"])
+def test_save_keeps_other_files(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_text('{"model_type": "bert"}')
     with pytest.raises(FileExistsError):
         save(predictor(), tmp_path)
-    assert (tmp_path / "thesis.tex").exists()
+    assert all((tmp_path / name).read_text() == '{"model_type": "bert"}' for name in names)
 
 
 def test_load_lists_weights_that_do_not_fit(tmp_path: Path) -> None:
