@@ -205,13 +205,18 @@ def check_length(data: Dataset[Any]) -> int:
 
 
 def _unwrap_subsets(data: Dataset[Any]) -> tuple[Dataset[Any], Tensor | None]:
-    """Return the data set inside any Subsets and the positions of the selected examples in it (None: all)."""
+    """Return the data set inside any Subsets and the positions of the selected examples in it (None: all).
+
+    A subclass of Subset stays: its `__getitem__` may change the examples.
+    """
     positions: Tensor | None = None
-    while isinstance(data, Subset | _CollatedDataset):
-        if isinstance(data, Subset):
-            rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
-            positions = rows if positions is None else rows[positions]
-        data = data.dataset if isinstance(data, Subset) else data.data
+    while type(data) is Subset or isinstance(data, _CollatedDataset):
+        if isinstance(data, _CollatedDataset):
+            data = data.data
+            continue
+        rows = torch.as_tensor(list(data.indices), dtype=torch.int64)
+        positions = rows if positions is None else rows[positions]
+        data = data.dataset
     return data, positions
 
 
@@ -225,7 +230,7 @@ def get_tensors(data: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, Tensor |
         The tensors (None for other data) and the positions (None: all).
     """
     inner, positions = _unwrap_subsets(data)
-    in_memory = isinstance(inner, TensorDataset) and len(inner.tensors) > 1 and not isinstance(data, _CollatedDataset)
+    in_memory = type(inner) is TensorDataset and len(inner.tensors) > 1 and not isinstance(data, _CollatedDataset)
     return (inner.tensors, positions) if in_memory else (None, None)  # type: ignore[attr-defined]
 
 
@@ -241,8 +246,8 @@ def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor]
         The targets, stacked.
     """
     inner, positions = _unwrap_subsets(data)
-    stored = inner.tensors[-1] if isinstance(inner, TensorDataset) else getattr(inner, "targets", None)
-    if stored is not None:
+    stored = inner.tensors[-1] if type(inner) is TensorDataset else getattr(inner, "targets", None)
+    if stored is not None and getattr(inner, "target_transform", None) is None:
         stored = torch.as_tensor(stored)
         return stored if positions is None else stored[positions]
     targets = []

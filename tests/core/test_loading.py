@@ -98,6 +98,31 @@ class WithMasks(Dataset[Any]):
         return torch.full((3, 2), i)
 
 
+class Normalized(TensorDataset):
+    def __getitem__(self, i: Any) -> Any:
+        x, y = super().__getitem__(i)
+        return x / 255, y + 1
+
+
+class Shifted(Subset[Any]):
+    def __getitem__(self, i: Any) -> Any:
+        x, y = super().__getitem__(i)
+        return x + 1000, y + 1
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        return [self[i] for i in rows]
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, [2, 0, 1])], ids=["bare", "subset"])
+@pytest.mark.parametrize("kind", [Normalized, lambda *tensors: Shifted(TensorDataset(*tensors), range(3))])
+def test_subclasses_of_tensor_datasets_are_read_through_getitem(kind: Any, wrap: Any) -> None:
+    data = wrap(kind(torch.tensor([[0.0], [51.0], [255.0]]), torch.arange(3)))
+    ((x, y, _),) = read_epoch(data, shuffle=False)
+    assert torch.equal(x, torch.stack([data[i][0] for i in range(3)]))
+    assert torch.equal(y, torch.stack([data[i][1] for i in range(3)]))
+    assert torch.equal(load_targets(data), y)
+
+
 def test_load_targets_reads_targets_only() -> None:
     reduced = load_targets(WithMasks(), reduce=lambda mask: mask.flatten()[0])
     assert reduced.tolist() == [0, 1, 2, 3]

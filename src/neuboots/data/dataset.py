@@ -513,7 +513,7 @@ class DatasetBundle:
 
 
 def _with_augmentation(train: Dataset[Any], augment: Augmentation) -> Dataset[Any]:
-    if isinstance(train, Subset):  # as random_split makes them
+    if type(train) is Subset:  # as random_split makes them
         return Subset(_with_augmentation(train.dataset, augment), train.indices)
     if not isinstance(train, LazyDataset | StreamingDataset):
         raise TypeError(f"Cannot augment a {type(train).__name__}; expected a LazyDataset or a StreamingDataset.")
