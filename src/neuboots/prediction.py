@@ -600,11 +600,14 @@ class Predictor(ABC):
             The samples, (B, N, C, *), and their statistics. Gradients are kept only if x requires them.
 
         Raises:
-            ArgumentError: If x holds NaN or infinite values or no tensor, or B < 1.
+            ArgumentError: If x holds NaN or infinite values or no tensor, if it is one example without a batch axis, or
+                B < 1.
         """
         wants_grad = any(isinstance(part, Tensor) and part.requires_grad for part in tree_leaves(x))
         with torch.set_grad_enabled(torch.is_grad_enabled() and wants_grad):
-            return _collect_samples(self._checked_stream(x, num_samples, seed))
+            prediction = _collect_samples(self._checked_stream(x, num_samples, seed))
+        _check_batch_axis(x, prediction.samples.shape[1])
+        return prediction
 
     @final
     def summarize(self, x: Any, num_samples: int = 100, *, seed: int = 0, quantiles: tuple[float, ...] = ()) -> Summary:
@@ -623,7 +626,9 @@ class Predictor(ABC):
             ArgumentError: As `predict`.
         """
         with torch.no_grad():
-            return summarize_stream(self._checked_stream(x, num_samples, seed), quantiles)
+            summary = summarize_stream(self._checked_stream(x, num_samples, seed), quantiles)
+        _check_batch_axis(x, len(summary.mean))
+        return summary
 
     @final
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -638,6 +643,13 @@ class Predictor(ABC):
         check_inputs(x)
         num_samples = check_int("num_samples", num_samples, minimum=1)
         return self.stream(x, num_samples, seed=check_int("seed", seed))
+
+
+def _check_batch_axis(x: Any, num_outputs: int) -> None:
+    """Raise ArgumentError if the net gives more or fewer outputs than inputs, as it may for x[0] instead of x[:1]."""
+    if isinstance(x, Tensor | np.ndarray) and len(x) != num_outputs:
+        expected = f"a batch (N, *) of as many inputs as the net gives outputs, here {num_outputs}"
+        raise ArgumentError("x", tuple(x.shape), expected)
 
 
 class Method(Protocol):

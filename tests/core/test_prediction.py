@@ -454,6 +454,8 @@ PREDICTION = Prediction(random(5, 4, 2))
     [
         ("num_samples", lambda: Fake().predict(X5, 2.5)),
         ("x", lambda: Fake().predict(torch.zeros(4, 5, dtype=torch.uint8), 2)),
+        ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).predict(X5[0], 2)),  # (5,) gives 3 outputs, not 5
+        ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).summarize(X5[0], 2)),
         *(("samples", lambda shape=shape: Prediction(torch.zeros(shape))) for shape in [(3, 4), (3,), (), (0, 4, 2)]),
         *(("level", lambda level=level: PREDICTION.interval(level)) for level in (0.0, 1.0, -0.5, 95.0, math.nan)),
         ("level", lambda: Fake().summarize(X5, 3).interval(1.5, method="percentile")),

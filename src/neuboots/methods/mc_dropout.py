@@ -501,7 +501,7 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
         layer_names, rates = self._choose_layers(net, uses, example), _find_dropout_rates(net)
         dropouts = [name for name in uses if name in layer_names or name in rates]
         if not dropouts:
-            hint = "use 'head' for a net with one layer; F.dropout in forward cannot be reached"
+            hint = "the net uses no dropout layer, or one layer only: use 'all' or 'head'; F.dropout cannot be reached"
             raise ArgumentError("where", self.where, "a placement that reaches a layer", hint=hint)
         axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
         net = _insert_dropout(net, layer_names, self.rate, self.granularity, axes)
