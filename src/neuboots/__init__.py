@@ -62,3 +62,7 @@ __all__ = [
 ]
 
 __getattr__ = lazy_exports(__name__, {"methods": __all__})  # imports a method when it is first used
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

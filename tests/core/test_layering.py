@@ -5,6 +5,7 @@ imports inside functions and under `if TYPE_CHECKING:` do not count.
 """
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,3 +107,9 @@ assert not sys.modules.keys() & set({EXTRAS}), sys.modules.keys() & set({EXTRAS}
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("package", ["neuboots", "neuboots.nets", "neuboots.data"])
+def test_dir_lists_names_that_are_imported_later(package: str) -> None:
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
