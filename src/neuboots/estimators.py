@@ -768,7 +768,7 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         means, stds = [], []
         for batch in torch.split(x, _MAX_BATCH):
             with torch.no_grad():
-                stream = self.predictor_.stream(batch, int(num_samples), seed=self.seed_)
+                stream = self.predictor_.copy_for_thread().stream(batch, int(num_samples), seed=self.seed_)
             # exact moments need no replicate, nor the probabilities of a summary
             summary = stream.moments or self.predictor_.summarize(batch, int(num_samples), seed=self.seed_)
             means.append(summary.mean.double().numpy())

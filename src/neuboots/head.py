@@ -9,7 +9,8 @@ and never the D features. The module also calls nets and handles their inputs an
 """
 
 import copy
-import threading
+import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _HEAD_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PROBE_ROWS = 16
-_SWAP_LOCK = threading.RLock()  # a substitute is seen by every thread that calls the net
 
 
 # -- rows and tensors of an input ----------------------------------------------------------------------
@@ -430,6 +430,43 @@ def copy_net(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
+def copy_structure(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """Return a copy of a net, or of an object that holds nets, which shares all tensors and is in evaluation mode.
+
+    What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
+
+    Args:
+        value: A module, a container, or an object of this library.
+        copies: Copies made so far, by the ids of their originals.
+
+    Returns:
+        The copy; objects that hold no module are returned as they are.
+    """
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) in (dict, OrderedDict, list, tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        new = {key: copy_structure(item, copies) for key, item in items}
+        if all(new[key] is item for key, item in items):
+            return value
+        return new if isinstance(value, dict) else type(value)(new.values())
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, copy_structure(value.__self__, copies))
+    if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+        if isinstance(compiled := value._modules.get("_orig_mod"), nn.Module):
+            return copy_structure(compiled, copies)  # a compiled call would run the original
+        own = {"_parameters": dict(value._parameters), "_buffers": dict(value._buffers), "training": False}
+        state = {**vars(value), **own, "_compiled_call_impl": None}
+    elif type(value).__module__.startswith("neuboots") and not isinstance(value, type) and hasattr(value, "__dict__"):
+        state = value.__getstate__() or {}
+    else:
+        return value
+    copies[id(value)] = new = object.__new__(type(value))
+    vars(new).update({name: copy_structure(item, copies) for name, item in state.items()})
+    return new
+
+
 def copy_to_meta(net: nn.Module) -> nn.Module:
     """Return a copy on torch's meta device: the architecture, without memory for the weights.
 
@@ -812,21 +849,20 @@ class _Substitute(LayerWrapper):
 @contextmanager
 def _substitute(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Tensor]]) -> Iterator[None]:
     """Replace each head by `act(head, φ)`."""
-    with _SWAP_LOCK:
-        places = [
-            (parent, key, child)
-            for parent in list(net.modules())
-            for key, child in parent._modules.items()
-            if child in acts
-        ]
+    places = [
+        (parent, key, child)
+        for parent in list(net.modules())
+        for key, child in parent._modules.items()
+        if child in acts
+    ]
+    for parent, key, child in places:
+        head = cast(Head, child)
+        parent._modules[key] = _Substitute(head, acts[head])
+    try:
+        yield
+    finally:
         for parent, key, child in places:
-            head = cast(Head, child)
-            parent._modules[key] = _Substitute(head, acts[head])
-        try:
-            yield
-        finally:
-            for parent, key, child in places:
-                parent._modules[key] = child
+            parent._modules[key] = child
 
 
 # -- the split -----------------------------------------------------------------------------------------

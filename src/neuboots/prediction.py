@@ -8,12 +8,14 @@ accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b
 """
 
 import math
+import operator
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, final
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
-from neuboots.head import check_inputs
+from neuboots.head import check_inputs, copy_structure
 
 if TYPE_CHECKING:
     from neuboots.loading import FitData
@@ -642,7 +644,26 @@ class Predictor(ABC):
             x = torch.as_tensor(x)
         check_inputs(x)
         num_samples = check_int("num_samples", num_samples, minimum=1)
-        return self.stream(x, num_samples, seed=check_int("seed", seed))
+        return self.copy_for_thread().stream(x, num_samples, seed=check_int("seed", seed))
+
+    def copy_for_thread(self) -> "Predictor":
+        """Return the current thread's copy, in evaluation mode, which shares all tensors with this predictor.
+
+        `stream` may replace layers of a net for the duration of a call; on the copy nobody else sees that.
+        """
+        local = self.__dict__.setdefault("_local", threading.local())
+        parts = [
+            part
+            for module in self.module.modules()
+            for part in (module, *module._parameters.values(), *module._buffers.values())
+        ]
+        known = getattr(local, "parts", [])
+        if len(parts) != len(known) or not all(map(operator.is_, parts, known)):  # new, or replaced since then
+            local.copy, local.parts = copy_structure(self), parts
+        return cast(Predictor, local.copy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_local"}
 
 
 def _check_batch_axis(x: Any, num_outputs: int) -> None:

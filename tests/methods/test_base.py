@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from neuboots.methods import (
 )
 from neuboots.methods._base import TASKS
 from neuboots.nets import MLP, SmallCNN, resnet8
-from neuboots.prediction import Moments, SampleStream, stream_forward_passes
+from neuboots.prediction import Moments, Predictor, SampleStream, stream_forward_passes
 from neuboots.testing import (
     MethodUnderTest,
     check_coherence,
@@ -334,6 +335,41 @@ def test_double_precision_and_gradients_of_the_input(name: str) -> None:
     samples.sum().backward()
     assert inputs.grad is not None
     assert bool((inputs.grad != 0).any())
+
+
+def batch_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def assert_threads_agree(predictor: Predictor, net: nn.Module) -> None:
+    """8 threads predict as one thread does, and do not change a net in training mode."""
+    expected = predictor.predict(X[:3], 4, seed=1).samples
+    net.train()
+    before = copy.deepcopy(net.state_dict())
+
+    def predict(number: int) -> bool:
+        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(10))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(predict, range(8)))
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_threads_predict_the_same_and_do_not_change_the_net(name: str) -> None:
+    data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
+    predictor = create_method(name).fit(batch_norm_net, data, QUICK)
+    assert_threads_agree(predictor, predictor.module)
+
+
+@pytest.mark.parametrize("name", ["influence", "laplace", "mc-dropout"])
+def test_from_trained_leaves_a_net_in_training_mode_alone(name: str) -> None:
+    data, net = TensorDataset(noise(40, 4), torch.arange(40) % 3), batch_norm_net()
+    method: Any = create_method(name)
+    predictor = method.from_trained(net, data)
+    assert all(module.training for module in net.modules())
+    assert_threads_agree(predictor, net)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.head import check_module, extract_output
+from neuboots.head import check_module, copy_structure, extract_output, unwrap_model
 from neuboots.loading import Batch, FitData, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import (
@@ -98,7 +98,7 @@ class PostHocMethod(BaseMethod[P]):
         """Create a predictor from a trained net, which is not changed.
 
         Args:
-            model: The trained net; the predictor keeps a reference to it.
+            model: The trained net; the predictor shares its weights.
             data: The data it was trained on, as in `fit`.
             batch_size: Examples that pass through the net at once.
             seed: Seed of random augmentations, and of random subsets and blocks of rows.
@@ -107,7 +107,8 @@ class PostHocMethod(BaseMethod[P]):
             The predictor around this net.
         """
         check_module(model)
-        return self.make_predictor(model, data, TrainingConfig(epochs=1, batch_size=batch_size, seed=seed))
+        config = TrainingConfig(epochs=1, batch_size=batch_size, seed=seed)
+        return self.make_predictor(copy_structure(unwrap_model(model)), data, config)
 
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> P:
         """Create a predictor from a trained net, with the batches of a training config.

@@ -78,7 +78,7 @@ def confidence_direction(
     check_inputs(x)
     with torch.inference_mode(False), torch.enable_grad():
         leaves = _make_leaves(x)
-        stream = predictor.stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)
+        stream = predictor.copy_for_thread().stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)
         # Methods with exact moments compute all replicates from one pass, which one backward pass covers; other methods
         # may store a pass for each replicate.
         fitting = _MIN_CHUNK if stream.moments is None else _MAX_CHUNK_BYTES // stream.replicate_bytes
@@ -116,7 +116,7 @@ def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num
         return predictor.summarize(x, num_samples, seed=seed)
     check_inputs(x)
     with torch.no_grad():
-        stream = predictor.stream(x, num_samples, seed=seed)
+        stream = predictor.copy_for_thread().stream(x, num_samples, seed=seed)
 
         def chunks(size: int) -> Iterator[Tensor]:
             return (_to_double(chunk) / temperature for chunk in stream.chunks(size))
