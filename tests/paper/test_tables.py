@@ -4,7 +4,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from neuboots.report.tables import Cell, Table
+from neuboots.report.tables import Table
 from neuboots_paper.tables import MetricColumn, tabulate
 
 ROWS = [
@@ -73,13 +73,6 @@ def test_text_right_aligns_numbers() -> None:
     places = {line.index("±") for line in lines[1:] if "±" in line}
     assert len(places) == 1
     assert lines[0].startswith("net")
-
-
-def test_rows_and_links_of_wrong_length_raise() -> None:
-    with pytest.raises(ValueError, match="1 cells"):
-        Table("T.", ("a", "b"), ((Cell("x"),),))
-    with pytest.raises(ValueError, match="2 links"):
-        Table("T.", ("a",), ((Cell("x"),),), ("p", "q"))
 
 
 def test_format_of_extreme_numbers() -> None:

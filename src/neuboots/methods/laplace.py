@@ -76,7 +76,8 @@ class LaplacePredictor(HeadReplicates):
         keys = derive_keys(torch.arange(start, stop), seed, "laplace")
         noise = draw_normal(keys, theta.numel()).to(theta.device)
         root = (curvature.eigenvalues() + self.prior_precision).rsqrt()
-        return theta + curvature.lift(noise * root).view(-1, *theta.shape)
+        # the symmetric root: eigenvectors of equal eigenvalues, which no machine chooses alike, cancel
+        return theta + curvature.lift(curvature.project(noise) * root).view(-1, *theta.shape)
 
     def _std(self, at: GeneratorAtInput) -> Tensor | None:
         if not at.trace.ends_at_head:
