@@ -209,8 +209,6 @@ class GeneratorAtInput:
         if self.trace.ends_at_head:
             return z.movedim(-1, 2) if self.generator.split.axis == -1 and z.ndim > 3 else z
         first = self.arrange(self.trace.finish(z[0]))
-        if len(z) == 1:
-            return first[None]
         finished = first.new_empty(len(z), *first.shape)  # filled one by one: a stack would need twice the memory
         finished[0] = first
         for b in range(1, len(z)):

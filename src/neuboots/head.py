@@ -12,7 +12,7 @@ import copy
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -370,19 +370,17 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@contextmanager
-def eager_mode(net: nn.Module) -> Iterator[None]:
+def eager_mode(net: nn.Module) -> AbstractContextManager[Any]:
     """Run compiled parts of the net eagerly, since a compiler cannot see recorded operations.
 
     Args:
         net: The net.
 
-    Yields:
-        Nothing.
+    Returns:
+        A context manager.
     """
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-        yield
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def has_lazy_layers(net: nn.Module) -> bool:

@@ -574,7 +574,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        """Return the B replicates at x."""
+        """Return the B replicates at x; call it on `copy_for_thread()`, which is in evaluation mode."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

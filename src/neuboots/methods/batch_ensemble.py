@@ -20,7 +20,6 @@ from neuboots._validation import ArgumentError, check_choice
 from neuboots.head import (
     cast_inputs,
     copy_to_meta,
-    eval_mode,
 )
 from neuboots.methods._base import ModifiedNetPredictor, register
 from neuboots.methods._rank_one import (
@@ -66,8 +65,7 @@ class BatchEnsemblePredictor(ModifiedNetPredictor):
         def run(numbers: Tensor) -> Tensor:
             return torch.cat([run_members(self.modified, x, part.tolist()) for part in torch.split(numbers, size)])
 
-        with eval_mode(self.modified):
-            return stream_members(num_samples, self.num_members, run, seed=seed)
+        return stream_members(num_samples, self.num_members, run, seed=seed)
 
     def export(self, k: int) -> nn.Module:
         """Return member k as a plain net, whose layers have the weights W ∘ s_k r_kᵀ.

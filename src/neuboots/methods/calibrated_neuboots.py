@@ -167,7 +167,7 @@ def _replicate_moments(
     with torch.no_grad():
         for x in batches:
             check_inputs(x)
-            stream = predictor.stream(x, number, seed=seed)
+            stream = predictor.copy_for_thread().stream(x, number, seed=seed)
             if compared == "contrasts":
                 stream = _center_logits(stream)
             moments = stream.moments or summarize_stream(stream)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from neuboots.head import add_output_axis, compute_output, eval_mode, unwrap_model
+from neuboots.head import add_output_axis, compute_output, unwrap_model
 from neuboots.methods._base import register
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import BaseMethod, FitInputs, initialize_model
@@ -35,8 +35,7 @@ class DeterministicPredictor(Predictor):
         return 1
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
-        with eval_mode(self.net):
-            output = add_output_axis(compute_output(self.net, x))
+        output = add_output_axis(compute_output(self.net, x))
         return stream_members(num_samples, 1, lambda numbers: output[None], seed=seed)
 
     def config(self) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from neuboots.head import (
     cast_inputs,
     compute_output,
     copy_net,
-    eval_mode,
     load_example,
     map_float_tensors,
     unwrap_model,
@@ -113,8 +112,7 @@ class EnsemblePredictor(Predictor):
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         x = cast_inputs(self.members, x)
         run = self._run_stacked if isinstance(self.members, StackedNets) else self._run_sequentially
-        with eval_mode(self.members):
-            return stream_members(num_samples, len(self.members), partial(run, x), seed=seed)
+        return stream_members(num_samples, len(self.members), partial(run, x), seed=seed)
 
     def _run_sequentially(self, x: Any, numbers: Tensor) -> Tensor:
         return torch.stack([add_output_axis(compute_output(self.nets[k], x)) for k in numbers.tolist()])

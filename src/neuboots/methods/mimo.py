@@ -252,8 +252,7 @@ class MIMOPredictor(ModifiedNetPredictor):
         def run(numbers: Tensor) -> Tensor:
             return add_output_axis(self.modified(inputs, numbers.tolist()), ndim=3)
 
-        with eval_mode(self.modified):
-            return stream_members(num_samples, self.num_distinct, run, seed=seed)
+        return stream_members(num_samples, self.num_distinct, run, seed=seed)
 
     def config(self) -> dict[str, Any]:
         head, widened = self.modified.split.name, list(self.widened)

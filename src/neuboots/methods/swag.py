@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, stable_hash
 from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
-from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net, eval_mode
+from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
@@ -277,9 +277,7 @@ class SWAGPredictor(Predictor):
         x = cast_inputs(net, x)
 
         def run(b: int) -> Tensor:
-            tensors = self.tensors(b, seed=seed)
-            with eval_mode(net):
-                return add_output_axis(functional_output(net, tensors, x))
+            return add_output_axis(functional_output(net, self.tensors(b, seed=seed), x))
 
         return stream_forward_passes(num_samples, run)
 
