@@ -428,21 +428,21 @@ def copy_net(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
-def copy_structure(value: Any, copies: dict[int, Any] | None = None) -> Any:
+def copy_structure(value: Any, copies: dict[int, tuple[Any, Any]] | None = None) -> Any:
     """Return a copy of a net, or of an object that holds nets, which shares all tensors and is in evaluation mode.
 
     What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
 
     Args:
         value: A module, a container, or an object of this library.
-        copies: Copies made so far, by the ids of their originals.
+        copies: Originals and copies so far, by the ids of the originals.
 
     Returns:
         The copy; objects that hold no module are returned as they are.
     """
     copies = {} if copies is None else copies
     if id(value) in copies:
-        return copies[id(value)]
+        return copies[id(value)][1]
     if type(value) in (dict, OrderedDict, list, tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         new = {key: copy_structure(item, copies) for key, item in items}
@@ -456,11 +456,12 @@ def copy_structure(value: Any, copies: dict[int, Any] | None = None) -> Any:
             return copy_structure(compiled, copies)  # a compiled call would run the original
         own = {"_parameters": dict(value._parameters), "_buffers": dict(value._buffers), "training": False}
         state = {**vars(value), **own, "_compiled_call_impl": None}
-    elif type(value).__module__.startswith("neuboots") and not isinstance(value, type) and hasattr(value, "__dict__"):
+    elif type(value).__module__.startswith("neuboots.") or hasattr(type(value), "copy_for_thread"):
         state = value.__getstate__() or {}
     else:
         return value
-    copies[id(value)] = new = object.__new__(type(value))
+    new = object.__new__(type(value))
+    copies[id(value)] = value, new
     vars(new).update({name: copy_structure(item, copies) for name, item in state.items()})
     return new
 

@@ -652,14 +652,11 @@ class Predictor(ABC):
         `stream` may replace layers of a net for the duration of a call; on the copy nobody else sees that.
         """
         local = self.__dict__.setdefault("_local", threading.local())
-        parts = [
-            part
-            for module in self.module.modules()
-            for part in (module, *module._parameters.values(), *module._buffers.values())
-        ]
-        known = getattr(local, "parts", [])
-        if len(parts) != len(known) or not all(map(operator.is_, parts, known)):  # new, or replaced since then
-            local.copy, local.parts = copy_structure(self), parts
+        if not hasattr(local, "copy") or any(map(operator.is_not, local.parts, _module_parts(local.modules))):
+            copies: dict[int, tuple[Any, Any]] = {}
+            local.copy = copy_structure(self, copies)
+            local.modules = [original for original, _ in copies.values() if isinstance(original, nn.Module)]
+            local.parts = list(_module_parts(local.modules))  # if one is replaced, the copy is out of date
         return cast(Predictor, local.copy)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -671,6 +668,13 @@ def _check_batch_axis(x: Any, num_outputs: int) -> None:
     if isinstance(x, Tensor | np.ndarray) and len(x) != num_outputs:
         expected = f"a batch (N, *) of as many inputs as the net gives outputs, here {num_outputs}"
         raise ArgumentError("x", tuple(x.shape), expected)
+
+
+def _module_parts(modules: list[nn.Module]) -> Iterator[Any]:
+    for module in modules:
+        for parts in (module._modules, module._parameters, module._buffers):
+            yield len(parts)
+            yield from parts.values()
 
 
 class Method(Protocol):

@@ -1,6 +1,5 @@
 """split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
 
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -238,22 +237,3 @@ def test_cast_inputs_converts_tensor_subclasses() -> None:
     assert x.grad is not None
     laid = torch.zeros(2).as_subclass(Laid)
     assert cast_inputs(net, laid) is laid  # it is where it should be, and its data were not touched
-
-
-def test_trace_from_two_threads() -> None:
-    net = TwoBranches().eval()
-    split = split_head(net)
-    inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(20)]
-    wanted = [net(x) for x in inputs]
-    got: dict[int, Tensor] = {}
-
-    def work(start: int) -> None:
-        for i in range(start, 20, 2):
-            got[i] = split.trace(inputs[i]).output
-
-    threads = [threading.Thread(target=work, args=(start,)) for start in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(got[i], wanted[i]) for i in range(20))
