@@ -281,7 +281,7 @@ NAN = DeterministicPredictor(nn.Threshold(9.0, float("nan")))
         (lambda p: MaxSoftmax(p).score(torch.full((2, 4), float("nan")), **QUIET), None),
         (lambda p: MaxSoftmax(p).evaluate(noise(2, 4), noise(2, 4), positive="yes", **QUIET), "positive"),
         (lambda p: MaxSoftmax(NAN).score(noise(2, 4), **QUIET), "data"),
-        (lambda p: MaxSoftmax(DeterministicPredictor(nn.Linear(4, 3))).score(torch.zeros(4), **QUIET), "data"),
+        (lambda p: MaxSoftmax(DeterministicPredictor(nn.Linear(4, 3))).score(torch.zeros(4), **QUIET), "got x="),
         (lambda p: Energy(DeterministicPredictor(nn.Linear(4, 1))).score(noise(2, 4), **QUIET), "predictor"),
         (lambda p: Odin(p, num_samples=0), "num_samples"),
         (lambda p: Odin(p).fit(noise(2, 4), **QUIET), "ood_data"),
