@@ -122,8 +122,8 @@ def answer(model: Path, file: Path, out: Path) -> None:
 @torch.no_grad()
 def pass_alone(model: object, file: Path, out: Path) -> None:
     """The plain net's pass with nothing around it: the same reader and writer, one column of predictions."""
+    from neuboots.app.model import open_writer
     from neuboots.app.tabular import TabularModel
-    from neuboots.cli import open_writer
     from neuboots.data.tabular import TableFile
 
     assert isinstance(model, TabularModel)

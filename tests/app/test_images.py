@@ -135,7 +135,8 @@ def test_methods_by_name(method: str, tmp_path: Path) -> None:
     (batch,) = model.read(tmp_path / "data")
     one = model.predict(batch, num_samples=4).columns
     assert_equal_columns(one, load_model(tmp_path / "model").predict(batch, num_samples=4).columns)
-    assert (one["prediction"] == [name.split("/")[0] for name in batch.keys["file"]]).mean() > 0.6
+    many = model.predict(batch, num_samples=200).columns  # four heads of a wide posterior say little
+    assert (many["prediction"] == [name.split("/")[0] for name in batch.keys["file"]]).mean() > 0.6
 
 
 @pytest.mark.parametrize("options", [{"method": "gp"}, {"size": 4}, {"size": (8, 8, 8)}, {"size": 8.5}, {"epochs": 0}])
