@@ -514,15 +514,22 @@ class EnsembleLoader:
     """
 
     def __init__(self, data: Dataset[Any], *, batch_size: int, seeds: Sequence[int]) -> None:
-        self.loaders = [EpochLoader(data, batch_size=batch_size, seed=seed) for seed in seeds]
-        self.steps = self.loaders[0].steps
+        n = check_length(data)
+        self.samplers = [_EpochSampler(n, batch_size, seed) for seed in seeds]
+        self.readers = [_BatchReader(data, seed) for seed in seeds]
+        self.steps = len(self.samplers[0])
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch, float]]:
         """Yield (k, batch k of all members, weight 1) for k = start, …"""
-        for parts in zip(*(loader.epoch(epoch, start) for loader in self.loaders), strict=True):
-            k, first, weight = parts[0]
-            x, y, index = default_collate([(batch.x, batch.y, batch.index) for _, batch, _ in parts])
-            yield k, Batch(x, y, index, first.step), weight
+        for sampler in self.samplers:
+            sampler.epoch, sampler.start = epoch, start
+        for k, keys in enumerate(zip(*self.samplers, strict=True), start):
+            index = torch.stack([rows for _, rows in keys])
+            if self.readers[0].tensors is not None:  # one lookup for all members
+                x, y, _ = self.readers[0][epoch, index]
+            else:
+                x, y, _ = default_collate([reader[key] for reader, key in zip(self.readers, keys, strict=True)])
+            yield k, Batch(x, y, index, epoch * self.steps + k), 1.0
 
 
 # -- splits --------------------------------------------------------------------------------------------
