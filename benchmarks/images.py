@@ -16,9 +16,9 @@ from benchmarks.measure import SEED, Row, Scale, Watch, Watched, compare_runs, i
 from neuboots import NeuBoots
 from neuboots.data import CropFlipCutout, LazyDataset, Standardizer, load_dataset
 from neuboots.data.dataset import TensorSource
-from neuboots.generator import BootstrapGenerator
 from neuboots.loading import EpochLoader
 from neuboots.methods import NeuBootsPredictor
+from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 from neuboots.weights import BlockTable, WeightSchedule, assign_blocks
 

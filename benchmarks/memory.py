@@ -25,8 +25,8 @@ from benchmarks import measure
 from neuboots import NeuBoots, Predictor
 from neuboots.evaluation.calibration import evaluate_calibration
 from neuboots.evaluation.segmentation import predict_segmentation
-from neuboots.generator import BootstrapGenerator
 from neuboots.methods import NeuBootsPredictor
+from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.nets import UResNet, deeplab_resnet50, small_deeplab
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}

@@ -25,9 +25,8 @@ from benchmarks.measure import (
 )
 from benchmarks.tabular import fit, predict
 from neuboots import Deterministic, Method, NeuBoots, TrainingConfig
-from neuboots.generator import BootstrapGenerator
 from neuboots.methods import MCDropout, NeuBootsPredictor, StandardBootstrap
-from neuboots.methods.neuboots import draw_replicate_weights
+from neuboots.methods.neuboots import BootstrapGenerator, draw_replicate_weights
 from neuboots.nets import MLP, SmallCNN, resnet8, resnet18, resnet20, resnet110
 from neuboots.training import EpochReport
 

@@ -55,7 +55,6 @@ from torch.utils.data import TensorDataset
 
 from neuboots._prng import _GOLDEN, _mix
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
-from neuboots.evaluation.conformal import conformal_quantile
 from neuboots.head import compute_output
 from neuboots.loading import train_val_test_split
 from neuboots.losses import GaussianNLL, Loss, as_loss
@@ -65,7 +64,7 @@ from neuboots.methods._least_squares import covariance_root, working_residuals
 from neuboots.methods.influence._tangent import Jacobian, TangentPredictor, build_tangent_predictors
 from neuboots.nets.mlp import MLP
 from neuboots.posthoc import TemperatureScaling
-from neuboots.prediction import Method, Predictor, class_probabilities
+from neuboots.prediction import Method, Predictor, class_probabilities, conformal_quantile
 from neuboots.serialization import (
     Artifact,
     ArtifactError,

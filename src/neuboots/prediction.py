@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, final
 
@@ -761,3 +762,37 @@ def residual_std(predictor: Predictor, x: Any, y: Tensor) -> Tensor:
         raise ArgumentError("y", tuple(y.shape), f"targets of the outputs' shape {tuple(mean.shape)}, at least one")
     squares = (y.reshape(mean.shape).to(mean) - mean).square()
     return squares.movedim(1, -1).flatten(0, -2).mean(0).sqrt()
+
+
+def _rank(level: float, num_examples: int, num_pixels: int = 1) -> int:
+    """⌈level · (n + 1) · P⌉ with the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001."""
+    return math.ceil(Fraction(str(float(level))) * (num_examples + 1) * num_pixels)
+
+
+def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
+    """Return the score that a new example stays below with this probability.
+
+    Args:
+        scores: Scores of all examples, those of one after those of the other: (S,).
+        counts: Number of scores of each example, (n,); examples without any do not count.
+        level: Coverage of the sets.
+
+    Returns:
+        The quantile; ∞ where there are too few examples.
+
+    Example:
+        >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), 0.5)
+        2.0
+    """
+    counts = counts[counts > 0].long()
+    n = len(counts)
+    if _rank(level, n) > n:
+        return math.inf
+    unit, wanted = math.lcm(*set(counts.tolist())), 0.0
+    if unit * n < 1 << 62:  # fractions in integers
+        weights, wanted = unit // counts, _rank(level, n, unit)
+    else:
+        weights, wanted = 1 / counts.double(), level * (n + 1) * (1 + 1e-9)  # outwards, by more than sums are off
+    ordered, order = scores.sort()
+    reached = weights.repeat_interleave(counts)[order].cumsum(0)
+    return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])

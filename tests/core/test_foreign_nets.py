@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neuboots import ArgumentError, NeuBoots, TrainingConfig, load, save
-from neuboots.generator import BootstrapGenerator
 from neuboots.head import call_net, extract_output, split_head
 from neuboots.methods import DeterministicPredictor
+from neuboots.methods.neuboots import BootstrapGenerator
 
 Make = Callable[[], nn.Module]
 

@@ -10,8 +10,8 @@ from _nets import Tied, TwoBranches
 from torch import nn
 
 from neuboots import ArgumentError, load, save
-from neuboots.generator import BootstrapGenerator
 from neuboots.methods import DeterministicPredictor, NeuBootsPredictor
+from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.nets import MLP
 from neuboots.serialization import (
     ArtifactError,

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig
-from neuboots.generator import BootstrapGenerator
 from neuboots.loading import EpochLoader, load_targets
-from neuboots.methods.neuboots import make_blocks
+from neuboots.methods.neuboots import BootstrapGenerator, make_blocks
 from neuboots.nets import MLP
 from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar
 from neuboots.weights import WeightSchedule

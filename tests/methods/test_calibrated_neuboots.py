@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 
 from neuboots import NeuBoots, TrainingConfig, load, save
 from neuboots._prng import derive_keys, draw_normal
-from neuboots.generator import BootstrapGenerator
 from neuboots.losses import GaussianNLL
 from neuboots.methods import (
     BayesianBootstrap,
@@ -26,6 +25,7 @@ from neuboots.methods import (
 )
 from neuboots.methods.calibrated_neuboots import _Family
 from neuboots.methods.ensembles import EnsemblePredictor
+from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.prediction import Moments, Predictor, SampleStream
 from neuboots.weights import (
     Constant,

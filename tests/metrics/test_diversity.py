@@ -123,7 +123,7 @@ def test_kl_of_similar_replicates_is_precise() -> None:
 def test_kl_is_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, _ = random_case(0, 3, 20, 4)
     whole = pairwise_kl(samples).item()
-    monkeypatch.setattr("neuboots.metrics._base.MAX_CHUNK_ELEMENTS", 100)  # eight inputs at a time
+    monkeypatch.setattr("neuboots.metrics.classification.MAX_CHUNK_ELEMENTS", 100)  # eight inputs at a time
     assert pairwise_kl(samples).item() == pytest.approx(whole, rel=1e-14)
 
 

@@ -189,7 +189,7 @@ def test_integer_targets() -> None:
 def test_crps_samples_is_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, y = torch.randn(5, 12, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
     whole = crps_samples(samples, y).item()
-    monkeypatch.setattr("neuboots.metrics._base.MAX_CHUNK_ELEMENTS", 35)  # seven inputs at a time
+    monkeypatch.setattr("neuboots.metrics.classification.MAX_CHUNK_ELEMENTS", 35)  # seven inputs at a time
     assert crps_samples(samples, y).item() == pytest.approx(whole, rel=1e-14)
 
 

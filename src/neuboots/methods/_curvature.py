@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
-from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
 from neuboots.loading import Batch
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
@@ -28,6 +27,7 @@ from neuboots.methods._least_squares import (
     infer_likelihood,
     working_residuals,
 )
+from neuboots.methods.neuboots import BootstrapGenerator, GeneratorAtInput
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice, check_int
-from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
     add_output_axis,
     cast_inputs,
@@ -42,7 +41,7 @@ from neuboots.losses import BrierLoss, GaussianNLL, Loss
 from neuboots.methods._base import register
 from neuboots.methods.ensembles import BayesianBootstrap
 from neuboots.methods.influence import MAX_KERNEL_ROWS, InfluenceBootstrap
-from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor, compute_mean_weights
+from neuboots.methods.neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor, compute_mean_weights
 from neuboots.prediction import Predictor, SampleStream, summarize_stream
 from neuboots.training import BaseMethod, FitInputs, TrainingConfig
 from neuboots.weights import Dirichlet, Exponential, Link, WeightDistribution, link_moments

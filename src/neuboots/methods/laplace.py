@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_positive
-from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.methods._base import PostHocMethod, register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
@@ -37,6 +36,7 @@ from neuboots.methods._curvature import (
     to_double,
 )
 from neuboots.methods._least_squares import Likelihood, infer_likelihood
+from neuboots.methods.neuboots import BootstrapGenerator, GeneratorAtInput
 from neuboots.training import FitInputs
 
 _CHUNK_ELEMENTS = 1 << 24

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_choice, check_fraction
-from neuboots.generator import BootstrapGenerator
 from neuboots.head import (
     ForwardTrace,
     Head,
@@ -53,7 +52,7 @@ from neuboots.head import (
 from neuboots.loading import FitData, as_dataset
 from neuboots.losses import Loss
 from neuboots.methods._base import ModifiedNetPredictor, register, set_context
-from neuboots.methods.neuboots import stream_head_weights
+from neuboots.methods.neuboots import BootstrapGenerator, stream_head_weights
 from neuboots.prediction import SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net
 

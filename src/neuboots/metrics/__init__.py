@@ -4,15 +4,16 @@ A metric is a float64 tensor. `X.from_batch(...)` is the state of one batch; sta
 properties. `neuboots.metrics.modular` wraps a state as a torchmetrics `Metric`.
 """
 
-from neuboots.metrics._base import MetricState, RunningMean
 from neuboots.metrics.classification import (
     ClassificationMetrics,
     ConfidenceRanking,
     ConfusionMatrix,
+    MetricState,
     ProbabilityMetrics,
     ReliabilityBins,
     ReliabilityCurve,
     RiskCoverageCurve,
+    RunningMean,
     accuracy,
     adaptive_ece,
     aurc,

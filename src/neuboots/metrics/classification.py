@@ -1,4 +1,4 @@
-"""Metrics of class probabilities p given true labels y.
+"""Metrics of class probabilities p given true labels y, and the states that every metric of this package is made of.
 
     error = mean 1[argmax p ≠ y],   NLL = mean −log p_y,   Brier = mean Σ_c (p_c − 1[y = c])²
     ECE = Σ_k (n_k / n) |accuracy_k − confidence_k|,   MCE = max_k |accuracy_k − confidence_k|
@@ -13,13 +13,17 @@ counts that is 0 / 0, as for a class that occurs nowhere, is 0 (scikit-learn's `
 Inputs of equal confidence have no order among themselves: for risk and AURC each counts with the mean accuracy of its
 tie, which is the expectation over their orders; in adaptive bins, a tie that spans two bins is divided in proportion.
 
+A metric is a function of a state that adds up over batches, T(a ∪ b) = T(a) + T(b), so that a data set need not fit in
+memory. Sums and counts take memory that does not grow with the data; metrics of ranks (AUROC, AURC, adaptive ECE) store
+one score per input. A batch may be empty; the metric of an empty data set is an error.
+
 C. Guo, G. Pleiss, Y. Sun, K. Weinberger, On calibration of modern neural networks, ICML 2017.
 M. Pakdaman Naeini, G. Cooper, M. Hauskrecht, Obtaining well calibrated probabilities using Bayesian binning, AAAI 2015.
 Y. Geifman, G. Uziel, R. El-Yaniv, Bias-reduced uncertainty estimation for deep neural classifiers, ICLR 2019.
 J. Nixon, M. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in deep learning, CVPR Workshops 2019.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
@@ -27,18 +31,156 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from neuboots._validation import ArgumentError, check_int
-from neuboots.metrics._base import (
-    MetricState,
-    RunningMean,
-    check_float_scores,
-    check_same_shape,
-    concat_values,
-    flatten_reals,
-)
+
+MAX_CHUNK_ELEMENTS = 1 << 20  # elements of intermediate results that are held at a time
+_HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
+
+# -- states --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MetricState:
+    """Base class of states that add up over batches.
+
+    Fields that are tensors or states are added, tuples of tensors are concatenated; any other field is an option and
+    must be equal on both sides.
+
+    Example:
+        >>> @dataclass(frozen=True, eq=False)
+        ... class MeanState(MetricState):
+        ...     total: Tensor
+        ...     count: Tensor
+        >>> a, b = MeanState(torch.tensor(2.0), torch.tensor(1)), MeanState(torch.tensor(4.0), torch.tensor(2))
+        >>> both = sum([a, b])  # as over the batches of a loader
+        >>> both.total / both.count
+        tensor(2.)
+    """
+
+    def __add__(self, other: Self) -> Self:
+        if type(other) is not type(self):
+            return NotImplemented
+        return type(self)(*(_add_field(part.name, self, other) for part in fields(self)))
+
+    def __radd__(self, other: int) -> Self:
+        """Make `sum` work, which starts from 0."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+
+def _add_field(name: str, a: MetricState, b: MetricState) -> Any:
+    left, right = getattr(a, name), getattr(b, name)
+    if isinstance(left, tuple | MetricState):
+        return left + right
+    if isinstance(left, Tensor):
+        check_same_shape(**{f"{name} of the first state": left, f"{name} of the second state": right})
+        return left + right.to(left.device)
+    if left != right:
+        raise ArgumentError(name, right, f"{left!r}, the option of the other state")
+    return left
+
+
+@dataclass(frozen=True, eq=False)
+class RunningMean(MetricState):
+    """1/N Σᵢ vᵢ of values vᵢ that come in batches, summed in float64.
+
+    Attributes:
+        total: Sum of the values: ().
+        count: Number of the values: ().
+
+    Example:
+        >>> (RunningMean.from_batch(torch.tensor([1.0, 2.0])) + RunningMean.from_batch(torch.tensor([6.0]))).value
+        tensor(3., dtype=torch.float64)
+    """
+
+    total: Tensor
+    count: Tensor
+
+    @classmethod
+    def from_batch(cls, values: Tensor) -> Self:
+        """Return the sum and the count of values of any shape, possibly none.
+
+        Args:
+            values: Real numbers or booleans.
+
+        Raises:
+            ArgumentError: If a value is NaN or complex.
+        """
+        if values.is_complex() or values.isnan().any():
+            raise ArgumentError("values", f"NaN or {values.dtype}", "real numbers", hint="check the outputs of the net")
+        return cls(values.detach().sum(dtype=torch.float64), torch.tensor(values.numel(), device=values.device))
+
+    @property
+    def value(self) -> Tensor:
+        """The mean."""
+        return self.total / check_int("count", self.count, minimum=1)
+
+
+def concat_values(parts: tuple[Tensor, ...]) -> Tensor:
+    """Concatenate all stored values.
+
+    Args:
+        parts: Values of each batch, (Nᵢ,).
+
+    Returns:
+        All values on the device of the first ones, (N,).
+    """
+    return torch.cat([part.to(parts[0].device) for part in parts])
+
 
 # -- validation ----------------------------------------------------------------------------------------
 
-_HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
+
+def check_same_shape(**values: Tensor) -> None:
+    """Check that tensors have one shape, since (N,) and (N, 1) would broadcast.
+
+    Args:
+        **values: Tensors by name.
+
+    Raises:
+        ArgumentError: If a tensor has another shape than the first one.
+    """
+    first = next(iter(values.values())).shape
+    for name, value in values.items():
+        if value.shape != first:
+            raise ArgumentError(f"{name}.shape", tuple(value.shape), f"{tuple(first)}, that of {next(iter(values))}")
+
+
+def flatten_reals(*, allow_infinite: bool = False, **values: Tensor) -> list[Tensor]:
+    """Check values of one shape, and flatten them on one device in float64.
+
+    Args:
+        allow_infinite: Whether infinite values are accepted.
+        **values: Tensors by name, possibly empty.
+
+    Returns:
+        The values of each tensor, (N,).
+
+    Raises:
+        ArgumentError: If shapes differ, or values are not real numbers.
+    """
+    check_same_shape(**values)
+    device = next(iter(values.values())).device
+    for name, value in values.items():
+        if value.is_complex() or value.dtype == torch.bool:
+            raise ArgumentError(f"{name}.dtype", value.dtype, "real numbers", hint="use .float()")
+        if (value.isnan() if allow_infinite else ~value.isfinite()).any():
+            found = "NaN" if allow_infinite else "NaN or infinite values"
+            raise ArgumentError(name, found, "numbers", hint="check the outputs of the net and the data")
+    return [value.detach().to(device).double().flatten() for value in values.values()]
+
+
+def check_float_scores(name: str, scores: Tensor) -> None:
+    """Check that scores are of a floating-point dtype (−s of an unsigned integer would overflow) and not NaN.
+
+    Args:
+        name: Name of the argument.
+        scores: Scores.
+
+    Raises:
+        ArgumentError: If they are not.
+    """
+    if not scores.is_floating_point():
+        raise ArgumentError(f"{name}.dtype", scores.dtype, "floating-point numbers", hint="use .float()")
+    flatten_reals(allow_infinite=True, **{name: scores})
 
 
 def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:

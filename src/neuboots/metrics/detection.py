@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from neuboots._validation import ArgumentError, check_choice, check_fraction
-from neuboots.metrics._base import (
+from neuboots.metrics.classification import (
     MetricState,
     check_float_scores,
     check_same_shape,

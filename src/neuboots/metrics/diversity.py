@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int
-from neuboots.metrics import _base
-from neuboots.metrics._base import MetricState, RunningMean
-from neuboots.metrics.classification import check_integers, flatten_probs
+from neuboots.metrics import classification
+from neuboots.metrics.classification import MetricState, RunningMean, check_integers, flatten_probs
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +253,7 @@ def _divergence(p: Tensor) -> Tensor:
     """
     B, _, C = p.shape
     parts = []
-    for part in torch.split(p, max(1, _base.MAX_CHUNK_ELEMENTS // (B * C)), dim=1):
+    for part in torch.split(p, max(1, classification.MAX_CHUNK_ELEMENTS // (B * C)), dim=1):
         log = part.clamp_min(torch.finfo(p.dtype).tiny).double().log()
         exact = part.double()
         parts.append(((log - log.mean(0)) * (exact - exact.mean(0))).sum((0, 2)).clamp_min(0) / (B - 1))

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from neuboots._validation import ArgumentError, check_int
-from neuboots.metrics._base import MetricState, concat_values
+from neuboots.metrics.classification import MetricState, concat_values
 
 
 class StreamingMetric(Metric):

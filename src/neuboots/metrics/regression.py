@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.metrics import _base
-from neuboots.metrics._base import MetricState, RunningMean, flatten_reals
+from neuboots.metrics import classification
+from neuboots.metrics.classification import MetricState, RunningMean, flatten_reals
 
 _LEVELS = torch.arange(1, 100, dtype=torch.float64) / 100  # of check score and interval score
 
@@ -522,7 +522,7 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
         raise ArgumentError("samples.shape", tuple(samples.shape), expected)
     (x,), (target,) = flatten_reals(samples=samples), flatten_reals(y=y)
     B, target = len(samples), target.to(x.device)
-    width = max(1, _base.MAX_CHUNK_ELEMENTS // B)
+    width = max(1, classification.MAX_CHUNK_ELEMENTS // B)
     scores = []
     for part, t in zip(torch.split(x.view(B, -1), width, dim=1), torch.split(target, width), strict=True):
         # 2/B² Σ_b (x_(b) − y)(B 1[y < x_(b)] − b + ½) over sorted samples: no sum over pairs, and no cancellation.

@@ -18,9 +18,8 @@ from torch.utils.data import TensorDataset
 from neuboots import ArgumentError, NeuBoots, TrainingConfig, create_method, list_methods
 from neuboots.evaluation.segmentation import SegmentationMaps, predict_segmentation
 from neuboots.evaluation.segmentation.predict import Tile, _make_spans, clip_window, make_tiles
-from neuboots.generator import BootstrapGenerator
 from neuboots.methods.deterministic import DeterministicPredictor
-from neuboots.methods.neuboots import NeuBootsPredictor
+from neuboots.methods.neuboots import BootstrapGenerator, NeuBootsPredictor
 
 MAPS = ("probs", "entropy", "mutual_information", "std")
 

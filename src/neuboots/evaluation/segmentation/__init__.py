@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> from neuboots.evaluation.segmentation import predict_segmentation
->>> from neuboots.generator import BootstrapGenerator
+>>> from neuboots.methods.neuboots import BootstrapGenerator
 >>> from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
 >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
 >>> predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().weight_distribution)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
-from neuboots.generator import BootstrapGenerator, GeneratorAtInput
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, make_head
 from neuboots.loading import dataset_length
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
@@ -47,7 +46,7 @@ from neuboots.methods._least_squares import (
     ridge_inverse,
     working_residuals,
 )
-from neuboots.methods.neuboots import draw_replicate_weights
+from neuboots.methods.neuboots import BootstrapGenerator, GeneratorAtInput, draw_replicate_weights
 from neuboots.prediction import Moments, num_bytes
 from neuboots.training import FitInputs
 from neuboots.weights import Blocks, BlockTable, HashedBlocks, assign_blocks

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from neuboots import ArgumentError
 from neuboots._prng import derive_keys
-from neuboots.generator import BootstrapGenerator
 from neuboots.head import call_net, extract_output, unwrap_model
+from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.weights import (
     Constant,
     Dirichlet,
