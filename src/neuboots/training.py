@@ -1,4 +1,4 @@
-"""The training loop of every method (paper, Algorithm 1), on lightning-fabric.
+"""The training loop of every method (paper, Algorithm 1), on one CPU, or by lightning-fabric on other devices.
 
     for t in 0 … T−1:  α⁽ᵗ⁾ ~ P;  θ ← θ − ρ ∇_θ 1/n Σᵢ α⁽ᵗ⁾_{u(i)} ℓ(g_θ(Xᵢ, α⁽ᵗ⁾), yᵢ)
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,8 @@ from neuboots.loading import (
 from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
 from neuboots.prediction import Predictor, class_probabilities
 
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
 P = TypeVar("P", bound=Predictor)
+T = TypeVar("T")
 
 ModelFactory = Callable[[], nn.Module]
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -314,10 +312,15 @@ def train(
     if "spawn" in str(config.strategy):
         hint = "the processes of 'spawn' cannot see local functions"
         raise ArgumentError("strategy", config.strategy, "'ddp' or 'ddp_fork'", hint=hint)
-    from lightning_fabric import Fabric
-
     names = ("accelerator", "devices", "num_nodes", "strategy", "precision")
-    fabric = Fabric(**{name: getattr(config, name) for name in names})
+    accelerator, *others = options = [getattr(config, name) for name in names]
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if accelerator in ("auto", "cpu") and others == [1, 1, "auto", "32-true"] and not has_gpu:
+        fabric: Any = _SingleCPU()
+    else:
+        from lightning_fabric import Fabric
+
+        fabric = Fabric(**dict(zip(names, options, strict=True)))
     run = _Run(net, data, objective_at, config, val_data, validate, identity, title, seeds, os.getpid())
     packed = fabric.launch(run)
     if packed is not None:  # a forked process trained a copy
@@ -338,6 +341,39 @@ def make_loader(data: Dataset[Any], config: TrainingConfig, **options: Any) -> E
     """
     names = ("batch_size", "seed", "num_workers", "steps_per_epoch")
     return EpochLoader(data, **{name: getattr(config, name) for name in names}, **options)
+
+
+class _SingleCPU:
+    """What training uses of `Fabric`, for one process on the CPU; the import of Fabric takes longer than torch's."""
+
+    global_rank, world_size, is_global_zero = 0, 1, True
+
+    def launch(self, run: "_Run") -> bytes | None:
+        return run(self)
+
+    def to_device(self, value: T) -> T:
+        return value
+
+    setup_module = setup_optimizers = to_device
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip_gradients(self, net: nn.Module, optimizer: Optimizer, **options: Any) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), **options)
+
+    def save(self, path: Path, content: dict[str, Any]) -> None:
+        states = {key: value.state_dict() for key, value in content.items() if hasattr(value, "state_dict")}
+        torch.save(content | states, path)
+
+    def load(self, path: Path, modules: dict[str, Any], *, strict: bool, weights_only: bool) -> dict[str, Any]:
+        content: dict[str, Any] = torch.load(path, weights_only=weights_only)
+        modules["net"].load_state_dict(content.pop("net"), strict=strict)
+        modules["optimizer"].load_state_dict(content.pop("optimizer"))
+        return content
+
+    def barrier(self) -> None:
+        pass
 
 
 @dataclass
@@ -368,13 +404,13 @@ class _Run:
     seeds: Sequence[int] | None
     process_id: int  # of the process that called `train`
 
-    fabric: "Fabric" = field(init=False)
+    fabric: Any = field(init=False)  # lightning_fabric.Fabric, or _SingleCPU
     model: nn.Module = field(init=False)  # the net, as the fabric wraps it
     optimizer: Optimizer = field(init=False)
     lr_scheduler: LRScheduler = field(init=False)
     state: _TrainState = field(init=False, default_factory=_TrainState)
 
-    def __call__(self, fabric: "Fabric") -> bytes | None:
+    def __call__(self, fabric: Any) -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
         config, state = self.config, self.state
         self.fabric = fabric
@@ -392,7 +428,7 @@ class _Run:
         self.lr_scheduler = config.lr_scheduler(optimizer, total)
         if isinstance(self.lr_scheduler, ReduceLROnPlateau):
             raise ArgumentError("lr_scheduler", ReduceLROnPlateau, "a scheduler that depends on the step alone")
-        self.optimizer = cast(Optimizer, fabric.setup_optimizers(optimizer))
+        self.optimizer = fabric.setup_optimizers(optimizer)
         self._restore_checkpoint()
         enabled, done = config.progress and fabric.is_global_zero, state.epoch * loader.steps + state.step
         with (
@@ -433,7 +469,7 @@ class _Run:
         """The sum or mean of a number over the ranks."""
         if self.fabric.world_size == 1:
             return value
-        return float(cast(Tensor, self.fabric.all_reduce(torch.tensor(float(value)), reduce_op=reduce_op)))
+        return float(self.fabric.all_reduce(torch.tensor(float(value)), reduce_op=reduce_op))
 
     def _step(self, objective: Objective, batch: Batch, rank_weight: float) -> float:
         """Make one step and return its loss; a loss that is not finite changes nothing (LBFGS decides for itself)."""

@@ -83,6 +83,25 @@ def test_epoch_checkpoints_resume_to_the_same_weights(tmp_path: Path) -> None:
     assert same(NeuBoots().fit(dropout_net, CrashAt(Augmented(), 2), config).state_dict(), whole)
 
 
+@pytest.mark.parametrize("fabric_first", [False, True])
+def test_one_cpu_needs_no_fabric_and_trains_as_with_it(
+    fabric_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(data: Any, config: TrainingConfig, *, with_fabric: bool) -> Any:
+        with monkeypatch.context() as patch:
+            if with_fabric:
+                return NeuBoots().fit(dropout_net, data, replace(config, devices="1"))
+            patch.setitem(sys.modules, "lightning_fabric", None)  # an import would raise
+            return NeuBoots().fit(dropout_net, data, config)
+
+    config = replace(CONFIG, clip_norm=0.5, checkpoint_steps=1)
+    whole = fit(Augmented(), config, with_fabric=True).state_dict()
+    config = replace(config, folder=tmp_path)
+    with pytest.raises(CrashError):
+        fit(CrashAt(Augmented(), 73), config, with_fabric=fabric_first)
+    assert same(fit(Augmented(), config, with_fabric=not fabric_first).state_dict(), whole)
+
+
 SCRIPT = """
 import sys, time, torch
 sys.path[:0] = {tests!r}
