@@ -8,6 +8,9 @@ READY := $(VENV)/.ready
 export OMP_WAIT_POLICY := PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Compiled test files are kept: pytest rewrites their assertions, which takes longer than importing them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two test processes with one thread each; more threads would only fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -20,7 +23,7 @@ help:  ## show this list
 demo: $(READY)  ## train a small network and show its uncertainty
 	$(BIN)/neuboots demo
 
-test: $(READY)  ## the quick tests and every doctest
+test: $(READY)  ## the quick tests, and the examples of the docstrings and the README
 	$(PYTEST) -n 2
 
 # Exit code 5 is "no test selected": a tree without slow tests has not failed.
@@ -47,7 +50,7 @@ your-data: $(READY)  ## outputs of docs/your-data.md from a real run (1 minute)
 	$(BIN)/python docs/make_your_data.py
 
 docs: $(READY)  ## run the examples of the documentation and check its links
-	$(PYTEST) src README.md docs
+	$(PYTEST) -n 2 docs
 	$(BIN)/python docs/check_links.py
 
 clean:  ## remove .venv, caches and build output

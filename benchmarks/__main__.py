@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.measure import SEED, Row, Scale
 from benchmarks.topics import TOPICS
-from neuboots._io import write_text
+from neuboots.serialization import write_text
 
 RESULTS = Path(__file__).with_name("results.json")
 

@@ -418,3 +418,65 @@ def _check_replaceable(target: Path, names: Collection[str], what: str) -> None:
         raise FileExistsError(f"{target} exists and is not {what}: choose another name")
     if Path.cwd().is_relative_to(target.resolve()):
         raise FileExistsError(f"{target} contains the working directory: choose another name")
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path of the same suffix, whose file replaces `path` at the end; on failure nothing changes.
+
+    Args:
+        path: The file.
+
+    Yields:
+        Path of the temporary file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".part-{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, so that no reader sees an incomplete one.
+
+    Args:
+        path: The file.
+        text: Its content.
+    """
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically.
+
+    Args:
+        path: The file.
+        value: The value.
+    """
+    write_text(path, json.dumps(value))
+
+
+def read_json(path: Path) -> Any:
+    """Return the value that `write_json` wrote.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The value; None if there is no such file, or it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

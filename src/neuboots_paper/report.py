@@ -1,14 +1,15 @@
 """The command `neuboots report`: one page of all results in a folder."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuboots._io import write_text
 from neuboots.cli import UsageError
-from neuboots.report.section import Section, format_markdown_report
-from neuboots_paper.runner import JOBS, ROWS, SETTINGS, IncompleteRunError, Run, read_run
+from neuboots.report.section import Section, count_outcomes
+from neuboots.serialization import write_text
+from neuboots_paper.runner import JOBS, ROWS, SETTINGS, IncompleteRunError, Run, format_markdown, read_run
 from neuboots_paper.studies import STUDY_NAMES
 from neuboots_paper.study import BEYOND_PAPER
 
@@ -113,3 +114,34 @@ def render_report(sections: list[Section], suffix: str) -> str:
     from neuboots.report.html import render_html
 
     return render_html(sections, title=title, introduction=introduction)
+
+
+def format_markdown_report(sections: Sequence[Section], *, title: str, introduction: str) -> str:
+    """Return a Markdown page: a summary of all checks, then the sections.
+
+    Args:
+        sections: Sections of studies.
+        title: Title of the page.
+        introduction: First paragraph.
+
+    Returns:
+        The Markdown text.
+    """
+    counts = count_outcomes([check for section in sections for check in section.checks])
+    lines, seen = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"], Counter[str]()
+    for section in sections:
+        anchor = _github_anchor(f"{section.name}: {section.source}")
+        link = f"[{section.name}](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})"  # a name may repeat
+        seen[anchor] += 1
+        for check in section.checks:
+            claim = check.claim.replace("|", "\\|")
+            lines.append(f"| {link} | {section.source} | {claim} | {check.outcome} |")
+    words = zip(counts.values(), ("hold", "do NOT hold", "are not resolved"), strict=True)
+    summary = ", ".join(f"{count} {word}" for count, word in words)
+    checks = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
+    return "\n".join([f"# {title}\n\n{introduction}\n\n{checks}\n", *map(format_markdown, sections)])
+
+
+def _github_anchor(heading: str) -> str:
+    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
+    return kept.replace(" ", "-")

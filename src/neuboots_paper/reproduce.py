@@ -13,7 +13,6 @@ import torch
 
 from neuboots.cli import UsageError
 from neuboots.data import CorruptFileError
-from neuboots.report.section import format_text
 from neuboots_paper.runner import check_run_folder, run_study
 from neuboots_paper.studies import STUDY_NAMES, load_study
 from neuboots_paper.study import RunContext, Scale, Study
@@ -73,8 +72,9 @@ class Reproduce:
                 f"interrupted; finished jobs are kept in {folder}, and the same command resumes"
             ) from None
         section = run.section(plots=False)
-        echo(f"\n{format_text(section)}\n")
-        echo(f"Scale {self.scale}, {section.seeds}; {section.cost}. Rows, tables and plots: {folder}")
+        for part in (*[table.text for table in section.tables], "\n".join(map(str, section.checks))):
+            echo(f"\n{part}")
+        echo(f"\nScale {self.scale}, {section.seeds}; {section.cost}. Rows, tables and plots: {folder}")
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from neuboots._io import read_json, write_json, write_text
 from neuboots.cli import UsageError
 from neuboots.evaluation._parallel import run_jobs
-from neuboots.report.section import Section, format_markdown
+from neuboots.report.section import Section
+from neuboots.serialization import read_json, write_json, write_text
 from neuboots_paper._common import one_thread
 from neuboots_paper.studies import load_study
 from neuboots_paper.study import Job, Rows, RunContext, Study
@@ -297,3 +297,21 @@ def _write_all(folder: Path, suffix: str, texts: Mapping[str, str]) -> None:
     for file in folder.glob(f"*{suffix}"):
         if file.name.removesuffix(suffix) not in texts:
             file.unlink()
+
+
+def format_markdown(section: Section) -> str:
+    """Return a section as Markdown: claim, checks, tables and how to repeat the run.
+
+    Args:
+        section: A section of a study.
+
+    Returns:
+        The Markdown text.
+    """
+    checks = "\n".join(f"- **{check.outcome}**: {check.claim} ({check.evidence})" for check in section.checks)
+    tables = "\n".join(table.markdown for table in section.tables)
+    note = f"{section.note}\n\n" if section.note else ""
+    return (
+        f"## {section.name}: {section.source}\n\n{section.claim}\n\n{note}{checks}\n\n{tables}\n"
+        f"Scale {section.scale}, {section.seeds}; {section.cost}: `{section.about['command']}`\n"
+    )

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from neuboots._io import write_json
 from neuboots.cli import UsageError
 from neuboots.data import (
     CorruptFileError,
@@ -38,6 +37,7 @@ from neuboots.evaluation.segmentation import (
 from neuboots.methods import list_methods
 from neuboots.nets import UResNet, small_deeplab
 from neuboots.prediction import Predictor
+from neuboots.serialization import write_json
 from neuboots.training import TrainingConfig
 from neuboots_paper._common import make_method
 

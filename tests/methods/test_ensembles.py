@@ -317,7 +317,7 @@ def test_multinomial_weights_equal_the_resampled_data_in_loss_and_gradient() -> 
 
 @pytest.mark.parametrize("method_class", [StandardBootstrap, BayesianBootstrap])
 def test_linear_members_are_weighted_least_squares_with_the_sandwich_variance(method_class: Any) -> None:
-    K, n = 400, 400
+    K, n = 100, 400
     x = noise(n, 2).double()
     error = (0.3 + x[:, 0].abs()) * torch.randn(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = x @ torch.tensor([1.0, -2.0], dtype=torch.float64) + 0.5 + error

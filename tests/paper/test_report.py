@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from _reports import sections
 from _study import edit_settings, find_squares, run_squares
 
 from neuboots.cli import UsageError, main
-from neuboots_paper.report import read_sections, render_report
+from neuboots_paper.report import format_markdown_report, read_sections, render_report
 from neuboots_paper.runner import read_run
 from neuboots_paper.studies import STUDY_NAMES, load_study
 
@@ -96,9 +97,16 @@ def test_unusable_folder_or_option_is_a_usage_error(
     assert not list(results.glob("*.html.*"))
 
 
+def test_markdown_report_gives_repeated_names_their_own_anchors() -> None:
+    text = format_markdown_report(sections(), title="T", introduction="I")
+    assert [*dict.fromkeys(re.findall(r"\[digits\]\(#([^)]+)\)", text))] == ["digits-table-31", "digits-table-31-1"]
+    assert "Of 5 claims: 2 hold, 1 do NOT hold, 2 are not resolved." in text
+
+
 # -- committed results ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "folder", "without"),
     [
@@ -118,6 +126,7 @@ def test_studies_beyond_the_paper_have_another_title() -> None:
     assert render_report([*paper, *beyond], ".md").startswith("# The paper, reproduced\n")
 
 
+@pytest.mark.slow
 def test_studies_are_excluded_by_name() -> None:
     found = [section.name for section in read_sections(RESULTS, plots=False, without=["uci", "text"])]
     assert found == [name for name in STUDY_NAMES if name not in ("uci", "text")]

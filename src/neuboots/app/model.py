@@ -17,7 +17,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from torch import Tensor
 from neuboots import metrics
 from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.prediction import Predictor, class_probabilities
-from neuboots.serialization import Artifact, ArtifactError, read_artifact, write_artifact
+from neuboots.serialization import Artifact, ArtifactError, atomic_file, read_artifact, write_artifact
 
 Task = Literal["classification", "regression", "segmentation"]
 Array = np.ndarray[Any, Any]
@@ -396,28 +396,16 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
         2,"dog, small",false
     """
     path = Path(out).expanduser()
-    if out == "-":
-        if sys.stdout is None:
-            raise OSError("standard output is closed; give a file")
-        sys.stdout.flush()
-        target: Any = nullcontext(sys.stdout.buffer)
-    else:
-        target = path.open("wb") if is_device(out) else _replace_file(path.resolve())  # a symbolic link stays one
-    with target as sink, make_writer(sink, form) as write:
-        yield write
-
-
-@contextmanager
-def _replace_file(path: Path) -> Iterator[IO[bytes]]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as sink:
-            yield sink
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o777)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        if out == "-":
+            if sys.stdout is None:
+                raise OSError("standard output is closed; give a file")
+            sys.stdout.flush()
+            sink: IO[bytes] = sys.stdout.buffer
+        else:
+            target = path if is_device(out) else stack.enter_context(atomic_file(path.resolve()))  # a link stays one
+            sink = stack.enter_context(target.open("wb"))
+        yield stack.enter_context(make_writer(sink, form))
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from neuboots._io import write_text
 from neuboots._validation import check_fraction, check_int
 from neuboots.app.model import load_model
 from neuboots.cli._console import (
@@ -30,6 +29,7 @@ from neuboots.cli._console import (
     user_errors,
 )
 from neuboots.evaluation.active_learning import RowSelector
+from neuboots.serialization import write_text
 from neuboots.training import progress_bar
 
 if TYPE_CHECKING:

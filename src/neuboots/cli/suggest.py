@@ -29,7 +29,6 @@ from neuboots.cli._console import (
     echo_table,
     file_format,
     print_json,
-    silence_stream,
     user_errors,
 )
 from neuboots.cli.models import read_batches
@@ -156,7 +155,8 @@ class Suggest:
             for note in notes:
                 echo(f"note: {note}", to_stderr=to_stderr)
             if self.out is not None:
-                self._write(columns, self.out)
+                with open_writer(self.out, file_format(self.out, None)) as write:
+                    write(columns)
         count = len(columns["rank"])
         cells = zip(*(column.tolist() for column in columns.values()), strict=True)
         rows = [dict(zip(columns, row, strict=True)) for row in cells]
@@ -212,13 +212,6 @@ class Suggest:
         ranks = {"rank": np.arange(1, len(scores) + 1)}
         selected = {**ranks, **{c: columns[c] for c in shown}, "why": np.array(reasons, dtype=object)}
         return selected, selector.num_rows
-
-    def _write(self, columns: "dict[str, Array]", out: str) -> None:
-        try:
-            with open_writer(out, file_format(out, None)) as write:
-                write(columns)
-        except BrokenPipeError:
-            silence_stream()
 
     def _strategy_name(self, model: "Model") -> str:
         task = model.card.task

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from neuboots._io import read_json, write_json
 from neuboots._validation import ArgumentError, check_fraction, check_int
 from neuboots.loading import _unwrap_subsets, get_tensors, preserve_rng_state, seed_everything
+from neuboots.serialization import read_json, write_json
 from neuboots.training import TrainingConfig, initialize_model, progress_bar
 
 _NUM_HASHED_ROWS = 18  # of a data set that is not in memory: the first, the last, and some between

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
-from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._parallel import student_t_interval
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverageCurve
 from neuboots.report.checks import wilson_interval
+from neuboots.serialization import atomic_file
 
 GREY, BLUE, GREEN, ORANGE, PURPLE = "#7a7a7a", "#0072b2", "#009e73", "#d55e00", "#b5669a"
 """Colors of Okabe and Ito, which color-blind readers can distinguish."""

@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from neuboots._io import write_json
 from neuboots.cli import UsageError
 from neuboots.evaluation._batching import format_table, iter_batches
 from neuboots.evaluation._parallel import run_jobs
 from neuboots.loading import Batch
 from neuboots.metrics import dice
+from neuboots.serialization import write_json
 from neuboots.training import TrainingConfig, initialize_model, train
 from neuboots_paper._common import one_thread
 from neuboots_paper.scnas import SCNAS, Genotype, SearchResult, expected_loss, random_genotype, search

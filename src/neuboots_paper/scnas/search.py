@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError, check_int
 from neuboots.loading import Batch, EpochLoader, check_length, preserve_rng_state, seed_everything
+from neuboots.serialization import atomic_file
 from neuboots.training import describe_callable, progress_bar
 from neuboots_paper.scnas.net import Choices, Genotype, SuperNet
 

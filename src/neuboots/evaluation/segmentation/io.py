@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuboots._io import atomic_file
 from neuboots._validation import ArgumentError
 from neuboots.evaluation._batching import align_labels
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, check_images
+from neuboots.serialization import atomic_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
