@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from neuboots._validation import ArgumentError
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.runner import Run, run_study
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate

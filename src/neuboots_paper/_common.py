@@ -30,8 +30,9 @@ from neuboots.nets import (
     resnet110,
 )
 from neuboots.prediction import Method, Predictor
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots_paper import baselines  # noqa: F401 -- registers its methods
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Rows, RunContext
 from neuboots_paper.tables import MetricColumn
 

@@ -68,7 +68,8 @@ def read_sections(folder: Path, *, plots: bool = True, without: Sequence[str] = 
         raise UsageError(f"--without is {' '.join(unknown)}; expected some of {', '.join(STUDY_NAMES)}")
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; pass one written by `neuboots reproduce`")
-    folders = [file.parent for file in sorted(folder.rglob(SETTINGS)) if _holds_run(file.parent)]
+    folders = [file.parent for file in sorted(folder.rglob(SETTINGS))]
+    folders = [each for each in folders if (each / ROWS).is_dir() or (each / JOBS).is_dir()]  # others may be alike
     if not folders:
         raise UsageError(f"no results in {folder}; make some: neuboots reproduce all --out {folder}")
     runs: list[Run] = []
@@ -87,11 +88,6 @@ def read_sections(folder: Path, *, plots: bool = True, without: Sequence[str] = 
         raise UsageError(f"--without excludes all results in {folder} ({', '.join(without)}); exclude fewer studies")
     selected.sort(key=lambda run: (STUDY_NAMES.index(run.study.name), run.scale))
     return [_make_section(run, plots=plots) for run in selected]
-
-
-def _holds_run(folder: Path) -> bool:
-    """Whether the settings.json in a folder is that of a run; other programs write such files too."""
-    return (folder / ROWS).is_dir() or (folder / JOBS).is_dir()
 
 
 def _make_section(run: Run, *, plots: bool) -> Section:
@@ -130,7 +126,8 @@ def format_markdown_report(sections: Sequence[Section], *, title: str, introduct
     counts = count_outcomes([check for section in sections for check in section.checks])
     lines, seen = ["| experiment | paper | claim | here |", "| --- | --- | --- | --- |"], Counter[str]()
     for section in sections:
-        anchor = _github_anchor(f"{section.name}: {section.source}")
+        kept = [letter for letter in f"{section.name}: {section.source}".lower() if letter.isalnum() or letter in " -_"]
+        anchor = "".join(kept).replace(" ", "-")  # as GitHub makes it
         link = f"[{section.name}](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})"  # a name may repeat
         seen[anchor] += 1
         for check in section.checks:
@@ -140,8 +137,3 @@ def format_markdown_report(sections: Sequence[Section], *, title: str, introduct
     summary = ", ".join(f"{count} {word}" for count, word in words)
     checks = f"## What held\n\nOf {sum(counts.values())} claims: {summary}.\n\n" + "\n".join(lines)
     return "\n".join([f"# {title}\n\n{introduction}\n\n{checks}\n", *map(format_markdown, sections)])
-
-
-def _github_anchor(heading: str) -> str:
-    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
-    return kept.replace(" ", "-")

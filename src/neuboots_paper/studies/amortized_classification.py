@@ -9,7 +9,7 @@ amortized bootstrap (ICML workshop on implicit models, 2017): a small multilayer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
@@ -24,6 +24,7 @@ from neuboots_paper._common import (
     reliability_plots,
     round_rows,
 )
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import tabulate
 

@@ -17,7 +17,7 @@ from neuboots.evaluation.regression import evaluate_regression
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method, residual_std
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     compare_everywhere,
@@ -28,6 +28,7 @@ from neuboots_paper._common import (
     plot_curves,
     round_rows,
 )
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate
 

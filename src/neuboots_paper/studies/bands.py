@@ -18,9 +18,10 @@ from torch import Tensor
 from neuboots.data import DatasetBundle
 from neuboots.evaluation.ood import ReplicateDetector
 from neuboots.prediction import Predictor
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import PAPER_SGD, classifier, load_images, make_method, neuboots_variants, prepare_split
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 from neuboots_paper.tables import MetricColumn, tabulate
 

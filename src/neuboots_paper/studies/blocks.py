@@ -22,9 +22,10 @@ from neuboots.evaluation._audit_stats import ks_and_wasserstein
 from neuboots.methods import BayesianBootstrap, Deterministic
 from neuboots.nets import MLP
 from neuboots.prediction import Method
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.weights import Dirichlet, assign_blocks, compute_strata
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate
 

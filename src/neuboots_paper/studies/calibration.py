@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.evaluation.benchmark import benchmark_methods
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
 from neuboots_paper._common import (
@@ -26,6 +26,7 @@ from neuboots_paper._common import (
     pool_bins,
     reliability_plots,
 )
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 

@@ -17,9 +17,10 @@ from torch.utils.data import TensorDataset
 from neuboots.data import DatasetBundle, Standardizer
 from neuboots.data.corruptions import CORRUPTIONS
 from neuboots.evaluation.corruption import evaluate_corruptions
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import PAPER_SGD, image_net, load_rows, make_method, net_title, neuboots_variants
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate
 

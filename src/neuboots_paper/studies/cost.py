@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from neuboots.evaluation.benchmark import benchmark_methods
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
 from neuboots_paper._common import PAPER_SGD, image_net, load_images, load_with_rows, make_method
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 

@@ -19,9 +19,10 @@ from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS, simulate_coverag
 from neuboots.methods import NeuBoots
 from neuboots.nets import MLP
 from neuboots.prediction import Method
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import make_method
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate
 

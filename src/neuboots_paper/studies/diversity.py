@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuboots.evaluation.diversity import evaluate_diversity
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
@@ -23,6 +23,7 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 from neuboots_paper.tables import MetricColumn, tabulate
 

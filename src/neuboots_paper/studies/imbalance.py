@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from neuboots.data.dataset import subsample_classes
 from neuboots.evaluation.imbalance import evaluate_imbalance
 from neuboots.loading import load_class_labels
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import PAPER_SGD, image_net, load_rows, make_method, net_title, neuboots_variants
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate
 

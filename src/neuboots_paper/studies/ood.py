@@ -27,7 +27,7 @@ from neuboots.evaluation.ood import (
 )
 from neuboots.metrics import DetectionMetrics
 from neuboots.prediction import Predictor
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
@@ -40,6 +40,7 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 from neuboots_paper.tables import MetricColumn, tabulate
 

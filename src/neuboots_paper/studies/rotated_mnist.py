@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from neuboots.report.checks import Check, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     class_scores,
@@ -20,6 +20,7 @@ from neuboots_paper._common import (
     neuboots_variants,
     reliability_plots,
 )
+from neuboots_paper.checks import compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study, load_published
 from neuboots_paper.tables import MetricColumn, tabulate
 

@@ -28,10 +28,11 @@ from neuboots.evaluation.segmentation import evaluate_segmentation, predict_segm
 from neuboots.evaluation.segmentation.io import class_colors, colorize_labels, to_uint8
 from neuboots.losses import BrierLoss
 from neuboots.prediction import Method, Predictor
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.training import OptimizerFactory, TrainingConfig
 from neuboots_paper._common import make_method, neuboots_variants, reliability_plots
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, PaperValues, tabulate
 

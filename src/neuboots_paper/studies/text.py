@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import TensorDataset
 
 from neuboots.nets import TextTransformer
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots_paper._common import (
     CLASS_COLUMNS,
@@ -25,6 +25,7 @@ from neuboots_paper._common import (
     reliability_plots,
     round_rows,
 )
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import tabulate
 

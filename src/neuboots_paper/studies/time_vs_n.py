@@ -15,9 +15,10 @@ import torch
 
 from neuboots.evaluation.coverage import SYNTHETIC_REGRESSIONS
 from neuboots.prediction import Predictor
-from neuboots.report.checks import Check, combine_checks
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig
+from neuboots_paper.checks import combine_checks
 from neuboots_paper.studies.coverage import PAPER_LAW, bootstrap_size, curve_net, make_regressor, net_title
 from neuboots_paper.study import Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn, tabulate

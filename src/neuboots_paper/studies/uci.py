@@ -22,9 +22,10 @@ import torch
 
 from neuboots.data.tabular import read_uci
 from neuboots.metrics import gaussian_nll, interval_coverage, mean_width, rmse
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import MISSING, Cell, Table
 from neuboots_paper._common import round_rows
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.study import BEYOND_PAPER, Job, Rows, RunContext, Study
 from neuboots_paper.tables import MetricColumn
 

@@ -31,10 +31,11 @@ from neuboots.methods import (
     create_method,
 )
 from neuboots.prediction import Predictor
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
 from neuboots.report.tables import Table
 from neuboots.training import TrainingConfig, initialize_model
 from neuboots_paper._common import image_net, load_images, load_with_rows
+from neuboots_paper.checks import combine_checks, compare_groups
 from neuboots_paper.energy_distance import compare_replicates
 from neuboots_paper.study import RunContext, load_preset
 from neuboots_paper.tables import MetricColumn, tabulate

@@ -1,9 +1,10 @@
-"""Tests of report.checks; order is compared with scipy's paired t-test."""
+"""Tests of neuboots_paper.checks; order is compared with scipy's paired t-test."""
 
 import pytest
 from scipy.stats import ttest_rel
 
-from neuboots.report.checks import Check, combine_checks, compare_groups
+from neuboots.report.checks import Check
+from neuboots_paper.checks import combine_checks, compare_groups
 
 A, B = {"method": "a"}, {"method": "b"}
 
