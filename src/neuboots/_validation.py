@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,7 @@ def import_optional(module: str, extra: str = "data") -> ModuleType:
 
 
 def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package, which imports a module when one of its names is first used (PEP 562).
+    """Return a `__getattr__` for a package, which imports a module when it or one of its names is used (PEP 562).
 
     Args:
         package: Name of the package.
@@ -117,6 +118,8 @@ def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable
         for module, names in modules.items():
             if name in names:
                 return getattr(import_module(f"{package}.{module}"), name)
+        if not name.startswith("_") and find_spec(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get_attribute

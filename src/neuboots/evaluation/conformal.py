@@ -96,7 +96,7 @@ def _join_batches(batches: list[list[list[Tensor]]]) -> list[list[Tensor]]:
 
 def _sum_over_examples(inside: Tensor, counts: Tensor) -> Tensor:
     """Sum over examples of the fraction of their values that are inside, and the number of examples: (2,)."""
-    return torch.stack([(inside / counts.repeat_interleave(counts)).double().sum(), (counts > 0).sum().double()])
+    return torch.stack([(inside.double() / counts.repeat_interleave(counts)).sum(), (counts > 0).sum().double()])
 
 
 def _mean_by_group(values: Tensor, group: Tensor, size: int) -> Tensor:
@@ -309,9 +309,9 @@ class ConformalClassifier(_ConformalPredictor):
             mean_size=int((by_size[0] * torch.arange(by_size.shape[1])).sum()) / count,
             empty=int(by_size[0, 0]) / count,
             singleton=int(by_size[0, 1]) / count,
-            class_coverage=(by_class[1] / by_class[0]).double(),
+            class_coverage=by_class[1].double() / by_class[0],
             class_count=by_class[0],
-            size_coverage=(by_size[1] / by_size[0]).double(),
+            size_coverage=by_size[1].double() / by_size[0],
             size_count=by_size[0],
         )
 

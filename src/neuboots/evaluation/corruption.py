@@ -114,7 +114,8 @@ def evaluate_corruptions(
         predictor: Predictor of a classifier; pixels count as inputs of their own.
         data: Data set of examples (x, y) with x in [0, 1], or a loader of batches in a fixed order, so that an image
             gets the same noise in every call.
-        corruptions: Functions (images, severity, seed=…, index=…) by name, such as `neuboots.data.CORRUPTIONS`.
+        corruptions: Functions (images, severity, seed=…, index=…) by name, such as
+            `neuboots.data.corruptions.CORRUPTIONS`.
         severities: Severities.
         preprocess: What images go through after the corruption, such as normalization.
         num_samples: Number of replicates B.

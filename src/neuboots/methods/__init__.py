@@ -41,3 +41,7 @@ def __getattr__(name: str) -> Any:
         list_methods()  # imports all methods, which registers them
         return _base.METHODS
     return _import_name(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "METHODS", *(name for names in _base.MODULES.values() for name in names)})

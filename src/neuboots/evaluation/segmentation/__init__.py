@@ -2,8 +2,7 @@
 
 >>> import torch
 >>> from neuboots.evaluation.segmentation import predict_segmentation
->>> from neuboots.methods.neuboots import BootstrapGenerator
->>> from neuboots.methods.neuboots import NeuBoots, NeuBootsPredictor
+>>> from neuboots.methods.neuboots import BootstrapGenerator, NeuBoots, NeuBootsPredictor
 >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
 >>> predictor = NeuBootsPredictor(BootstrapGenerator(net).eval(), NeuBoots().weight_distribution)
 >>> maps = predict_segmentation(predictor, torch.randn(1, 3, 40, 60), 20, window=32)
