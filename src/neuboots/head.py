@@ -9,11 +9,13 @@ and never the D features. The module also calls nets and handles their inputs an
 """
 
 import copy
+import operator
+import threading
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -428,42 +430,121 @@ def copy_net(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
-def copy_structure(value: Any, copies: dict[int, tuple[Any, Any]] | None = None) -> Any:
-    """Return a copy of a net, or of an object that holds nets, which shares all tensors and is in evaluation mode.
+def _references(value: Any) -> list[Any]:
+    """Objects to which a container, a function or any other object refers."""
+    match value:
+        case dict():
+            return [*value, *value.values()]
+        case list() | tuple() | set() | frozenset():
+            return [*value]
+        case types.MethodType():
+            return [value.__self__]
+        case partial():
+            return [value.func, value.args, value.keywords]
+        case types.FunctionType():
+            return [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+        case types.CellType():
+            return [value.cell_contents] if value != types.CellType() else []  # an empty cell has no contents
+        case type() | types.ModuleType() | Tensor() | threading.local():
+            return []
+    return [*getattr(value, "__dict__", {}).values()]
+
+
+class StructureCopier:
+    """Copies nets, and objects that hold nets; copies share all tensors and are in evaluation mode.
 
     What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
-
-    Args:
-        value: A module, a container, or an object of this library.
-        copies: Originals and copies so far, by the ids of the originals.
-
-    Returns:
-        The copy; objects that hold no module are returned as they are.
+    Functions are copied with the modules that they capture. Compiled modules run without compilation.
     """
-    copies = {} if copies is None else copies
-    if id(value) in copies:
-        return copies[id(value)][1]
-    if type(value) in (dict, OrderedDict, list, tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        new = {key: copy_structure(item, copies) for key, item in items}
-        if all(new[key] is item for key, item in items):
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Any, Any]] = {}  # originals and copies, by the ids of the originals
+        self._references: list[tuple[Any, list[Any]]] = []  # of what was copied
+
+    def is_current(self) -> bool:
+        """Whether all originals refer to the same objects as when they were copied."""
+        for value, before in self._references:
+            now = _references(value)
+            if len(now) != len(before) or any(map(operator.is_not, now, before)):
+                return False
+        return True
+
+    def copy(self, value: Any, *, always: bool = False) -> Any:
+        """Return the copy of an object.
+
+        Args:
+            value: A module, or any object.
+            always: Whether to copy it even if no module can be reached from it.
+
+        Returns:
+            The copy.
+
+        Raises:
+            ArgumentError: If a ScriptModule is in training mode, which its copy would share.
+        """
+        if id(value) not in self._copies and not always:
+            self._find_plain(value)
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        if isinstance(value, torch.jit.ScriptModule):
+            if value.training:
+                raise ArgumentError("model", "a ScriptModule in training mode", "a net in evaluation mode")
             return value
-        return new if isinstance(value, dict) else type(value)(new.values())
-    if isinstance(value, types.MethodType):
-        return types.MethodType(value.__func__, copy_structure(value.__self__, copies))
-    if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
-        if isinstance(compiled := value._modules.get("_orig_mod"), nn.Module):
-            return copy_structure(compiled, copies)  # a compiled call would run the original
-        own = {"_parameters": dict(value._parameters), "_buffers": dict(value._buffers), "training": False}
-        state = {**vars(value), **own, "_compiled_call_impl": None}
-    elif type(value).__module__.startswith("neuboots.") or hasattr(type(value), "copy_for_thread"):
-        state = value.__getstate__() or {}
-    else:
-        return value
-    new = object.__new__(type(value))
-    copies[id(value)] = value, new
-    vars(new).update({name: copy_structure(item, copies) for name, item in state.items()})
-    return new
+        self._references.append((value, _references(value)))
+        new = self._start_copy(value)
+        self._copies[id(value)] = value, new
+        if isinstance(value, types.CellType):
+            new.cell_contents = self.copy(value.cell_contents)
+        elif isinstance(value, dict):
+            new.update({key: self.copy(item) for key, item in value.items()})
+        elif isinstance(value, list):
+            new[:] = map(self.copy, value)
+        elif isinstance(value, nn.Module):
+            state = {**vars(value), "training": False, "_compiled_call_impl": None}
+            if "_orig_mod" in value._modules:  # its forward is compiled for the original
+                state |= {"forward": value._modules["_orig_mod"], "dynamo_ctx": None}
+            # dictionaries, such as those of hooks, are never shared
+            vars(new).update({name: self.copy(item, always=isinstance(item, dict)) for name, item in state.items()})
+        elif hasattr(value, "__dict__") and not isinstance(value, types.FunctionType | types.MethodType):
+            vars(new).update({name: self.copy(item) for name, item in vars(value).items()})
+        return new
+
+    def _start_copy(self, value: Any) -> Any:
+        """The copy of an immutable object; of another one a copy whose parts are not copied yet."""
+        match value:
+            case nn.Module():
+                return object.__new__(type(value))
+            case types.CellType():
+                return types.CellType()
+            case tuple() | set() | frozenset():
+                items = map(self.copy, value)
+                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            case types.MethodType():
+                return types.MethodType(value.__func__, self.copy(value.__self__))
+            case partial():
+                return partial(self.copy(value.func), *self.copy(value.args), **self.copy(value.keywords))
+            case types.FunctionType():
+                cells = tuple(map(self.copy, value.__closure__ or ()))
+                new = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+                new.__defaults__, new.__kwdefaults__ = map(self.copy, (value.__defaults__, value.__kwdefaults__))
+                return new
+        return copy.copy(value)
+
+    def _find_plain(self, value: Any) -> None:
+        """If no module can be reached from an object, mark it and all that it refers to as their own copies."""
+        seen: dict[int, Any] = {}
+        stack = [value]
+        while stack:
+            each = stack.pop()
+            if id(each) in seen:
+                continue
+            original, new = self._copies.get(id(each), (each, None))
+            if isinstance(each, nn.Module) or (new is not None and new is not original):
+                return
+            if new is None:
+                seen[id(each)] = each
+                stack += _references(each)
+        self._copies |= {key: (each, each) for key, each in seen.items()}
 
 
 def copy_to_meta(net: nn.Module) -> nn.Module:

@@ -8,7 +8,6 @@ accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b
 """
 
 import math
-import operator
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, final
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
-from neuboots.head import check_inputs, copy_structure
+from neuboots.head import StructureCopier, check_inputs
 
 if TYPE_CHECKING:
     from neuboots.loading import FitData
@@ -647,18 +646,15 @@ class Predictor(ABC):
         num_samples = check_int("num_samples", num_samples, minimum=1)
         return self.copy_for_thread().stream(x, num_samples, seed=check_int("seed", seed))
 
-    def copy_for_thread(self) -> "Predictor":
+    def copy_for_thread(self) -> Self:
         """Return the current thread's copy, in evaluation mode, which shares all tensors with this predictor.
 
         `stream` may replace layers of a net for the duration of a call; on the copy nobody else sees that.
         """
         local = self.__dict__.setdefault("_local", threading.local())
-        if not hasattr(local, "copy") or any(map(operator.is_not, local.parts, _module_parts(local.modules))):
-            copies: dict[int, tuple[Any, Any]] = {}
-            local.copy = copy_structure(self, copies)
-            local.modules = [original for original, _ in copies.values() if isinstance(original, nn.Module)]
-            local.parts = list(_module_parts(local.modules))  # if one is replaced, the copy is out of date
-        return cast(Predictor, local.copy)
+        if not hasattr(local, "copier") or not local.copier.is_current():
+            local.copier = StructureCopier()
+        return cast(Self, local.copier.copy(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_local"}
@@ -666,16 +662,9 @@ class Predictor(ABC):
 
 def _check_batch_axis(x: Any, num_outputs: int) -> None:
     """Raise ArgumentError if the net gives more or fewer outputs than inputs, as it may for x[0] instead of x[:1]."""
-    if isinstance(x, Tensor | np.ndarray) and len(x) != num_outputs:
+    if isinstance(x, Tensor | np.ndarray) and x.shape[:1] != (num_outputs,):
         expected = f"a batch (N, *) of as many inputs as the net gives outputs, here {num_outputs}"
         raise ArgumentError("x", tuple(x.shape), expected)
-
-
-def _module_parts(modules: list[nn.Module]) -> Iterator[Any]:
-    for module in modules:
-        for parts in (module._modules, module._parameters, module._buffers):
-            yield len(parts)
-            yield from parts.values()
 
 
 class Method(Protocol):

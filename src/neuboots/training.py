@@ -367,7 +367,7 @@ class _SingleCPU:
         torch.save(content | states, path)
 
     def load(self, path: Path, modules: dict[str, Any], *, strict: bool, weights_only: bool) -> dict[str, Any]:
-        content: dict[str, Any] = torch.load(path, weights_only=weights_only)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
         modules["net"].load_state_dict(content.pop("net"), strict=strict)
         modules["optimizer"].load_state_dict(content.pop("optimizer"))
         return content

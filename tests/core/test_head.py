@@ -1,16 +1,22 @@
 """split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
 
+import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from _nets import ZOO, BodyAndHead, Case, Deep, TwoBranches, Upsampling, make
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from neuboots import ArgumentError
+from neuboots import ArgumentError, InfluenceBootstrap, NeuBoots, TrainingConfig
+from neuboots.evaluation.ood import Mahalanobis
 from neuboots.head import (
+    StructureCopier,
     call_net,
     cast_inputs,
     eval_mode,
@@ -237,3 +243,121 @@ def test_cast_inputs_converts_tensor_subclasses() -> None:
     assert x.grad is not None
     laid = torch.zeros(2).as_subclass(Laid)
     assert cast_inputs(net, laid) is laid  # it is where it should be, and its data were not touched
+
+
+# -- copies of the structure ---------------------------------------------------------------------------
+
+
+class Holder:
+    """An object that is no module and holds one."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self.part = part
+
+
+class Captured(nn.Module):
+    """Reaches its layers by a function, a partial, a holder, hooks and a compiled layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.scale = nn.Linear(4, 6), nn.Linear(6, 3), 1.0
+        self.dropout = nn.Dropout(0.5)
+        self.compiled = torch.compile(nn.Linear(6, 6), backend="eager")
+        self.holder, self.parts = Holder(self.dropout), ({"dropout": self.dropout},)
+        self.run = lambda x: self.scale * self.head(self.holder.part(self.parts[0]["dropout"](x)))
+        self.warm = partial(Captured.warm_up, self)
+        self.body.register_forward_hook(self.watch)
+
+        def record(module: nn.Module, args: object, output: Tensor) -> None:
+            self.seen = output
+
+        self.compiled.register_forward_hook(record)
+
+    def watch(self, module: nn.Module, args: object, output: Tensor) -> Tensor:
+        return self.dropout(output)
+
+    def warm_up(self, x: Tensor) -> Tensor:
+        self.compiled(self.body(x))
+        return self.seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.warm(x))
+
+
+@torch.no_grad()  # which compilation needs here
+def test_copy_shares_tensors_and_leaves_the_net_alone() -> None:
+    net, x = Captured(), torch.randn(5, 4)
+    copy = StructureCopier().copy(net)
+    names = [name for name, _ in net.named_parameters()]
+    assert [name for name, _ in copy.named_parameters()] == names
+    assert all(a is b for a, b in zip(net.parameters(), copy.parameters(), strict=True))
+    assert not {id(module) for module in net.modules()} & {id(module) for module in copy.modules()}
+    assert net.training
+    expected = copy(x)
+    assert torch.equal(copy(x), expected)  # in evaluation mode wherever a layer is reached
+    assert not torch.equal(net(x), expected)
+    assert torch.equal(net.eval()(x), expected)
+    net.head.weight.mul_(2)
+    assert torch.equal(copy(x), net(x))
+    copy.head = nn.Linear(6, 2)
+    assert copy(x).shape == (5, 2)
+    assert net(x).shape == (5, 3)
+    with copy.body.register_forward_hook(lambda *args: pytest.fail("a hook of the copy ran in the net")):
+        net(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "scale", 2.0),
+        lambda net: net.head.bias.register_hook(print) and setattr(net.head, "bias", nn.Parameter(torch.ones(3))),
+        lambda net: net.head.register_forward_hook(lambda *args: None),
+        lambda net: setattr(net.holder, "part", nn.Identity()),
+        lambda net: net.parts[0].update(dropout=nn.Identity()),
+    ],
+)
+def test_copy_is_out_of_date_after_a_change(change: Callable[[nn.Module], object]) -> None:
+    net, copier = Captured(), StructureCopier()
+    copier.copy(net)
+    assert copier.is_current()
+    change(net)
+    assert not copier.is_current()
+
+
+def test_objects_without_a_module_are_not_copied() -> None:
+    values = [object(), {"a": [1, Holder(None)]}, lambda: 1, threading.Lock()]  # type: ignore[arg-type]
+    loop: list[object] = []
+    loop.append(loop)
+    copier = StructureCopier()
+    assert all(copier.copy(value) is value for value in (*values, loop))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_script_module_must_be_in_evaluation_mode() -> None:
+    net = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))), nn.Linear(6, 3))
+    with pytest.raises(ArgumentError, match="ScriptModule"):
+        StructureCopier().copy(net)
+    assert StructureCopier().copy(net.eval())[0] is net[0]
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_threads_compute_moments_and_replicates(layers: Any) -> None:
+    x = torch.randn(40, 4)
+    net, data = Deep(), (x, torch.arange(40) % 3)
+    influence: Any = InfluenceBootstrap(layers=layers).from_trained(net, data)
+    neuboots = NeuBoots().fit(Deep, data, TrainingConfig(epochs=1, progress=False))
+    detector = Mahalanobis(neuboots).fit(train_data=TensorDataset(*data), progress=False)
+    calls: list[Callable[[], Tensor]] = [
+        lambda: neuboots.moments(x).std,
+        lambda: neuboots.predict(x, 3).samples,
+        lambda: influence.predict(x, 3).samples,
+        lambda: detector.score(x, progress=False),
+    ]
+    expected = [call() for call in calls]
+
+    def run(k: int) -> bool:
+        order = [(k + j) % len(calls) for j in range(4 * len(calls))]
+        return all(torch.equal(calls[j](), expected[j]) for j in order)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(4)))

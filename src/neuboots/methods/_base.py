@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
-from neuboots.head import check_module, copy_structure, extract_output, unwrap_model
+from neuboots.head import StructureCopier, check_module, extract_output, unwrap_model
 from neuboots.loading import Batch, FitData, preserve_rng_state
 from neuboots.prediction import Method, Predictor
 from neuboots.training import (
@@ -98,7 +98,8 @@ class PostHocMethod(BaseMethod[P]):
         """Create a predictor from a trained net, which is not changed.
 
         Args:
-            model: The trained net; the predictor shares its weights.
+            model: The trained net; the predictor shares its weights. Pass a copy if the net is trained further, or
+                moved to another device or precision.
             data: The data it was trained on, as in `fit`.
             batch_size: Examples that pass through the net at once.
             seed: Seed of random augmentations, and of random subsets and blocks of rows.
@@ -108,7 +109,7 @@ class PostHocMethod(BaseMethod[P]):
         """
         check_module(model)
         config = TrainingConfig(epochs=1, batch_size=batch_size, seed=seed)
-        return self.make_predictor(copy_structure(unwrap_model(model)), data, config)
+        return self.make_predictor(StructureCopier().copy(unwrap_model(model)), data, config)
 
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> P:
         """Create a predictor from a trained net, with the batches of a training config.
@@ -271,7 +272,7 @@ def find_method(name: str) -> MethodInfo:
     module = str(name).replace("-", "_")
     if module in MODULES:
         import_module(f"neuboots.methods.{module}")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         check_choice("method", name, list_methods())
     return METHODS[name]
 

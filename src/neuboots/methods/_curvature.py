@@ -101,8 +101,7 @@ class HeadReplicates(Predictor):
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         generator = self.generator
-        with eval_mode(generator):
-            at = generator.at(cast_inputs(generator, x))
+        at = generator.at(cast_inputs(generator, x))
         output, std = add_output_axis(at.output), self._std(at)
 
         def chunks(size: int) -> Iterator[Tensor]:

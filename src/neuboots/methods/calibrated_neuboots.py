@@ -363,7 +363,7 @@ def _calibrate(
     target = float(wanted.mean(0) @ scale)
     if not 0.0 < target < math.inf:
         raise ArgumentError("reference", f"replicates of variance {target:.4g}", "a positive, finite variance at x")
-    variance, tolerance = _exact_variance(predictor.generator, batches, compared), _EXACT_TOLERANCE
+    variance, tolerance = _exact_variance(predictor.copy_for_thread().generator, batches, compared), _EXACT_TOLERANCE
     if variance is None:
         tolerance = _SAMPLED_TOLERANCE
 

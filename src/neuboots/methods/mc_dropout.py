@@ -378,13 +378,13 @@ class MCDropoutPredictor(ModifiedNetPredictor):
         split = HeadSplit(net, self.first, cast(Head, net.get_submodule(f"{self.first}.mark")))
         passed: ForwardTrace | None = None
         # if it cannot be replayed, the whole net runs, which raises if the input is wrong
-        with suppress(ValueError), eval_mode(net), set_context(_REPLICATE, _Replicate(seed, 0, self.first)):
+        with suppress(ValueError), set_context(_REPLICATE, _Replicate(seed, 0, self.first)):
             passed = split.trace(x)
 
         def run(b: int) -> Tensor:
             if passed is not None and b == 0:
                 return add_output_axis(passed.output)
-            with eval_mode(net), set_context(_REPLICATE, _Replicate(seed, b)):
+            with set_context(_REPLICATE, _Replicate(seed, b)):
                 output = compute_output(net, x) if passed is None else passed.recording.replay(passed.phi, passed.slot)
             return add_output_axis(output)
 
@@ -500,7 +500,7 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
         layer_names, rates = self._choose_layers(net, uses, example), _find_dropout_rates(net)
         dropouts = [name for name in uses if name in layer_names or name in rates]
         if not dropouts:
-            hint = "the net uses no dropout layer, or one layer only: use 'all' or 'head'; F.dropout cannot be reached"
+            hint = "try another placement, or add dropout layers; calls of F.dropout cannot be reached"
             raise ArgumentError("where", self.where, "a placement that reaches a layer", hint=hint)
         axes = {name: _find_batch_axis(name, uses[name], doubled.get(name, _LayerUse())) for name in dropouts}
         net = _insert_dropout(net, layer_names, self.rate, self.granularity, axes)

@@ -373,8 +373,7 @@ def stream_head_weights(
     Returns:
         The stream.
     """
-    with eval_mode(generator):
-        at = generator.at(x)
+    at = generator.at(x)
     output = add_output_axis(at.output)
     # after further layers the exact moments may cost D passes through them, so that only `moments` computes them
     moments = at.moments(weight_distribution) if at.trace.ends_at_head else None
@@ -422,8 +421,9 @@ class NeuBootsPredictor(Predictor):
             Mean and standard deviation of the outputs, (N, C, *) each.
         """
         check_inputs(x)
-        with eval_mode(self.generator), torch.no_grad():
-            return self.generator.moments(cast_inputs(self.generator, x), self.weight_distribution)
+        generator = self.copy_for_thread().generator
+        with torch.no_grad():
+            return generator.moments(cast_inputs(generator, x), self.weight_distribution)
 
     def export(self, b: int, *, seed: int = 0) -> nn.Module:
         """Return one replicate as a plain net, whose head has the weights W diag h(α_b).

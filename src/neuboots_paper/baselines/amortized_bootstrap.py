@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal, stable_hash
 from neuboots._validation import ArgumentError, check_int, check_positive
-from neuboots.head import add_output_axis, cast_inputs, eval_mode
+from neuboots.head import add_output_axis, cast_inputs
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import valid_mask, weighted_mean
 from neuboots.methods._base import functional_output, register
@@ -137,8 +137,7 @@ class AmortizedBootstrapPredictor(Predictor):
         x = cast_inputs(model, x)
 
         def run(b: int) -> Tensor:
-            with eval_mode(model):
-                return add_output_axis(model(x, self.noise(b, seed=seed)))
+            return add_output_axis(model(x, self.noise(b, seed=seed)))
 
         return stream_forward_passes(num_samples, run)
 

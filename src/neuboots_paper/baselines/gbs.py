@@ -161,8 +161,7 @@ class GBSPredictor(ModifiedNetPredictor):
 
         def run(b: int) -> Tensor:
             alpha = draw_replicate_weights(self.weight_distribution, generator.num_blocks, b, b + 1, seed)[0]
-            with eval_mode(generator):
-                return add_output_axis(generator(x, alpha))
+            return add_output_axis(generator(x, alpha))
 
         return stream_forward_passes(num_samples, run)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_int
-from neuboots.head import cast_inputs, copy_to_meta, eval_mode
+from neuboots.head import cast_inputs, copy_to_meta
 from neuboots.loading import preserve_rng_state, seed_everything
 from neuboots.methods._base import register, set_context
 from neuboots.methods._rank_one import (
@@ -130,7 +130,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
         order = draw_member_order(self.num_members, num_samples, seed=seed).tolist()
 
         def run(b: int) -> Tensor:
-            with eval_mode(self.modified), set_context(_REPLICATE, (seed, b)):
+            with set_context(_REPLICATE, (seed, b)):
                 return run_members(self.modified, x, [order[b]])[0]
 
         return stream_forward_passes(num_samples, run)

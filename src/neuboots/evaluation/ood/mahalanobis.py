@@ -43,13 +43,13 @@ from neuboots.evaluation.ood.detector import (
 )
 from neuboots.head import (
     HeadSplit,
+    StructureCopier,
     add_output_axis,
     cast_inputs,
     check_inputs,
     compute_output,
     count_rows,
     eager_mode,
-    eval_mode,
     extract_output,
     split_head,
     take_rows,
@@ -276,8 +276,8 @@ def _weight_shapes(net: nn.Module) -> list[torch.Size]:
 def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
     """Whether the net's output is one of the predictor's replicates."""
     samples = predictor.predict(x, predictor.num_distinct or 1).samples  # (B, N, C, *)
-    with torch.no_grad(), eval_mode(net):
-        output = add_output_axis(compute_output(net, x))
+    with torch.no_grad():
+        output = add_output_axis(compute_output(StructureCopier().copy(net), x))
     return output.shape == samples.shape[1:] and bool(
         torch.isclose(samples, output.to(samples), rtol=1e-4, atol=1e-5).flatten(1).all(1).any()
     )
@@ -286,15 +286,17 @@ def _is_replicate(predictor: Predictor, net: nn.Module, x: Any) -> bool:
 def _uses_features(predictor: Predictor, split: HeadSplit, x: Any) -> bool:
     """Whether the head, while the predictor predicts, reads the features that the net computes by itself."""
     read: list[Tensor] = []
-    predictor.predict(x, 1)  # one-time preparations happen without the hook
+    copier = StructureCopier()
+    predictor, split = copier.copy(predictor), copier.copy(split)
 
     def record(head: nn.Module, args: tuple[Tensor, ...]) -> None:
         if type(args[0]) is Tensor:  # a traced tensor depends on the replicate
             read.append(args[0].detach().clone())
 
-    with split.head.register_forward_pre_hook(record):
-        predictor.predict(x, predictor.num_distinct or 1)
-    with torch.no_grad(), eval_mode(split.net):
+    with torch.no_grad():
+        next(predictor.stream(x, 1, seed=0).chunks(1))  # one-time preparations happen without the hook
+        with split.head.register_forward_pre_hook(record):
+            list(predictor.stream(x, predictor.num_distinct or 1, seed=0).chunks(1))
         phi = split.features(cast_inputs(split.net, x))
     return any(part.shape == phi.shape and torch.allclose(part, phi, rtol=1e-4, atol=1e-5) for part in read)
 
@@ -340,7 +342,8 @@ def _run_layers(
 ) -> tuple[dict[str, list[_T]], Tensor]:
     """Function of each output of these layers, in the order of their first calls, and the head's input."""
     seen: dict[str, list[_T]] = {}
-    with eval_mode(split.net), eager_mode(split.net), ExitStack() as hooks:
+    split = StructureCopier().copy(split)
+    with eager_mode(split.net), ExitStack() as hooks:
         for name in names:
 
             def record(module: nn.Module, args: Any, output: Any, name: str = name) -> None:

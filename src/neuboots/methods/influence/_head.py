@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
-from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, eval_mode, make_head
+from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, make_head
 from neuboots.loading import dataset_length
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
 from neuboots.methods._base import describe_tensors, make_tensors
@@ -218,8 +218,8 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         check_inputs(x)
         if self.shifted.refit is not None:
             raise ValueError("moments of refitted heads have no closed form; use predict, or refit=False")
-        generator = self.generator
-        with eval_mode(generator), torch.no_grad():
+        generator = self.copy_for_thread().generator
+        with torch.no_grad():
             at = generator.at(cast_inputs(generator, x))
             output, theta, exact = add_output_axis(at.output), head_parameters(generator), self._std(at)
             if exact is not None:
