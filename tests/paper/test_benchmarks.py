@@ -79,7 +79,6 @@ def test_watched_layers_are_timed_forward_and_backward() -> None:
 # -- fresh processes and memory ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", memory.CASES)
 def test_memory_cases_have_the_right_output_shape(case: str) -> None:
     made = memory.CASES[case](quick=True)
@@ -155,7 +154,6 @@ def test_invalid_option_is_rejected(capsys: pytest.CaptureFixture[str], argv: li
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_quick_scale_has_all_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

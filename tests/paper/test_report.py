@@ -106,7 +106,6 @@ def test_markdown_report_gives_repeated_names_their_own_anchors() -> None:
 # -- committed results ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "folder", "without"),
     [
@@ -126,7 +125,6 @@ def test_studies_beyond_the_paper_have_another_title() -> None:
     assert render_report([*paper, *beyond], ".md").startswith("# The paper, reproduced\n")
 
 
-@pytest.mark.slow
 def test_studies_are_excluded_by_name() -> None:
     found = [section.name for section in read_sections(RESULTS, plots=False, without=["uci", "text"])]
     assert found == [name for name in STUDY_NAMES if name not in ("uci", "text")]

@@ -102,7 +102,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".part-*"))
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_failed_job_is_named_and_the_others_are_kept(tmp_path: Path, num_workers: int) -> None:
     class Failing(Squares):
         def measure(self, job: Job, context: RunContext) -> Rows:
@@ -119,7 +119,7 @@ def test_failed_job_is_named_and_the_others_are_kept(tmp_path: Path, num_workers
         assert (tmp_path / "units" / "k=1,seed=0.json").exists()
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_jobs_have_one_thread_and_timing_jobs_all(tmp_path: Path, num_workers: int) -> None:
     class Threads(Squares):
         def measure(self, job: Job, context: RunContext) -> Rows:
@@ -134,7 +134,6 @@ def test_jobs_have_one_thread_and_timing_jobs_all(tmp_path: Path, num_workers: i
     assert {(row["k"], row["value"]) for row in read_rows(tmp_path)} == {(0, 3), (1, 1)}
 
 
-@pytest.mark.slow
 def test_two_workers_give_the_same_rows(tmp_path: Path) -> None:
     assert run_squares(tmp_path / "a").rows == run_squares(tmp_path / "b", num_workers=2).rows
 
@@ -237,7 +236,6 @@ KILLED = """
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_run_resumes(tmp_path: Path, how: signal.Signals) -> None:
     folder, marker = tmp_path / "run", tmp_path / "marker"

@@ -174,7 +174,6 @@ def run(folder: Path, *seeds: int) -> str:
     return out.getvalue()
 
 
-@pytest.mark.slow
 def test_command_prints_what_it_measured_and_reuses_it(tmp_path: Path) -> None:
     printed = run(tmp_path, 3)
     SCNAS(1, 3, genotype=json.loads((tmp_path / "genotype-3.json").read_text()), width=4, levels=2)

@@ -22,7 +22,6 @@ RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
 SHIPPED = {*TOY_DATASETS, "digits", "diabetes", "wine", "breast_cancer"}  # datasets that need no file
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDY_NAMES)
 def test_study_runs_at_smoke_scale(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -156,7 +156,7 @@ def true_nets(nets: int, sets: int, own: float) -> tuple[Rows, Tensor]:
     return {"bands": [{**cell, **band}], "true": [{**cell, **curves.bootstrap_row(outputs, truth)}]}, std
 
 
-@pytest.mark.parametrize("nets", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nets", [6, 100])
 def test_few_nets_of_the_true_bootstrap_cause_no_bias(nets: int) -> None:
     """A band with its very standard deviation: as wide, perfectly alike; and it covers as one of very many nets."""
     rows, _ = true_nets(nets, 500, own=0.1)
@@ -170,10 +170,7 @@ def test_few_nets_of_the_true_bootstrap_cause_no_bias(nets: int) -> None:
         assert found[1] < 0.05
 
 
-SLOW_OWN = [pytest.param(value, marks=pytest.mark.slow) for value in (0.0, 0.3)]
-
-
-@pytest.mark.parametrize("own", [0.1, *SLOW_OWN])
+@pytest.mark.parametrize("own", [0.1, 0.0, 0.3])
 def test_max_likeness_of_a_constant_band(own: float) -> None:
     """That of the mean standard deviation reaches it; bumps of single data sets lower it."""
     rows, std = true_nets(10, 500, own)
