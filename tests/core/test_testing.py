@@ -13,6 +13,8 @@ from neuboots.testing import CHECKS, MethodUnderTest
 from neuboots.weights import Exponential
 
 VARIANTS: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
+VARIANTS |= {"gp": {"steps": 20}, "sparse-gp": {"steps": 20}}
+VARIANTS |= {"standard-bootstrap": {"num_members": 5}, "bayesian-bootstrap": {"num_members": 5}}
 SLOW_VARIANTS: dict[str, dict[str, Any]] = {
     "neuboots, exp link, step, warm-up": {
         "link": "exp",
@@ -29,6 +31,7 @@ SLOW_VARIANTS: dict[str, dict[str, Any]] = {
     "mc-dropout, channels before the head": {"where": "head", "granularity": "channel", "rate": 0.5},
     "gbs, S = 3, step": {"num_blocks": 3, "weight_distribution": Exponential(), "resample": "step"},
     "amortized-bootstrap, one data set": {"num_resamples": 1, "latent": 2, "hidden": 3},
+    **{f"{name}, all defaults": {} for name in ("gp", "sparse-gp", "standard-bootstrap", "bayesian-bootstrap")},
     "gp, Matérn, one length-scale": {"kernel": "matern52", "ard": False, "steps": 20},
     "sparse-gp, Matérn, m = 5": {"kernel": "matern52", "num_inducing": 5, "steps": 20},
     "batch-ensemble, random signs": {"init": "random_sign"},

@@ -118,6 +118,7 @@ torch.save(NeuBoots().fit(dropout_net, Slow(), config).state_dict(), {out!r})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_path: Path) -> None:
     folder, out = tmp_path / "run", tmp_path / "out.pt"

@@ -42,8 +42,11 @@ def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
     return X, np.sin(2 * X[:, 0]) + X[:, 1] + (0.1 + 0.4 * np.abs(X[:, 0])) * rng.normal(size=n)
 
 
+SMALL: dict[str, Any] = {"epochs": 5, "widths": (32,), "learning_rate": 0.03}
+
+
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [NeuBootsRegressor(epochs=20), NeuBootsClassifier(epochs=20)]
+    [NeuBootsRegressor(**SMALL), NeuBootsClassifier(**SMALL)]
 )
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -294,9 +297,10 @@ def test_other_weights_multiply_loss(method: str) -> None:
     X = rng.normal(size=(200, 2))
     y = np.where(np.arange(200) % 2 == 0, 1.0, -1.0)
     weights = np.where(y > 0, 1.95, 0.05)
-    regressor = NeuBootsRegressor(method, epochs=30, random_state=0).fit(X, y, sample_weight=weights)
+    options: dict[str, Any] = {**SMALL, "epochs": 10, "random_state": 0}
+    regressor = NeuBootsRegressor(method, **options).fit(X, y, sample_weight=weights)
     assert np.mean(regressor.predict(X)) > 0.5
-    classifier = NeuBootsClassifier(method, epochs=30, random_state=0).fit(X, y, sample_weight=weights)
+    classifier = NeuBootsClassifier(method, **options).fit(X, y, sample_weight=weights)
     assert np.mean(classifier.predict(X)) > 0.5
 
 
@@ -367,7 +371,7 @@ def test_every_method_by_name(name: str, tmp_path: Path) -> None:
     """Fits, gives intervals or probabilities, pickles, and loads from a folder, bit for bit."""
     X, y = load_diabetes(return_X_y=True)
     few: dict[str, Any] = {"epochs": 4, "random_state": 0, "widths": (16,), "num_samples": 10}
-    X, y = X[:120], y[:120]
+    X, y = X[:60], y[:60]
     for task, make, target in (
         ("regression", NeuBootsRegressor, y),
         ("classification", NeuBootsClassifier, np.where(y > 140, "high", "low")),

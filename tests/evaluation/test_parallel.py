@@ -201,6 +201,7 @@ def test_fingerprint_of_different_settings_differs(name: str) -> None:
     assert fingerprint(a=a) != fingerprint(b=a)
 
 
+@pytest.mark.slow
 def test_fingerprint_is_equal_in_another_process() -> None:
     code = (
         "import torch; from neuboots import NeuBoots; from neuboots.evaluation._parallel import fingerprint; "

@@ -221,7 +221,10 @@ def rising_at_the_end(g: Tensor) -> Tensor:
     return torch.where(g > 0.995, 0.2, 1 - g)
 
 
-@pytest.mark.parametrize(("risk_of", "digits"), [(falling, None), (falling, 2), (rising_at_the_end, None)])
+@pytest.mark.parametrize(
+    ("risk_of", "digits"),
+    [(rising_at_the_end, None), *(pytest.param(falling, digits, marks=pytest.mark.slow) for digits in (None, 2))],
+)
 def test_risk_guarantee_holds_with_probability_one_minus_delta(
     risk_of: Callable[[Tensor], Tensor], digits: int | None
 ) -> None:

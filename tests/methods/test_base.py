@@ -249,11 +249,20 @@ def test_contract_names_the_method_that_fails(noisy: MethodInfo) -> None:
 # -- every method --------------------------------------------------------------------------------------
 
 
+def few(name: str) -> dict[str, Any]:
+    """Options with which a method is quick: two members, or a few steps."""
+    info = find_method(name)
+    return {"num_members": 2} if info.members else {} if info.needs_net else {"steps": 5}
+
+
+def create(name: str, **options: Any) -> Any:
+    return create_method(name, **few(name), **options)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_module_arrays_and_loader_train_as_factory_and_data_set(name: str) -> None:
     data = class_data()
-    options = {"num_members": 1} if find_method(name).members else {}
-    method = create_method(name, **options)
+    method = create(name)
     expected = method.fit(lambda: MLP(4, 3, widths=(8,)), data, QUICK).predict(X, 2).samples
     arrays = tuple(np.asarray(tensor) for tensor in data.tensors)
     loader = DataLoader(data, batch_size=16)
@@ -272,7 +281,7 @@ def test_several_inputs_and_validation_data(name: str) -> None:
     val_data = TensorDataset(*(tensor[:20] for tensor in data.tensors))
     reports: list[Any] = []
     config = replace(QUICK, on_epoch=reports.append)
-    predictor = create_method(name).fit(TwoInputs, data, config, val_data=val_data)
+    predictor = create(name).fit(TwoInputs, data, config, val_data=val_data)
     assert predictor.predict((X, X), 2).samples.shape == (2, 9, 3)
     assert reports
     assert all(report.val_metrics["loss"] > 0 and 0 <= report.val_metrics["error"] <= 1 for report in reports)
@@ -283,19 +292,19 @@ def test_lazy_layers_are_initialised_by_the_seed(name: str) -> None:
     def lazy() -> nn.Module:
         return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
 
-    first = create_method(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples
+    first = create(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples
     torch.manual_seed(2)
-    assert torch.equal(create_method(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples, first)
+    assert torch.equal(create(name).fit(lazy, class_data(), QUICK).predict(X, 2).samples, first)
 
 
 @pytest.mark.parametrize("name", list_methods("regression"))
 def test_regression_losses_and_outputs_without_an_axis(name: str) -> None:
     x = noise(40, 4)
     data = TensorDataset(x, x.sum(1) + 0.1 * noise(40, seed=1))
-    predictor = create_method(name, loss=nn.MSELoss()).fit(Squeezed, data, QUICK)
+    predictor = create(name, loss=nn.MSELoss()).fit(Squeezed, data, QUICK)
     assert predictor.predict(X, 3).samples.shape == (3, 9, 1)
     if find_method(name).needs_net:
-        predictor = create_method(name, loss=GaussianNLL()).fit(lambda: MLP(4, 2, widths=(16,)), data, QUICK)
+        predictor = create(name, loss=GaussianNLL()).fit(lambda: MLP(4, 2, widths=(16,)), data, QUICK)
         band, noise_std = split_gaussian(predictor.predict(X, 4))
         assert band.samples.shape == (4, 9, 1)
         assert bool((noise_std > 0).all())
@@ -304,9 +313,9 @@ def test_regression_losses_and_outputs_without_an_axis(name: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_one_logit_and_ignored_labels(name: str) -> None:
     data = TensorDataset(noise(40, 4), (noise(40, 1, seed=1) > 0).float())
-    method = create_method(name, loss=nn.BCEWithLogitsLoss())
+    method = create(name, loss=nn.BCEWithLogitsLoss())
     assert method.fit(lambda: MLP(4, 1, widths=(8,)), data, QUICK).predict(X, 3).probs.shape == (9, 2)
-    method = create_method(name, loss=nn.CrossEntropyLoss(ignore_index=2))
+    method = create(name, loss=nn.CrossEntropyLoss(ignore_index=2))
     samples = method.fit(TwoBranches, class_data(), QUICK).predict(X, 2).samples
     assert bool(torch.isfinite(samples).all())
 
@@ -314,9 +323,9 @@ def test_one_logit_and_ignored_labels(name: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("make", [lambda: resnet8(3), lambda: SmallCNN(3, 3, widths=(4, 8))], ids=["resnet", "cnn"])
 def test_library_nets_with_batch_norm_are_rebuilt_by_load(name: str, make: Any, tmp_path: Path) -> None:
-    data = TensorDataset(noise(12, 3, 16, 16), torch.arange(12) % 3)
-    predictor = create_method(name).fit(make, data, replace(QUICK, batch_size=6))
-    x = noise(3, 3, 16, 16, seed=1)
+    data = TensorDataset(noise(12, 3, 8, 8), torch.arange(12) % 3)
+    predictor = create(name).fit(make, data, replace(QUICK, batch_size=6))
+    x = noise(3, 3, 8, 8, seed=1)
     samples = predictor.predict(x, 3).samples
     torch.testing.assert_close(predictor.predict(x[1:2], 3).samples, samples[:, 1:2], rtol=1e-3, atol=1e-4)
     save(predictor, tmp_path / "model")
@@ -327,7 +336,7 @@ def test_library_nets_with_batch_norm_are_rebuilt_by_load(name: str, make: Any, 
 def test_double_precision_and_gradients_of_the_input(name: str) -> None:
     x = noise(40, 4).double()
     config = TrainingConfig(epochs=1, batch_size=16, precision="64-true", progress=False)
-    method = create_method(name, loss=nn.MSELoss())
+    method = create(name, loss=nn.MSELoss())
     predictor = method.fit(lambda: MLP(4, 1, widths=(8,)).double(), TensorDataset(x, x.sum(1)), config)
     inputs = x[:3].clone().requires_grad_()
     samples = predictor.predict(inputs, 2).samples
@@ -348,7 +357,7 @@ def assert_threads_agree(predictor: Predictor, net: nn.Module) -> None:
     before = copy.deepcopy(net.state_dict())
 
     def predict(number: int) -> bool:
-        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(10))
+        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(4))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(predict, range(8)))
@@ -359,14 +368,14 @@ def assert_threads_agree(predictor: Predictor, net: nn.Module) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_threads_predict_the_same_and_do_not_change_the_net(name: str) -> None:
     data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
-    predictor = create_method(name).fit(batch_norm_net, data, QUICK)
+    predictor = create(name).fit(batch_norm_net, data, QUICK)
     assert_threads_agree(predictor, predictor.module)
 
 
 @pytest.mark.parametrize("name", ["influence", "laplace", "mc-dropout"])
 def test_from_trained_leaves_a_net_in_training_mode_alone(name: str) -> None:
     data, net = TensorDataset(noise(40, 4), torch.arange(40) % 3), batch_norm_net()
-    method: Any = create_method(name)
+    method = create(name)
     predictor = method.from_trained(net, data)
     assert all(module.training for module in net.modules())
     assert_threads_agree(predictor, net)
@@ -374,7 +383,7 @@ def test_from_trained_leaves_a_net_in_training_mode_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_invalid_data_raise(name: str) -> None:
-    method = create_method(name, loss=nn.MSELoss())
+    method = create(name, loss=nn.MSELoss())
     with pytest.raises(ValueError, match="expected"):
         method.fit(lambda: nn.Linear(4, 1), TensorDataset(X[:0], X[:0, :1]), QUICK)
     x = noise(40, 4)
@@ -383,12 +392,12 @@ def test_invalid_data_raise(name: str) -> None:
         method.fit(lambda: MLP(4, 1, widths=(8,)), TensorDataset(x, noise(40)), QUICK)
     if find_method(name).needs_net:
         with pytest.raises(ValueError, match="label"):
-            create_method(name).fit(TwoBranches, TensorDataset(X, torch.arange(9)), QUICK)
+            create(name).fit(TwoBranches, TensorDataset(X, torch.arange(9)), QUICK)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_saved_predictor_of_another_net_or_method_is_rejected(name: str, tmp_path: Path) -> None:
-    subject = MethodUnderTest(find_method(name))
+    subject = MethodUnderTest(find_method(name), few(name))
     twin = copy.deepcopy(subject.predictor)
     assert torch.equal(twin.predict(subject.x, 2).samples, subject.predictor.predict(subject.x, 2).samples)
     save(subject.predictor, tmp_path / "model")
@@ -419,6 +428,7 @@ for name, info in METHODS.items():
 """
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_replicates(tmp_path: Path) -> None:
     subjects = {name: MethodUnderTest(info) for name, info in METHODS.items()}
     for name, subject in subjects.items():
@@ -443,6 +453,6 @@ def test_images_of_several_sizes_train_one_by_one(name: str) -> None:
     def make_net() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
 
-    predictor = create_method(name).fit(make_net, ImagesOfSeveralSizes(), replace(QUICK, epochs=1, batch_size=1))
+    predictor = create(name).fit(make_net, ImagesOfSeveralSizes(), replace(QUICK, epochs=1, batch_size=1))
     x, _ = ImagesOfSeveralSizes()[3]
     assert predictor.predict(x[None], 2).samples.shape == (2, 1, 2, *x.shape[1:])
