@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from neuboots import testing
+from neuboots.methods import find_method
 from neuboots.prediction import Predictor, SampleStream
 from neuboots.training import TrainingConfig
 
@@ -309,6 +310,12 @@ def data_root() -> Path | None:
 
 
 QUICK = TrainingConfig(epochs=2, batch_size=16, progress=False)
+
+
+def quick_options(name: str) -> dict[str, Any]:
+    """Options with which a method is quick: two members, or a few steps."""
+    info = find_method(name)
+    return {"num_members": 2} if info.members else {} if info.needs_net else {"steps": 5}
 
 
 def class_data(n: int = 50) -> TensorDataset:

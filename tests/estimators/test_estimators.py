@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from _reference import standard_errors
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_diabetes, load_iris
@@ -32,7 +33,7 @@ from neuboots.losses import GaussianNLL
 from neuboots.methods import METHODS, Deterministic, MCDropout
 from neuboots.serialization import ArtifactError
 
-QUICK: dict[str, Any] = {"epochs": 20, "random_state": 0}
+QUICK: dict[str, Any] = {"epochs": 10, "widths": (32,), "learning_rate": 0.02, "random_state": 0}
 
 
 def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
@@ -130,7 +131,7 @@ def test_units_are_kept() -> None:
 def test_several_targets() -> None:
     X, y = waves(300)
     Y = np.stack([y, 100 * X[:, 1]], 1)
-    regressor = NeuBootsRegressor(epochs=40, random_state=0).fit(X, Y)
+    regressor = NeuBootsRegressor(**{**QUICK, "epochs": 20}).fit(X, Y)
     found = regressor.forecast(X)
     assert found.mean.shape == found.std.shape == found.low.shape == found.confidence_low.shape == (300, 2)
     assert regressor.sample(X, 3).shape == (3, 300, 2)
@@ -222,7 +223,9 @@ def test_labels_of_any_kind(labels: list[Any]) -> None:
     assert probs.shape == (len(X), len(kinds))
     assert np.allclose(probs.sum(1), 1)
     assert classifier.score(X, y) > 0.85
-    assert np.allclose(classifier.sample(X, 400).mean(0), probs, atol=0.02)
+    samples = classifier.sample(X, 400)
+    error = samples.std(0) * np.sqrt(1 / 400 + 1 / classifier.num_samples)
+    assert (np.abs(samples.mean(0) - probs) <= standard_errors(probs.size) * error + 1e-6).all()
 
 
 def test_single_class_is_rejected() -> None:

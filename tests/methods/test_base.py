@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _nets import QUICK, Squeezed, TwoBranches, TwoInputs, class_data, noise
+from _nets import QUICK, Squeezed, TwoBranches, TwoInputs, class_data, noise, quick_options
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -249,14 +249,8 @@ def test_contract_names_the_method_that_fails(noisy: MethodInfo) -> None:
 # -- every method --------------------------------------------------------------------------------------
 
 
-def few(name: str) -> dict[str, Any]:
-    """Options with which a method is quick: two members, or a few steps."""
-    info = find_method(name)
-    return {"num_members": 2} if info.members else {} if info.needs_net else {"steps": 5}
-
-
 def create(name: str, **options: Any) -> Any:
-    return create_method(name, **few(name), **options)
+    return create_method(name, **quick_options(name), **options)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -397,7 +391,7 @@ def test_invalid_data_raise(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_saved_predictor_of_another_net_or_method_is_rejected(name: str, tmp_path: Path) -> None:
-    subject = MethodUnderTest(find_method(name), few(name))
+    subject = MethodUnderTest(find_method(name), quick_options(name))
     twin = copy.deepcopy(subject.predictor)
     assert torch.equal(twin.predict(subject.x, 2).samples, subject.predictor.predict(subject.x, 2).samples)
     save(subject.predictor, tmp_path / "model")

@@ -300,7 +300,7 @@ def test_orders_of_inputs_are_independent() -> None:
 def test_linear_net_learns_to_read_the_input_of_each_head() -> None:
     """y = 2x exactly: in the only net without error head k reads input k with weight 2 and no other."""
     x = noise(64, 1)
-    config = TrainingConfig(epochs=150, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False)
+    config = TrainingConfig(epochs=100, batch_size=32, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False)
     predictor = MIMO(nn.MSELoss(), num_members=K).fit(partial(nn.Linear, 1, 1), TensorDataset(x, 2 * x), config)
     heads = [predictor.module.split.head, *predictor.module.more_heads]
     weights = torch.cat([head.weight for head in heads]).detach()

@@ -1,5 +1,6 @@
 """Tests of temperature and standard-deviation scaling against a direct search and closed forms."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ def fitted(loss: Any = None, outputs: int = 3, data: Any = None) -> Any:
 
 
 def test_temperature_matches_a_direct_search() -> None:
-    config = TrainingConfig(epochs=60, batch_size=16, progress=False)  # until it is overconfident
-    predictor = NeuBoots().fit(lambda: MLP(4, 3), classes(), config)
+    adam = partial(torch.optim.Adam, lr=0.02)
+    config = TrainingConfig(epochs=15, batch_size=16, optimizer=adam, progress=False)  # until it is overconfident
+    predictor = NeuBoots().fit(lambda: MLP(4, 3, widths=(64, 64)), classes(), config)
     held_out = classes(200, seed=7)
     scaled = TemperatureScaling(num_samples=20, batch_size=64).fit(predictor, held_out)
     x, y = held_out.tensors
@@ -126,11 +128,11 @@ def test_scale_of_a_gaussian_head_applies_to_band_and_noise() -> None:
     assert float(((y[:, None] - after.mean).square() / total).mean()) == pytest.approx(1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("method", [MCDropout(nn.MSELoss()), DeepEnsemble(nn.MSELoss(), num_members=120)])
+@pytest.mark.parametrize("method", [MCDropout(nn.MSELoss()), DeepEnsemble(nn.MSELoss(), num_members=12)])
 def test_center_does_not_depend_on_the_number_of_samples(method: Any) -> None:
     """Without an exact mean, and with more members than samples."""
     predictor = method.fit(lambda: MLP(4, 1, widths=(8, 8)), numbers(), TrainingConfig(epochs=1, progress=False))
-    scaled = StdScaling().fit(predictor, numbers(50, seed=9))
+    scaled = StdScaling(num_samples=10).fit(predictor, numbers(50, seed=9))
     x = noise(5, 4, seed=3)
     torch.testing.assert_close(scaled.predict(x, 120).samples[:4], scaled.predict(x, 4).samples)
 
@@ -177,20 +179,21 @@ class ScaledMethod:
         return self.scaling.fit(self.method.fit(model, data, config), data)
 
 
-def make_subject(name: str, scaling: Any, task: Any) -> MethodUnderTest:
+def make_subject(name: str, scaling: Any, task: Any, **options: Any) -> MethodUnderTest:
     inner = find_method(name)
 
     def make(**options: Any) -> Any:
         return ScaledMethod(inner.make(**options), scaling)
 
-    return MethodUnderTest(MethodInfo("scaled", make, ScaledPredictor, "", tasks=(task,), random=inner.random))
+    info = MethodInfo("scaled", make, ScaledPredictor, "", tasks=(task,), random=inner.random)
+    return MethodUnderTest(info, options)
 
 
 TEMPERATURE, STD = TemperatureScaling(num_samples=5), StdScaling(num_samples=5)
 SUBJECTS = {
     "temperature of neuboots": make_subject("neuboots", TEMPERATURE, "classification"),
     "temperature of an ensemble": make_subject("deep-ensemble", TEMPERATURE, "classification"),
-    "scale of a bootstrap": make_subject("standard-bootstrap", STD, "regression"),
+    "scale of a bootstrap": make_subject("standard-bootstrap", STD, "regression", num_members=4),
 }
 
 

@@ -98,7 +98,7 @@ def test_optimizer_with_several_evaluations_per_step_gives_one_iterate() -> None
 @pytest.mark.parametrize(("num", "columns"), [(3, 5), (7, 4)])
 def test_weights_have_the_covariance_of_the_paper(num: int, columns: int, scale: float) -> None:
     """½ Σ_diag + D̂ D̂ᵀ / (2 (K − 1)), with one column per iterate, at most K."""
-    B = 4000
+    B = 1000
     theta = noise(num, 4, seed=3).double().cumsum(0)
     iterates = IterateMoments(nn.Linear(3, 1).double(), columns)
     for step, row in enumerate(theta):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sklearn.covariance
 import torch
-from _nets import Composed, MixedInputs, TwoBranches, noise
+from _nets import Composed, MixedInputs, TwoBranches, noise, quick_options
 from scipy.spatial.distance import mahalanobis as scipy_mahalanobis
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -142,7 +142,7 @@ WITH_FEATURES = {"deterministic", "neuboots", "calibrated-neuboots", "laplace", 
 @pytest.mark.parametrize("name", list_methods(task="classification"))
 def test_features_are_those_of_the_predictor_or_rejected(name: str) -> None:
     x = noise(9, 4, seed=5)
-    predictor: Any = create_method(name).fit(TwoBranches, TRAIN, CONFIG)
+    predictor: Any = create_method(name, **quick_options(name)).fit(TwoBranches, TRAIN, CONFIG)
     if name not in WITH_FEATURES:
         with pytest.raises(ArgumentError, match="net"):
             Mahalanobis(predictor).fit(train_data=TRAIN, **QUIET)

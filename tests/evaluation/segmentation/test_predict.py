@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from _nets import noise
+from _nets import noise, quick_options
 from _reference import figures
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,7 +194,7 @@ class Halving(nn.Module):
 def test_every_method_predicts_in_windows(name: str) -> None:
     x = noise(8, 1, 16, 16)
     data = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 0] > 1).long())
-    method = create_method(name, loss=nn.CrossEntropyLoss(ignore_index=255))
+    method = create_method(name, loss=nn.CrossEntropyLoss(ignore_index=255), **quick_options(name))
     predictor = method.fit(Halving, data, TrainingConfig(epochs=1, batch_size=4, progress=False))
     whole, tiled = (predict_segmentation(predictor, x[:2], 4, window=window, overlap=0.5) for window in (None, 8))
     torch.testing.assert_close(tiled.probs.sum(1), torch.ones(2, 16, 16))
