@@ -105,6 +105,7 @@ assert not slow, slow
 """)
 
 
+@pytest.mark.slow
 def test_predict_imports_neither_studies_nor_plots() -> None:
     run_python("""
 import sys
@@ -116,6 +117,7 @@ assert "matplotlib" not in sys.modules
 """)
 
 
+@pytest.mark.slow
 def test_closed_pipe_ends_a_list_without_an_error() -> None:
     command = [sys.executable, "-m", "neuboots", "list", "methods", "--json"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -222,7 +222,7 @@ def test_unlabeled_rows_are_counted_and_excluded() -> None:
         evaluate(model)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [make_classifier, make_regressor])
 def test_few_rows_give_a_complete_report(
     count: int, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -232,7 +232,13 @@ def test_few_rows_give_a_complete_report(
     assert "nan" not in capsys.readouterr().out
 
 
-def test_degenerate_predictions_give_a_complete_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+SLOW_DEGENERATE = [pytest.param(name, marks=pytest.mark.slow) for name in ("right", "constant", "70 classes")]
+
+
+@pytest.mark.parametrize("name", ["single", "one label", "certain", *SLOW_DEGENERATE])
+def test_degenerate_predictions_give_a_complete_report(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     single, one_label, right = make_classifier(50, classes=1), make_classifier(50), make_classifier(50)
     one_label.y[:] = 0
     assert right.probs is not None
@@ -241,9 +247,10 @@ def test_degenerate_predictions_give_a_complete_report(monkeypatch: pytest.Monke
     assert certain.mean is not None
     certain.y, certain.std = certain.mean[:, None].clone(), torch.zeros(40)
     constant.y[:] = 7.0
-    for k, model in enumerate((single, one_label, right, certain, constant, make_classifier(300, classes=70))):
-        run(model, monkeypatch, out=tmp_path / f"{k}.html", json=True)
-        HtmlReader((tmp_path / f"{k}.html").read_text(encoding="utf-8"))
+    models = {"single": single, "one label": one_label, "right": right, "certain": certain, "constant": constant}
+    models["70 classes"] = make_classifier(300, classes=70)
+    run(models[name], monkeypatch, out=tmp_path / "page.html", json=True)
+    HtmlReader((tmp_path / "page.html").read_text(encoding="utf-8"))
 
 
 def test_infinite_intervals_are_null_in_json(

@@ -184,6 +184,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_closed_pipe_ends_without_an_error(folder: Path) -> None:
     """As in `neuboots predict … | head`."""
     words = [sys.executable, "-c", PROGRAM, "predict", str(folder / "height"), str(folder / "flowers.csv")]

@@ -43,7 +43,7 @@ DISTRIBUTIONS = [
     Constant(),
 ]
 SIZES = [1, 2, 7, 64]
-NUM = 20_000
+NUM = 10_000
 many = settings(deadline=None, max_examples=60, derandomize=True)
 distribution_and_size = [
     pytest.param(weight_distribution, size, id=f"{weight_distribution}-{size}")
@@ -115,7 +115,9 @@ def test_sample_row_depends_on_its_key_only(weight_distribution: WeightDistribut
 # -- links ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("c", "size"), [*itertools.product([0.3, 1.0, 5.0], [2, 7, 64]), (1.0, 2048)])
+@pytest.mark.parametrize(
+    ("c", "size"), [*itertools.product([0.3, 1.0, 5.0], [2, 7, 64]), pytest.param(1.0, 2048, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("t", [1.0, 2.0])
 def test_dirichlet_laplace_transform_matches_series(c: float, size: int, t: float) -> None:
     """₁F₁ in extended precision; logarithms of about S c cost some digits of the double."""
@@ -333,8 +335,8 @@ def test_warmup_weights_are_one(resample: str) -> None:
 
 @pytest.mark.parametrize("resample", ["epoch", "step", "sample"])
 def test_weights_follow_the_distribution(resample: str) -> None:
-    """Over 1,500 epochs or steps, wᵢ/S is Beta(1, S − 1), for each of the three schedules."""
+    """Over 600 epochs or steps, wᵢ/S is Beta(1, S − 1), for each of the three schedules."""
     plan = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], seed=5, resample=resample)
     point = torch.tensor([17])
-    drawn = [float(plan.at_epoch(t)(point, step=t)[1][0]) / 5 for t in range(1500)]
+    drawn = [float(plan.at_epoch(t)(point, step=t)[1][0]) / 5 for t in range(600)]
     assert scipy.stats.kstest(drawn, scipy.stats.beta(1, 4).cdf).pvalue > p_value(3)

@@ -22,8 +22,8 @@ def plain(depth: int, growth: int) -> DenseNet:
         (lambda: plain(100, 12), 7.0),
         (lambda: plain(100, 24), 27.2),
         (lambda: densenet100(10), 0.8),
-        (lambda: densenet_bc(250, 10, growth=24), 15.3),
-        (lambda: densenet_bc(190, 10, growth=40), 25.6),
+        pytest.param(lambda: densenet_bc(250, 10, growth=24), 15.3, marks=pytest.mark.slow),
+        pytest.param(lambda: densenet_bc(190, 10, growth=40), 25.6, marks=pytest.mark.slow),
     ],
 )
 def test_sizes_match_huang_et_al_table_2(make: Callable[[], DenseNet], millions: float) -> None:

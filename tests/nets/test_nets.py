@@ -120,6 +120,7 @@ SIZES: dict[str, tuple[Callable[[], nn.Module], int, int, tuple[int, ...]]] = {
     "TextTransformer": (lambda: TextTransformer(1000, 2), 590_338, 128, (2, 7)),
     "UResNet": (lambda: UResNet(1, 3), 4_821_841, 32, (2, 1, 12, 9, 10)),
 }
+DEEP = {"resnet110", "thin_resnet", "densenet40", "densenet100", "DeepLabV3", "deeplab_resnet101"}
 NOT_NETS = {"load_torchvision_weights"}
 
 
@@ -127,7 +128,9 @@ def count(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in SIZES]
+)
 def test_size_head_and_output_shape(name: str) -> None:
     make, size, width, given = SIZES[name]
     with torch.device("meta"):  # no memory for 59 million numbers
