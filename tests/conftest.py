@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever is of `neuboots_paper` is slow: its folder of tests, and its methods in the tests of every method."""
     methods = {name for name, info in METHODS.items() if info.make.__module__.startswith("neuboots_paper")}
     for item in items:
-        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        of_method = any(isinstance(value, str) and value in methods for value in params)
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        of_method = any(isinstance(value, str) and value in methods for value in values)
         if of_method or item.path.is_relative_to(Path(__file__).with_name("paper")):
             item.add_marker(pytest.mark.slow)

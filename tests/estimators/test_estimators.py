@@ -33,7 +33,7 @@ from neuboots.losses import GaussianNLL
 from neuboots.methods import METHODS, Deterministic, MCDropout
 from neuboots.serialization import ArtifactError
 
-QUICK: dict[str, Any] = {"epochs": 10, "widths": (32,), "learning_rate": 0.02, "random_state": 0}
+QUICK: dict[str, Any] = {"epochs": 5, "widths": (32,), "learning_rate": 0.03, "random_state": 0}
 
 
 def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
@@ -43,12 +43,7 @@ def waves(n: int, seed: int = 0, features: int = 3) -> tuple[Any, Any]:
     return X, np.sin(2 * X[:, 0]) + X[:, 1] + (0.1 + 0.4 * np.abs(X[:, 0])) * rng.normal(size=n)
 
 
-SMALL: dict[str, Any] = {"epochs": 5, "widths": (32,), "learning_rate": 0.03}
-
-
-@parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [NeuBootsRegressor(**SMALL), NeuBootsClassifier(**SMALL)]
-)
+@parametrize_with_checks([NeuBootsRegressor(**QUICK), NeuBootsClassifier(**QUICK)])  # type: ignore[untyped-decorator]
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -300,7 +295,7 @@ def test_other_weights_multiply_loss(method: str) -> None:
     X = rng.normal(size=(200, 2))
     y = np.where(np.arange(200) % 2 == 0, 1.0, -1.0)
     weights = np.where(y > 0, 1.95, 0.05)
-    options: dict[str, Any] = {**SMALL, "epochs": 10, "random_state": 0}
+    options: dict[str, Any] = {**QUICK, "epochs": 10}
     regressor = NeuBootsRegressor(method, **options).fit(X, y, sample_weight=weights)
     assert np.mean(regressor.predict(X)) > 0.5
     classifier = NeuBootsClassifier(method, **options).fit(X, y, sample_weight=weights)

@@ -128,9 +128,7 @@ def test_memory_is_relative_to_the_baseline(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_linux
-@pytest.mark.parametrize(
-    ("pieces", "size"), [(1, 2**23), pytest.param(32, 2**18, marks=pytest.mark.slow), (2**13, 2**10)]
-)
+@pytest.mark.parametrize(("pieces", "size"), [(1, 2**23), (32, 2**18), (2**13, 2**10)])
 def test_memory_in_large_and_small_pieces_is_measured(pieces: int, size: int) -> None:
     """32 MB; tensors of 4 kB need a tenth more for their objects."""
     [torch.ones(2**12) for _ in range(2000)]

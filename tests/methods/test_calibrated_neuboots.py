@@ -110,12 +110,11 @@ def test_variance_is_reached_and_the_mean_stays(
         assert variance == pytest.approx(size**2, rel=2e-5)  # float32 outputs
         assert found.dispersion.variance_after == pytest.approx(found.dispersion.reference_variance, rel=1e-6)
         torch.testing.assert_close(found.moments(x).mean, predictor.moments(x).mean, rtol=1e-5, atol=1e-6)
-        # and the replicates themselves have it: B draws, few independent directions, five standard errors
-        B = 500
-        samples = found.predict(x, B, seed=1).samples.double()
-        assert float(samples.var(0).mean()) == pytest.approx(size**2, rel=5 * (2 / B) ** 0.5)
+        # and the replicates themselves have it: 500 draws, few independent directions, five standard errors
+        samples = found.predict(x, 500, seed=1).samples.double()
+        assert float(samples.var(0).mean()) == pytest.approx(size**2, rel=5 * (2 / 500) ** 0.5)
         gap = (samples.mean(0) - found.moments(x).mean).abs()
-        assert bool((gap <= 5 * found.moments(x).std / B**0.5 + 1e-6).all())
+        assert bool((gap <= 5 * found.moments(x).std / 500**0.5 + 1e-6).all())
 
 
 def test_linear_model_matches_the_closed_form() -> None:

@@ -128,11 +128,10 @@ def test_moments_match_explicit_covariance(
 def test_moments_after_upsampling(dims: int) -> None:
     g = BootstrapGenerator(Upsampling(dims).double().eval())
     x = torch.randn(2, 2, *[4] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    B = 1000
-    samples = g.replicates(x, draw(B, g.num_blocks))
+    samples = g.replicates(x, draw(1000, g.num_blocks))
     moments = g.moments(x, Dirichlet())
-    # The standard deviation of 4,000 draws has a relative standard error of about 1.5 %; 6 of them over all pixels.
-    torch.testing.assert_close(samples.std(0), moments.std, rtol=0.09 * (4000 / B) ** 0.5, atol=1e-9)
+    # The standard deviation of 1,000 draws has a relative standard error of about 3 %; 6 of them over all pixels.
+    torch.testing.assert_close(samples.std(0), moments.std, rtol=0.18, atol=1e-9)
     torch.testing.assert_close(g(x), moments.mean, rtol=1e-9, atol=1e-9)
 
 
