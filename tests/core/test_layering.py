@@ -6,6 +6,7 @@ imports inside functions and under `if TYPE_CHECKING:` do not count.
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,3 +114,22 @@ assert not sys.modules.keys() & set({EXTRAS}), sys.modules.keys() & set({EXTRAS}
 def test_dir_lists_names_that_are_imported_later(package: str) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
+
+
+RUNS_CODE = re.compile(
+    r"\b(pickle|cPickle|dill|cloudpickle|marshal|shelve)\b(?!:)|allow_pickle\s*=\s*True|weights_only\s*=\s*False"
+    r"|\b(joblib|pd|pandas)\.(load|read_pickle)\(|(?<![.\w])(eval|exec)\("
+)
+
+
+@pytest.mark.parametrize("path", ["neuboots", "neuboots_paper"])
+def test_nothing_that_is_read_can_run_code(path: str) -> None:
+    for file in sorted((SRC / path).rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value.value = None  # a docstring
+        code = ast.unparse(tree)
+        assert not RUNS_CODE.search(code), file
+        for call in re.findall(r"(?<!safetensors\.)torch\.load\((.*)\)", code):
+            assert "weights_only=" in call, file

@@ -29,6 +29,7 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    draw_member_order,
     num_bytes,
     residual_std,
     split_gaussian,
@@ -528,3 +529,18 @@ def test_predict_accepts_numpy_arrays() -> None:
     x = random(4, 3)
     predictor = DeterministicPredictor(nn.Linear(3, 2).double())
     assert torch.equal(predictor.predict(x.numpy(), 2).samples, predictor.predict(x, 2).samples)
+
+
+def test_small_mutual_information_is_not_rounding() -> None:
+    samples = torch.tensor([[[0.1, 0.0]], [[-0.1, 0.0]], [[0.0, 0.0]]])
+    exact = Prediction(samples.double()).mutual_information
+    assert 5e-4 < float(exact) < 2e-3
+    torch.testing.assert_close(Prediction(samples).mutual_information.double(), exact, rtol=0.01, atol=0)
+
+
+def test_order_of_members_depends_on_the_seed() -> None:
+    orders = [draw_member_order(4, 10, seed=seed) for seed in range(200)]
+    assert all(sorted(order[:4].tolist()) == sorted(order[4:8].tolist()) == [0, 1, 2, 3] for order in orders)
+    first = torch.stack(orders)[:, [0, 4, 8]]  # uniform: counts of 200 draws have a standard error of √(200 · 3/16)
+    for column in first.T:
+        assert (column.bincount(minlength=4) - 50).abs().max() <= standard_errors(12) * (200 * 3 / 16) ** 0.5

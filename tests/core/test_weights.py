@@ -338,3 +338,16 @@ def test_weights_follow_the_distribution(resample: str) -> None:
     point = torch.tensor([17])
     drawn = [float(plan.at_epoch(t)(point, step=t)[1][0]) / 5 for t in range(600)]
     assert scipy.stats.kstest(drawn, scipy.stats.beta(1, 4).cdf).pvalue > p_value(3)
+
+
+@both_kinds
+def test_resample_pool(blocks: BlockTable | HashedBlocks) -> None:
+    """256 draws serve an epoch, others the next one; which of them an example has is a function of its index."""
+    many = torch.arange(2000) if isinstance(blocks, HashedBlocks) else torch.arange(30)
+    plan = WeightSchedule(Dirichlet(), blocks, seed=0, resample="pool")
+    alphas, w = plan.at_epoch(2)(many)
+    assert torch.equal(plan.at_epoch(2)(INDEX)[0], alphas[INDEX])
+    assert torch.equal(w, alphas.gather(1, blocks(many)[:, None])[:, 0])
+    assert min(200, 0.8 * len(many)) < len(alphas.unique(dim=0)) <= 256
+    for other in (plan.at_epoch(3), WeightSchedule(Dirichlet(), blocks, seed=1, resample="pool").at_epoch(2)):
+        assert not torch.isin(other(many)[0], alphas).any()

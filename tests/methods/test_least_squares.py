@@ -100,3 +100,10 @@ def test_noise_level_matches_its_formula() -> None:
     found = level.correct(psi, residuals)
     torch.testing.assert_close(found.square(), expected)
     assert bool((found.sign() == residuals.sign()).all())
+
+
+def test_leverage_is_clipped_at_zero_and_below_one() -> None:
+    hat = torch.diag_embed(torch.tensor([[-0.5, 0.95], [0.5, 2.0]], dtype=torch.float64))  # −0.5 is rounding error
+    for power in (1.0, 0.5):
+        expected = torch.tensor([[1.0, 10.0], [2.0, 10.0]], dtype=torch.float64) ** power
+        torch.testing.assert_close(leverage_corrected(hat, torch.ones(2, 2).double(), power=power), expected)

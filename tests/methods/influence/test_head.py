@@ -423,3 +423,12 @@ def test_refit_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
         with pytest.raises(ValueError, match="refit"):
             bootstrap(net, X, CLASSES, refit=True)
         monkeypatch.undo()
+
+
+def test_replicates_move_as_refitted_ones_do() -> None:
+    """Both have the same weights: a sign or another order of the weights would leave no correlation."""
+    net, data = make_net(lambda: MLP(3, 1, widths=(8,))), (X, randn(len(X), 1, seed=8))
+    methods = [InfluenceBootstrap(nn.MSELoss(), refit=refit, residuals="raw") for refit in (False, True)]
+    first, refitted = (method.from_trained(net, data) for method in methods)
+    moved = [predictor.predict(X, 20).samples - net(X).detach() for predictor in (first, refitted)]
+    assert float(torch.corrcoef(torch.stack([part.flatten() for part in moved]))[0, 1]) > 0.9

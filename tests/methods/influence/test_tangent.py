@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from _influence import make_mlp
 from _nets import Composed, MixedInputs, noise
+from _reference import standard_errors
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
@@ -526,3 +527,13 @@ def test_layers_are_verified_on_rows_from_the_whole_data_set() -> None:
     jacobian = Jacobian(net, "all", x)
     assert "first.weight" in jacobian._explicit
     assert predictor.tangent.jacobian()[0]._explicit == jacobian._explicit
+
+
+def test_std_has_the_covariance_of_the_weights() -> None:
+    """With three blocks the covariance of Dirichlet weights is half of their variance."""
+    x, B = noise(30, 2), 4000
+    net = MLP(2, 1, widths=(8,))  # not trained: the gradients of the blocks do not cancel
+    predictor = replace(WHOLE, num_blocks=3).from_trained(net, TensorDataset(x, x.sum(1, keepdim=True) + 1))
+    prediction = predictor.predict(x[:4], B)
+    rtol = standard_errors(4) / (2 * B) ** 0.5
+    torch.testing.assert_close(prediction.std, prediction.samples.std(0), rtol=rtol, atol=0)
