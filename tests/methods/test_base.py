@@ -2,9 +2,12 @@
 
 import copy
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import neuboots_paper.baselines  # noqa: F401  # registers four more methods
-from neuboots import NeuBoots, load, save, split_gaussian
+from neuboots import InfluenceBootstrap, Laplace, MCDropout, NeuBoots, load, save, split_gaussian
 from neuboots._validation import ArgumentError
 from neuboots.losses import GaussianNLL
 from neuboots.methods import (
@@ -344,18 +347,18 @@ def batch_norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
 
 
-def assert_threads_agree(predictor: Predictor, net: nn.Module) -> None:
-    """8 threads predict as one thread does, and do not change a net in training mode."""
+def assert_threads_agree(predictor: Predictor, net: nn.Module, *, training: bool = True, calls: int = 4) -> None:
+    """8 threads predict as one thread does, and do not change a net in training or evaluation mode."""
     expected = predictor.predict(X[:3], 4, seed=1).samples
-    net.train()
+    net.train(training)
     before = copy.deepcopy(net.state_dict())
 
     def predict(number: int) -> bool:
-        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(4))
+        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(calls))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(predict, range(8)))
-    assert all(module.training for module in net.modules())
+    assert all(module.training == training for module in net.modules())
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
@@ -364,6 +367,44 @@ def test_threads_predict_the_same_and_do_not_change_the_net(name: str) -> None:
     data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
     predictor = create(name).fit(batch_norm_net, data, QUICK)
     assert_threads_agree(predictor, predictor.module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_threads_make_many_calls(name: str, training: bool) -> None:
+    data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
+    predictor = create(name).fit(batch_norm_net, data, QUICK)
+    assert_threads_agree(predictor, predictor.module, training=training, calls=200)
+
+
+POST_HOC = [InfluenceBootstrap(), InfluenceBootstrap(layers="all"), Laplace(), MCDropout()]
+
+
+@pytest.mark.parametrize("method", POST_HOC, ids=lambda method: f"{method.info.name}-{getattr(method, 'layers', '')}")
+def test_net_is_called_and_forked_while_threads_predict(method: Any) -> None:
+    net, x = batch_norm_net().eval(), noise(5, 4)
+    predictor = method.from_trained(net, TensorDataset(noise(40, 4), torch.arange(40) % 3))
+    output, expected, stop = net(x), predictor.predict(x, 3).samples, threading.Event()
+
+    def predict(number: int) -> bool:
+        same = True
+        while not stop.is_set():
+            same &= torch.equal(predictor.predict(x, 3).samples, expected)
+        return same
+
+    with ThreadPoolExecutor(3) as pool:
+        found = pool.map(predict, range(3))
+        try:
+            assert all(torch.equal(net(x), output) for _ in range(100))
+            for _ in range(3):
+                if (child := os.fork()) == 0:  # no thread but this one survives in the child
+                    signal.alarm(60)  # ends the child if it waits for a lock of another thread
+                    os._exit(not torch.equal(predictor.predict(x, 3).samples, expected))
+                assert os.waitpid(child, 0)[1] == 0
+        finally:
+            stop.set()
+        assert all(found)
 
 
 @pytest.mark.parametrize("name", ["influence", "laplace", "mc-dropout"])
