@@ -61,8 +61,4 @@ __all__ = [
     "split_gaussian",
 ]
 
-__getattr__ = lazy_exports(__name__, {"methods": __all__})  # imports a method when it is first used
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"methods": __all__})  # imports a method when it is first used

@@ -1,7 +1,9 @@
 """Argument checks that raise `ArgumentError`, an exception with fields; names in messages; lazy imports."""
 
+import itertools
 import math
 import operator
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -103,16 +105,21 @@ def import_optional(module: str, extra: str = "data") -> ModuleType:
         raise ImportError(f"{package} is required ({error}): pip install 'neuboots[{extra}]'") from None
 
 
-def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package, which imports a module when it or one of its names is used (PEP 562).
+def lazy_exports(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package whose modules are imported when they are used (PEP 562).
 
     Args:
         package: Name of the package.
         modules: Public names by module.
 
     Returns:
-        The function.
+        Both functions.
     """
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *itertools.chain(*modules.values())})
 
     def get_attribute(name: str) -> Any:
         for module, names in modules.items():
@@ -122,4 +129,4 @@ def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get_attribute
+    return get_attribute, list_names

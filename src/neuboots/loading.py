@@ -258,7 +258,7 @@ def load_targets(data: Dataset[Any], *, seed: int = 0, reduce: Callable[[Tensor]
                 target = read_target(i if positions is None else int(positions[i]))
             else:
                 seed_everything(seed, "target", i)
-                target = unpack_example(data[i])[1]
+                target = collate_examples(data, [data[i]])[1][0]
             targets.append(reduce(torch.as_tensor(target)))
     return torch.stack(targets)
 
@@ -375,14 +375,14 @@ class _BatchReader(Dataset[Any]):
         if self.batched:
             seed_everything(self.seed, "rows", epoch, numbers[0])
             data = self.data.data if isinstance(self.data, _CollatedDataset) else self.data
-            examples = [unpack_example(example) for example in cast(Any, data).__getitems__(numbers)]
+            examples = cast(Any, data).__getitems__(numbers)
         else:
             examples = [self._read_example(epoch, i) for i in numbers]
         return *collate_examples(self.data, examples), rows
 
-    def _read_example(self, epoch: int, i: int) -> tuple[Any, Any]:
+    def _read_example(self, epoch: int, i: int) -> Any:
         seed_everything(self.seed, "row", epoch, i)
-        return unpack_example(self.data[i])
+        return self.data[i]
 
 
 class _IndexedStream(IterableDataset[Any]):
@@ -395,7 +395,7 @@ class _IndexedStream(IterableDataset[Any]):
         self.data, self.seed, self.rank, self.world_size = data, seed, rank, world_size
         self.epoch = 0
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
         worker = get_worker_info()
         worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
         first, step = worker_id + self.rank * num_workers, num_workers * self.world_size
@@ -404,22 +404,22 @@ class _IndexedStream(IterableDataset[Any]):
         for number in itertools.count(first, step):
             seed_everything(self.seed, "row", self.epoch, number)
             try:
-                x, y = unpack_example(next(examples))
+                example = next(examples)
             except StopIteration:
                 return
-            yield x, y, number
+            yield example, number
 
-    def collate(self, rows: list[tuple[Any, Any, int]]) -> tuple[Any, Any, Tensor]:
-        """Collate (x, y, number)."""
-        return *collate_examples(self.data, [row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
+    def collate(self, rows: list[tuple[Any, int]]) -> tuple[Any, Any, Tensor]:
+        """Collate (example, number)."""
+        return *collate_examples(self.data, [row[0] for row in rows]), torch.tensor([row[1] for row in rows])
 
 
-def collate_examples(data: Dataset[Any], examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def collate_examples(data: Dataset[Any], examples: list[Any]) -> tuple[Any, Any]:
     """Return a batch (x, y) of these examples, by the data set's own collate function if it has one.
 
     Args:
         data: Data set of pairs (x, y).
-        examples: Pairs (x, y).
+        examples: Pairs (x, y), or whatever the collate function of the data set turns into a batch (x, y).
 
     Returns:
         Batched inputs and targets.

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from neuboots._validation import ArgumentError, check_fraction
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_SUM_TOLERANCE = 1e-2  # of class probabilities, possibly in half precision
+_REGRESSION_HINT = "for regression use loss=nn.MSELoss()"
 
 
 def weighted_mean(losses: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -140,8 +142,11 @@ class CheckedCrossEntropyLoss(_PerExample, nn.CrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the losses of labels (N, *), or of class probabilities in the shape of the outputs."""
-        if not (target.is_floating_point() and target.shape == input.shape):
+        if not target.is_floating_point() or target.shape != input.shape or input.ndim < 2 or input.shape[1] == 1:
             target = _check_labels(input, target, self.ignore_index)
+        elif bool((target < 0).any() | ((target.sum(1) - 1).abs() > _SUM_TOLERANCE).any()):
+            expected = "class probabilities, which are positive and have the sum 1"
+            raise ArgumentError("targets", "other numbers", expected, hint=_REGRESSION_HINT)
         return F.cross_entropy(
             input,
             target,
@@ -196,11 +201,12 @@ def as_loss(loss: Loss) -> Loss:
 
 def _check_labels(outputs: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     """Return labels (N, *) for outputs (N, C, *) as int64; raise ArgumentError if they do not fit."""
+    if targets.is_floating_point():
+        hint = f"use labels.long(); {_REGRESSION_HINT}"
+        raise ArgumentError("targets", targets.dtype, "integer labels 0 … C − 1", hint=hint)
     if outputs.ndim < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
         expected = f"labels (N, *) for outputs (N, C, *), here {tuple(outputs.shape)}"
         raise ArgumentError("targets", tuple(targets.shape), expected)
-    if targets.is_floating_point():
-        raise ArgumentError("targets", targets.dtype, "integer labels 0 … C − 1", hint="use labels.long()")
     targets, classes = targets.long(), outputs.shape[1]
     wrong = (targets != ignore_index) & ((targets < 0) | (targets >= classes))
     if bool(wrong.any()):

@@ -214,3 +214,28 @@ def test_config_takes_the_options_of_a_loader() -> None:
 def test_as_dataset_rejects_other_data(data: Any) -> None:
     with pytest.raises(ArgumentError, match="val_data"):
         as_dataset(data, name="val_data")
+
+
+class Records(Dataset[Any]):
+    """Examples of another form, which a collate function turns into (x, y)."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"value": float(i), "label": i % 2, "id": str(i)}
+
+
+def collate_records(examples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    values, labels = ([example[key] for example in examples] for key in ("value", "label"))
+    return torch.tensor(values)[:, None], torch.tensor(labels)
+
+
+def test_collate_function_may_make_pairs_of_other_examples() -> None:
+    data = as_dataset(DataLoader(Records(), 4, collate_fn=collate_records))
+    assert load_targets(data).tolist() == [i % 2 for i in range(10)]
+    for _, batch, _ in EpochLoader(data, batch_size=4, seed=0).epoch(0):
+        assert torch.equal(batch.x[:, 0], batch.index.float())
+        assert torch.equal(batch.y, batch.index % 2)
+    with pytest.raises(ArgumentError, match="data"):
+        next(EpochLoader(Records(), batch_size=4, seed=0).epoch(0))

@@ -308,3 +308,20 @@ def test_brier_is_strictly_proper() -> None:
         return (p * torch.stack(losses, 1)).sum(1)
 
     torch.testing.assert_close(expected_loss(q) - expected_loss(p), (p - q).square().sum(1))
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        torch.randn(8, 1),  # of a regression, with one output
+        torch.randn(8),
+        torch.randn(8, 3),
+        5 * torch.rand(8, 3),
+    ],
+)
+def test_cross_entropy_rejects_targets_of_a_regression(targets: Tensor) -> None:
+    outputs = torch.zeros(8, targets.shape[1] if targets.ndim > 1 else 1)
+    with pytest.raises(ArgumentError, match="MSELoss"):
+        as_loss(nn.CrossEntropyLoss())(outputs, targets)
+    probs = torch.rand(8, 3).softmax(1)
+    assert as_loss(nn.CrossEntropyLoss())(torch.zeros(8, 3), probs).shape == (8,)

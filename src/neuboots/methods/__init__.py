@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from neuboots.methods.neuboots import NeuBootsPredictor as NeuBootsPredictor
     from neuboots.methods.swag import SWAG as SWAG
 
-_import_name = lazy_exports(__name__, _base.MODULES)
+_import_name, __dir__ = lazy_exports(__name__, _base.MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +41,3 @@ def __getattr__(name: str) -> Any:
         list_methods()  # imports all methods, which registers them
         return _base.METHODS
     return _import_name(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "METHODS", *(name for names in _base.MODULES.values() for name in names)})

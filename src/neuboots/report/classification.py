@@ -252,7 +252,7 @@ def _check_selective_risk(error: float | None, accepted: int, other: float | Non
     """
     claim = "accepted predictions are wrong less often than the others"
     if error is None:
-        return Check(claim, False, "the model abstains on every row")
+        return Check(claim, None, "the model abstains on every row")
     if other is None:
         return Check(claim, None, "the model abstains on no row")
     low, high = _newcombe_interval((other, rejected), (error, accepted))

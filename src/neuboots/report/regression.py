@@ -251,7 +251,7 @@ def _check_coverage(coverage: float, level: float, count: int) -> Check:
     wide = "; they are wider than necessary" if low > level + margin else ""
     evidence = f"{100 * level:g} % intervals cover {format_percent(coverage)}{format_interval(low, high)}{wide}"
     holds = decide(low > level - margin, high < level - margin)
-    return Check("the intervals cover as often as their level says", holds, evidence)
+    return Check("the intervals cover at least as often as their level says", holds, evidence)
 
 
 def _check_error_correlation(correlation: float | None, count: int) -> Check:
