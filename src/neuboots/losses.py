@@ -145,8 +145,8 @@ class CheckedCrossEntropyLoss(_PerExample, nn.CrossEntropyLoss):
         if not target.is_floating_point() or target.shape != input.shape or input.ndim < 2 or input.shape[1] == 1:
             target = _check_labels(input, target, self.ignore_index)
         elif bool((target < 0).any() | ((target.sum(1) - 1).abs() > _SUM_TOLERANCE).any()):
-            expected = "class probabilities, which are positive and have the sum 1"
-            raise ArgumentError("targets", "other numbers", expected, hint=_REGRESSION_HINT)
+            expected = "integer labels (N, *), or class probabilities that are nonnegative and sum to 1"
+            raise ArgumentError("targets", f"{target.dtype} numbers", expected, hint=_REGRESSION_HINT)
         return F.cross_entropy(
             input,
             target,
