@@ -1,15 +1,19 @@
-"""Argument checks that raise `ArgumentError`, an exception with fields; names in messages; lazy imports."""
+"""Argument checks that raise `ArgumentError`, an exception with fields; limits of memory; names; lazy imports."""
 
 import itertools
 import math
 import operator
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_UNCHECKED_BYTES = 1 << 26  # that every machine has
 
 
 class ArgumentError(ValueError):
@@ -87,6 +91,56 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(name, value, "one of " + ", ".join(map(repr, choices)))
     return value
+
+
+def available_memory() -> int:
+    """Return the bytes of main memory that this process can still allocate, as far as the system tells.
+
+    That is the least of the machine's available memory, the limits of the control group, and that of `ulimit -v`.
+    """
+    free = [sys.maxsize]
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        free.append(page * os.sysconf("SC_PHYS_PAGES"))
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        free.append(1024 * int(fields["MemAvailable"].split()[0]))
+        used = page * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+
+        if (limit := getrlimit(RLIMIT_AS)[0]) != RLIM_INFINITY:
+            free.append(limit - used)
+    except (AttributeError, ImportError, KeyError, OSError, ValueError):
+        pass  # another system: what was found so far
+    for folder, limit_name, used_name in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = (int(Path(folder, name).read_text(encoding="ascii")) for name in (limit_name, used_name))
+            lines = Path(folder, "memory.stat").read_text(encoding="ascii").splitlines()
+        except (OSError, ValueError):  # "max": no limit
+            continue
+        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))  # given back
+        free.append(limit - used + cached)
+    return max(0, min(free))
+
+
+def check_memory(name: str, value: Any, num_bytes: int, *, hint: str) -> None:
+    """Raise ArgumentError if what the argument asks for needs more memory than there is; the message has both."""
+    if num_bytes > _UNCHECKED_BYTES and num_bytes > (available := available_memory()):
+        expected = (
+            f"a size that fits into {format_bytes(available)} of memory; this one needs {format_bytes(num_bytes)}"
+        )
+        raise ArgumentError(name, value, expected, hint=hint)
+
+
+def format_bytes(number: int) -> str:
+    """Format a number of bytes.
+
+    >>> format_bytes(2_500_000_000), format_bytes(10**30)
+    ('2.5 GB', '1.0e+21 GB')
+    """
+    return f"{number / 1e9:,.1f} GB" if number < 10**15 else f"{number / 1e9:.1e} GB"
 
 
 def format_names(names: Sequence[object], max_names: int = 8, *, max_length: int = 60) -> str:

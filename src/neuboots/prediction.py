@@ -9,7 +9,9 @@ accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b
 
 import math
 import os
+import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, check_memory
 from neuboots.head import StructureCopier, check_inputs
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ _CHUNK_SAMPLES = 5
 _SMALL_BYTES = 1 << 18  # below this more replicates at once cost no memory worth saving
 _MAX_BYTES = 1 << 26  # of replicates in flight while predicting
 _QUANTILE_SAMPLES = 32  # replicates' worth of values held for quantiles; B / 32 passes over the replicates
+MAX_SUMMARIZED = 1 << 24  # replicates: sums in single precision do not count further
+MAX_SUMMARIZED_VALUES = 1 << 40  # of all replicates and passes, some hours of one core
+_SILENT_SECONDS = 5.0  # before progress is shown
 
 
 # -- class probabilities -------------------------------------------------------------------------------
@@ -379,20 +384,22 @@ def stream_forward_passes(num_samples: int, run: Callable[[int], Tensor]) -> Sam
     return SampleStream(num_samples, num_bytes(first), chunks)
 
 
-def draw_member_order(num_members: int, num_samples: int, *, seed: int) -> Tensor:
+def draw_member_order(num_members: int, num_samples: int, *, seed: int, start: int = 0) -> Tensor:
     """Draw which of K members each replicate is, (B,): every K replicates are a permutation of the members.
 
     Args:
         num_members: Number of members K.
         num_samples: Number of samples B.
         seed: Seed of what is drawn.
+        start: First replicate that is returned.
 
     Returns:
-        The numbers of the members, (B,).
+        The numbers of the members, (B − start,).
     """
-    rounds = -(-num_samples // num_members)
-    uniform = draw_uniform(derive_keys(torch.arange(rounds), seed, "members")[:, None], torch.arange(num_members))
-    return uniform.argsort(1).flatten()[:num_samples]
+    first, last = start // num_members, -(-num_samples // num_members)
+    keys = derive_keys(torch.arange(first, last), seed, "members")
+    order = draw_uniform(keys[:, None], torch.arange(num_members)).argsort(1).flatten()
+    return order[start - first * num_members : num_samples - first * num_members]
 
 
 def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], Tensor], *, seed: int) -> SampleStream:
@@ -409,26 +416,38 @@ def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], T
     Returns:
         The stream.
     """
-    order = draw_member_order(num_members, num_samples, seed=seed)
-    members = torch.unique(order)  # sorted
+    members = torch.unique(draw_member_order(num_members, min(num_samples, num_members), seed=seed))  # sorted
     outputs = run(members)
-    positions = torch.searchsorted(members, order)
 
     def chunks(size: int) -> Iterator[Tensor]:
         for start in range(0, num_samples, size):
-            yield outputs[positions[start : start + size].to(outputs.device)]
+            order = draw_member_order(num_members, min(start + size, num_samples), seed=seed, start=start)
+            yield outputs[torch.searchsorted(members, order).to(outputs.device)]
 
     moments = Moments(outputs.mean(0), _sample_std(outputs)) if len(members) == num_members else None
     return SampleStream(num_samples, num_bytes(outputs[0]), chunks, moments)
 
 
-def _collect_samples(stream: SampleStream) -> Prediction:
-    """All replicates in one tensor."""
+def collect_samples(stream: SampleStream) -> Prediction:
+    """Compute all replicates of a stream, in one tensor.
+
+    Args:
+        stream: A stream of replicates.
+
+    Returns:
+        The samples.
+
+    Raises:
+        ArgumentError: If they need more memory than there is.
+    """
     size = max(1, _MAX_BYTES // stream.replicate_bytes)
-    chunks = stream.chunks(min(size, stream.num_samples))
+    chunks = _show_progress(stream.chunks(min(size, stream.num_samples)), stream.num_samples)
     first = next(chunks)
     if len(first) == stream.num_samples:
         return Prediction(first, stream.moments)
+    if first.device.type == "cpu":  # other devices raise a clear error themselves
+        hint = "use summarize, whose memory does not grow with num_samples, or fewer inputs at once"
+        check_memory("num_samples", stream.num_samples, stream.num_samples * num_bytes(first[0]), hint=hint)
     samples = first.new_empty(stream.num_samples, *first.shape[1:])
     samples[: (done := len(first))] = first
     for chunk in chunks:
@@ -446,10 +465,20 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
 
     Returns:
         The statistics.
+
+    Raises:
+        ArgumentError: If there are more than `MAX_SUMMARIZED` replicates, or `MAX_SUMMARIZED_VALUES` values of all of
+            them in all passes, of which quantiles need many.
     """
     sums: _RunningSums | None = None
-    for chunk in stream.chunks(min(_summary_chunk_size(stream.replicate_bytes), stream.num_samples)):
+    num_samples, size = check_summarized(stream.num_samples), _summary_chunk_size(stream.replicate_bytes)
+    for chunk in _show_progress(stream.chunks(min(size, num_samples)), num_samples):
         if sums is None:
+            values = num_samples * chunk[0].numel()
+            passes = 1 + (-(-chunk[0].numel() // _quantile_width(stream, chunk[0].numel())) if quantiles else 0)
+            if values * passes > MAX_SUMMARIZED_VALUES:
+                expected = f"at most {MAX_SUMMARIZED_VALUES:.1e} values; this takes {passes:,} passes over {values:.1e}"
+                raise ArgumentError("num_samples", num_samples, expected, hint="use fewer replicates, or fewer inputs")
             sums = _RunningSums.zeros_for(chunk, with_moments=stream.moments is None)
             shape, dtype = chunk.shape[1:], chunk.dtype  # (N, C, *)
         sums.add(chunk)
@@ -522,6 +551,49 @@ class _RunningSums:
         self.squares.addcmul_(shift, shift, value=self.count * more / total)
 
 
+def _quantile_width(stream: SampleStream, total: int) -> int:
+    """How many of the outputs have their quantiles computed in one pass over all replicates."""
+    held = max(_summary_chunk_size(stream.replicate_bytes), _QUANTILE_SAMPLES)  # replicates' worth of values
+    return max(1, min(total, total * held // stream.num_samples))
+
+
+def check_summarized(num_samples: int) -> int:
+    """Return the number of replicates; raise ArgumentError if they are more than sums can count.
+
+    Args:
+        num_samples: Number of samples B.
+
+    Returns:
+        The number.
+    """
+    if num_samples > MAX_SUMMARIZED:
+        expected = f"at most {MAX_SUMMARIZED:,} replicates, further than which sums in single precision do not count"
+        raise ArgumentError("num_samples", num_samples, expected, hint="use fewer replicates, or exact moments")
+    return num_samples
+
+
+def _show_progress(chunks: Iterator[Tensor], num_samples: int, title: str = "") -> Iterator[Tensor]:
+    """The chunks (b, N, C, *); on a terminal, with the replicates done and the time left if they take long."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not terminal or threading.current_thread() is not threading.main_thread():
+        yield from chunks
+        return
+    started, shown, done = time.monotonic(), 0.0, 0
+    try:
+        for chunk in chunks:
+            done += len(chunk)
+            yield chunk
+            del chunk  # free the memory before the next one
+            elapsed = time.monotonic() - started
+            if elapsed > _SILENT_SECONDS and elapsed > shown + 1.0 and done < num_samples:
+                shown, left = elapsed, elapsed * (num_samples / done - 1.0)
+                text = f"{title}replicate {done:,} of {num_samples:,}, {left:,.0f} s left"
+                print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def _stream_quantiles(stream: SampleStream, levels: tuple[float, ...], shape: torch.Size) -> dict[float, Tensor]:
     """Exact quantiles in bounded memory: all B replicates of one slice of the outputs after another."""
     if not levels:
@@ -529,11 +601,11 @@ def _stream_quantiles(stream: SampleStream, levels: tuple[float, ...], shape: to
     total = shape.numel()
     if total == 0:
         return {q: torch.empty(shape) for q in levels}
-    chunk = _summary_chunk_size(stream.replicate_bytes)
-    width = max(1, min(total, total * max(chunk, _QUANTILE_SAMPLES) // stream.num_samples))
+    chunk, width = _summary_chunk_size(stream.replicate_bytes), _quantile_width(stream, total)
     pieces: dict[float, list[Tensor]] = {q: [] for q in levels}
     for start in range(0, total, width):
-        slices = [part.flatten(1)[:, start : start + width].clone() for part in stream.chunks(chunk)]
+        parts = _show_progress(stream.chunks(chunk), stream.num_samples, f"outputs {start + 1}–{start + width}, ")
+        slices = [part.flatten(1)[:, start : start + width].clone() for part in parts]
         column = Prediction(torch.cat(slices)[:, None])  # (B, 1, width)
         for q in levels:
             pieces[q].append(column.quantile(q)[0])
@@ -602,12 +674,12 @@ class Predictor(ABC):
             The samples, (B, N, C, *), and their statistics. Gradients are kept only if x requires them.
 
         Raises:
-            ArgumentError: If x holds NaN or infinite values or no tensor, if it is one example without a batch axis, or
-                B < 1.
+            ArgumentError: If x holds NaN or infinite values or no tensor, if it is one example without a batch axis, if
+                B < 1, or if the samples need more memory than there is.
         """
         wants_grad = any(isinstance(part, Tensor) and part.requires_grad for part in tree_leaves(x))
         with torch.set_grad_enabled(torch.is_grad_enabled() and wants_grad):
-            prediction = _collect_samples(self._checked_stream(x, num_samples, seed))
+            prediction = collect_samples(self._checked_stream(x, num_samples, seed))
         _check_batch_axis(x, prediction.samples.shape[1])
         return prediction
 
@@ -625,7 +697,8 @@ class Predictor(ABC):
             The statistics.
 
         Raises:
-            ArgumentError: As `predict`.
+            ArgumentError: As `predict`, and if B is more than 2²⁴, or all passes together have more than 2⁴⁰ values;
+                quantiles need up to B / 32 passes.
         """
         with torch.no_grad():
             summary = summarize_stream(self._checked_stream(x, num_samples, seed), quantiles)

@@ -68,6 +68,7 @@ from neuboots.prediction import (
     SampleStream,
     Summary,
     class_probabilities,
+    collect_samples,
     summarize_stream,
 )
 from neuboots.training import TrainingConfig
@@ -417,7 +418,7 @@ def _select_jointly(streams: Iterator[SampleStream], k: int, seed: int, size: in
     """
     rows, vectors, total = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0), 0
     for stream in streams:
-        prediction = Prediction(next(stream.chunks(stream.num_samples)), stream.moments)
+        prediction = collect_samples(stream)
         new = _replicate_vectors(prediction, seed).cpu()
         if not bool(new.isfinite().all()):
             raise ArgumentError("scores", "NaN or infinite outputs of the predictor", "finite numbers")

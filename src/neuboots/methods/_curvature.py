@@ -95,6 +95,11 @@ class HeadReplicates(Predictor):
             Weights, and the bias as last column: (stop − start, C, D̃).
         """
 
+    @property
+    def _num_drawn(self) -> int:
+        """How many weights of the data are drawn for a replicate."""
+        return 0
+
     @abstractmethod
     def _std(self, at: GeneratorAtInput) -> Tensor | None:
         """The exact standard deviation of the outputs, (N, C, *), where it has a closed form."""
@@ -108,7 +113,8 @@ class HeadReplicates(Predictor):
             for start in range(0, num_samples, size):
                 yield apply_heads(at, self.heads(start, min(start + size, num_samples), seed=seed))
 
-        head_bytes = 8 * num_bytes(head_parameters(generator))  # a draw and its intermediate results
+        # a draw and its intermediate results
+        head_bytes = 8 * (num_bytes(head_parameters(generator)) + self._num_drawn)
         moments = None if std is None else Moments(output, std.to(output))
         return SampleStream(num_samples, num_bytes(output) + head_bytes, chunks, moments)
 

@@ -384,7 +384,8 @@ def stream_head_weights(
             # not assigned to a name, which would keep the chunk alive while the next one is computed
             yield add_output_axis(at(weight_distribution.sample(keys, generator.num_blocks)), ndim=3)
 
-    replicate_bytes = num_bytes(output) + num_bytes(generator.split.head.weight)  # a replicate's outputs and its head
+    # a replicate's outputs, its head and its weights
+    replicate_bytes = num_bytes(output) + num_bytes(generator.split.head.weight) + 8 * generator.num_blocks
     return SampleStream(num_samples, replicate_bytes, chunks, moments)
 
 

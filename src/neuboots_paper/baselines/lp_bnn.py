@@ -127,11 +127,11 @@ class LPBNNPredictor(BatchEnsemblePredictor):
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         x = cast_inputs(self.modified, x)
-        order = draw_member_order(self.num_members, num_samples, seed=seed).tolist()
 
         def run(b: int) -> Tensor:
+            member = int(draw_member_order(self.num_members, b + 1, seed=seed, start=b))
             with set_context(_REPLICATE, (seed, b)):
-                return run_members(self.modified, x, [order[b]])[0]
+                return run_members(self.modified, x, [member])[0]
 
         return stream_forward_passes(num_samples, run)
 
@@ -142,7 +142,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
             b: Number of the replicate.
             seed: Seed of the replicates, as in `predict`.
         """
-        member = int(draw_member_order(self.num_members, b + 1, seed=seed)[b])
+        member = int(draw_member_order(self.num_members, b + 1, seed=seed, start=b))
         with set_context(_REPLICATE, (seed, b)):
             return export_member(self.modified, member)
 

@@ -41,7 +41,7 @@ from neuboots.evaluation.ood.detector import (
     _to_double,
 )
 from neuboots.head import check_inputs
-from neuboots.prediction import Predictor, Summary, class_probabilities, summarize_stream
+from neuboots.prediction import Predictor, Summary, check_summarized, class_probabilities, summarize_stream
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.05, 0.1, 0.2)
@@ -76,6 +76,7 @@ def confidence_direction(
         [tensor([[ 1., -1.]])]
     """
     check_inputs(x)
+    check_summarized(num_samples)
     with torch.inference_mode(False), torch.enable_grad():
         leaves = _make_leaves(x)
         stream = predictor.copy_for_thread().stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)

@@ -184,6 +184,10 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         """S, the number of blocks that rows are assigned to."""
         return len(self.shifted.shifts)
 
+    @property
+    def _num_drawn(self) -> int:
+        return self.num_blocks
+
     def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
         shifts, refit, theta = self.shifted.shifts, self.shifted.refit, head_parameters(self.generator)
         alphas = draw_replicate_weights(self.weight_distribution, self.num_blocks, start, stop, seed)

@@ -502,7 +502,7 @@ class TangentPredictor(InfluencePredictor):
                 yield from torch.split(torch.cat([*samples(alphas - 1.0)], 1), size)  # (group, N, C)
 
         output, std = (torch.cat(part) for part in zip(*moments(), strict=True))
-        return SampleStream(num_samples, 2 * num_bytes(output), chunks, Moments(output, std))
+        return SampleStream(num_samples, 2 * num_bytes(output) + 8 * blocks, chunks, Moments(output, std))
 
     def config(self) -> dict[str, Any]:
         tangent = self.tangent
