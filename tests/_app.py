@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from neuboots.app import Model, ModelCard, PredictionTable, RowBatch
 from neuboots.app.tabular import fit_table
+from neuboots.cli._console import describe_error
 
 
 @dataclass(eq=False)
@@ -112,6 +114,15 @@ def make_regressor(count: int = 400, *, seed: int = 0, scale: float = 1.0, **opt
     mean, std = 10 + 3 * torch.randn(count, generator=rng), 0.2 + torch.rand(count, generator=rng) * 2
     y = mean + scale * std * torch.randn(count, generator=rng)
     return ArrayModel(y[:, None], mean=mean, std=std, **options)
+
+
+def error_message(command: Any) -> str:
+    """What the command line prints of the error that a command raises, as a wrong option, file or system."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        command.run()
+    message, code = describe_error(caught.value)
+    assert code == 2
+    return message
 
 
 def fitted_table_model(folder: Path, task: Literal["classification", "regression"]) -> tuple[Path, Path]:

@@ -5,6 +5,7 @@ import math
 import operator
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -148,6 +149,20 @@ def format_names(names: Sequence[object], max_names: int = 8, *, max_length: int
     texts = [str(name) for name in names[:max_names]]
     shown = ", ".join(repr(text if len(text) <= max_length else f"{text[: max_length - 1]}…") for text in texts)
     return shown + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
+
+
+def escape_text(text: str) -> str:
+    """Write control characters, bidirectional overrides and whatever else is not printable as escapes.
+
+    >>> print(escape_text("two\\nlines, \\x1b[31mred, größe 🐈"))
+    two\\nlines, \\x1b[31mred, größe 🐈
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def import_optional(module: str, extra: str = "data") -> ModuleType:

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
-from neuboots._validation import ArgumentError, check_int, check_positive
+from neuboots._validation import ArgumentError, check_int, check_positive, escape_text
 from neuboots.head import compute_output, copy_net, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
@@ -671,13 +671,14 @@ def progress_bar(
     from rich import get_console
     from rich import progress as rich
 
-    columns = "{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn()
+    title_column = rich.TextColumn("{task.description}", markup=False)  # names from files are no markup
+    columns = title_column, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn()
     quiet = not get_console().is_terminal  # in a file or a pipe a bar would print blank lines
     period = float("inf")  # steps may take minutes, and rich forgets after half a minute
     with rich.Progress(*columns, transient=True, disable=quiet, speed_estimate_period=period) as progress:
-        task = progress.add_task(title, total=total, completed=done)
+        task = progress.add_task(escape_text(title), total=total, completed=done)
         progress.advance(task, 0)  # starts the clock, so that the first step gives an estimate
-        yield lambda text: progress.update(task, advance=1, description=text)
+        yield lambda text: progress.update(task, advance=1, description=escape_text(text))
 
 
 # -- training a net with a loss ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,48 @@ def test_interruption_has_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "neuboots: interrupted\n"
 
 
-def test_unexpected_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError("by\nzero"), 1), (RuntimeError("\x1b[2J"), 1), (ValueError("a"), 2)]
+)
+@pytest.mark.parametrize("show", [False, True])
+def test_traceback_is_printed_on_request_only(
+    error: Exception, code: int, show: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(self: List) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(List, "run", fail)
-    with pytest.raises(ZeroDivisionError):
-        main(["list", "methods"])
+    monkeypatch.setenv("NEUBOOTS_TRACEBACK", "1" if show else "0")
+    assert exit_code("list", "methods") == code
+    out, text = capsys.readouterr()
+    assert out == ""
+    assert text.splitlines()[-1].startswith("neuboots: ")
+    assert ("Traceback" in text and "in fail" in text) == show
+    assert show or text.count("\n") == 1
+    assert "\x1b" not in text
+
+
+def test_warning_is_one_escaped_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(self: List) -> None:
+        warnings.simplefilter("always")
+        warnings.warn("column\n\x1b[2J", stacklevel=1)
+
+    monkeypatch.setattr(List, "run", warn)
+    assert exit_code("list", "methods") == 0
+    assert capsys.readouterr().err == "warning: column \\x1b[2J\n"
+
+
+@pytest.mark.parametrize("args", [("\x1b[31m",), ("fit", "t.csv", "--epochs", "\x1b]0;x\x07"), ("fit", "--\u202ecol")])
+def test_messages_about_options_are_escaped(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*args) == 2
+    assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
+
+
+@pytest.mark.parametrize("args", [(), ("--version",), ("fit", "--help"), ("fit", "--colour"), ("list", "methods")])
+def test_closed_streams_do_not_matter(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert exit_code(*args) == (2 if "--colour" in args else 0)
 
 
 def run_python(program: str) -> None:

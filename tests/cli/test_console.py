@@ -1,10 +1,17 @@
 """Tests of the console of cli and the writers of app.model: errors, warnings, text and file writers."""
 
+import csv
+import errno
 import io
 import json
+import lzma
 import os
+import pty
 import subprocess
+import sys
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +20,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
 
+from neuboots._validation import ArgumentError
 from neuboots.app.model import make_writer, open_writer
 from neuboots.cli._console import (
     UsageError,
     check_output_path,
     collect_warnings,
+    describe_error,
     echo,
     echo_table,
     file_format,
     print_json,
-    user_errors,
 )
 from neuboots.report.tables import Cell, Table
 
@@ -35,14 +46,44 @@ class Stop(BaseException):
 # -- errors and text -----------------------------------------------------------------------------------
 
 
-def test_errors_become_one_line() -> None:
-    for error in (ValueError("a\nb"), FileNotFoundError(2, "No such file", "x"), MemoryError(), ValueError()):
-        with pytest.raises(UsageError) as caught, user_errors():
-            raise error
-        assert "\n" not in str(caught.value)
-        assert caught.value.__suppress_context__
-    with pytest.raises(KeyError), user_errors():  # a bug is not hidden
-        raise KeyError("x")
+@pytest.mark.parametrize(
+    ("error", "word", "code"),
+    [
+        (ValueError("a\nb"), "a", 2),
+        (ValueError(), "ValueError", 2),
+        (UsageError("--out is x"), "--out", 2),
+        (ArgumentError("max_error", 2, "a fraction", hint="use 0.1"), "--max-error is 2", 2),
+        (FileNotFoundError(errno.ENOENT, "No such file", "t.csv"), "t.csv", 2),
+        (OSError(errno.ENOSPC, "No space left on device", "p.csv"), "p.csv", 2),
+        (OSError("standard output is closed"), "closed", 2),
+        (MemoryError(), "memory", 2),
+        (pa.ArrowMemoryError("malloc of size 8 failed"), "memory", 2),
+        (torch.OutOfMemoryError("CUDA"), "memory", 2),
+        (RecursionError(), "nested", 2),
+        (UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid"), "0xff", 2),
+        (OverflowError("int too large"), "large", 2),
+        (EOFError(), "file", 2),
+        (zlib.error("invalid header"), "header", 2),
+        (zipfile.BadZipFile("not a zip file"), "zip", 2),
+        (lzma.LZMAError("corrupt"), "corrupt", 2),
+        (pa.ArrowKeyError("column"), "column", 2),
+        (pa.ArrowNotImplementedError("list"), "list", 2),
+        (SafetensorError("header"), "header", 2),
+        (Image.DecompressionBombError("large"), "large", 2),
+        (pd.errors.ParserError("line 3"), "line 3", 2),
+        (ModuleNotFoundError("No module", name="pyarrow.lib"), "neuboots[tables]", 1),
+        (ModuleNotFoundError("No module", name="neuboots.cli.x"), "ModuleNotFoundError", 1),
+        (RuntimeError("mat1 and mat2 shapes\ncannot be multiplied"), "mat1", 1),
+        (KeyError("column"), "KeyError", 1),
+        (TypeError("int"), "TypeError", 1),
+        (AssertionError(), "AssertionError", 1),
+        (KeyboardInterrupt(), "interrupted", 130),
+    ],
+)
+def test_every_error_has_a_message_and_a_code(error: BaseException, word: str, code: int) -> None:
+    message, found = describe_error(error)
+    assert word in message
+    assert found == code
 
 
 def test_only_our_warnings_become_notes(recwarn: pytest.WarningsRecorder) -> None:
@@ -137,9 +178,9 @@ def test_output_paths_that_cannot_be_written_raise(tmp_path: Path) -> None:
 # -- values --------------------------------------------------------------------------------------------
 
 
-def render(form: Any, *batches: dict[str, Any]) -> bytes:
+def render(form: Any, *batches: dict[str, Any], **options: bool) -> bytes:
     sink = io.BytesIO()
-    with make_writer(sink, form) as write:
+    with make_writer(sink, form, **options) as write:
         for batch in batches:
             write({name: np.asarray(values) for name, values in batch.items()})
     return sink.getvalue()
@@ -148,11 +189,79 @@ def render(form: Any, *batches: dict[str, Any]) -> bytes:
 def test_texts_survive_csv_and_json_lines() -> None:
     texts = ["plain", "a,b", 'say "no"', "two\nlines", "", " spaces ", "é 🐈", "0012", "\r"]
     columns = {"row": np.arange(len(texts)), 'odd, "name"': np.array(texts, dtype=object)}
-    frame = pd.read_csv(io.BytesIO(render("csv", columns)), keep_default_na=False, dtype=str)
+    frame = pd.read_csv(io.BytesIO(render("csv", columns, raw_cells=True)), keep_default_na=False, dtype=str)
     assert list(frame) == ["row", 'odd, "name"']
     assert frame.iloc[:, 1].tolist() == texts
     lines = [json.loads(line) for line in render("jsonl", columns).splitlines()]
     assert [line['odd, "name"'] for line in lines] == texts
+
+
+FORMULAS = [
+    *("=1+1", "+1+1", "-1+1", "@sum(1)", " =1", "\t=1", "\t1", "\r1", "\n1", "＝1", "＋a", "－a", "＠a", '"=1"', "'=1"),
+    *("\ufeff=1", "\u200b=1", "\x00=1", "\xa0=1", "-", "+49 170", '=HYPERLINK("http://a.b","c")', "=cmd|' /C calc'!A0"),
+]
+HARMLESS = ["", "a", "-5", "+1.5", " -5 ", "-1.234,56", "-2e-7", "a=1", "2-1", "1+1", "é", "#", "(=1)"]
+
+
+def test_formulas_get_an_apostrophe_in_csv() -> None:
+    texts = np.array([*FORMULAS, *HARMLESS, None], dtype=object)
+    columns = {"=row": np.arange(len(texts)), "@text": texts, "number": -np.ones(len(texts)), "+flag": texts == "a"}
+    rows = [*csv.reader(io.StringIO(render("csv", columns).decode(), newline=""))]
+    assert rows[0] == ["'=row", "'@text", "number", "'+flag"]
+    assert [row[1] for row in rows[1:]] == [*(f"'{text}" for text in FORMULAS), *HARMLESS, ""]
+    assert {row[2] for row in rows[1:]} == {"-1"}
+    rows = [*csv.reader(io.StringIO(render("csv", columns, raw_cells=True).decode(), newline=""))]
+    assert rows[0] == [*columns]
+    assert [row[1] for row in rows[1:]] == [*FORMULAS, *HARMLESS, ""]
+
+
+def test_other_formats_keep_formulas() -> None:
+    columns = {"=a": np.array(FORMULAS, dtype=object)}
+    assert pq.read_table(io.BytesIO(render("parquet", columns))).to_pydict() == {"=a": FORMULAS}
+    assert [json.loads(line)["=a"] for line in render("jsonl", columns).splitlines()] == FORMULAS
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_text_that_utf8_cannot_encode_is_escaped(form: Any) -> None:
+    found = render(form, {"a\ud800": np.array(["b\udcff", None], dtype=object)})
+    assert b"a\\ud800" in found.replace(b"\\\\", b"\\")
+    assert b"b\\udcff" in found.replace(b"\\\\", b"\\")
+
+
+def test_column_that_csv_cannot_hold_raises() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        render("csv", {"a": np.array([[1], [2, 3], None], dtype=object)})
+
+
+def test_terminal_gets_escaped_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with open_writer("-", "csv") as write:
+            write({"\x1b]0;a\x07": np.array(["\x1b[2J", "\u202eb", "größe"], dtype=object)})
+        with pytest.raises(ValueError, match="Parquet"), open_writer("-", "parquet"):
+            pass
+        monkeypatch.undo()
+        found = os.read(leader, 10_000).decode()
+    os.close(leader)
+    assert [line for line in found.splitlines() if line] == [r"\x1b]0;a\x07", r"\x1b[2J", r"\u202eb", "größe"]
+
+
+class FullDisk(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_full_disk_is_reported_with_the_name_of_the_file(form: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Path, "open", lambda *_: FullDisk())
+    with pytest.raises(OSError, match="out.csv") as caught, open_writer(str(tmp_path / "out.csv"), form) as write:
+        write({"row": np.arange(10)})
+    assert caught.value.errno == errno.ENOSPC
+    assert not [*tmp_path.iterdir()]
 
 
 def test_missing_values_stay_missing() -> None:

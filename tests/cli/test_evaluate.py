@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _app import ArrayModel, fitted_table_model, make_classifier, make_regressor
+from _app import ArrayModel, error_message, fitted_table_model, make_classifier, make_regressor
 from _html import HtmlReader
 from PIL import Image
 from scipy import stats
@@ -301,7 +301,7 @@ def test_page_is_named_after_the_model(
 
 def test_error_leaves_the_page_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (page := tmp_path / "page.html").write_text("old", encoding="utf-8")
-    with pytest.raises(UsageError):
+    with pytest.raises(ValueError, match="broken row"):
         run(make_classifier(200, error=ValueError("broken row")), monkeypatch, out=page)
     with pytest.raises(KeyboardInterrupt):
         run(make_classifier(200, error=KeyboardInterrupt()), monkeypatch, out=page)
@@ -321,8 +321,7 @@ def test_error_leaves_the_page_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ],
 )
 def test_wrong_option_is_named(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        Evaluate("a-model", "rows.csv", **options).run()
+    assert name in error_message(Evaluate("a-model", "rows.csv", **options))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

@@ -1,19 +1,26 @@
 """Tests of `neuboots fit`."""
 
+import errno
 import io
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from _app import error_message
 from PIL import Image
 
 from neuboots import cli
 from neuboots.app import load_model
-from neuboots.cli import UsageError
+from neuboots.app.tabular import TabularModel
 from neuboots.cli.models import Fit
 from neuboots.estimators import NeuBootsRegressor
 
@@ -126,6 +133,56 @@ def test_interrupted_training_leaves_nothing(tmp_path: Path, monkeypatch: Any) -
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["model", "pets.csv"]
 
 
+@pytest.mark.parametrize("full", [("model",), ("model", "temporary"), ("model", "temporary", "home", "here")])
+def test_full_disk_does_not_lose_the_training(
+    full: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, save = write_pets(tmp_path), TabularModel.save
+
+    def save_unless_full(self: TabularModel, folder: Any) -> None:
+        if Path(folder).relative_to(tmp_path).parts[0] in full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        save(self, folder)
+
+    for name in ("temporary", "home", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(TabularModel, "save", save_unless_full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert fit(path, "--target", "price", "--out", tmp_path / "model") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(tmp_path / "model") in error
+    saved = [folder for folder in tmp_path.glob("*/*/*") if folder.is_dir()]
+    assert len(saved) == (len(full) < 4)
+    for folder in saved:
+        assert str(folder) in error
+        assert load_model(folder).card.target == "price"
+    assert len([*tmp_path.glob("*/neuboots-*")]) == len(saved)
+
+
+def test_too_little_space_is_an_error_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_pets(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr(NeuBootsRegressor, "fit", lambda *_, **__: pytest.fail("trained"))
+    assert fit(path, "--target", "price", "--out", tmp_path / "model") == 2
+
+
+@pytest.mark.slow
+def test_limit_of_the_file_size_is_reported(tmp_path: Path) -> None:
+    """Nothing can be written: the model is lost, but no file is left behind."""
+    path = write_pets(tmp_path)
+    command = f"ulimit -f 8; {sys.executable} -m neuboots fit {path} --target price --out {tmp_path}/model --epochs 1"
+    environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    options: Any = {"capture_output": True, "text": True, "check": False, "env": environment, "cwd": tmp_path}
+    done = subprocess.run(["bash", "-c", command], **options)
+    assert done.returncode == 2
+    assert done.stderr.startswith("neuboots: --out is")
+    assert done.stderr.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pets.csv"]
+
+
 def test_limited_terminal_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An encoding without the column's letters, and a reader that has gone."""
 
@@ -163,8 +220,7 @@ def test_folders_of_images_and_masks_are_recognized(split: str, masks: str, tmp_
     write_image(tmp_path / split / "images" / "1.png", "#0000ff")
     write_image(tmp_path / split / masks / "1.png", 1, "L")
     assert Fit(str(tmp_path))._kind() == "masks"
-    with pytest.raises(UsageError, match="--max-error"):
-        Fit(str(tmp_path), out=tmp_path / "model", max_error=0.2).run()
+    assert "--max-error" in error_message(Fit(str(tmp_path), out=tmp_path / "model", max_error=0.2))
 
 
 def test_class_may_be_called_images(tmp_path: Path) -> None:
@@ -201,6 +257,5 @@ def test_wrong_option_is_named(
     monkeypatch.chdir(tmp_path)
     write_pets(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=name):
-        Fit(data, **{"out": Path("model"), **options}).run()
+    assert name in error_message(Fit(data, **{"out": Path("model"), **options}))
     assert not (tmp_path / "model").exists()

@@ -144,11 +144,18 @@ class MaskModel(VisionModel):
         return PredictionTable(columns, maps.probs)
 
     def predict_folder(
-        self, source: str | Path, out: str | Path, *, num_samples: int = 100, progress: bool = True
+        self,
+        source: str | Path,
+        out: str | Path,
+        *,
+        num_samples: int = 100,
+        raw_cells: bool = False,
+        progress: bool = True,
     ) -> dict[str, Any]:
         """Write out/summary.csv, one row per image, and images of the maps to out/maps; return a summary.
 
-        The folder appears when it is complete; only an earlier prediction is replaced.
+        The folder appears when it is complete; only an earlier prediction is replaced. `make_writer` explains
+        `raw_cells`.
         """
         target = Path(out)
         root, images, skipped = _find_unmasked(source)
@@ -156,7 +163,7 @@ class MaskModel(VisionModel):
         stems, notes, abstained, uncertain = set[str](), list[str](), 0, 0.0
         with (
             atomic_folder(target, replaced, "an earlier prediction of masks") as temporary,
-            open_writer(str(temporary / "summary.csv"), "csv") as write,
+            open_writer(str(temporary / "summary.csv"), "csv", raw_cells=raw_cells) as write,
             progress_bar("segmenting", len(images), enabled=progress) as step,
         ):
             for batch in self._read_batches(root, images, None, skipped):

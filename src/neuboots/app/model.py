@@ -17,7 +17,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import version
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from neuboots import metrics
+from neuboots._validation import escape_text
 from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.prediction import Predictor, class_probabilities
 from neuboots.serialization import Artifact, ArtifactError, atomic_file, read_artifact, write_artifact
@@ -375,12 +376,15 @@ def is_device(out: str) -> bool:
 
 
 @contextmanager
-def open_writer(out: str, form: Format) -> Iterator[Write]:
+def open_writer(out: str, form: Format, *, raw_cells: bool = False) -> Iterator[Write]:
     """Open a file, or standard output, to write a table in batches; a file appears under its name when it is complete.
+
+    A terminal gets texts with escapes for what is not printable.
 
     Args:
         out: The file; "-" is standard output.
         form: Format of the table.
+        raw_cells: Whether texts of a CSV are written as they are; see `make_writer`.
 
     Yields:
         A function that writes a batch of columns.
@@ -405,19 +409,69 @@ def open_writer(out: str, form: Format) -> Iterator[Write]:
         else:
             target = path if is_device(out) else stack.enter_context(atomic_file(path.resolve()))  # a link stays one
             sink = stack.enter_context(target.open("wb"))
-        yield stack.enter_context(make_writer(sink, form))
+        if sink.isatty():
+            if form == "parquet":
+                raise ValueError("standard output is a terminal; give a file for Parquet")
+            sink = _Terminal(sink)  # type: ignore[assignment]
+        write = stack.enter_context(make_writer(sink, form, raw_cells=raw_cells))
+
+        def write_named(columns: dict[str, Array]) -> None:
+            with _named_errors(out):
+                write(columns)
+
+        yield write_named
+        with _named_errors(out):
+            stack.close()  # what was written may reach the disk only now
 
 
 @contextmanager
-def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
+def _named_errors(out: str) -> Iterator[None]:
+    """Give errors of the operating system the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or ("standard output" if out == "-" else out)
+        raise
+
+
+@dataclass(frozen=True)
+class _Terminal:
+    """Terminal that is sent escapes for what is not printable."""
+
+    sink: IO[bytes]
+
+    def write(self, content: Any) -> None:
+        self.sink.write("\n".join(map(escape_text, bytes(content).decode().split("\n"))).encode())
+
+    def flush(self) -> None:
+        self.sink.flush()
+
+
+@contextmanager
+def make_writer(sink: IO[bytes], form: Format, *, raw_cells: bool = False) -> Iterator[Write]:
     """Open a writer of batches of columns to an open file, which flushes it.
+
+    In a CSV, a text that a spreadsheet may take for a formula gets a leading apostrophe, also in the header: one whose
+    first character other than spaces, quotes and invisible characters is = + - or @, or that begins with a tab or line
+    break. Numbers stay as they are. Readers do not remove the apostrophe.
 
     Args:
         sink: The file.
         form: Format of the table.
+        raw_cells: Whether texts of a CSV are written as they are.
 
     Yields:
         The function.
+
+    Example:
+        >>> sink = io.BytesIO()
+        >>> with make_writer(sink, "csv") as write:
+        ...     write({"text": np.array(["=1+1", "-5", "a"], dtype=object), "number": np.array([-1, -2, -3])})
+        >>> print(sink.getvalue().decode(), end="")
+        text,number
+        '=1+1,-1
+        -5,-2
+        a,-3
     """
     import pyarrow
 
@@ -427,7 +481,10 @@ def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
 
     def write(columns: dict[str, Array]) -> None:
         nonlocal parquet, has_header
-        arrays = {name: _to_arrow(values) for name, values in columns.items()}
+        names = _to_arrow(np.array([*columns], dtype=object))
+        if form == "csv" and not raw_cells:
+            names = _neutralize(names)
+        arrays = {name: _to_arrow(values) for name, values in zip(names.to_pylist(), columns.values(), strict=True)}
         if form == "parquet":
             parquet = parquet or _open_parquet(sink, arrays)
             parquet.write_table(_cast(arrays, parquet.schema))
@@ -435,9 +492,9 @@ def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
         if form == "csv":
             if not has_header:
                 line = io.StringIO(newline="")
-                csv.writer(line, lineterminator="\n").writerow(columns)
+                csv.writer(line, lineterminator="\n").writerow(arrays)
                 sink.write(line.getvalue().encode())
-            sink.write(_render_csv(pyarrow.table(arrays)))
+            sink.write(_render_csv(arrays if raw_cells else {name: _neutralize(a) for name, a in arrays.items()}))
         else:
             rows = pyarrow.table(arrays).to_pylist()
             sink.write("".join(f"{encode(row)}\n" for row in rows).encode())
@@ -455,18 +512,39 @@ def make_writer(sink: IO[bytes], form: Format) -> Iterator[Write]:
         sink.flush()
 
 
-def _render_csv(table: Any) -> Any:
+def _render_csv(arrays: dict[str, Any], style: str = "none") -> Any:
     """Return rows as CSV, quoted only if one of the texts needs quotes."""
     import pyarrow
     import pyarrow.csv
 
-    for style in ("none", "needed"):
-        text = pyarrow.BufferOutputStream()
-        options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
-        with suppress(pyarrow.ArrowInvalid):  # a text has a comma, a quote or a line break
-            pyarrow.csv.write_csv(table, text, options)
-            break
+    table, text = pyarrow.table(arrays), pyarrow.BufferOutputStream()
+    options = pyarrow.csv.WriteOptions(include_header=False, quoting_style=style, batch_size=max(1, len(table)))
+    try:
+        pyarrow.csv.write_csv(table, text, options)
+    except pyarrow.ArrowInvalid:  # a text has a comma, a quote or a line break
+        if style == "needed":
+            raise
+        return _render_csv(arrays, "needed")
     return text.getvalue()
+
+
+_FORMULA = r"""^[\pC\pZ"'`]*[=+\-@＝＋－＠﹢﹣﹦﹫]|^[\t\r\n]"""
+_NUMBER = r"^ *[+-]?[0-9.,]*[0-9][0-9.,]*([eE][+-]?[0-9]+)? *$"  # of any language
+
+
+def _neutralize(array: Any) -> Any:
+    """Return a column whose texts that a spreadsheet may take for a formula have a leading apostrophe."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_string(array.type):
+        return array
+    compute: Any = pyarrow.compute
+    formula = compute.match_substring_regex(array, _FORMULA)
+    if not compute.any(formula).as_py():
+        return array
+    formula = compute.and_not(formula, compute.match_substring_regex(array, _NUMBER))
+    return compute.if_else(formula, compute.binary_join_element_wise("'", array, ""), array)
 
 
 def _open_parquet(sink: IO[bytes], arrays: dict[str, Any]) -> Any:
@@ -499,5 +577,6 @@ def _to_arrow(values: Array) -> Any:
 
     try:
         return pyarrow.array(values, from_pandas=True)
-    except (pyarrow.ArrowException, OverflowError):
-        return pyarrow.array([None if value is None or value != value else str(value) for value in values.tolist()])
+    except (pyarrow.ArrowException, OverflowError, UnicodeError):
+        texts = [None if value is None or value != value else str(value) for value in values.tolist()]
+        return pyarrow.array([text and text.encode(errors="backslashreplace").decode() for text in texts])

@@ -5,22 +5,26 @@ A command is a frozen dataclass of options with a `run()` method. Commands are i
 """
 
 import difflib
+import errno
+import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import MISSING, fields
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, escape_text
 
 if TYPE_CHECKING:
     from neuboots.app.model import Format
@@ -48,6 +52,9 @@ _EXTRAS = {
     "lightning_fabric": "train",
     "safetensors": "train",
 }
+_FILE_PACKAGES = {"PIL", "pandas", "pyarrow", "safetensors", "struct", "zipfile", "zlib", "_lzma"}
+_MAX_LINE = 4_000  # characters of a line on the terminal
+_MAX_CELL = 200
 
 
 class UsageError(ValueError):
@@ -71,48 +78,65 @@ ModelFolder = Annotated[str, argument(metavar="MODEL")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command. Every exception becomes one line on standard error that begins with "neuboots:".
+
+    With the environment variable NEUBOOTS_TRACEBACK=1 its traceback is printed before.
 
     Args:
         argv: Arguments; None takes those of the process.
 
     Returns:
-        Exit code: 0, 1 if a package is missing, 2 for a wrong option, 130 if interrupted.
+        Exit code: 0; 1 if a package is missing or an error was not expected; 2 if an option, a file or the system does
+        not allow what was asked for; 130 if interrupted; 143 if terminated.
     """
     args = sys.argv[1:] if argv is None else [*argv]
     if argv is None:
         signal.signal(signal.SIGTERM, _exit_on_signal)
-    if not args or args[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if args[0] == "--version":
-        print("neuboots", version("neuboots"))
-        return 0
-    if args[0] not in COMMANDS:
-        close = difflib.get_close_matches(args[0], COMMANDS, 1)
-        return _fail(f"unknown command {args[0]!r}" + (f"; did you mean {close[0]}?" if close else ""), 2)
     try:
-        import tyro
-
-        module, _, name = COMMANDS[args[0]][0].partition(":")
-        command = getattr(import_module(module), name)
-        config = (tyro.conf.PositionalRequiredArgs,)
-        tyro.cli(command, prog=f"neuboots {args[0]}", args=args[1:], config=config).run()
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            _run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BrokenPipeError:  # the reader of the pipe has finished, as `head` does
         silence_stream()
-    except UsageError as error:
-        return _fail(str(error), 2)
-    except ImportError as error:
-        if error.name is None:  # raised with a hint by `import_optional`
-            return _fail(str(error), 1)
-        package = error.name.split(".")[0]
-        if not isinstance(error, ModuleNotFoundError) or package == "neuboots":
-            raise
-        return _fail(f"{package} is not installed: pip install 'neuboots[{_EXTRAS.get(package, 'all')}]'", 1)
-    except KeyboardInterrupt as stop:
-        return _fail(str(stop) or "interrupted", 130)
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("NEUBOOTS_TRACEBACK", "0") != "0":
+            echo(*"".join(traceback.format_exception(error)).splitlines(), to_stderr=True)
+        message, code = describe_error(error)
+        echo(f"neuboots: {' '.join(message.split())}", to_stderr=True)
+        return code
     return 0
+
+
+def _run(args: Sequence[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        echo(*_help().split("\n"))
+    elif args[0] == "--version":
+        echo(f"neuboots {version('neuboots')}")
+    elif args[0] not in COMMANDS:
+        close = difflib.get_close_matches(args[0], COMMANDS, 1)
+        raise UsageError(f"unknown command {args[0]!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    else:
+        _parse(args[0], args[1:]).run()
+
+
+def _parse(name: str, args: Sequence[str]) -> Any:
+    """Return the command with its options; SystemExit after a help text or a message about wrong options."""
+    import tyro
+
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(import_module(module), attribute)
+    config = (tyro.conf.PositionalRequiredArgs,)
+    out, error = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(sys.stdout or out), redirect_stderr(error):  # its messages repeat the arguments
+            return tyro.cli(command, prog=f"neuboots {name}", args=args, config=config)
+    finally:
+        if error.tell():
+            echo(*re.sub("\x1b\\[[0-9;]*m", "", error.getvalue()).splitlines(), to_stderr=True)
 
 
 def _help() -> str:
@@ -124,7 +148,8 @@ Bootstrap uncertainty for PyTorch networks, from one training run.
 commands:
 {commands}
 
-neuboots COMMAND --help lists the options of a command; neuboots --version prints the version."""
+neuboots COMMAND --help lists the options of a command; neuboots --version prints the version.
+NEUBOOTS_TRACEBACK=1 in the environment prints the traceback of an error."""
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
@@ -132,35 +157,58 @@ def _exit_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"neuboots: {message}", file=sys.stderr)
-    return code
-
-
 # -- errors and warnings -------------------------------------------------------------------------------
 
 
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Raise errors about arguments, files and models as UsageError, with arguments written as options.
+def describe_error(error: BaseException) -> tuple[str, int]:
+    """Return the message and the exit code of an exception, from its type and its fields.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        Message and exit code.
 
     Example:
-        >>> with user_errors():
-        ...     raise ArgumentError("max_error", 2, "a number in (0, 1)")
-        Traceback (most recent call last):
-        neuboots.cli._console.UsageError: --max-error is 2; expected a number in (0, 1)
+        >>> describe_error(ArgumentError("max_error", 2, "a number in (0, 1)"))
+        ('--max-error is 2; expected a number in (0, 1)', 2)
+        >>> describe_error(OSError(errno.ENOENT, "No such file or directory", "t.csv"))
+        ('t.csv: No such file or directory', 2)
+        >>> describe_error(ZeroDivisionError("division by zero"))[1]
+        1
     """
-    try:
-        yield
-    except (UsageError, BrokenPipeError):
-        raise
-    except MemoryError:
-        raise UsageError("not enough memory; use fewer rows or columns") from None
-    except ArgumentError as error:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, KeyboardInterrupt):
+        return first_line or "interrupted", 130
+    if isinstance(error, ArgumentError):
         hint = f": {error.hint}" if error.hint else ""
-        raise UsageError(f"{option_name(error.name)} is {error.value}; expected {error.expected}{hint}") from None
-    except (ValueError, OSError, OverflowError) as error:
-        raise UsageError(" ".join(str(error).split()) or type(error).__name__) from None
+        return f"{option_name(error.name)} is {error.value}; expected {error.expected}{hint}", 2
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
+        return "not enough memory; use fewer rows, columns or replicates", 2
+    if isinstance(error, RecursionError):
+        return "a file is nested too deeply", 2
+    if isinstance(error, UnicodeDecodeError):
+        return f"a text is not {error.encoding}: byte {error.object[error.start]:#04x} at position {error.start}", 2
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return f"{where}{error.strerror}" + ("; free some space, or write to another place" if full else ""), 2
+    if isinstance(error, ImportError) and error.name is None:  # raised with a hint by `import_optional`
+        return str(error), 1
+    if isinstance(error, ModuleNotFoundError) and (package := str(error.name).split(".")[0]) != "neuboots":
+        return f"{package} is not installed: pip install 'neuboots[{_EXTRAS.get(package, 'all')}]'", 1
+    if isinstance(error, ValueError | OSError | OverflowError):
+        return str(error) or type(error).__name__, 2
+    if isinstance(error, EOFError) or packages & _FILE_PACKAGES:
+        return f"a file cannot be read or written: {first_line or type(error).__name__}", 2
+    hint = "run the command with NEUBOOTS_TRACEBACK=1 in the environment to see where"
+    return f"unexpected {type(error).__name__}: {first_line}; {hint}", 1
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    echo(f"warning: {' '.join(str(message).split())}", to_stderr=True)
 
 
 def option_name(argument: str) -> str:
@@ -187,15 +235,21 @@ def collect_warnings() -> Iterator[list[str]]:
 # -- text ----------------------------------------------------------------------------------------------
 
 
-def echo(text: str, *, to_stderr: bool = False) -> None:
-    """Print text; a closed or full stream, or one that cannot encode it, does not stop the command."""
+def echo(*lines: str, to_stderr: bool = False) -> None:
+    """Print lines, with escapes for what is not printable; very long ones are cut.
+
+    Everything that a command prints is printed here, except JSON, which is ASCII. A closed or full stream, or one that
+    cannot encode the text, does not stop the command.
+    """
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is None:
         return
     encoding = stream.encoding or "utf-8"
+    half = _MAX_LINE // 2
+    shown = [line if len(line) <= _MAX_LINE else f"{line[:half]} … {line[-half:]}" for line in map(escape_text, lines)]
     try:
-        print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except OSError:
+        print("\n".join(shown).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    except (OSError, ValueError):
         silence_stream(stream)
 
 
@@ -210,18 +264,27 @@ def echo_table(table: "Table", *, to_stderr: bool = False, max_rows: int = 10) -
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     drawn = RichTable(box=box.SIMPLE, show_edge=False, padding=(0, 2, 0, 0))
     for k, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if table.rows and table.is_numeric(k) else "left", overflow="fold")
+        drawn.add_column(
+            Text(_shorten(column)), justify="right" if table.rows and table.is_numeric(k) else "left", overflow="fold"
+        )
     for row in table.rows[:max_rows]:
-        drawn.add_row(*(cell.text for cell in row))
-    console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False)
+        drawn.add_row(*(Text(_shorten(cell.text)) for cell in row))
+    console = Console(file=(sys.stderr if to_stderr else sys.stdout) or io.StringIO(), color_system=None)
     with console.capture() as capture:
         console.print(drawn)
     more = f"… and {len(table.rows) - max_rows:,} more rows" if len(table.rows) > max_rows else ""
-    lines = [f"\n{table.title}", *([capture.get().rstrip("\n")] if table.rows else []), more, table.note]
-    echo("\n".join(line for line in lines if line), to_stderr=to_stderr)
+    lines = [table.title, *(capture.get().rstrip("\n").split("\n") if table.rows else []), more, table.note]
+    echo("", *(line for line in lines if line), to_stderr=to_stderr)
+
+
+def _shorten(text: str) -> str:
+    """Return a text for a cell: escaped, and cut to a few lines."""
+    text = escape_text(text)
+    return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 1]}…"
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -26,7 +26,6 @@ from neuboots.cli._console import (
     echo,
     echo_table,
     print_json,
-    user_errors,
 )
 from neuboots.evaluation.active_learning import RowSelector
 from neuboots.serialization import write_text
@@ -81,13 +80,12 @@ class Evaluate:
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        with user_errors():
-            self._check()
-            model = load_model(os.path.expanduser(self.model))
-            with collect_warnings() as notes:
-                report, counts = evaluate_model(
-                    model, self.data, num_samples=self.num_samples, level=self.level, progress=not self.json
-                )
+        self._check()
+        model = load_model(os.path.expanduser(self.model))
+        with collect_warnings() as notes:
+            report, counts = evaluate_model(
+                model, self.data, num_samples=self.num_samples, level=self.level, progress=not self.json
+            )
         counts.add_notes(notes)
         if counts.unlabeled:
             counts.notes.insert(0, f"{counts.unlabeled:,} of {counts.rows:,} rows have no known label and are excluded")
@@ -98,13 +96,13 @@ class Evaluate:
         )
         if not self.json:
             lines = [title, *(f"note: {note}" for note in counts.notes)]
-            echo("\n".join([*lines, *(f"{_MARKS[check.holds]} {check}" for check in report.checks)]))
+            echo(*lines, *(f"{_MARKS[check.holds]} {check}" for check in report.checks))
             for topic in report.topics:
                 for table in topic.tables:
                     echo_table(table)
         if self.page is not None:
             self._write(model, report, counts, title, self.page)
-            echo(f"\nReport: {self.page}", to_stderr=self.json)
+            echo("", f"Report: {self.page}", to_stderr=self.json)
         if self.json:
             print_json(
                 {

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from neuboots.cli._console import echo, echo_table, print_json, user_errors
+from neuboots.cli._console import echo, echo_table, print_json
 
 _UNPACKED = {"voc2012": "VOCdevkit/VOC2012", "hippocampus3d": "Task04_Hippocampus"}  # folder names of the archives
 _STATUS: dict[tuple[str, bool | None], str] = {
@@ -53,8 +53,7 @@ class List:
             return
         from neuboots.data._common import resolve_data_root
 
-        with user_errors():
-            root = resolve_data_root(self.root)
+        root = resolve_data_root(self.root)
         datasets = find_datasets(root)
         if self.json:
             print_json({"root": None if root is None else str(root), "datasets": datasets})

@@ -4,7 +4,10 @@ import inspect
 import os
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -21,12 +24,12 @@ from neuboots.cli._console import (
     check_output_path,
     collect_warnings,
     command_line,
+    describe_error,
     echo,
     file_format,
     option_name,
     print_json,
     silence_stream,
-    user_errors,
 )
 from neuboots.serialization import check_artifact_folder
 from neuboots.training import progress_bar
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["table", "images", "masks"]
 _MAX_COLUMNS = 12  # columns that are described
+_MIN_FREE_BYTES = 1 << 20
 _MIN_TEST_ROWS = 50  # fewer give unreliable metrics
 
 
@@ -93,21 +97,21 @@ class Fit:
     def run(self) -> None:
         """Train, save and report."""
         say = partial(echo, to_stderr=self.json)
-        with user_errors(), collect_warnings() as notes:
+        with collect_warnings() as notes:
             kind = self._kind()
             fit, options = self._prepare(kind)
             out = self._check_out()
 
             def on_start(chosen: Any, found: Sequence[str]) -> None:
                 describe = self._describe_table if kind == "table" else self._describe_images
-                say("\n".join(describe(chosen, [f"  note: {note}" for note in found])))
+                say(*describe(chosen, [f"  note: {note}" for note in found]))
 
             model = fit(self.data, **options, command=command_line(self), progress=not self.json, on_start=on_start)
-            model.save(out)
-            say("\n".join([*_describe_card(model.card), *(f"  note: {note}" for note in notes)]))
+            self._save(model, out)
+            say(*_describe_card(model.card), *(f"  note: {note}" for note in notes))
         new = "NEW_IMAGES" if kind != "table" else f"NEW{Path(self.data).suffix or '.csv'}"
         target = "predictions" if kind == "masks" else "predictions.csv"
-        say(f"\nSaved to {self.out}. Next: neuboots predict {shlex.quote(str(self.out))} {new} --out {target}")
+        say("", f"Saved to {self.out}. Next: neuboots predict {shlex.quote(str(self.out))} {new} --out {target}")
         if self.json:
             print_json({"model": str(self.out), "kind": kind, **asdict(model.card), "notes": notes})
 
@@ -154,7 +158,21 @@ class Fit:
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
             raise UsageError(f"--out is {self.out}, but {folder} is not a writable folder")
         check_artifact_folder(path)
+        if (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
+            raise UsageError(f"--out is {self.out}, but {folder} has {free:,} free bytes; expected {_MIN_FREE_BYTES:,}")
         return path
+
+    def _save(self, model: "Model", out: Path) -> None:
+        """Save the model; if that fails, as when the disk is full, elsewhere, so that the training is not lost."""
+        try:
+            model.save(out)
+        except Exception as error:
+            other = _save_elsewhere(model)
+            hint = (
+                f"the trained model is in {other}; move that folder" if other else "give another place and train again"
+            )
+            reason = describe_error(error)[0]
+            raise UsageError(f"--out is {self.out}, which cannot be written ({reason}): {hint}") from error
 
     def _describe_images(self, chosen: Mapping[str, Any], notes: Sequence[str]) -> Iterator[str]:
         height, width = chosen["size"]
@@ -207,6 +225,18 @@ class Fit:
         if target.classes:
             return f"because it has {len(target.classes)} distinct integer values"
         return f"because it has non-integer values, or more than {MAX_INTEGER_CLASSES} distinct ones"
+
+
+def _save_elsewhere(model: "Model") -> Path | None:
+    """Save the model to a new folder in the first of some places that is writable, and return it."""
+    for place in (tempfile.gettempdir(), Path.home(), Path.cwd()):
+        with suppress(Exception), ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="neuboots-", dir=place))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            model.save(folder / "model")
+            stack.pop_all()
+            return folder / "model"
+    return None
 
 
 def _describe_card(card: "ModelCard") -> Iterator[str]:
@@ -270,6 +300,8 @@ class Predict:
         num_samples: Bootstrap replicates B.
         keep: Columns of the table to copy, such as an id; `--keep all` for every one.
         probabilities: Add a column for the probability of each class.
+        raw_cells: Write texts of a CSV as they are. By default, one that a spreadsheet may take for a formula, such as
+            =1+1 or @name, gets a leading apostrophe.
         json: Print a summary as one JSON object on standard output.
     """
 
@@ -281,27 +313,27 @@ class Predict:
     num_samples: int = 100
     keep: tuple[str, ...] = ()
     probabilities: bool = False
+    raw_cells: bool = False
     json: bool = False
 
     def run(self) -> None:
         """Read, predict and write."""
-        with user_errors():
-            check_fraction("level", self.level)
-            check_int("num_samples", self.num_samples, minimum=1)
-            if self.json and self.out == "-":
-                raise UsageError("--json needs a file as --out, since standard output has the predictions")
-            model = load_model(os.path.expanduser(self.model))
-            if model.kind == "masks":
-                self._predict_masks(model)
-                return
-            check_output_path(self.out, self.data)
-            try:
-                rows, abstained, notes = self._predict_rows(model, file_format(self.out, self.format))
-            except BrokenPipeError:
-                if self.out != "-":
-                    raise UsageError(f"--out is {self.out}, which was closed by its reader") from None
-                silence_stream()
-                return
+        check_fraction("level", self.level)
+        check_int("num_samples", self.num_samples, minimum=1)
+        if self.json and self.out == "-":
+            raise UsageError("--json needs a file as --out, since standard output has the predictions")
+        model = load_model(os.path.expanduser(self.model))
+        if model.kind == "masks":
+            self._predict_masks(model)
+            return
+        check_output_path(self.out, self.data)
+        try:
+            rows, abstained, notes = self._predict_rows(model, file_format(self.out, self.format))
+        except BrokenPipeError:
+            if self.out != "-":
+                raise UsageError(f"--out is {self.out}, which was closed by its reader") from None
+            silence_stream()
+            return
         for note in notes:
             echo(f"note: {note}", to_stderr=True)
         if self.json:
@@ -315,7 +347,7 @@ class Predict:
         rows = abstained = 0
         with (
             collect_warnings() as notes,
-            open_writer(self.out, form) as write,
+            open_writer(self.out, form, raw_cells=self.raw_cells) as write,
             progress_bar("predicting", None, enabled=not is_device(self.out) and not self.json) as step,
         ):
             for batch in read_batches(model, self.data, self.keep):
@@ -345,7 +377,8 @@ class Predict:
                 f"{self.model} is a model of masks, which writes a folder; give a new folder as --out, and no "
                 "--format, --keep or --probabilities"
             )
-        summary = model.predict_folder(self.data, self.out, num_samples=self.num_samples, progress=not self.json)
+        options = {"num_samples": self.num_samples, "raw_cells": self.raw_cells, "progress": not self.json}
+        summary = model.predict_folder(self.data, self.out, **options)
         if self.json:
             print_json(summary)
             return

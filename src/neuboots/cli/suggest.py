@@ -29,7 +29,6 @@ from neuboots.cli._console import (
     echo_table,
     file_format,
     print_json,
-    user_errors,
 )
 from neuboots.cli.models import read_batches
 from neuboots.training import progress_bar
@@ -129,6 +128,8 @@ class Suggest:
         keep: Columns of the table to copy, such as an id; `--keep all` for every one.
         num_samples: Bootstrap replicates B.
         seed: Seed that breaks ties.
+        raw_cells: Write texts of a CSV as they are; by default, one that a spreadsheet may take for a formula gets a
+            leading apostrophe.
         json: Print one JSON object on standard output, and text on standard error.
     """
 
@@ -141,22 +142,22 @@ class Suggest:
     keep: tuple[str, ...] = ()
     num_samples: int = 100
     seed: int = 0
+    raw_cells: bool = False
     json: bool = False
 
     def run(self) -> None:
         """Score the pool, select, and write or print the selection."""
         to_stderr = self.json or self.out == "-"
-        with user_errors():
-            self._check()
-            model = load_model(os.path.expanduser(self.model))
-            name = self._strategy_name(model)
-            with collect_warnings() as notes:
-                columns, total = self._select(model, name, notes)
-            for note in notes:
-                echo(f"note: {note}", to_stderr=to_stderr)
-            if self.out is not None:
-                with open_writer(self.out, file_format(self.out, None)) as write:
-                    write(columns)
+        self._check()
+        model = load_model(os.path.expanduser(self.model))
+        name = self._strategy_name(model)
+        with collect_warnings() as notes:
+            columns, total = self._select(model, name, notes)
+        for note in notes:
+            echo(f"note: {note}", to_stderr=to_stderr)
+        if self.out is not None:
+            with open_writer(self.out, file_format(self.out, None), raw_cells=self.raw_cells) as write:
+                write(columns)
         count = len(columns["rank"])
         cells = zip(*(column.tolist() for column in columns.values()), strict=True)
         rows = [dict(zip(columns, row, strict=True)) for row in cells]

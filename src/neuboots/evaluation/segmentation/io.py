@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, escape_text
 from neuboots.evaluation._batching import align_labels
 from neuboots.evaluation.segmentation.predict import SegmentationMaps, check_images
 from neuboots.serialization import atomic_file
@@ -325,7 +325,10 @@ def _make_sheet(rows: Sequence[Sequence[_Panel]], legend: Sequence[tuple[str, tu
     tiles = [[_draw_panel(panel) for panel in row] for row in rows]
     key = Image.new("RGB", (tiles[0][0].width, _LINE * len(legend)), "white")
     for k, (name, color) in enumerate(legend):
-        draw, text = ImageDraw.Draw(key), name.encode("latin-1", "replace").decode("latin-1")  # which the font has
+        draw, text = (
+            ImageDraw.Draw(key),
+            escape_text(name[:100]).encode("latin-1", "replace").decode("latin-1"),
+        )  # of the font
         draw.rectangle((0, _LINE * k, _LINE - 4, _LINE * (k + 1) - 4), fill=color, outline="grey")
         draw.text((_LINE, _LINE * k - 1), text, fill="black")
     tiles.append([key])
