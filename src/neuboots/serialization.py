@@ -1,17 +1,21 @@
 """Saving and loading: folders of JSON and safetensors, never pickle.
 
-An artifact is a folder with `config.json` and `model.safetensors`. It is written to a temporary folder that is then
-renamed, so that a complete artifact is never replaced by an incomplete one.
+An artifact is a folder with `config.json`, `model.safetensors`, and the sizes and checksums of both in `manifest.json`.
+It is written to a temporary folder, which then takes the place of the earlier one in one step.
 """
 
 import copy
+import errno
 import functools
+import hashlib
 import inspect
 import json
+import math
 import os
 import shutil
-import uuid
-from collections.abc import Collection, Iterator, Mapping
+import stat
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,9 +30,16 @@ from neuboots.head import has_lazy_layers, unwrap_model
 from neuboots.methods._base import find_predictor_class, find_saved_method
 from neuboots.prediction import Predictor
 
+if sys.platform != "win32":
+    import fcntl
+
 FORMAT = "neuboots"
-VERSION = 2
-CONFIG, TENSORS = "config.json", "model.safetensors"
+VERSION = 3
+CONFIG, TENSORS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
+_IGNORED = (".DS_Store", "Thumbs.db", "desktop.ini")  # file managers write them into every folder that they show
+_MAX_JSON_BYTES = 1 << 26
+_MAX_READS = 100  # of a folder that is replaced while it is read
+_MAX_NAME_BYTES = 240  # of a file; with a prefix at most 255
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -66,7 +77,7 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
         >>> folder = Path(mkdtemp()) / "model"
         >>> save(DeterministicPredictor(nn.Linear(4, 2)), folder)
         >>> sorted(path.name for path in folder.iterdir())
-        ['config.json', 'model.safetensors']
+        ['config.json', 'manifest.json', 'model.safetensors']
     """
     if not isinstance(predictor, Predictor):
         raise ArgumentError("predictor", type(predictor), "a Predictor, as returned by fit")
@@ -313,19 +324,27 @@ def write_artifact(
     Raises:
         FileExistsError: If the folder holds files that are no artifact.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    header = {"format": FORMAT, "version": VERSION, "kind": kind}
-    with atomic_folder(folder, _artifact_files(folder), "an artifact of neuboots") as temporary:
-        # clones, since safetensors rejects tensors that share memory (tied weights)
-        stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(stored, temporary / TENSORS)
-        text = json.dumps({**header, **config}, indent=2) + "\n"
-        (temporary / CONFIG).write_text(text, encoding="utf-8")
+    text = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, **config}, indent=2, allow_nan=False) + "\n"
+    # clones, since safetensors rejects tensors that share memory (tied weights)
+    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    files = {CONFIG: text.encode(), TENSORS: save(stored)}
+    if len(files[CONFIG]) > _MAX_JSON_BYTES:
+        raise ArgumentError("config", f"{len(files[CONFIG]):,} bytes of JSON", f"at most {_MAX_JSON_BYTES:,}")
+    with atomic_folder(folder, _artifact_files, "an artifact of neuboots") as temporary:
+        for name, content in [*files.items(), (MANIFEST, _make_manifest(files))]:
+            (temporary / name).write_bytes(content)
+
+
+def _make_manifest(files: Mapping[str, bytes]) -> bytes:
+    """The one text that describes these files: a manifest that differs in any byte is damaged."""
+    facts = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return (json.dumps({"format": FORMAT, "version": VERSION, "files": facts}, indent=2) + "\n").encode()
 
 
 def read_artifact(folder: str | os.PathLike[str], *, kind: str) -> Artifact:
-    """Read an artifact.
+    """Read an artifact, all files of one version even while another process replaces it.
 
     Args:
         folder: Folder written by `write_artifact`.
@@ -336,27 +355,141 @@ def read_artifact(folder: str | os.PathLike[str], *, kind: str) -> Artifact:
 
     Raises:
         FileNotFoundError: If there is no artifact.
-        ArtifactError: If it is damaged, or of another kind or version.
+        ArtifactError: If it is damaged, has missing or other files, or is of another kind or version.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     path = Path(folder)
+    files = _read_files(path, kind)
+    config = _parse_config(path, files[CONFIG])
+    if config.get("kind") != kind:
+        raise ArtifactError(path, f"it is a {config.get('kind')!r:.40}, expected a {kind}")
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or config.get("format") != FORMAT:
-            raise ArtifactError(path, f"{CONFIG} was not written by neuboots")
+        return Artifact(path, config, load(files[TENSORS]))
+    except Exception as error:  # of several kinds, by what is wrong with the header
+        raise ArtifactError(path, f"{TENSORS} is damaged ({type(error).__name__}: {error!s:.200})") from error
+
+
+def _read_files(path: Path, kind: str) -> dict[str, bytes]:
+    """Content of the files of an artifact, which are those of its manifest."""
+    for _ in range(_MAX_READS):
+        _recover_folder(_follow_links(path))
+        folder = None
+        try:
+            # the folder itself stays the same when another one takes its place
+            if os.open in os.supports_dir_fd:
+                folder = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+            return _read_version(path, folder)
+        except (OSError, ArtifactError) as error:
+            with suppress(OSError):
+                if folder is not None and not os.path.samestat(os.fstat(folder), path.stat()):
+                    continue
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise FileNotFoundError(f"{path / CONFIG} does not exist; expected a saved {kind}") from None
+            if isinstance(error, ArtifactError):
+                raise
+            raise ArtifactError(path, f"it cannot be read ({error.strerror})") from error
+        finally:
+            if folder is not None:
+                os.close(folder)
+    raise ArtifactError(path, "it is replaced again and again by other processes")
+
+
+def _read_version(path: Path, folder: int | None) -> dict[str, bytes]:
+    names = {*os.listdir(path if folder is None else folder)} - {*_IGNORED}
+    expected = {CONFIG, TENSORS, MANIFEST}
+    if not names & {CONFIG, MANIFEST}:
+        raise FileNotFoundError
+    if CONFIG in names:  # other libraries have such files as well, and other versions other files
+        config = _parse_config(path, _read_file(path, folder, CONFIG))
         if config.get("version") != VERSION:
-            raise ArtifactError(path, f"it has version {config.get('version')}, expected {VERSION}")
-        if config.get("kind") != kind:
-            raise ArtifactError(path, f"it is a {config.get('kind')}, expected a {kind}")
-        return Artifact(path, config, load_file(path / TENSORS))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"{error.filename or path / TENSORS} does not exist; expected a saved {kind}") from None
-    except ArtifactError:
-        raise
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ArtifactError(path, f"a file is damaged ({error})") from error
+            raise ArtifactError(path, f"it has version {config.get('version')!r:.40}, expected {VERSION}")
+    if names != expected:
+        listed = [f"{name!r:.80} is missing" for name in sorted(expected - names)]
+        listed += [f"{name!r:.80} is not part of it" for name in sorted(names - expected)]
+        raise ArtifactError(path, "; ".join(listed[:3]))
+    files = {name: _read_file(path, folder, name) for name in (MANIFEST, CONFIG, TENSORS)}
+    manifest = files.pop(MANIFEST)
+    if manifest != _make_manifest(files):
+        stated = [name for name, data in files.items() if hashlib.sha256(data).hexdigest().encode() not in manifest]
+        raise ArtifactError(path, f"{' and '.join(stated) or MANIFEST} is damaged: the checksum differs")
+    return files
+
+
+def _read_file(path: Path, folder: int | None, name: str) -> bytes:
+    """Content of a regular file of an artifact; nothing else is read."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path / name if folder is None else name, flags, dir_fd=folder)
+    except OSError as error:
+        raise ArtifactError(path, f"{name} cannot be opened as a regular file ({error.strerror})") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(path, f"{name} is not a regular file")
+        limit = _memory_bytes() if name == TENSORS else _MAX_JSON_BYTES
+        if status.st_size > limit:
+            raise ArtifactError(path, f"{name} has {status.st_size:,} bytes, expected at most {limit:,}")
+        return file.read(status.st_size)
+
+
+def _memory_bytes() -> int:
+    """Memory of this machine, which no file of tensors can exceed."""
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sys.maxsize
+
+
+def _parse_config(path: Path, data: bytes) -> dict[str, Any]:
+    """Config of an artifact."""
+    try:
+        config = parse_json(data)
+    except ValueError as error:
+        raise ArtifactError(path, f"{CONFIG} is damaged ({error!s:.200})") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ArtifactError(path, f"{CONFIG} was not written by neuboots")
+    return config
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON from an unknown source.
+
+    Args:
+        data: JSON in UTF-8.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If it is not JSON, is nested too deeply, repeats a key, or has a number that is not finite or an
+            integer that does not fit in 64 bits.
+
+    Example:
+        >>> parse_json(b'{"a": [1, 2.5, null]}')
+        {'a': [1, 2.5, None]}
+    """
+
+    def parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return value
+
+    def parse_number(text: str) -> int | float:
+        is_integer = text.lstrip("-").isdigit()
+        value = int(text) if is_integer and len(text) <= 21 else math.inf if is_integer else float(text)
+        if not abs(value) < (1 << 64 if is_integer else math.inf):
+            raise ValueError(f"the number {text:.40} is out of range")
+        return value
+
+    def reject(text: str) -> None:
+        raise ValueError(f"{text} is not a number")
+
+    options: dict[str, Any] = {"parse_int": parse_number, "parse_float": parse_number, "parse_constant": reject}
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=parse_object, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
@@ -365,24 +498,34 @@ def check_artifact_folder(folder: str | os.PathLike[str]) -> None:
     Args:
         folder: The folder.
     """
-    _check_replaceable(Path(folder), _artifact_files(folder), "an artifact of neuboots")
+    _check_replaceable(_follow_links(folder), _artifact_files, "an artifact of neuboots")
 
 
-def _artifact_files(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+def _artifact_files(folder: Path) -> tuple[str, ...]:
     """Files that may be replaced: none if the config is that of another library, which may use the same names."""
     with suppress(OSError, ValueError, AttributeError):
-        if json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT:
-            return CONFIG, TENSORS
+        if json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT:
+            return CONFIG, TENSORS, MANIFEST, *_IGNORED
     return ()
 
 
+# -- files and folders that are replaced as a whole ----------------------------------------------------
+#
+# A new version is written to a locked file or folder beside the target. Its name follows from the target: writers
+# take turns, and the next one finds what a killed one left. A lock ends with its process.
+
+_Owned = Callable[[Path], Collection[str]]
+
+
 @contextmanager
-def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: str) -> Iterator[Path]:
+def atomic_folder(folder: str | os.PathLike[str], owned: _Owned, what: str) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` as a whole on exit; on an error nothing changes.
+
+    Another writer of the same folder waits. If the process is killed, the folder has its earlier or its new content.
 
     Args:
         folder: Folder to replace.
-        names: Files that an existing folder may hold; others are not deleted.
+        owned: Function that returns the names that an existing folder may hold; others are not deleted.
         what: What such a folder is, for the error message.
 
     Yields:
@@ -390,60 +533,194 @@ def atomic_folder(folder: str | os.PathLike[str], names: Collection[str], what: 
 
     Raises:
         FileExistsError: If the existing folder holds other files.
+        OSError: If it cannot be written.
     """
-    target = Path(folder).resolve()  # a link stays one
-    _check_replaceable(target, names, what)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        if target.exists():
-            old = temporary.with_name(temporary.name + ".old")
-            os.rename(target, old)
-            try:
+    target = _follow_links(folder)
+    _check_replaceable(target, owned, what)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = _sibling(target, "part"), _sibling(target, "old")
+    with _locked(temporary, target, is_folder=True):
+        try:
+            _remove_leftovers(target, temporary, old)
+            yield temporary
+            for path, _, names in os.walk(temporary):
+                for name in [*names, "."]:
+                    _flush(Path(path, name))
+            _check_replaceable(target, owned, what)
+            if target.exists():
+                shutil.copymode(target, temporary)
+                with _locked(target, target, is_folder=True):  # it will be at the temporary path until it is deleted
+                    if not _exchange(temporary, target):
+                        os.rename(target, old)
+                        os.rename(temporary, target)
+                        temporary = old
+                    shutil.rmtree(temporary)
+            else:
                 os.rename(temporary, target)
-            except BaseException:  # including KeyboardInterrupt
+        except BaseException:  # including KeyboardInterrupt
+            if old.exists() and not target.exists():
                 os.rename(old, target)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.rename(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_replaceable(target: Path, names: Collection[str], what: str) -> None:
-    """Raise FileExistsError if the folder holds other files than these, or contains the working directory."""
-    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= {*names}):
-        raise FileExistsError(f"{target} exists and is not {what}: choose another name")
-    if Path.cwd().is_relative_to(target.resolve()):
-        raise FileExistsError(f"{target} contains the working directory: choose another name")
-
-
-# -- files ---------------------------------------------------------------------------------------------
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    _flush(target.parent)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Give a temporary path of the same suffix, whose file replaces `path` at the end; on failure nothing changes.
 
+    Another writer of the same file waits. If the process is killed, the file has its earlier or its new content.
+
     Args:
         path: The file.
 
     Yields:
-        Path of the temporary file.
+        Path of the temporary file, which is empty.
+
+    Raises:
+        OSError: If it cannot be written.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".part-{os.getpid()}-{path.name}")
+    temporary = _sibling(path, "part")
+    with _locked(temporary, path, is_folder=False):
+        try:
+            os.truncate(temporary, 0)
+            mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+            yield temporary
+            os.chmod(temporary, mode)  # of a file that its writer made for the user alone
+            _flush(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    _flush(path.parent)
+
+
+def _follow_links(path: str | os.PathLike[str]) -> Path:
+    """The path that a link leads to: a link stays one."""
+    return Path(os.path.realpath(path))
+
+
+def _check_replaceable(target: Path, owned: _Owned, what: str) -> None:
+    """Raise FileExistsError if the folder holds other files than these, or contains the working directory."""
+    if os.path.lexists(target) and not (
+        target.is_dir() and {path.name for path in target.iterdir()} <= {*owned(target)}
+    ):
+        raise FileExistsError(f"{target} exists and is not {what}: choose another name")
+    with suppress(FileNotFoundError):  # the working directory was deleted
+        if Path.cwd().is_relative_to(target):
+            raise FileExistsError(f"{target} contains the working directory: choose another name")
+
+
+def _sibling(target: Path, kind: str) -> Path:
+    """A hidden name beside the target with the same suffix, for a name of any length."""
+    name = target.name
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest() + target.suffix[-16:]
+    return target.with_name(f".{kind}-{name}")
+
+
+@contextmanager
+def _locked(path: Path, target: Path, *, is_folder: bool, wait: bool = True) -> Iterator[None]:
+    """Create or open a file or folder, and hold its lock; an error names the target."""
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
+        while (descriptor := _acquire(path, is_folder, wait)) is None:
+            pass
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    try:
+        yield
     finally:
-        temporary.unlink(missing_ok=True)
+        if sys.platform != "win32":
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also of copies in forked processes
+            os.close(descriptor)
+
+
+def _acquire(path: Path, is_folder: bool, wait: bool) -> int | None:
+    """Descriptor with the lock; None if the path was moved or deleted meanwhile. There are no such locks on Windows."""
+    if is_folder:
+        with suppress(FileExistsError):
+            path.mkdir()
+    if sys.platform == "win32":
+        if not is_folder:
+            path.touch()
+        return -1
+    flags = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return None
+        raise
+    held = False
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a network drive without locks
+                raise
+        with suppress(FileNotFoundError):
+            held = os.path.samestat(os.fstat(descriptor), path.lstat())
+    finally:
+        if not held:
+            os.close(descriptor)
+    return descriptor if held else None
+
+
+def _remove_leftovers(target: Path, temporary: Path, old: Path) -> None:
+    """Remove what a killed writer left, whose lock is held; undo the first of its two renames."""
+    if old.exists() and target.exists():
+        shutil.rmtree(old)
+    elif old.exists():
+        os.rename(old, target)
+    for path in temporary.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _recover_folder(target: Path) -> None:
+    """Remove what a killed writer of a folder left, if no writer is at work and the place can be written."""
+    temporary, old = _sibling(target, "part"), _sibling(target, "old")
+    if not (old.exists() or temporary.exists()):
+        return
+    wait = old.exists() and not target.exists()
+    with suppress(OSError), _locked(temporary, target, is_folder=True, wait=wait):
+        _remove_leftovers(target, temporary, old)
+        temporary.rmdir()
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step; False where the system cannot."""
+    import ctypes
+
+    paths, at = (os.fsencode(first), os.fsencode(second)), ctypes.c_int(-100)  # AT_FDCWD
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "linux":
+            failed = libc.renameat2(at, paths[0], at, paths[1], ctypes.c_uint(2))  # RENAME_EXCHANGE
+        else:
+            failed = libc.renamex_np(*paths, ctypes.c_uint(2))  # RENAME_SWAP, macOS
+    except (AttributeError, TypeError):  # no such function
+        return False
+    number = ctypes.get_errno()
+    if failed and number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        raise OSError(number, os.strerror(number), str(second))
+    return not failed
+
+
+def _flush(path: Path) -> None:
+    """Write a file or the entries of a folder to the disk."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

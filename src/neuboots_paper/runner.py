@@ -204,7 +204,7 @@ def read_run(folder: Path, find_study: Callable[[str], type[Study]] = load_study
     if not _is_run(settings):
         raise UsageError(f"{folder} has no {SETTINGS} of a run; pass a folder written by `neuboots reproduce`")
     repeat = f"repeat its command: neuboots reproduce {settings['study']} --scale {settings['scale']} …"
-    rows = {file.stem: read_json(file) for file in sorted((folder / ROWS).glob("*.json"))}
+    rows = {file.stem: read_json(file) for file in sorted((folder / ROWS).glob("[!.]*.json"))}
     if damaged := [name for name, table in rows.items() if not _is_table(table)]:
         raise UsageError(f"cannot read the rows {', '.join(damaged)} in {folder}; {repeat}")
     match settings.get("about"):

@@ -1,11 +1,13 @@
 """Saving and loading predictors and artifacts; damaged folders raise."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from _artifacts import rewrite_artifact
 from _nets import Tied, TwoBranches
 from torch import nn
 
@@ -39,7 +41,11 @@ def test_save_and_load_neuboots(weight_distribution: object, link: str, tmp_path
     after = load(tmp_path / "model")
     assert torch.equal(after.predict(X, 6, seed=2).samples, before.predict(X, 6, seed=2).samples)
     assert after.config() == before.config()
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -118,29 +124,123 @@ def test_wrong_argument_raises(tmp_path: Path) -> None:
         load(tmp_path / "model", model=TwoBranches)  # type: ignore[arg-type]
 
 
-def edit_config(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "missing"}))
+def edit(folder: Path, **changes: object) -> None:
+    rewrite_artifact(folder, lambda config, tensors: config.update(changes))
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def nest(depth: int) -> bytes:
+    return b'{"format": "neuboots", "a": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+def link(file: Path, target: str) -> None:
+    file.unlink()
+    file.symlink_to(target)
+
+
+def replace_by(file: Path, make: Callable[[Path], object]) -> None:
+    file.unlink()
+    make(file)
+
+
+CONFIGS = {
+    "bytes": b"\xff\xfe",
+    "list": b"[]",
+    "other library": b'{"model_type": "bert"}',
+    "version 2": b'{"format": "neuboots", "version": 2, "kind": "predictor"}',
+    "deep": nest(100_000),
+    "not a number": b'{"format": "neuboots", "version": NaN}',
+    "infinity": b'{"format": "neuboots", "version": 1e400}',
+    "huge integer": b'{"format": "neuboots", "version": ' + b"9" * 10_000 + b"}",
+    "large integer": b'{"format": "neuboots", "version": 99999999999999999999}',
+    "two keys": b'{"format": "neuboots", "version": 3, "version": 3}',
+    "empty": b"",
+}
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
-        lambda folder: (folder / "config.json").write_bytes(b"[]"),
-        lambda folder: edit_config(folder, format="other"),
-        lambda folder: edit_config(folder, version=99),
-        lambda folder: edit_config(folder, kind="estimator"),
-        lambda folder: edit_config(folder, method="magic"),
-        lambda folder: edit_config(folder, num_blocks="missing"),
+        *(lambda folder, data=data: (folder / "config.json").write_bytes(data) for data in CONFIGS.values()),
+        lambda folder: edit(folder, kind="estimator"),
+        lambda folder: edit(folder, method="magic"),
+        lambda folder: rewrite_artifact(folder, lambda config, tensors: config.pop("num_blocks")),
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04pickle"),
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-40]),
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"0"),
+        lambda folder: (folder / "thesis.tex").touch(),
+        lambda folder: (folder / "folder").mkdir(),
+        *(
+            lambda folder, name=name, make=make: replace_by(folder / name, make)
+            for name in ("config.json", "model.safetensors", "manifest.json")
+            for make in (
+                os.mkfifo,
+                os.mkdir,
+                lambda file: file.symlink_to("/etc/passwd"),
+                lambda file: file.symlink_to("/dev/zero"),
+                lambda file: file.symlink_to(file),
+                lambda file: [file.touch(), os.truncate(file, 1 << 42)],
+            )
+        ),
     ],
 )
 def test_load_damaged_folder_raises(damage: Callable[[Path], object], tmp_path: Path) -> None:
     save(predictor(), tmp_path / "model")
     damage(tmp_path / "model")
-    with pytest.raises(ArtifactError, match="model"):
+    with pytest.raises(ArtifactError, match="model") as caught:
+        load(tmp_path / "model")
+    assert len(str(caught.value)) < 1000
+    assert "root" not in str(caught.value).removeprefix(f"cannot load {tmp_path}")
+
+
+def test_every_flipped_bit_is_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save(DeterministicPredictor(MLP(1, 1, widths=())), folder)
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        for bit in range(0, 8 * len(content), 83):
+            flip(file, bit)
+            with pytest.raises(ArtifactError):
+                load(folder)
+            file.write_bytes(content)
+    load(folder)
+
+
+def write_header(tensors: object, size: int) -> bytes:
+    header = json.dumps(tensors).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (1 << 62).to_bytes(8, "little"),
+        write_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 4),
+        write_header({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "ab"}, 8),
+        write_header({"a": {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}}, 8),
+        write_header({"a": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 8]}}, 8),
+        write_header({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, 8),
+        write_header([], 0),
+        nest(100_000),
+        b"",
+    ],
+)
+def test_crafted_tensors_raise(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("safetensors.torch.save", lambda tensors: content)
+    save(predictor(), tmp_path / "model")
+    with pytest.raises(ArtifactError):
+        load(tmp_path / "model")
+
+
+def test_files_of_file_managers_are_ignored(tmp_path: Path) -> None:
+    for _ in range(2):
+        save(predictor(), tmp_path / "model")
+        (tmp_path / "model" / ".DS_Store").touch()
         load(tmp_path / "model")
 
 
@@ -148,9 +248,11 @@ def test_load_missing_files_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothing"):
         load(tmp_path / "nothing")
     save(predictor(), tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
-        load(tmp_path / "model")
+    for name in ("model.safetensors", "config.json", "manifest.json"):
+        save(predictor(), tmp_path / name)
+        (tmp_path / name / name).unlink()
+        with pytest.raises(ArtifactError, match=name):
+            load(tmp_path / name)
 
 
 def test_artifact_round_trip_with_nested_tensors(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from _artifacts import rewrite_artifact
 from _nets import Stream, noise
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -206,8 +207,7 @@ def test_contract(check: Any, name: str) -> None:
 def test_damaged_config_is_rejected(tmp_path: Path) -> None:
     save(ScaledPredictor(DeterministicPredictor(MLP(4, 2, widths=(8,))), temperature=2.0), tmp_path / "model")
     assert load(tmp_path / "model").predict(noise(2, 4), 1).samples.shape == (1, 2, 2)
-    path = tmp_path / "model" / "config.json"
-    path.write_text(path.read_text().replace('"inner"', '"outer"'))
+    rewrite_artifact(tmp_path / "model", lambda config, tensors: config.update(outer=config.pop("inner")))
     with pytest.raises(ValueError, match="cannot load"):
         load(tmp_path / "model")
 

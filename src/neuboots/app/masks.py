@@ -159,10 +159,9 @@ class MaskModel(VisionModel):
         """
         target = Path(out)
         root, images, skipped = _find_unmasked(source)
-        replaced = ("summary.csv", "maps") if (target / "summary.csv").is_file() else ()
         stems, notes, abstained, uncertain = set[str](), list[str](), 0, 0.0
         with (
-            atomic_folder(target, replaced, "an earlier prediction of masks") as temporary,
+            atomic_folder(target, _predicted_files, "an earlier prediction of masks") as temporary,
             open_writer(str(temporary / "summary.csv"), "csv", raw_cells=raw_cells) as write,
             progress_bar("segmenting", len(images), enabled=progress) as step,
         ):
@@ -215,6 +214,10 @@ def _find_unmasked(source: str | Path) -> tuple[Path, list[Path], list[str]]:
         )
 
     return root, [file for file in listing.files if not is_mask(file)], skipped_files_note(root, listing.others)
+
+
+def _predicted_files(folder: Path) -> tuple[str, ...]:
+    return ("summary.csv", "maps") if (folder / "summary.csv").is_file() else ()
 
 
 def _unique_stem(name: str, used: set[str]) -> str:

@@ -164,7 +164,18 @@ class Model(ABC):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder; an earlier model there is replaced."""
         config, tensors = self._to_artifact()
-        write_artifact(folder, {"model": self.kind, "card": asdict(self.card), **config}, tensors, kind="model")
+        card = asdict(self.card)
+        card["metrics"] = _without_nan(card["metrics"])
+        write_artifact(folder, {"model": self.kind, "card": card, **config}, tensors, kind="model")
+
+
+def _without_nan(value: Any) -> Any:
+    """The metrics with None for numbers that are not finite, which JSON cannot store."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:
