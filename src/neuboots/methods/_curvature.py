@@ -8,6 +8,7 @@ the head form of `InfluenceBootstrap` share this module.
 """
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_memory
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, eval_mode, load_example
-from neuboots.loading import Batch
+from neuboots.loading import Batch, dataset_length
 from neuboots.losses import GaussianNLL, Loss, valid_mask, weighted_mean
 from neuboots.methods._base import iterate_batches
 from neuboots.methods._least_squares import (
@@ -32,6 +33,9 @@ from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import FitInputs
 
 MAX_FULL_SIZE = 3000  # parameters of the head up to which the GGN is stored whole: quadratic memory, cubic time
+MAX_EIGEN_SIZE = 10_000  # of a matrix that is decomposed: some ten minutes of one core
+_SLOW_EIGEN_SIZE = 5_000  # from here on it takes minutes
+_MIN_REDUCED_WIDTH = 512  # narrower features are cheap to decompose
 _MAX_LOG_PRECISION = 30.0
 _MAX_STORED_BYTES = 1 << 28  # of features; beyond that the net is run again in each pass
 _CHUNK_ELEMENTS = 1 << 22
@@ -365,11 +369,46 @@ class FeaturePass:
         self.generator, self.loss, self.inputs = generator, loss, inputs
         self.likelihood = infer_likelihood(loss)
         self.theta = head_parameters(generator)  # θ̂: (C, D̃)
+        self.num_parameters, self.squared_norm = self.theta.numel(), float(self.theta.square().sum())  # of the head
+        self.basis: Tensor | None = None  # Q, in whose coordinates features and θ̂ are, after `reduce`: (D̃, r)
         self.continuous = False  # whether the targets are continuous; known after the first batch
         self.upsampled = False  # whether anything follows the head; known after the first batch
         self.num_rows = 0  # examples with points that count; known after the first pass
         self.total_loss, self.num_losses = 0.0, 0
         self._stored: list[BatchFeatures] | None = None
+
+    def reduce(self) -> None:
+        """Replace φ̃ and θ̂ by QᵀΦ̃ and θ̂Q if there are fewer points than features; Q is a basis of the points' span.
+
+        The GGN and all gradients live in this span, so that what is computed from them is the same.
+        """
+        n, width = dataset_length(self.inputs.data), self.theta.shape[1]
+        if width < _MIN_REDUCED_WIDTH or (n is not None and n >= width):
+            return
+        rows, count = [], 0
+        for phi, _ in self.features():
+            rows.append(phi)
+            if (count := count + len(phi)) >= width:
+                return
+        if rows:
+            self.basis = torch.linalg.qr(torch.cat(rows).T).Q.contiguous()  # as in a loaded predictor
+            self.theta = self.theta @ self.basis
+
+    def check_cost(self, *, full: bool) -> None:
+        """Raise ArgumentError if the GGN, whole or as a Kronecker product, is too large to decompose."""
+        outputs, width = self.theta.shape
+        size = outputs * width if full else max(outputs, width)
+        hint = "use a narrower last layer, or fewer training rows than features" + (" or structure='kron'" * full)
+        if size > MAX_EIGEN_SIZE:
+            expected = f"a curvature of at most {MAX_EIGEN_SIZE:,}² to decompose; this one has {size:,}²"
+            raise ArgumentError("head", self.generator.split.name, expected, hint=hint)
+        check_memory("head", self.generator.split.name, 8 * 8 * size**2, hint=hint)  # matrices and work space
+        if size > _SLOW_EIGEN_SIZE:
+            warnings.warn(
+                f"the curvature at the head {self.generator.split.name!r} is {size:,}²; decomposing it takes minutes: "
+                f"{hint}",
+                stacklevel=3,
+            )
 
     def features(self) -> Iterator[tuple[Tensor, BatchFeatures]]:
         """φ̃ (M, D̃) of all points, some at a time, and what they are made from."""
@@ -384,7 +423,7 @@ class FeaturePass:
                         "the trained net has NaN or infinite features or outputs on its training data; expected finite "
                         "numbers: drop such examples, or train the net again"
                     )
-                yield phi, part
+                yield phi if self.basis is None else phi @ self.basis, part
 
     def points(self) -> Iterator[HeadPoints]:
         """All points that count, some at a time, with their working residuals."""
@@ -414,7 +453,8 @@ class FeaturePass:
             yield from self._stored
             return
         stored: list[BatchFeatures] | None = []
-        size = self.num_rows = 0
+        size = self.num_rows = self.num_losses = 0
+        self.total_loss = 0.0
         with eval_mode(self.generator), torch.no_grad():
             for batch in iterate_batches(self.inputs.data, self.inputs.config, title="curvature"):
                 found = self._read(batch)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, check_choice, check_positive
+from neuboots.loading import dataset_length
 from neuboots.methods._base import PostHocMethod, register
 from neuboots.methods._curvature import (
     MAX_FULL_SIZE,
@@ -43,15 +44,23 @@ _CHUNK_ELEMENTS = 1 << 24
 
 
 class _HeadPosterior(nn.Module):
-    """N(θ̂, P⁻¹) over the head of a generator; θ̂ itself stays in the net."""
+    """N(θ̂, P⁻¹) over the head of a generator; θ̂ itself stays in the net.
+
+    With fewer points than features the curvature is that of QᵀΦ̃, and zero outside of the span of Q (D̃, r).
+    """
 
     log_likelihood: Tensor  # of the training data at θ̂
+    basis: Tensor | None  # Q
 
-    def __init__(self, generator: BootstrapGenerator, structure: Literal["full", "kron"]) -> None:
+    def __init__(
+        self, generator: BootstrapGenerator, structure: Literal["full", "kron"], rank: int | None = None
+    ) -> None:
         super().__init__()
         theta = head_parameters(generator)
+        outputs, width = theta.shape
         self.generator = generator
-        self.curvature = (FullGGN if structure == "full" else KronGGN)(*theta.shape).to(theta.device)
+        self.curvature = (FullGGN if structure == "full" else KronGGN)(outputs, rank or width).to(theta.device)
+        self.register_buffer("basis", None if rank is None else theta.new_zeros(width, rank))
         self.register_buffer("log_likelihood", torch.zeros((), dtype=torch.float64))
 
 
@@ -72,12 +81,18 @@ class LaplacePredictor(HeadReplicates):
         return self.posterior
 
     def heads(self, start: int, stop: int, *, seed: int) -> Tensor:
-        theta, curvature = head_parameters(self.generator), self.posterior.curvature
+        theta, curvature, basis = head_parameters(self.generator), self.posterior.curvature, self.posterior.basis
         keys = derive_keys(torch.arange(start, stop), seed, "laplace")
         noise = draw_normal(keys, theta.numel()).to(theta.device)
         root = (curvature.eigenvalues() + self.prior_precision).rsqrt()
         # the symmetric root: eigenvectors of equal eigenvalues, which no machine chooses alike, cancel
-        return theta + curvature.lift(curvature.project(noise) * root).view(-1, *theta.shape)
+        if basis is None:
+            return theta + curvature.lift(curvature.project(noise) * root).view(-1, *theta.shape)
+        basis, outside = to_double(basis), self.prior_precision**-0.5  # I outside of the span, times τ^-½
+        noise = noise.view(-1, *theta.shape)
+        inside = curvature.lift(curvature.project((noise @ basis).flatten(1)) * (root - outside))
+        heads: Tensor = theta + outside * noise + inside.view(len(noise), len(theta), -1) @ basis.T
+        return heads
 
     def _std(self, at: GeneratorAtInput) -> Tensor | None:
         if not at.trace.ends_at_head:
@@ -85,7 +100,15 @@ class LaplacePredictor(HeadReplicates):
         curvature = self.posterior.curvature
         covariance = (curvature.eigenvalues() + self.prior_precision).reciprocal()
         size = _CHUNK_ELEMENTS // len(covariance)
-        return map_points(at, lambda phi: curvature.diagonal_at(phi, covariance), size).sqrt()
+
+        def variance(phi: Tensor) -> Tensor:
+            if self.posterior.basis is None:
+                return curvature.diagonal_at(phi, covariance)
+            inside = phi @ to_double(self.posterior.basis)
+            outside = (phi.square().sum(1) - inside.square().sum(1)).clamp_min(0.0) / self.prior_precision
+            return curvature.diagonal_at(inside, covariance) + outside[:, None]
+
+        return map_points(at, variance, size).sqrt()
 
     def log_evidence(self, prior_precision: float | None = None) -> float:
         """Laplace approximation of the log marginal likelihood of the training data.
@@ -97,7 +120,7 @@ class LaplacePredictor(HeadReplicates):
         """
         tau = self.prior_precision if prior_precision is None else prior_precision
         h, squared_norm = self.posterior.curvature.eigenvalues(), float(head_parameters(self.generator).square().sum())
-        prior = 0.5 * len(h) * math.log(tau) - 0.5 * tau * squared_norm
+        prior = 0.5 * len(h) * math.log(tau) - 0.5 * tau * squared_norm  # log τ cancels where the curvature is zero
         return float(self.posterior.log_likelihood) + prior - 0.5 * float((h + tau).log().sum())
 
     def config(self) -> dict[str, Any]:
@@ -106,12 +129,14 @@ class LaplacePredictor(HeadReplicates):
             "head": self.generator.split.name,
             "structure": "full" if isinstance(self.posterior.curvature, FullGGN) else "kron",
             "prior_precision": self.prior_precision,
+            "rank": None if self.posterior.basis is None else self.posterior.basis.shape[1],
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
         generator = BootstrapGenerator(net, head=config["head"])
-        return cls(_HeadPosterior(generator, config["structure"]).eval(), config["prior_precision"])
+        posterior = _HeadPosterior(generator, config["structure"], config.get("rank"))
+        return cls(posterior.eval(), config["prior_precision"])
 
 
 @register(
@@ -169,13 +194,19 @@ class Laplace(PostHocMethod[LaplacePredictor]):
         return likelihood
 
     def _check(self, net: nn.Module, inputs: FitInputs) -> None:
-        split_at_head(net, self.head, inputs)
+        generator, n = split_at_head(net, self.head, inputs), dataset_length(inputs.data)
+        if n is not None and n >= head_parameters(generator).shape[1]:  # known before training
+            FeaturePass(generator, self.loss, inputs).check_cost(full=self.structure == "full")
 
     def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> LaplacePredictor:
         likelihood, generator = self._likelihood(), split_at_head(net, self.head, inputs)
         points = FeaturePass(generator, self.loss, inputs)
-        full = self.structure == "full" or (self.structure == "auto" and points.theta.numel() <= MAX_FULL_SIZE)
-        posterior = _HeadPosterior(generator, "full" if full else "kron")
+        points.reduce()
+        full = self.structure == "full" or (self.structure == "auto" and points.num_parameters <= MAX_FULL_SIZE)
+        points.check_cost(full=full)
+        rank = None if points.basis is None else points.basis.shape[1]
+        posterior = _HeadPosterior(generator, "full" if full else "kron", rank)
+        posterior.basis = points.basis
         for phi, part in points.features():
             posterior.curvature.add(phi, output_hessian(likelihood, to_double(part.z)), part.weight.to(phi))
         total, count = points.total_loss, points.num_losses
@@ -190,5 +221,5 @@ class Laplace(PostHocMethod[LaplacePredictor]):
         posterior.log_likelihood.fill_(log_likelihood)
         tau = self.prior_precision
         if tau is None:
-            tau = maximize_evidence(posterior.curvature.eigenvalues(), float(points.theta.square().sum()))
+            tau = maximize_evidence(posterior.curvature.eigenvalues(), points.squared_norm)
         return LaplacePredictor(posterior, float(tau))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_memory
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, make_head
 from neuboots.loading import dataset_length
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
@@ -274,8 +274,10 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
     """The influence bootstrap of the head of a trained net, from the data it was trained on."""
     generator = check_head(method, net, inputs)
     passes = FeaturePass(generator, method.loss, inputs)
+    blocks = _make_blocks(method, passes.num_parameters, inputs)
+    if not method.refit:
+        passes.reduce()
     curvature, gram, ridge = _compute_curvature(method, passes)
-    blocks = _make_blocks(method, passes.theta.numel(), inputs)
     correct = _make_correction(method.correction, passes, curvature, gram, ridge)
     sums = passes.theta.new_zeros(blocks.num_blocks, passes.theta.numel())  # G: (S, K)
     for points in passes.points():
@@ -283,6 +285,7 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
     values = curvature.eigenvalues()
     inverted = ridge_inverse(values, ridge)
     shifts = curvature.lift(curvature.project(sums) * inverted).view(-1, *passes.theta.shape)
+    shifts = shifts if passes.basis is None else shifts @ passes.basis.T
     device = generator.split.head.weight.device
     refit = _build_refit(passes, blocks, sums, ridge).to(device) if method.refit else None
     shifted = ShiftedHead(generator, shifts.to(_shift_dtype(generator)).to(device), refit)
@@ -301,6 +304,10 @@ def check_head(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) 
     if method.refit and outputs * width > _MAX_SYSTEM_SIZE:
         expected = f"False for a head of {outputs} × {width} parameters (linear systems of at most {_MAX_SYSTEM_SIZE})"
         raise ArgumentError("refit", True, expected)
+    n = dataset_length(inputs.data)
+    check_num_blocks(method.num_blocks, n, outputs * width)
+    if n is not None and n >= width:  # known before training
+        FeaturePass(generator, method.loss, inputs).check_cost(full=False)
     return generator
 
 
@@ -308,7 +315,8 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     """H, Σ wφ̃φ̃ᵀ and λ, from one pass over the data."""
     theta = passes.theta
     outputs, width = theta.shape
-    kron = passes.likelihood == "squared" or theta.numel() > MAX_FULL_SIZE
+    kron = passes.likelihood == "squared" or passes.num_parameters > MAX_FULL_SIZE
+    passes.check_cost(full=not kron)
     curvature = (KronGGN if kron else FullGGN)(outputs, width).to(theta.device)
     gram, along = theta.new_zeros(width, width), theta.new_zeros(outputs, width)
     length = residual = count = 0.0
@@ -330,10 +338,12 @@ def _compute_curvature(method: "InfluenceBootstrap", passes: FeaturePass) -> tup
     if method.ridge is not None:
         return curvature, gram, passes.num_rows * float(method.ridge)
     if not passes.continuous:  # Pearson residuals of rare classes have too heavy tails to measure the fit
-        return curvature, gram, maximize_evidence(values, float(theta.square().sum()))
+        return curvature, gram, maximize_evidence(values, passes.squared_norm)
     positive = values > values.max() * 1e-12
     squares = torch.where(positive, curvature.project(along.view(1, -1))[0].square() / values, 0.0)
     rest = max(0.0, length - float(squares.sum()))
+    missing = passes.num_parameters - len(values)  # directions outside of the span of the points
+    values, squares = (torch.cat([part, part.new_zeros(missing)]) for part in (values, squares))
     return curvature, gram, choose_ridge(values, squares, rest, max(1, round(count)), residual=residual)
 
 
@@ -350,6 +360,15 @@ def _make_blocks(method: "InfluenceBootstrap", size: int, inputs: FitInputs) -> 
     if n is None:
         return HashedBlocks(num_blocks, inputs.config.seed)
     return BlockTable(assign_blocks(n, num_blocks, seed=inputs.config.seed), num_blocks)
+
+
+def check_num_blocks(num_blocks: int | None, n: int | None, size: int) -> None:
+    """Raise ArgumentError if n rows do not fill the blocks, or gradients of this size do not fit for each of them."""
+    if num_blocks is None:
+        return
+    if n is not None and num_blocks > n:
+        raise ArgumentError("num_blocks", num_blocks, f"at most the number of rows, {n}")
+    check_memory("num_blocks", num_blocks, 3 * 8 * num_blocks * size, hint="use fewer blocks")
 
 
 def _add_gradients(sums: Tensor, points: HeadPoints, residual: Tensor, blocks: Tensor) -> None:

@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_memory
 from neuboots.head import (
     add_output_axis,
     call_net,
@@ -60,6 +60,7 @@ from neuboots.methods._least_squares import (
     ridge_inverse,
     working_residuals,
 )
+from neuboots.methods.influence._head import check_num_blocks
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, SampleStream, num_bytes
 from neuboots.training import FitInputs
@@ -524,7 +525,7 @@ class TangentPredictor(InfluencePredictor):
 
 def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs) -> int:
     """Number of outputs that are bootstrapped; raise if this net, trained or not, cannot be bootstrapped."""
-    if check_length(inputs.data) == 1:
+    if (n := check_length(inputs.data)) == 1:
         raise ArgumentError("data", "a single row", "at least two rows")
     example = load_example(net, inputs.data, seed=inputs.config.seed)
     z = Jacobian(net, method.layers, example).rows(example).z
@@ -532,6 +533,9 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInput
     if method.max_kernel_rows < 2 * outputs:
         expected = f"at least {2 * outputs}, for two rows of {outputs} outputs"
         raise ArgumentError("max_kernel_rows", method.max_kernel_rows, expected)
+    size = min(n * outputs, method.max_kernel_rows)
+    check_memory("max_kernel_rows", method.max_kernel_rows, 6 * 8 * size**2, hint="use a smaller one")  # of K, V and L
+    check_num_blocks(method.num_blocks, n, size)
     return outputs
 
 
