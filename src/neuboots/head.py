@@ -12,6 +12,8 @@ import copy
 import operator
 import threading
 import types
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -381,7 +383,8 @@ def eager_mode(net: nn.Module) -> AbstractContextManager[Any]:
     Returns:
         A context manager.
     """
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())
+    calls = [vars(m).get(name) for m in net.modules() for name in ("dynamo_ctx", "_compiled_call_impl")]
+    compiled = any(call is not None for call in calls)  # not in a copy for a thread: the stance is that of all threads
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
@@ -430,12 +433,33 @@ def copy_net(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, dict(_derived_tensors(net)))
 
 
+def _is_proxy(value: Any) -> bool:
+    """Whether an object is a `weakref.proxy`, which has the class of another object."""
+    return type(value) in weakref.ProxyTypes
+
+
+def _attributes(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Attributes of an object and values of its `__slots__`, copied at once: another thread may add one."""
+    state: Any = object.__getstate__(value)
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return dict(attributes or {}), slots or {}
+
+
 def _references(value: Any) -> list[Any]:
-    """Objects to which a container, a function or any other object refers."""
+    """Objects to which a container, a function, a weak reference or any other object refers."""
+    if _is_proxy(value):
+        try:
+            return [value.__repr__.__self__]  # a proxy has the methods of its object
+        except ReferenceError:
+            return []
     match value:
+        case weakref.WeakMethod():
+            return _references(value())
+        case weakref.ref():
+            return [value()]
         case dict():
             return [*value, *value.values()]
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple() | set() | frozenset() | deque():
             return [*value]
         case types.MethodType():
             return [value.__self__]
@@ -447,14 +471,15 @@ def _references(value: Any) -> list[Any]:
             return [value.cell_contents] if value != types.CellType() else []  # an empty cell has no contents
         case type() | types.ModuleType() | Tensor() | threading.local():
             return []
-    return [*getattr(value, "__dict__", {}).values()]
+    return [item for part in _attributes(value) for item in part.values()]
 
 
 class StructureCopier:
     """Copies nets, and objects that hold nets; copies share all tensors and are in evaluation mode.
 
     What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
-    Functions are copied with the modules that they capture. Compiled modules run without compilation.
+    Functions are copied with the modules that they capture, also in slots and behind weak references. Modules that a
+    net reaches through a global variable or an attribute of a class are not. Compiled modules run without compilation.
     """
 
     def __init__(self) -> None:
@@ -493,25 +518,39 @@ class StructureCopier:
         self._references.append((value, _references(value)))
         new = self._start_copy(value)
         self._copies[id(value)] = value, new
+        if _is_proxy(value) or isinstance(value, types.FunctionType | types.MethodType | weakref.ref):
+            return new
         if isinstance(value, types.CellType):
             new.cell_contents = self.copy(value.cell_contents)
-        elif isinstance(value, dict):
-            new.update({key: self.copy(item) for key, item in value.items()})
-        elif isinstance(value, list):
-            new[:] = map(self.copy, value)
-        elif isinstance(value, nn.Module):
-            state = {**vars(value), "training": False, "_compiled_call_impl": None}
+            return new
+        if isinstance(value, dict):
+            items = {self.copy(key): self.copy(item) for key, item in list(value.items())}
+            new.clear()
+            new.update(items)
+        elif isinstance(value, list | deque):
+            parts = [*map(self.copy, list(value))]
+            new.clear()
+            new.extend(parts)
+        attributes, slots = _attributes(value)
+        if isinstance(value, nn.Module):
+            attributes |= {"training": False, "_compiled_call_impl": None}
             if "_orig_mod" in value._modules:  # its forward is compiled for the original
-                state |= {"forward": value._modules["_orig_mod"], "dynamo_ctx": None}
-            # dictionaries, such as those of hooks, are never shared
-            vars(new).update({name: self.copy(item, always=isinstance(item, dict)) for name, item in state.items()})
-        elif hasattr(value, "__dict__") and not isinstance(value, types.FunctionType | types.MethodType):
-            vars(new).update({name: self.copy(item) for name, item in vars(value).items()})
+                attributes |= {"forward": value._modules["_orig_mod"], "dynamo_ctx": None}
+        for name, item in attributes.items():  # dictionaries of modules, such as those of hooks, are never shared
+            always = isinstance(value, nn.Module) and isinstance(item, dict)
+            vars(new)[name] = self.copy(item, always=always)
+        for name, item in slots.items():
+            object.__setattr__(new, name, self.copy(item))
         return new
 
     def _start_copy(self, value: Any) -> Any:
         """The copy of an immutable object; of another one a copy whose parts are not copied yet."""
+        if _is_proxy(value):
+            return weakref.proxy(self.copy(*_references(value)))
         match value:
+            case weakref.ref():
+                key = [None, value.key] if isinstance(value, weakref.KeyedRef) else []
+                return type(value)(self.copy(value()), *key)
             case nn.Module():
                 return object.__new__(type(value))
             case types.CellType():
@@ -539,11 +578,14 @@ class StructureCopier:
             if id(each) in seen:
                 continue
             original, new = self._copies.get(id(each), (each, None))
-            if isinstance(each, nn.Module) or (new is not None and new is not original):
+            found = _references(each) if new is None else []
+            if (found or not _is_proxy(each)) and isinstance(each, nn.Module):  # a dead proxy has no class
                 return
             if new is None:
                 seen[id(each)] = each
-                stack += _references(each)
+                stack += found
+            elif new is not original:
+                return
         self._copies |= {key: (each, each) for key, each in seen.items()}
 
 

@@ -8,6 +8,7 @@ accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b
 """
 
 import math
+import operator
 import os
 import sys
 import threading
@@ -724,13 +725,19 @@ class Predictor(ABC):
 
         `stream` may replace layers of a net for the duration of a call; on the copy nobody else sees that.
         """
-        local = self.__dict__.setdefault("_local", threading.local())
-        if not hasattr(local, "copier") or not local.copier.is_current():
-            local.copier = StructureCopier()
-        return cast(Self, local.copier.copy(self))
+        local, now = self.__dict__.setdefault("_local", threading.local()), Predictor.__getstate__(self)
+        copier, before, new = getattr(local, "latest", (None, {}, None))
+        same = before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
+        if copier is None or not same or not copier.is_current():
+            copier, new = StructureCopier(), object.__new__(type(self))  # without a reference to self: no cycle
+            vars(new).update(copier.copy(now, always=True))
+            local.latest = copier, now, new
+        return cast(Self, new)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_local"}
+        state = self.__dict__.copy()  # at once: another thread may add `_local`
+        state.pop("_local", None)
+        return state
 
 
 def _check_batch_axis(x: Any, num_outputs: int) -> None:

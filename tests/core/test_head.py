@@ -1,10 +1,13 @@
 """split_head finds the head of any net, leaves the net alone, and keeps what follows the head."""
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from neuboots.head import (
     StructureCopier,
     call_net,
     cast_inputs,
+    eager_mode,
     eval_mode,
     extract_output,
     find_head_candidates,
@@ -304,6 +308,56 @@ def test_copy_shares_tensors_and_leaves_the_net_alone() -> None:
     assert net(x).shape == (5, 3)
     with copy.body.register_forward_hook(lambda *args: pytest.fail("a hook of the copy ran in the net")):
         net(x)
+
+
+class Slotted:
+    """An object without `__dict__` that holds a module."""
+
+    __slots__ = ("__hidden",)
+
+    def __init__(self, part: nn.Module) -> None:
+        self.__hidden = part
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.__hidden(x))
+
+
+class Indirect(nn.Module):
+    """Reaches each dropout in another way: a slot, weak references, a deque and keys of a dictionary."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Dropout(0.5) for _ in range(6))
+        self.slot = Slotted(self.layers[0])
+        self.refs = (
+            weakref.proxy(self.layers[1]),
+            weakref.ref(self.layers[2]),
+            weakref.WeakMethod(self.layers[3].forward),
+        )
+        self.queue, self.scales = deque([self.layers[4]]), {self.layers[5]: 2.0}
+        self.gone = [weakref.proxy(Holder(self.layers[0]))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        proxy, ref, method = self.refs
+        x = method()(ref()(proxy(self.slot(x))))  # type: ignore[misc]
+        return self.queue[0](x) * self.scales[self.layers[5]]
+
+
+def test_copy_reaches_modules_in_slots_and_behind_weak_references() -> None:
+    net, x, copier = Indirect(), torch.ones(200), StructureCopier()
+    assert torch.equal(copier.copy(net)(x), 2 * x)
+    assert not torch.equal(net(x), 2 * x)
+    assert copier.is_current()
+    net.slot = Slotted(nn.Identity())
+    assert not copier.is_current()
+
+
+def test_copies_of_compiled_nets_leave_the_compiler_alone() -> None:
+    net = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"))
+    assert not isinstance(eager_mode(net), nullcontext)
+    assert isinstance(eager_mode(StructureCopier().copy(net)), nullcontext)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """The registry, custom methods, and every registered method on nets and data beyond the contract's own."""
 
 import copy
+import gc
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import threading
+import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -347,35 +351,157 @@ def batch_norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
 
 
-def assert_threads_agree(predictor: Predictor, net: nn.Module, *, training: bool = True, calls: int = 4) -> None:
-    """8 threads predict as one thread does, and do not change a net in training or evaluation mode."""
-    expected = predictor.predict(X[:3], 4, seed=1).samples
-    net.train(training)
-    before = copy.deepcopy(net.state_dict())
+def describe(net: nn.Module) -> list[Any]:
+    """Bits of the tensors, modes, hooks and attributes of every module, and the state of every random generator."""
+    attributes = [
+        (name, module.training, key, id(value), *map(id, value.values() if isinstance(value, dict) else ()))
+        for name, module in net.named_modules()
+        for key, value in vars(module).items()
+    ]
+    tensors = [tensor.detach().numpy().tobytes() for tensor in (*net.parameters(), *net.buffers())]
+    generators = [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+    return [*attributes, tensors, *generators]
 
-    def predict(number: int) -> bool:
-        return all(torch.equal(predictor.predict(X[:3], 4, seed=1).samples, expected) for _ in range(calls))
+
+def run_calls(predictor: Any, number: int) -> list[Tensor]:
+    """Call `number`: other inputs, seeds, numbers of replicates and results than those of its neighbours."""
+    x, size, seed = noise(3 + number % 3, 4, seed=number), 2 + number % 4, number % 3
+    if number % 3 == 0:
+        found = predictor.summarize(x, size, seed=seed)
+        return [found.mean, found.std, found.probs, found.expected_entropy]
+    if number % 3 == 1 and hasattr(predictor, "moments"):
+        found = predictor.moments(x)
+        return [found.mean, found.std]
+    return [predictor.predict(x, size, seed=seed).samples]
+
+
+def assert_threads_agree(predictor: Predictor, *nets: nn.Module, training: bool = True, calls: int = 4) -> None:
+    """8 threads without copies of their own answer as one thread does, and change nothing of the nets."""
+    single = copy.deepcopy(predictor)
+    expected = [run_calls(single, number) for number in range(12)]
+    nets = (predictor.module, *nets)
+    for net in nets:
+        net.train(training)
+    before, start = list(map(describe, nets)), threading.Barrier(8)
+
+    def run(thread: int) -> bool:
+        start.wait()
+        numbers = [(thread + k) % len(expected) for k in range(calls)]
+        return all(all(map(torch.equal, run_calls(predictor, n), expected[n])) for n in numbers)
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(predict, range(8)))
-    assert all(module.training == training for module in net.modules())
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+        assert all(pool.map(run, range(8)))
+    assert list(map(describe, nets)) == before
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_threads_predict_the_same_and_do_not_change_the_net(name: str) -> None:
-    data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
-    predictor = create(name).fit(batch_norm_net, data, QUICK)
-    assert_threads_agree(predictor, predictor.module)
+def fit_quickly(name: str) -> Any:
+    """A predictor of a net with BatchNorm and dropout, or of a Gaussian process."""
+    data = TensorDataset(noise(40, 4), torch.arange(40) % 3 if find_method(name).needs_net else noise(40))
+    return create(name).fit(batch_norm_net, data, QUICK)
+
+
+def forbid_global_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise where a setting of all threads would be changed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+        import gpytorch
+
+    def forbid(*args: Any, **options: Any) -> None:
+        raise AssertionError("a setting of all threads is changed")
+
+    places: list[tuple[Any, str]] = [(warnings.catch_warnings, "__enter__"), (torch.compiler, "set_stance")]
+    places += [(torch.backends.mha, "set_fastpath_enabled"), (gpytorch.settings._feature_flag, "__enter__")]
+    places += [(module, "seed") for module in (random, np.random)] + [(torch, "set_rng_state")]
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, forbid)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_threads_predict_the_same_and_do_not_change_the_net(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = fit_quickly(name)
+    with monkeypatch.context() as patches:
+        forbid_global_settings(patches)
+        for number in range(3):
+            run_calls(copy.deepcopy(predictor), number)
+    assert_threads_agree(predictor)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", NETS)
-def test_threads_make_many_calls(name: str, training: bool) -> None:
-    data = TensorDataset(noise(40, 4), torch.arange(40) % 3)
-    predictor = create(name).fit(batch_norm_net, data, QUICK)
-    assert_threads_agree(predictor, predictor.module, training=training, calls=200)
+@pytest.mark.parametrize("name", METHODS)
+def test_threads_make_many_calls(name: str) -> None:
+    predictor = fit_quickly(name)
+    for training in (True, False):
+        assert_threads_agree(copy.deepcopy(predictor), training=training, calls=200)
+
+
+def test_thread_copies_are_freed_without_the_garbage_collector() -> None:
+    predictor = NeuBoots().fit(batch_norm_net, class_data(), QUICK)
+    net = weakref.ref(predictor.net)
+    gc.collect()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(predictor.predict, [X, X]))
+            predictor.predict(X)
+            del predictor
+            assert net() is None  # also while the threads live
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", ["influence", "gp"])
+def test_predictor_is_copied_saved_and_trained_while_threads_predict(name: str, tmp_path: Path) -> None:
+    predictor, stop = fit_quickly(name), threading.Event()
+    expected = run_calls(copy.deepcopy(predictor), 2)
+
+    def predict(number: int) -> bool:
+        same = True
+        while not stop.is_set():
+            same &= all(map(torch.equal, run_calls(copy.copy(predictor) if number else predictor, 2), expected))
+        return same
+
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(predict, range(2))
+        try:
+            for _ in range(5):
+                save(predictor, tmp_path / "model")
+                copies = [copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))]
+                assert all(all(map(torch.equal, run_calls(each, 2), expected)) for each in copies)
+        finally:
+            stop.set()
+        assert all(found)
+
+
+def test_net_trains_while_threads_predict_as_it_does_alone() -> None:
+    def train(net: nn.Module) -> list[Any]:
+        torch.manual_seed(0)  # of dropout
+        net.train()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(100):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(X), torch.arange(9) % 3).backward()
+            optimizer.step()
+        return [tensor.detach().clone() for tensor in (*net.parameters(), *net.buffers())]
+
+    net, stop = batch_norm_net(), threading.Event()
+    expected = train(copy.deepcopy(net))
+    predictor = DeterministicPredictor(net)
+
+    def predict(number: int) -> bool:
+        finite = True
+        while not stop.is_set():
+            finite &= bool(predictor.predict(X, 2).samples.isfinite().all())
+        return finite
+
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(predict, range(2))
+        try:
+            trained = train(net)
+        finally:
+            stop.set()
+        assert all(found)
+    assert all(map(torch.equal, trained, expected))
+    assert all(module.training for module in net.modules())
 
 
 POST_HOC = [InfluenceBootstrap(), InfluenceBootstrap(layers="all"), Laplace(), MCDropout()]

@@ -6,6 +6,7 @@ a tensor (a tuple or dict of tensors for a net of several inputs), a data set or
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -40,10 +41,14 @@ def iter_batches(
     """
     check_int("batch_size", batch_size, minimum=1)
     total, batches = _open(data, batch_size)
+    in_memory = isinstance(getattr(data, "loader", data), list) or (
+        isinstance(data, Dataset) and get_tensors(data)[0] is not None
+    )
+    read = nullcontext if in_memory else preserve_rng_state  # the global generators are those of other threads, too
     empty = True
     with progress_bar(title, total, enabled=progress) as advance:
         while True:
-            with preserve_rng_state():  # only while reading: a caller who stops early gets the RNG state back
+            with read():  # only while reading: a caller who stops early gets the RNG state back
                 batch = next(batches, None)
             if batch is None:
                 break

@@ -97,11 +97,18 @@ def _map_chunks(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> 
 
 def _cholesky(covariance: Tensor) -> Tensor:
     """L with LLᵀ = covariance; where rounding made it indefinite, a small multiple of the identity is added."""
-    from linear_operator.utils.cholesky import psd_safe_cholesky  # type: ignore[import-untyped]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return cast(Tensor, psd_safe_cholesky(covariance, jitter=1e-10, max_tries=7))
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    jitter = torch.zeros_like(failed, dtype=covariance.dtype)
+    for size in (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4):
+        if not bool(failed.any()):
+            return root
+        jitter[failed > 0] = size
+        shift = torch.diag_embed(jitter[..., None].expand(covariance.shape[:-1]))
+        root, failed = torch.linalg.cholesky_ex(covariance + shift)
+    if bool(failed.any()) or not bool(torch.isfinite(root).all()):
+        raise FloatingPointError("the covariance of the Gaussian process is not positive definite, or not finite")
+    return root
 
 
 def _solve_lower(root: Tensor, values: Tensor) -> Tensor:
@@ -192,7 +199,7 @@ class _Process(nn.Module):
 
     def covariance(self, x: Tensor, other: Tensor) -> Tensor:
         """k(x, x'): (k, N, M)."""
-        return cast(Tensor, self.kernel(x, other).to_dense())
+        return cast(Tensor, self.kernel.forward(x, other))  # a call would change gpytorch's settings for all threads
 
     # -- the data, standardized: x (n, D) and y (n, k)
 
