@@ -10,26 +10,31 @@ import copy
 import io
 import math
 import os
-import shutil
 import signal
+import sys
 import threading
 import time
+import warnings
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from neuboots._validation import ArgumentError, check_int, check_positive, escape_text
-from neuboots.head import compute_output, copy_net, has_lazy_layers, load_example, unwrap_model
+from neuboots._fingerprint import NO_EFFECT, describe, describe_data, digest, find_differences
+from neuboots._validation import ArgumentError, check_int, check_positive, escape_text, format_names
+from neuboots.head import compute_output, copy_net, eval_mode, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
     EnsembleLoader,
@@ -126,17 +131,17 @@ class TrainingConfig:
     seed: int = 0
     clip_norm: float | None = None
     patience: int | None = None
-    checkpoint_steps: int | None = None
+    checkpoint_steps: int | None = field(default=None, metadata=NO_EFFECT)
     steps_per_epoch: int | None = None
-    num_workers: int = 0
+    num_workers: int = field(default=0, metadata=NO_EFFECT)
     accelerator: str = "auto"
     devices: int | str | list[int] = 1
     num_nodes: int = 1
     strategy: Any = "auto"
     precision: Any = "32-true"
-    folder: Path | None = None
-    on_epoch: "Callable[[EpochReport], None] | None" = None
-    progress: bool = True
+    folder: Path | None = field(default=None, metadata=NO_EFFECT)
+    on_epoch: "Callable[[EpochReport], None] | None" = field(default=None, metadata=NO_EFFECT)
+    progress: bool = field(default=True, metadata=NO_EFFECT)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "patience", "checkpoint_steps", "steps_per_epoch"):
@@ -278,7 +283,7 @@ def train(
     *,
     val_data: Dataset[Any] | None = None,
     validate: ValidationStep | None = None,
-    identity: str = "",
+    identity: Any = None,
     title: str = "",
     seeds: Sequence[int] | None = None,
 ) -> nn.Module:
@@ -286,6 +291,18 @@ def train(
 
     Ctrl-C finishes the step and writes a checkpoint. With `seeds`, K members are trained in one net: a batch holds K
     batches, (K, N, …), each in the order of its own seed, and the objective is the sum over members.
+
+    A run resumes from the checkpoint in `config.folder` if both agree in
+
+    - the data: all numbers of tensors in memory, or 32 examples and the targets that are in memory; validation data
+      with early stopping; the first batch of a stream that can be read again
+    - the options of the method, with the code of functions, the variables that they capture and the globals they read
+    - what optimizer and scheduler functions return: class, learning rates and other options, the first 200 rates
+    - the net: classes, attributes, code, weights that are not trained; and the loss of 16 examples at the checkpoint's
+      weights, up to rounding
+
+    Initial weights are not compared, since an interrupted run changes those of a module in place: to train from other
+    pretrained weights, choose another folder. Devices, strategies, and workers may differ; with a stream, workers not.
 
     Args:
         net: Module to train.
@@ -295,7 +312,7 @@ def train(
         val_data: Validation data set.
         validate: Function of (net, batch) that returns the metrics of a validation batch; their means over `val_data`
             are reported, and "loss" decides on early stopping.
-        identity: Description of what is trained; a checkpoint of another run is rejected.
+        identity: What is trained, such as the method; a checkpoint of a run with another description is rejected.
         title: Text before the progress bar.
         seeds: Seeds of the K members.
 
@@ -303,7 +320,7 @@ def train(
         The trained net.
 
     Raises:
-        ArgumentError: If an option does not fit, or the checkpoint in `config.folder` belongs to another run.
+        ArgumentError: If an option does not fit, or the checkpoint in `config.folder` is damaged or of another run.
         FloatingPointError: If the loss becomes infinite or NaN.
     """
     if config.patience is not None and (val_data is None or validate is None):
@@ -346,7 +363,7 @@ def make_loader(data: Dataset[Any], config: TrainingConfig, **options: Any) -> E
 class _SingleCPU:
     """What training uses of `Fabric`, for one process on the CPU; the import of Fabric takes longer than torch's."""
 
-    global_rank, world_size, is_global_zero = 0, 1, True
+    global_rank, world_size, is_global_zero, strategy = 0, 1, True, None
 
     def launch(self, run: "_Run") -> bytes | None:
         return run(self)
@@ -365,12 +382,6 @@ class _SingleCPU:
     def save(self, path: Path, content: dict[str, Any]) -> None:
         states = {key: value.state_dict() for key, value in content.items() if hasattr(value, "state_dict")}
         torch.save(content | states, path)
-
-    def load(self, path: Path, modules: dict[str, Any], *, strict: bool, weights_only: bool) -> dict[str, Any]:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
-        modules["net"].load_state_dict(content.pop("net"), strict=strict)
-        modules["optimizer"].load_state_dict(content.pop("optimizer"))
-        return content
 
     def barrier(self) -> None:
         pass
@@ -399,7 +410,7 @@ class _Run:
     config: TrainingConfig
     val_data: Dataset[Any] | None
     validate: ValidationStep | None
-    identity: str
+    identity: Any
     title: str
     seeds: Sequence[int] | None
     process_id: int  # of the process that called `train`
@@ -409,6 +420,8 @@ class _Run:
     optimizer: Optimizer = field(init=False)
     lr_scheduler: LRScheduler = field(init=False)
     state: _TrainState = field(init=False, default_factory=_TrainState)
+    description: dict[str, str] = field(init=False, default_factory=dict)  # of the run, if there is a folder
+    probe: Batch | None = field(init=False, default=None)  # examples whose loss is stored in checkpoints
 
     def __call__(self, fabric: Any) -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
@@ -419,12 +432,17 @@ class _Run:
             loader = make_loader(self.data, config, rank=fabric.global_rank, world_size=fabric.world_size)
         else:
             loader = EnsembleLoader(self.data, batch_size=config.batch_size, seeds=self.seeds)
+        if config.folder is not None:
+            Path(config.folder).mkdir(parents=True, exist_ok=True)  # raises now and not after the first epoch
+            self.description = self._describe_options()
         self.model = fabric.setup_module(self.net)
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not trainable:
             raise ArgumentError("model", type(self.net), "a net with parameters that require gradients")
         optimizer = config.optimizer(trainable)
         total = config.epochs * loader.steps
+        if config.folder is not None:
+            self._describe_run(optimizer, total)
         self.lr_scheduler = config.lr_scheduler(optimizer, total)
         if isinstance(self.lr_scheduler, ReduceLROnPlateau):
             raise ArgumentError("lr_scheduler", ReduceLROnPlateau, "a scheduler that depends on the step alone")
@@ -531,66 +549,288 @@ class _Run:
         """Path of the checkpoint; None if none is written."""
         return None if self.config.folder is None else Path(self.config.folder) / "checkpoint.ckpt"
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What two runs that share a checkpoint must have in common."""
+    def _describe_options(self) -> dict[str, str]:
+        """Describe the net and the options, any of which training may change (a counter that a net keeps)."""
         names = ("epochs", "batch_size", "optimizer", "lr_scheduler", "seed", "clip_norm", "patience")
-        return {
-            "method": self.identity,
-            **{name: _describe_option(getattr(self.config, name)) for name in (*names, "steps_per_epoch", "precision")},
-            "examples": dataset_length(self.data),
-            "seeds": None if self.seeds is None else list(self.seeds),
-            "shapes": [list(p.shape) for p in self.net.parameters()],
-        }
+        options = {name: getattr(self.config, name) for name in (*names, "steps_per_epoch", "precision")}
+        options |= {"method": self.identity, "seeds": self.seeds, "model": self.net}
+        described = (describe(value, name, training=True) for name, value in options.items())
+        return {path: text for parts in described for path, text in parts.items()}
+
+    def _describe_run(self, optimizer: Optimizer, total_steps: int) -> None:
+        """Describe what two runs that share a checkpoint must have in common, beside the options."""
+        config = self.config
+        self.description |= describe(optimizer, "optimizer()", training=True)
+        self.description |= _describe_schedule(config.lr_scheduler, optimizer, total_steps)
+        self.description |= self._describe_data()
+        if dataset_length(self.data) is None:  # each worker reads its own examples
+            self.description["num_workers"] = f"{config.num_workers} in {self.fabric.world_size} processes"
+
+    def _describe_data(self) -> dict[str, str]:
+        """Describe the data that decide on the result, and keep some of them as a probe."""
+        options = {"seed": self.config.seed, "batch_size": self.config.batch_size}
+        parts, self.probe = describe_data(self.data, "data", **options)
+        if self.config.patience is not None and self.val_data is not None:
+            parts |= describe_data(self.val_data, "val_data", **options)[0]
+        return parts
+
+    def _probe_loss(self) -> float | None:
+        """Loss of the probe, in evaluation mode and without side effects."""
+        if self.probe is None or self.validate is None:
+            return None
+        with preserve_rng_state(), eval_mode(self.model), torch.no_grad():
+            seed_everything(self.config.seed, "probe")
+            loss = self.validate(self.model, self._move(self.probe)).get("loss")
+        return None if loss is None else float(loss)
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint and then rename it, so that the last complete one is never lost."""
+        from neuboots.serialization import atomic_file
+
         path, fabric = self.checkpoint, self.fabric
         if path is None:
             return
-        temporary = path.with_name(path.name + ".part")
+        now = self._describe_options()
+        self.description = {key: text for key, text in self.description.items() if now.get(key, text) == text}
         content = {
             "net": self.model,
             "optimizer": self.optimizer,
             "lr_scheduler": self.lr_scheduler.state_dict(),
             "state": dict(vars(self.state)),
-            "fingerprint": self.fingerprint(),
+            "description": self.description,
+            "python": sys.implementation.cache_tag,
+            "loss": self._probe_loss(),
         }
-        fabric.save(temporary, content)
-        fabric.barrier()
-        if fabric.is_global_zero:
-            if path.is_dir():  # a sharded checkpoint is a folder
-                shutil.rmtree(path)
-            os.replace(temporary, path)
+        with atomic_file(path) if fabric.is_global_zero else nullcontext(path) as temporary:
+            fabric.save(temporary, content)
+            if fabric.is_global_zero:
+                if temporary.is_dir():
+                    raise ArgumentError("strategy", self.config.strategy, "a strategy that saves one file")
+                _append_checksum(temporary)
         fabric.barrier()
 
     def _restore_checkpoint(self) -> None:
         """Load net, optimizer, scheduler and state, if there is a checkpoint; raise ArgumentError if of another run."""
         path = self.checkpoint
-        if path is None:
+        if path is None or not path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)  # raises now and not after the first epoch
-        if not path.exists():
-            return
-        if path.is_file():
-            self._check_fingerprint(path)
-        modules = {"net": self.model, "optimizer": self.optimizer}
-        rest = self.fabric.load(path, modules, strict=False, weights_only=True)
-        self.lr_scheduler.load_state_dict(rest["lr_scheduler"])
-        vars(self.state).update(rest["state"])
-
-    def _check_fingerprint(self, path: Path) -> None:
-        """Raise unless the checkpoint can be read and was written by this run."""
-        folder, hint = str(path.parent), "delete it, or choose another folder"
+        hint = "delete it, or choose another folder"
         try:
-            theirs = torch.load(path, map_location="cpu", weights_only=True)["fingerprint"]
+            content = _read_checkpoint(path)
+        except Exception as error:  # whatever a damaged file leads to
+            expected = f"a checkpoint that can be read ({path}: {type(error).__name__}: {error})"
+            raise ArgumentError("folder", str(path.parent), expected, hint=hint) from error
+        if differences := self._find_differences(content):
+            shown = "; ".join(f"{key} was {old}, is {new}" for key, (old, new) in differences[:6])
+            more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
+            raise ArgumentError("folder", str(path.parent), f"a checkpoint of the same run ({shown}{more})", hint=hint)
+        try:
+            self._load_content(path, content)
         except Exception as error:
-            expected = f"a checkpoint of neuboots ({path} cannot be read: {type(error).__name__})"
-            raise ArgumentError("folder", folder, expected, hint=hint) from error
-        ours = self.fingerprint().items()
-        differences = [f"{key} was {theirs.get(key)}, is {value}" for key, value in ours if theirs.get(key) != value]
-        if differences:
-            expected = f"a checkpoint of the same run ({'; '.join(differences)})"
-            raise ArgumentError("folder", folder, expected, hint=hint)
+            expected = f"a checkpoint that fits the run ({path}: {type(error).__name__}: {error})"
+            raise ArgumentError("folder", str(path.parent), expected, hint=hint) from error
+        old, new = content["loss"], self._probe_loss()
+        if old is not None and new is not None and not math.isclose(old, new, rel_tol=2e-3, abs_tol=1e-5):
+            expected = (
+                f"a checkpoint of the same run (the loss of {len(cast(Batch, self.probe).index)} examples at its "
+            )
+            expected += f"weights was {old:.6g}, is {new:.6g}: the net or the loss function computes something else)"
+            raise ArgumentError("folder", str(path.parent), expected, hint=hint)
+        self.description = {key: text for key, text in self.description.items() if key in content["description"]}
+
+    def _find_differences(self, content: dict[str, Any]) -> list[tuple[str, tuple[str, str]]]:
+        """Paths, old and new texts in which the run differs from that of a checkpoint; values before code."""
+        same_python = content["python"] == sys.implementation.cache_tag
+        differences = find_differences(content["description"], self.description, same_python=same_python)
+        if any(key.startswith(("data.", "val_data.")) for key in differences):
+            again = self._describe_data()  # data that draw random numbers of their own cannot be compared
+            random = {key for key, text in again.items() if self.description[key] != text}
+            differences = {key: texts for key, texts in differences.items() if key not in random}
+            self.probe = None if random else self.probe
+        return sorted(differences.items(), key=lambda item: "#" in item[1][0])
+
+    def _load_content(self, path: Path, content: dict[str, Any]) -> None:
+        """Load a checkpoint; raise an error if it does not fit."""
+        strategy = self.fabric.strategy
+        if strategy is not None and type(strategy).load_checkpoint is not _find_plain_load():  # parameters are sharded
+            self.fabric.load(path, {"net": self.model, "optimizer": self.optimizer}, strict=False, weights_only=True)
+        else:
+            self._check_weights(content["net"])
+            self._check_optimizer(content["optimizer"])
+            self.model.load_state_dict(content["net"])
+            self.optimizer.load_state_dict(tree_map_only(Tensor, torch.clone, content["optimizer"]))
+        theirs, ours = content["lr_scheduler"], self.lr_scheduler.state_dict()
+        if theirs.keys() != ours.keys() or not all(_alike(theirs[key], ours[key]) for key in ours):
+            raise ValueError("the state of the learning rate schedule has other entries")
+        self.lr_scheduler.load_state_dict(theirs)
+        state = content["state"]
+        if state.keys() != vars(self.state).keys() or not all(_alike(state[k], v) for k, v in vars(self.state).items()):
+            raise ValueError("the progress of the run has other entries")
+        if not 0 <= state["epoch"] <= self.config.epochs or state["step"] < 0 or state["waited"] < 0:
+            raise ValueError("the progress of the run is not possible")
+        if state["best"] is not None:
+            self._check_weights(state["best"])
+            state["best"] = tree_map_only(Tensor, torch.clone, state["best"])
+        vars(self.state).update(state)
+
+    def _check_weights(self, weights: Any) -> None:
+        """Raise ValueError unless the tensors have the names, shapes and types of the net's, and none became NaN."""
+        ours = self.model.state_dict()
+        if weights.keys() != ours.keys():
+            names = sorted(map(str, ours.keys() ^ weights.keys()))
+            raise ValueError(f"tensors of other names: {format_names(names, 3)}")
+        for name, mine in ours.items():
+            theirs = weights[name]
+            if isinstance(mine, Tensor):
+                if not isinstance(theirs, Tensor) or (theirs.shape, theirs.dtype) != (mine.shape, mine.dtype):
+                    raise ValueError(f"{name!r} has another shape or type")
+                if bool(theirs.isnan().any()) and not bool(mine.isnan().any()):
+                    raise ValueError(f"{name!r} contains NaN")
+        for name, parameter in self.net.named_parameters():
+            if parameter.requires_grad and name in weights and not bool(weights[name].isfinite().all()):
+                raise ValueError(f"{name!r} contains infinite values")
+
+    def _check_optimizer(self, theirs: Any) -> None:
+        """Raise ValueError unless the state is that of an optimizer with the same groups."""
+        ours = self.optimizer.state_dict()
+        groups, mine = theirs["param_groups"], ours["param_groups"]
+        if type(groups) is not list or len(groups) != len(mine):
+            raise ValueError("the optimizer has other groups of parameters")
+        for group, own in zip(groups, mine, strict=True):
+            if group.keys() - {"initial_lr"} != own.keys() - {"initial_lr"} or group["params"] != own["params"]:
+                raise ValueError("the optimizer has other options")
+            if not all(_alike(group[key], value) for key, value in own.items()):
+                raise ValueError("the optimizer has options of another type")
+        parameters = dict(enumerate(p for group in self.optimizer.param_groups for p in group["params"]))
+        for number, state in theirs["state"].items():
+            for key, value in state.items():
+                if not isinstance(key, str) or not isinstance(value, Tensor | list | int | float | None):
+                    raise ValueError(f"the state of the optimizer has an entry {key!r} of {type(value).__name__}")
+                if isinstance(value, Tensor):
+                    matches = value.numel() == 1 or value.shape == parameters[number].shape
+                    if not matches and type(self.optimizer).__module__ in _ELEMENTWISE:
+                        raise ValueError(f"the state {key!r} of the optimizer has another shape")
+                    if value.is_floating_point() and bool(value.isnan().any()):
+                        raise ValueError(f"the state {key!r} of the optimizer contains NaN")
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------
+
+_CHECKPOINT_TYPES = {
+    **{"net": dict, "optimizer": dict, "lr_scheduler": dict, "state": dict, "description": dict},
+    **{"python": str, "loss": float | None},
+}
+_ELEMENTWISE = {f"torch.optim.{name}" for name in ("sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop")}
+_MAGIC = b"neuboots checkpoint 2\n"
+_NUM_RATES = 200  # of a schedule that are compared
+
+
+def _describe_schedule(factory: SchedulerFactory, optimizer: Optimizer, total_steps: int) -> dict[str, str]:
+    """Describe a schedule by its state and its first learning rates, on a copy of the optimizer's options."""
+    twin = copy.copy(optimizer)
+    twin.param_groups = [
+        {key: value.clone() if key != "params" and isinstance(value, Tensor) else value for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer makes no steps
+        schedule = factory(twin, total_steps)
+        if isinstance(schedule, ReduceLROnPlateau):
+            return {}
+        parts = describe(schedule.state_dict(), "lr_scheduler()", training=True)
+        rates = []
+        for _ in range(min(total_steps, _NUM_RATES)):
+            rates.append(", ".join(f"{float(group['lr']):.5g}" for group in twin.param_groups))
+            schedule.step()
+    shown = ", ".join(rates[:3])
+    return parts | {
+        "lr_scheduler()": type(schedule).__name__,
+        "lr_scheduler().rates": f"{shown}, … {digest(*rates)}" if len(rates) > 3 else shown,
+    }
+
+
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Checksum of the first bytes of a file."""
+    value = 0
+    while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+        value = zlib.crc32(chunk, value)
+        size -= len(chunk)
+    return _MAGIC + value.to_bytes(4, "big")
+
+
+def _append_checksum(path: Path) -> None:
+    """Append the checksum of a file to it."""
+    with path.open("rb+") as file:
+        file.write(_checksum(file, path.stat().st_size))
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint whose parts have the right types; raise an error for any other file."""
+    if not path.is_file():  # a pipe would block
+        raise ValueError("it is not a file")
+    size, length = path.stat().st_size, len(_MAGIC) + 4
+    with path.open("rb") as file:
+        expected, stored = _checksum(file, size - length), file.read()
+    if not stored.startswith(_MAGIC):
+        raise ValueError("it is incomplete, or was not written by this version of neuboots")
+    if stored != expected:
+        raise ValueError("it is damaged: its checksum is another one")
+    with zipfile.ZipFile(path) as archive:  # what torch reads must not be larger than the file
+        entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
+        raise ValueError("it is compressed")
+    # with mmap, a storage that claims to be larger than its record cannot be read beyond the file
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if type(content) is not dict or content.keys() != _CHECKPOINT_TYPES.keys():
+        raise ValueError("it has other entries")
+    for key, kind in _CHECKPOINT_TYPES.items():
+        if not isinstance(content[key], kind):
+            raise ValueError(f"{key!r} is a {type(content[key]).__name__}")
+    if not all(type(text) is str for item in content["description"].items() for text in item):
+        raise ValueError("'description' has other values than texts")
+    required = {"epochs", "batch_size", "seed", "precision", "data", "model", "method", "optimizer", "lr_scheduler()"}
+    if missing := required - content["description"].keys():
+        raise ValueError(f"'description' has no {min(missing)!r}")
+    _check_values(content, size)
+    return cast(dict[str, Any], content)
+
+
+def _check_values(content: Any, limit: int) -> None:
+    """Raise ValueError unless there are at most `limit` tensors, numbers, texts, and containers of them."""
+    stack, count = [(content, 0)], 0
+    while stack:
+        value, depth = stack.pop()
+        count += 1
+        if count > limit or depth > 50:
+            raise ValueError("it has too many values")
+        if isinstance(value, Mapping):
+            stack += [(item, depth + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list | tuple | set):
+            stack += [(item, depth + 1) for item in value]
+        elif isinstance(value, Tensor):
+            dense = value.layout is torch.strided and value.device.type == "cpu"
+            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise ValueError("a tensor is larger than its memory")
+        elif not isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device | None):
+            raise ValueError(f"it has a value of {type(value).__name__}")
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two values are of one kind: two numbers, two texts, … ; None may become anything."""
+    if b is None or isinstance(b, bool) or isinstance(a, bool):
+        return b is None or type(a) is type(b)
+    if isinstance(b, int | float):
+        return isinstance(a, int | float) and not math.isnan(a)
+    if isinstance(b, list | tuple):
+        return isinstance(a, list | tuple)
+    return isinstance(a, dict) if isinstance(b, dict) else type(a) is type(b)
+
+
+def _find_plain_load() -> Any:
+    """Function that loads a checkpoint where each process has all parameters."""
+    from lightning_fabric.strategies.strategy import Strategy
+
+    return Strategy.load_checkpoint
 
 
 @contextmanager
@@ -625,24 +865,6 @@ def describe_callable(function: Any) -> str:
         args = [describe_callable(value) if callable(value) else repr(value) for value in function.args]
         return " ".join([describe_callable(function.func), *args, str(sorted(function.keywords.items()))])
     return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def describe_method(method: Any) -> str:
-    """Return a method's name and options, the same in every process, for the fingerprint of checkpoints.
-
-    Args:
-        method: A method.
-
-    Returns:
-        Its description.
-    """
-    options = {option.name: _describe_option(getattr(method, option.name)) for option in fields(method)}
-    return f"{type(method).__name__} {options}"
-
-
-def _describe_option(value: Any) -> str:
-    plain = (bool, int, float, str, nn.Module, type(None))
-    return repr(value) if is_dataclass(value) or isinstance(value, plain) else describe_callable(value)
 
 
 @contextmanager
@@ -816,7 +1038,7 @@ class BaseMethod(ABC, Generic[P]):
             inputs.config,
             val_data=inputs.val_data,
             validate=validate,
-            identity=describe_method(self),
+            identity=self,
         )
 
     def _train_net(self, net: nn.Module, inputs: FitInputs, before_step: Callable[[Batch], None] | None = None) -> None:

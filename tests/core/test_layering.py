@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 FILES = sorted((SRC / "neuboots").rglob("*.py"))
 
 LAYERS = (
-    "_validation", "_prng", "weights", "losses", "loading", "head", "prediction",
+    "_validation", "_prng", "weights", "losses", "loading", "_fingerprint", "head", "prediction",
     "training", "methods", "serialization", "nets", "testing", "metrics", "data",
     "evaluation", "estimators", "report", "app", "cli",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig
+from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig, training
 from neuboots.loading import EpochLoader, load_targets
 from neuboots.methods.neuboots import BootstrapGenerator, make_blocks
 from neuboots.nets import MLP
@@ -43,6 +44,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 class CrashError(Exception):
     """Stands for a machine that stops."""
+
+
+FINGERPRINT = 30  # reads of the 30 examples that a checkpoint's description is made from
 
 
 class CrashAt(Dataset[Any]):
@@ -68,7 +72,7 @@ def test_crashed_run_resumes_to_the_same_weights(method: Any, reads: int, tmp_pa
     whole = method.fit(dropout_net, Augmented(), CONFIG).state_dict()
     config = replace(CONFIG, folder=tmp_path, checkpoint_steps=1)
     with pytest.raises(CrashError):
-        method.fit(dropout_net, CrashAt(Augmented(), reads + 1), config)
+        method.fit(dropout_net, CrashAt(Augmented(), FINGERPRINT + reads + 1), config)
     resumed = method.fit(dropout_net, Augmented(), config)
     assert same(resumed.state_dict(), whole)
 
@@ -77,10 +81,10 @@ def test_epoch_checkpoints_resume_to_the_same_weights(tmp_path: Path) -> None:
     whole = NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict()
     config = replace(CONFIG, folder=tmp_path)
     with pytest.raises(CrashError):
-        NeuBoots().fit(dropout_net, CrashAt(Augmented(), 80), config)
+        NeuBoots().fit(dropout_net, CrashAt(Augmented(), FINGERPRINT + 80), config)
     assert same(NeuBoots().fit(dropout_net, Augmented(), config).state_dict(), whole)
-    # a finished run is not repeated: nothing is read but the two rows that show the net an input
-    assert same(NeuBoots().fit(dropout_net, CrashAt(Augmented(), 2), config).state_dict(), whole)
+    # a finished run is not repeated: nothing is read but the two rows that show the net an input, and the fingerprint
+    assert same(NeuBoots().fit(dropout_net, CrashAt(Augmented(), 2 + FINGERPRINT), config).state_dict(), whole)
 
 
 @pytest.mark.parametrize("fabric_first", [False, True])
@@ -98,7 +102,7 @@ def test_one_cpu_needs_no_fabric_and_trains_as_with_it(
     whole = fit(Augmented(), config, with_fabric=True).state_dict()
     config = replace(config, folder=tmp_path)
     with pytest.raises(CrashError):
-        fit(CrashAt(Augmented(), 73), config, with_fabric=fabric_first)
+        fit(CrashAt(Augmented(), FINGERPRINT + 73), config, with_fabric=fabric_first)
     assert same(fit(Augmented(), config, with_fabric=not fabric_first).state_dict(), whole)
 
 
@@ -144,18 +148,223 @@ def test_weights_independent_of_workers() -> None:
     assert same(alone, helped)
 
 
-def test_checkpoint_of_another_run_raises(tmp_path: Path) -> None:
-    config = replace(CONFIG, folder=tmp_path)
-    NeuBoots().fit(dropout_net, Augmented(), config)
-    for method, other, difference in [
-        (NeuBoots(), replace(config, seed=1), "seed was 0, is 1"),
-        (NeuBoots(), replace(config, optimizer=SGD), "optimizer was AdamW"),
-        (Deterministic(), config, "method was NeuBoots"),
-        (NeuBoots(warmup=1), config, "method was NeuBoots"),
-        (NeuBoots(nn.CrossEntropyLoss(ignore_index=1)), config, "method was NeuBoots"),
-    ]:
-        with pytest.raises(ArgumentError, match=f"folder=.*{difference}"):
-            method.fit(dropout_net, Augmented(), other)
+class Noisy(IterableDataset[Any]):
+    """A stream that draws as it goes."""
+
+    def __init__(self, n: int = 24) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        for i in range(self.n):
+            yield rows(4, seed=i) + 0.1 * torch.randn(4), i % 3
+
+
+RATE = 0.1
+
+
+def sgd_of_a_global(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE)
+
+
+def closure_loss(power: float) -> Any:
+    return lambda outputs, y: F.cross_entropy(outputs, y, reduction="none") ** power
+
+
+class PowerLoss:
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none") ** self.power
+
+
+class Act(nn.Module):
+    """A net with an activation, a dropout rate, a fixed scale, and a frozen layer."""
+
+    def __init__(self, act: Any = F.relu, p: float = 0.1, scale: float = 1.0, frozen: float = 1.0) -> None:
+        super().__init__()
+        self.act, self.p, self.calls, self.log = act, p, 0, list[int]()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.body.weight = nn.Parameter(frozen * rows(8, 4), requires_grad=False)
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        return self.head(F.dropout(self.act(self.scale * self.body(x)), self.p, self.training))
+
+
+class ActInCode(Act):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.gelu(self.body(x)))
+
+
+ActInCode.__name__ = "Act"
+
+
+def double_relu(x: Tensor) -> Tensor:
+    return 2 * F.relu(x)
+
+
+class Numbered(Dataset[Any]):
+    """Rows that are not in memory."""
+
+    def __init__(self, shift: float = 0.0, targets: Tensor | None = None) -> None:
+        self.shift = shift
+        if targets is not None:
+            self.targets = targets
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, i: int) -> Any:
+        return rows(4, seed=i) + self.shift, getattr(self, "targets", torch.arange(70) % 3)[i]
+
+
+X, Y = rows(20, 4), torch.arange(20) % 3
+RUN: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "model": Act, "data": (X, Y), "val_data": (X, Y), "patience": 3,
+                       "optimizer": SGD, "lr_scheduler": constant_schedule}  # fmt: skip
+OTHER_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one number": ({}, {"data": (X + 1e-6 * (X[7, 2] == X), Y)}, "data.all inputs"),
+    "a NaN": ({}, {"val_data": (X.where(X[3, 1] != X, torch.nan), Y)}, "val_data.all inputs"),
+    "targets": ({}, {"data": (X, Y.flip(0))}, "data.all targets"),
+    "type": ({}, {"data": (X.double(), Y)}, "data.inputs"),
+    "validation": ({}, {"val_data": (X + 1, Y)}, "val_data.inputs"),
+    "rows": ({"data": Numbered()}, {"data": Numbered(0.5)}, "data.inputs"),
+    "one target": (
+        {"data": Numbered(targets=torch.arange(70) % 3)},
+        {"data": Numbered(targets=(torch.arange(70) % 3).where(torch.arange(70) != 34, 0))},
+        "data.all targets",
+    ),
+    "stream": ({"data": Noisy(24)}, {"data": [(rows(4, seed=i), i % 3) for i in range(24)]}, "data"),
+    "lambda": (
+        {},
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.06, momentum=0.9)},
+        "groups.0..lr was 0.05, is 0.06",
+    ),
+    "decay": ({}, {"optimizer": partial(SGD, weight_decay=0.1)}, "groups.0..weight_decay was 0, is 0.1"),
+    "tensor": (
+        {"optimizer": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1))},
+        {"optimizer": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.2))},
+        "groups.0..lr",
+    ),
+    "schedule": (
+        {"lr_scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.9**t)},
+        {"lr_scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.8**t)},
+        "lr_scheduler...rates",
+    ),
+    "loss lambda": ({"loss": closure_loss(1)}, {"loss": closure_loss(2)}, "method.loss.power. was 1, is 2"),
+    "loss object": ({"loss": PowerLoss(1)}, {"loss": PowerLoss(2)}, "method.loss.power was 1, is 2"),
+    "loss function": (
+        {"loss": lambda outputs, y: F.cross_entropy(outputs, y, reduction="none")},
+        {"loss": lambda outputs, y: F.cross_entropy(outputs, y, reduction="none") + 1},
+        "method.loss",
+    ),
+    "loss weight": ({}, {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 1.0]))}, "method.loss.weight was None"),
+    "activation": ({}, {"model": partial(Act, F.gelu)}, "model.act was .*relu, is .*gelu"),
+    "lambda activation": (
+        {"model": partial(Act, lambda x: x.relu())},
+        {"model": partial(Act, lambda x: x.sigmoid())},
+        "model.act",
+    ),
+    "code": ({}, {"model": ActInCode}, "model"),
+    "dropout rate": ({}, {"model": partial(Act, p=0.2)}, "model.p was 0.1, is 0.2"),
+    "buffer": ({}, {"model": partial(Act, scale=2.0)}, "model.scale"),
+    "frozen weights": ({}, {"model": partial(Act, frozen=2.0)}, "model.body.weight"),
+}
+
+
+def fit_run(folder: Path, options: dict[str, Any], **config: Any) -> Any:
+    run = RUN | options
+    config = {"folder": folder, **{name: run[name] for name in ("patience", "optimizer", "lr_scheduler")}, **config}
+    streams = {"steps_per_epoch": 3 if isinstance(run["data"], IterableDataset) else None}
+    options = replace(CONFIG, epochs=2, **config, **streams)  # type: ignore[assignment]
+    return Deterministic(run["loss"]).fit(run["model"], run["data"], options, val_data=run["val_data"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_checkpoint_of_another_run_raises(name: str, tmp_path: Path) -> None:
+    first, second, difference = OTHER_RUNS[name]
+    before = torch.get_rng_state()
+    fit_run(tmp_path, first)
+    fit_run(tmp_path, first)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ArgumentError, match=f"folder=.*{difference}") as caught:
+        fit_run(tmp_path, second)
+    assert caught.value.name == "folder"
+
+
+def test_checkpoint_of_other_globals_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit_run(tmp_path, {"optimizer": sgd_of_a_global})
+    monkeypatch.setitem(globals(), "RATE", 0.2)
+    with pytest.raises(ArgumentError, match="optimizer.RATE. was 0.1, is 0.2"):
+        fit_run(tmp_path, {"optimizer": sgd_of_a_global})
+    net = Act(double_relu)
+    fit_run(tmp_path / "net", {"model": net})
+    monkeypatch.setattr(double_relu, "__code__", (lambda x: 3 * F.relu(x)).__code__)
+    with pytest.raises(ArgumentError, match="model.act"):
+        fit_run(tmp_path / "net", {"model": net})
+
+
+def test_checkpoint_of_a_net_with_another_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attribute and no code of the net differs, but a function of a library that it calls."""
+    fit_run(tmp_path, {"model": partial(Act, p=0.0)})
+    monkeypatch.setattr(F, "dropout", lambda x, p, training: x + 1)
+    with pytest.raises(ArgumentError, match="folder=.*loss"):
+        fit_run(tmp_path, {"model": partial(Act, p=0.0)})
+
+
+class OwnRandomness(Numbered):
+    """Draws numbers that no seed determines."""
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(np.random.default_rng().normal(size=4)).float(), i % 3
+
+
+def test_unchanged_run_resumes(tmp_path: Path) -> None:
+    """The same module after Ctrl-C, code on other lines, closures that keep a log, other workers, random data."""
+    log: list[float] = []
+
+    def interrupt(report: EpochReport) -> None:
+        raise KeyboardInterrupt
+
+    def logged(outputs: Tensor, y: Tensor) -> Tensor:
+        log.append(0.0)
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    net, reports = Act(lambda x: x.relu()), list[EpochReport]()
+    first = {"model": net, "data": Numbered(), "loss": logged}
+    with pytest.raises(KeyboardInterrupt):
+        fit_run(tmp_path / "a", first, on_epoch=interrupt)
+    net.act = lambda x: x.relu()
+    fit_run(tmp_path / "a", first, on_epoch=reports.append, progress=True, checkpoint_steps=2, devices="1")
+    fit_run(tmp_path / "b", {"data": OwnRandomness()})
+    fit_run(tmp_path / "b", {"data": OwnRandomness()}, on_epoch=reports.append)
+    assert [report.epoch for report in reports] == [1]
+
+
+def test_members_of_another_run_raise(tmp_path: Path) -> None:
+    """Members that are trained together, sequentially, and as replicates of a calibration."""
+    config = replace(CONFIG, epochs=1, folder=tmp_path / "a")
+    for vectorized in (True, False):
+        config = replace(CONFIG, epochs=1, folder=tmp_path / str(vectorized))
+        method = DeepEnsemble(num_members=2, vectorized=vectorized)
+        for data in ((X, Y), (X, Y)):
+            method.fit(lambda: MLP(4, 3, widths=(4,)), data, config)
+        with pytest.raises(ArgumentError, match="folder=.*data.all inputs"):
+            method.fit(lambda: MLP(4, 3, widths=(4,)), (X + 1, Y), config)
+        with pytest.raises(ArgumentError, match=r"folder=.*method\[0\].loss.label_smoothing was 0, is 0.1"):
+            replace(method, loss=nn.CrossEntropyLoss(label_smoothing=0.1)).fit(
+                lambda: MLP(4, 3, widths=(4,)), (X, Y), config
+            )
+
+
+def test_code_is_not_compared_between_versions_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = OTHER_RUNS["loss function"]
+    fit_run(tmp_path, first)
+    monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
+    monkeypatch.setattr(training._Run, "_probe_loss", lambda run: None)
+    fit_run(tmp_path, second)
 
 
 @pytest.mark.parametrize("content", ["text", "other"])
@@ -214,7 +423,7 @@ def test_early_stopping_resumes_to_the_same_weights(tmp_path: Path) -> None:
     whole = NeuBoots().fit(dropout_net, Augmented(), config, val_data=held_out).state_dict()
     cut = replace(config, folder=tmp_path)
     with pytest.raises(CrashError):
-        NeuBoots().fit(dropout_net, CrashAt(Augmented(), 70), cut, val_data=held_out)
+        NeuBoots().fit(dropout_net, CrashAt(Augmented(), FINGERPRINT + 70), cut, val_data=held_out)
     assert same(NeuBoots().fit(dropout_net, Augmented(), cut, val_data=held_out).state_dict(), whole)
 
 
@@ -239,17 +448,6 @@ def test_last_single_example_joins_the_previous_batch(n: int, sizes: list[int]) 
     assert [len(batch.index) for _, batch, _ in EpochLoader(data, batch_size=4, seed=0).epoch(0)] == sizes
     if n > 1:
         Deterministic().fit(dropout_net, data, replace(CONFIG, batch_size=4))  # BatchNorm refuses a single row
-
-
-class Noisy(IterableDataset[Any]):
-    """A stream that draws as it goes."""
-
-    def __init__(self, n: int = 24) -> None:
-        self.n = n
-
-    def __iter__(self) -> Any:
-        for i in range(self.n):
-            yield rows(4, seed=i) + 0.1 * torch.randn(4), i % 3
 
 
 def test_stream_resumes_to_the_same_weights(tmp_path: Path) -> None:

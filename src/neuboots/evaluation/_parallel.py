@@ -8,27 +8,18 @@ with the missing jobs. The folder also stores a fingerprint of the settings; a r
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
 
+from neuboots._fingerprint import describe, hash_description
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.loading import _unwrap_subsets, get_tensors, preserve_rng_state, seed_everything
 from neuboots.serialization import read_json, write_json
 from neuboots.training import TrainingConfig, initialize_model, progress_bar
-
-_NUM_HASHED_ROWS = 18  # of a data set that is not in memory: the first, the last, and some between
 
 
 def run_jobs(
@@ -118,9 +109,9 @@ def cached_result(file: Path | None, compute: Callable[[Path | None], Any]) -> A
 def fingerprint(**settings: Any) -> str:
     """Hash of everything that results depend on, equal in every process.
 
-    Arrays, tensors and weights are hashed whole, functions by their code and the variables they capture, data sets
-    that are not in memory by their length, targets and some rows. Fields of a `TrainingConfig` that change no result
-    are ignored: progress, workers, folder, checkpoints and callbacks.
+    Arrays, tensors and weights are hashed whole, functions by their code, the variables they capture and the globals
+    they read, nets also by their attributes, data sets that are not in memory by their length, targets and some rows.
+    Fields of a `TrainingConfig` that change no result are ignored: progress, workers, folder, checkpoints, callbacks.
 
     Args:
         **settings: The settings by name.
@@ -133,67 +124,7 @@ def fingerprint(**settings: Any) -> str:
         >>> a == b != c
         True
     """
-    from joblib import hash as joblib_hash
-
-    return str(joblib_hash(_describe(settings)))
-
-
-def _describe(value: Any) -> str:
-    """Text that is equal for equal settings, whatever the process."""
-    match value:
-        case Tensor() if is_lazy(value):
-            return "uninitialized"
-        case Tensor():
-            data = value.detach().cpu().resolve_conj().contiguous().flatten().view(torch.uint8).numpy()
-            return f"{value.dtype}{tuple(value.shape)}{_describe(data)}"
-        case np.ndarray():
-            from joblib import hash as joblib_hash
-
-            return str(joblib_hash(value))
-        case nn.Module():
-            return _describe((type(value), repr(value), dict(value.state_dict())))
-        case TrainingConfig():
-            ignored = {"progress", "num_workers", "folder", "checkpoint_steps", "on_epoch"}
-            return _describe({f.name: getattr(value, f.name) for f in fields(value) if f.name not in ignored})
-        case DataLoader():
-            drop = value.batch_size if value.drop_last else None
-            return _describe(("loader", value.dataset, type(value.sampler), drop))
-        case Mapping():
-            return f"{{{', '.join(sorted(f'{_describe(key)}: {_describe(value[key])}' for key in value))}}}"
-        case set() | frozenset():
-            return f"{{{', '.join(sorted(map(_describe, value)))}}}"
-        case str() | bytes() | range():
-            return repr(value)
-        case Sequence():
-            return f"({', '.join(map(_describe, value))})"
-        case partial():
-            return _describe(("partial", value.func, value.args, value.keywords))
-        case FunctionType():
-            captured = (value.__defaults__, value.__kwdefaults__, [c.cell_contents for c in value.__closure__ or ()])
-            return _describe((value.__module__, value.__qualname__, value.__code__, captured))
-        case CodeType():
-            return _describe((value.co_code, value.co_names, value.co_consts))
-        case type():
-            return f"{value.__module__}.{value.__qualname__}"
-        case _ if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-            return _describe_rows(value)
-        case _ if is_dataclass(value):
-            return _describe((type(value), {f.name: getattr(value, f.name) for f in fields(value) if f.compare}))
-    described = getattr(value, "__dict__", {}) if " object at 0x" in repr(value) else repr(value)
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", _describe((type(value), described)))
-
-
-def _describe_rows(data: Any) -> str:
-    """Length and tensors of a data set in memory; else its length, targets and some rows, read under a fixed seed."""
-    tensors, rows = get_tensors(data)
-    if tensors is not None:
-        return _describe((len(data), [tensor if rows is None else tensor[rows] for tensor in tensors]))
-    places = np.linspace(0, len(data) - 1, min(len(data), _NUM_HASHED_ROWS)).round().astype(int)
-    with preserve_rng_state():
-        seed_everything(0, "identity")
-        some = [data[int(i)] for i in places]
-    base, rows = _unwrap_subsets(data)
-    return _describe((type(base), len(data), rows, getattr(base, "targets", None), some))
+    return hash_description(describe(settings))
 
 
 # -- repeated fits -------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from neuboots.training import (
     FitInputs,
     P,
     TrainingConfig,
-    describe_callable,
     mean_loss,
     validation_metrics,
 )
@@ -272,10 +271,10 @@ def _run_in_training_mode(ensemble: nn.Module, num_members: int, example: Any) -
 
 def exclude_from_weight_decay(config: TrainingConfig, parameters: Iterable[nn.Parameter]) -> TrainingConfig:
     """Return training options without weight decay on these parameters."""
-    excluded = {id(parameter) for parameter in parameters}
+    factors, make = list(parameters), config.optimizer
 
     def optimizer(parameters: list[nn.Parameter]) -> Optimizer:
-        made = config.optimizer(parameters)
+        excluded, made = {id(parameter) for parameter in factors}, make(parameters)
         for group in list(made.param_groups):
             mine = [parameter for parameter in group["params"] if id(parameter) in excluded]
             if mine and group.get("weight_decay"):
@@ -283,7 +282,6 @@ def exclude_from_weight_decay(config: TrainingConfig, parameters: Iterable[nn.Pa
                 made.add_param_group({**group, "params": mine, "weight_decay": 0.0})
         return made
 
-    optimizer.__qualname__ = describe_callable(config.optimizer)  # identifies it in a checkpoint
     return replace(config, optimizer=optimizer)
 
 

@@ -50,7 +50,6 @@ from neuboots.training import (
     FitInputs,
     TrainingConfig,
     describe_callable,
-    describe_method,
     initialize_model,
     mean_validation_metrics,
     train,
@@ -173,7 +172,7 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
             loss=self.loss,
             seeds=seeds,
             weights=self._draw_weights(data, config.seed),
-            identity=describe_method(replace(self, num_members=1, vectorized=None)),  # a member is independent of K
+            identity=replace(self, num_members=1, vectorized=None),  # a member is independent of K
             val_data=inputs.val_data,
             perturb=self._make_perturbation(data, config),
             vectorized=self.vectorized,
@@ -317,7 +316,7 @@ def fit_members(
     loss: Loss,
     seeds: Sequence[int],
     weights: Tensor | None,
-    identity: str,
+    identity: Any,
     val_data: Dataset[Any] | None = None,
     perturb: Perturbation | None = None,
     vectorized: bool | None = None,
@@ -331,7 +330,7 @@ def fit_members(
         loss: Loss with one value per example.
         seeds: Seed of each net, which decides on the order of its batches.
         weights: Weights of the n examples for each net, (K, n); None for 1.
-        identity: Describes what is trained, to recognise its checkpoints.
+        identity: What is trained, to recognise its checkpoints.
         val_data: Validation data.
         perturb: Function that returns further inputs to train on.
         vectorized: Whether to train the nets together; None decides by the net.
@@ -349,18 +348,18 @@ def fit_members(
     def fit(net: nn.Module, w: Tensor | None, config: TrainingConfig, which: str, **options: Any) -> None:
         stacked = isinstance(net, StackedNets)
         objective = _EnsembleObjective(loss, w, perturb, stacked)
-        options |= {"val_data": val_data, "validate": partial(_validate, loss, stacked), "identity": identity + which}
+        options |= {"val_data": val_data, "validate": partial(_validate, loss, stacked), "identity": (identity, which)}
         train(net, data, lambda epoch: objective, config, **options)
 
     if _is_vectorizable(nets, data, config, examples[0], vectorized):
         stacked = StackedNets(nets)
-        fit(stacked, weights, config, f" {len(nets)} together", seeds=seeds)
+        fit(stacked, weights, config, f"{len(nets)} together", seeds=seeds)
         return stacked
     for k, (net, seed) in enumerate(zip(nets, seeds, strict=True)):
         folder = None if config.folder is None else Path(config.folder) / f"member-{k}"
         title = f"member {k + 1}/{len(nets)}" if len(nets) > 1 else ""
         member_config = replace(config, seed=seed, folder=folder)
-        fit(net, None if weights is None else weights[k], member_config, f" {k}", title=title)
+        fit(net, None if weights is None else weights[k], member_config, f"member {k}", title=title)
     return nn.ModuleList(nets)
 
 

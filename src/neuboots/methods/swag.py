@@ -37,7 +37,6 @@ from neuboots.training import (
     FitInputs,
     SchedulerFactory,
     TrainingConfig,
-    describe_callable,
     prepare_net,
 )
 
@@ -210,7 +209,6 @@ def _make_constant_tail(lr_scheduler: SchedulerFactory, start: int, rate: float 
         first = lr_scheduler(optimizer, total_steps)
         return first if isinstance(first, ReduceLROnPlateau) else _ConstantTailLR(first, start, rates)
 
-    make.__qualname__ = f"{describe_callable(lr_scheduler)}, then constant"  # identifies it in a checkpoint
     return make
 
 

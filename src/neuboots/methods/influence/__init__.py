@@ -32,7 +32,7 @@ from neuboots.methods.influence._head import HeadPredictor, build_head_predictor
 from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors, check_tangent
 from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Predictor
-from neuboots.training import FitInputs, describe_method, initialize_model
+from neuboots.training import FitInputs, initialize_model
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
@@ -158,7 +158,7 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             loss=self.loss,
             seeds=[config.seed] * (1 + count),
             weights=torch.cat([torch.ones(1, n), Dirichlet().sample(keys, n).float()]),  # (1 + K, n)
-            identity=describe_method(replace(self, num_calibration_fits=0)),
+            identity=replace(self, num_calibration_fits=0),
             val_data=inputs.val_data,
         )
         return [net.eval() for net in (members.nets() if isinstance(members, StackedNets) else members)]
