@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
 from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots._validation import ArgumentError
 from neuboots.losses import GaussianNLL
 from neuboots.methods.influence import TangentPredictor, _tangent
 from neuboots.methods.influence._tangent import Jacobian, build_tangent_predictors
@@ -455,10 +456,16 @@ def test_explicit_rows_that_are_not_stored_are_computed_again(odd: nn.Module, mo
     rows = jacobian.rows(x)
     kernel, along = jacobian.kernel(rows, rows), jacobian.along(rows)
     assert len(rows.stored) == 1
-    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 700)  # one or two rows at a time
-    rows = jacobian.rows(x, batch_rows=3)
-    torch.testing.assert_close(jacobian.kernel(rows, rows), kernel, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(jacobian.along(rows), along, rtol=1e-6, atol=1e-8)
+    other_rows = jacobian.rows(noise(5, 6, seed=1))
+    cross = jacobian.kernel(rows, other_rows)
+    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 700)  # one or two rows at a time
+    for held in (1, 2000, 1 << 20):  # one block, some, all
+        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", held)
+        rows = jacobian.rows(x, batch_rows=3)
+        torch.testing.assert_close(jacobian.kernel(rows, rows), kernel, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(jacobian.along(rows), along, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(jacobian.kernel(rows, jacobian.rows(other_rows.x)), cross, rtol=1e-6, atol=1e-8)
+        assert bool(rows.stored) == (held > 2000)
 
 
 def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,9 +490,32 @@ def test_many_backward_passes_give_a_warning(odd: nn.Module, monkeypatch: pytest
     monkeypatch.setattr(_tangent, "_MANY_PASSES", 20)
     with pytest.warns(UserWarning, match="about 24 backward passes"):
         InfluenceBootstrap(layers="all").from_trained(odd, data)
-    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 700)
+    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", 700)
     with pytest.warns(UserWarning, match=r"about \d{3} backward passes"):
         InfluenceBootstrap(layers="all").from_trained(odd, data)
+    monkeypatch.setattr(_tangent, "_MAX_PASSES", 20)
+    with pytest.raises(ArgumentError, match=r"\d{3} backward passes") as raised:
+        InfluenceBootstrap(layers="all").from_trained(odd, data)
+    assert raised.value.name == "layers"
+
+
+def test_rows_of_the_training_data_are_differentiated_about_once(
+    odd: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not all of them are held, each is computed again for half of the others, not for all."""
+    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 1)
+    rows = Jacobian(odd, "all", noise(2, 6)).rows(noise(12, 6))
+    counts = []
+    for tiles in (1, 2, 3):
+        jacobian, seen = Jacobian(odd, "all", noise(2, 6)), []
+        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", 12 * 2 * jacobian._explicit_size // tiles)
+        jacobian.on_row = partial(seen.append, 1)
+        rows = jacobian.rows(noise(12, 6))
+        jacobian.kernel(rows, rows)
+        counts.append(len(seen))
+        assert len(seen) <= jacobian.count_passes(12, 2)
+    assert counts == [12, 12 + 12 + 6, 12 + 12 + 8 + 4]
 
 
 def squeezed_before(net: Any, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError, check_memory
+from neuboots._validation import ArgumentError, available_memory, check_memory
 from neuboots.head import (
     add_output_axis,
     call_net,
@@ -63,7 +63,7 @@ from neuboots.methods._least_squares import (
 from neuboots.methods.influence._head import check_num_blocks
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.prediction import Moments, SampleStream, num_bytes
-from neuboots.training import FitInputs
+from neuboots.training import FitInputs, progress_bar
 from neuboots.weights import assign_blocks
 
 if TYPE_CHECKING:
@@ -71,10 +71,12 @@ if TYPE_CHECKING:
 
 Layers = int | Literal["all"]
 _CHUNK_ELEMENTS = 1 << 24  # of k(x, X)
-_MAX_STORED_ELEMENTS = 1 << 26  # of the deviations of all inputs, and of explicit rows of J; beyond: computed again
+_MAX_STORED_ELEMENTS = 1 << 26  # of the deviations of all inputs; beyond: computed again
+_MAX_TILE_ELEMENTS = 1 << 28  # of explicit rows of J that are held; beyond: computed again
+_BLOCK_ELEMENTS = 1 << 24  # of explicit rows of J that are multiplied at once
 _MIN_EIGENVALUE = 1e-10  # relative to λ: smaller ones move an output by at most 1e-5 of what others do
 _BATCH_ROWS = 256
-_MANY_PASSES = 30_000  # backward passes that are worth a warning
+_MANY_PASSES, _MAX_PASSES = 30_000, 3_000_000  # backward passes that are worth a warning, and that are refused
 
 
 # -- the Jacobian --------------------------------------------------------------------------------------
@@ -102,14 +104,14 @@ class JacobianRows:
         z: All outputs of the net: (N, ·).
         outputs: C, the number of leading outputs that are differentiated.
         factors: Of each Linear layer.
-        stored: The explicit part, once it was computed and is small: (N, C, P).
+        stored: The explicit part, once it was computed and is small: its first row and rows (rows, C, P) of each block.
     """
 
     x: Any
     z: Tensor
     outputs: int
     factors: tuple[LinearFactors, ...]
-    stored: list[Tensor] = field(default_factory=list)
+    stored: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 class Jacobian:
@@ -139,6 +141,7 @@ class Jacobian:
 
     def __init__(self, net: nn.Module, layers: Layers, example: Any, *, outputs: int | None = None) -> None:
         self.net, self.outputs, self._needs_two_rows = net, outputs, False
+        self.on_row: Callable[[], object] = lambda: None  # called after each explicit row
         self._needs_two_rows = not self._accepts_one_row(example)
         called = _find_layers(net, example)
         chosen = list(called) if layers == "all" else list(called)[-layers:]
@@ -190,7 +193,7 @@ class Jacobian:
         if self._explicit:
             weights = dict(self.net.named_parameters())
             theta = torch.cat([weights[name].detach().flatten() for name in self._explicit]).double()
-            total += torch.cat([J.double() @ theta for _, J in self._tiles(rows)])
+            total += torch.cat([J.double() @ theta for _, J in self._blocks(rows)])
         return total
 
     def kernel(self, rows: JacobianRows, others: JacobianRows) -> Tensor:
@@ -200,24 +203,46 @@ class Jacobian:
             inputs = mine.a.double() @ theirs.a.double().T
             slopes = mine.d.double().flatten(0, 1) @ theirs.d.double().flatten(0, 1).T
             total += slopes.view_as(total) * inputs[:, None, :, None]  # (aᵀa′ + 1) dᵀd′
-        if self._explicit:
-            for start, mine_J in self._tiles(rows):
-                for other, their_J in self._tiles(others):
-                    part = mine_J.flatten(0, 1).double() @ their_J.flatten(0, 1).double().T
-                    where = (slice(start, start + len(mine_J)), slice(None), slice(other, other + len(their_J)))
-                    total[where] += part.view(*mine_J.shape[:2], *their_J.shape[:2])
+        if not self._explicit:
+            return total.flatten(2, 3).flatten(0, 1)
+        for start, tile in self._tiles(rows):
+            for other, theirs_J in self._blocks(others, start if rows is others else 0):
+                right = theirs_J.flatten(0, 1).double().T
+                for first, mine_J in tile:
+                    if rows is others and first > other:
+                        continue  # K is symmetric
+                    part = (mine_J.flatten(0, 1).double() @ right).view(*mine_J.shape[:2], *theirs_J.shape[:2])
+                    here, there = slice(first, first + len(mine_J)), slice(other, other + len(theirs_J))
+                    total[here, :, there] += part
+                    if rows is others and first < other:
+                        total[there, :, here] += part.permute(2, 3, 0, 1)
         return total.flatten(2, 3).flatten(0, 1)
 
-    def warn_of_cost(self, n: int, outputs: int) -> None:
-        """Warn if the kernel of n rows takes very many backward passes."""
-        tiles = -(-n * outputs * self._explicit_size // _MAX_STORED_ELEMENTS)
-        passes = n * outputs * (tiles + (tiles > 1))
+    @property
+    def has_explicit(self) -> bool:
+        """Whether some weights are differentiated row by row."""
+        return bool(self._explicit)
+
+    def count_passes(self, n: int, outputs: int) -> int:
+        """How many explicit rows are computed for the kernel of n rows: more than n if not all of them are held."""
+        tiles = -(-n // self._tile_rows(outputs))
+        return n if tiles == 1 else n + n * (tiles + 1) // 2
+
+    def check_cost(self, layers: Layers, n: int, outputs: int) -> None:
+        """Warn if the kernel of n rows takes very many backward passes; raise ArgumentError if too many, or memory."""
+        if not self._explicit:
+            return
+        hint = "use a smaller max_kernel_rows, layers=2 or layers=1"
+        check_memory("layers", layers, 2 * 4 * outputs * self._explicit_size, hint=hint)  # of a single row
+        passes = outputs * self.count_passes(n, outputs)
+        needed = (
+            f"{self._explicit_size:,} weights outside of Linear layers need about {passes:,} backward passes for "
+            f"{n} rows of {outputs} outputs"
+        )
+        if passes > _MAX_PASSES:
+            raise ArgumentError("layers", layers, f"at most {_MAX_PASSES:,} backward passes; {needed}", hint=hint)
         if passes > _MANY_PASSES:
-            warnings.warn(
-                f"{self._explicit_size:,} weights outside of Linear layers need about {passes:,} backward passes for "
-                f"{n} rows of {outputs} outputs; use a smaller max_kernel_rows, layers=2 or layers=1",
-                stacklevel=3,
-            )
+            warnings.warn(f"{needed}; {hint}", stacklevel=3)
 
     def pull(self, rows: JacobianRows, coefficients: Tensor) -> list[Tensor]:
         """Jᵀ c for K columns of coefficients (N, C, K), a part for each layer: (K, O, D + 1), or (K, *weights).
@@ -327,20 +352,40 @@ class Jacobian:
         d |= {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(active)}
         return z.detach(), [LinearFactors(seen[name][0], d[name]) for name in self._linear]
 
-    def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, Tensor]]:
-        """The explicit part of J, some rows at a time: (first row, (rows, C, P))."""
+    def _tile_rows(self, outputs: int) -> int:
+        """How many explicit rows are held at once."""
+        held = min(_MAX_TILE_ELEMENTS, available_memory() // 16)  # a quarter of the memory
+        return max(1, held // (outputs * self._explicit_size))
+
+    def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
+        """The explicit part of J, as many blocks as can be held: (first row, blocks)."""
+        limit = self._tile_rows(rows.outputs)
+        tile: list[tuple[int, Tensor]] = []
+        for start, block in self._blocks(rows):
+            if tile and start + len(block) - tile[0][0] > limit:
+                yield tile[0][0], tile
+                tile = []
+            tile.append((start, block))
+        yield tile[0][0], tile
+
+    def _blocks(self, rows: JacobianRows, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """The explicit part of J from a row on, some rows at a time: (first row, (rows, C, P))."""
         if rows.stored:
-            yield 0, rows.stored[0]
+            yield from (each for each in rows.stored if each[0] >= first)
             return
-        n, step = len(rows.z), max(1, _MAX_STORED_ELEMENTS // (rows.outputs * self._explicit_size))
-        each = torch.eye(rows.outputs)[None]
-        for start in range(0, n, step):
-            inputs = (take_rows(rows.x, slice(i, i + 1)) for i in range(start, min(start + step, n)))
-            pulled = (self._pull_explicit(x, each, self._explicit) for x in inputs)
-            J = torch.stack([torch.cat([part.reshape(rows.outputs, -1) for part in parts], 1) for parts in pulled])
-            if len(J) == n:
-                rows.stored.append(J)
-            yield start, J
+        n, limit = len(rows.z), self._tile_rows(rows.outputs)
+        step = max(1, _BLOCK_ELEMENTS // (rows.outputs * self._explicit_size))
+        each, stored = torch.eye(rows.outputs)[None], []
+        for start in range(first, n, step):
+            block = rows.z.new_empty(min(step, n - start), rows.outputs, self._explicit_size)
+            for i in range(len(block)):
+                pulled = self._pull_explicit(take_rows(rows.x, slice(start + i, start + i + 1)), each, self._explicit)
+                block[i] = torch.cat([part.reshape(rows.outputs, -1) for part in pulled], 1)
+                self.on_row()
+            if first == 0 and n <= limit:
+                stored.append((start, block))
+            yield start, block
+        rows.stored.extend(stored)
 
     def _pull_explicit(self, x: Any, coefficients: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The parts of Jᵀ c of the named weights: (K, *weights) each."""
@@ -528,7 +573,8 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInput
     if (n := check_length(inputs.data)) == 1:
         raise ArgumentError("data", "a single row", "at least two rows")
     example = load_example(net, inputs.data, seed=inputs.config.seed)
-    z = Jacobian(net, method.layers, example).rows(example).z
+    jacobian = Jacobian(net, method.layers, example)
+    z = jacobian.rows(example).z
     outputs = z.shape[1] // 2 if isinstance(method.loss, GaussianNLL) else z.shape[1]
     if method.max_kernel_rows < 2 * outputs:
         expected = f"at least {2 * outputs}, for two rows of {outputs} outputs"
@@ -536,6 +582,7 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInput
     size = min(n * outputs, method.max_kernel_rows)
     check_memory("max_kernel_rows", method.max_kernel_rows, 6 * 8 * size**2, hint="use a smaller one")  # of K, V and L
     check_num_blocks(method.num_blocks, n, size)
+    jacobian.check_cost(method.layers, size // outputs, outputs)
     return outputs
 
 
@@ -551,14 +598,13 @@ def build_tangent_predictors(
     outputs = check_tangent(method, net, inputs)
     x, y, fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
     jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
-    jacobian.warn_of_cost(len(y), outputs)
     rows = jacobian.rows(cast_inputs(net, x))
     n = len(rows.z)
     y, weight = (y[:, :-1], y[:, -1:]) if weighted else (y, torch.ones(n, 1))
     root, residual, num_valid = _working_residuals(method.loss, rows, y)
     scale = weight.to(residual).sqrt()
     root = root * scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
-    kernel = torch.einsum("ned,nemf->ndmf", root, jacobian.kernel(rows, rows).view(n, outputs, n, outputs))
+    kernel = torch.einsum("ned,nemf->ndmf", root, _compute_kernel(jacobian, rows, inputs).view(n, outputs, n, outputs))
     kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
     values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
     values = values.clamp_min(0.0)
@@ -591,6 +637,17 @@ def build_tangent_predictors(
         df = float((values * inverted).sum())
         predictors.append(TangentPredictor(each.weight_distribution, ridge / num_valid, df, tangent))
     return predictors
+
+
+def _compute_kernel(jacobian: Jacobian, rows: JacobianRows, inputs: FitInputs) -> Tensor:
+    """K of the training rows, under a progress bar if rows are differentiated one by one."""
+    total = jacobian.count_passes(len(rows.z), rows.outputs) if jacobian.has_explicit else 0
+    with progress_bar("Jacobian", total, enabled=inputs.config.progress and total > 0) as advance:
+        jacobian.on_row = partial(advance, "Jacobian")
+        try:
+            return jacobian.kernel(rows, rows)
+        finally:
+            jacobian.on_row = lambda: None
 
 
 def _correct_residuals(
