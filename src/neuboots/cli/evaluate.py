@@ -124,14 +124,17 @@ class Evaluate:
 
     def _write(self, model: "Model", report: "EvaluationReport", counts: "_Rows", title: str, path: Path) -> None:
         from neuboots.report.html import render_html
+        from neuboots.report.tables import escape_markdown
 
         sections = report.sections()
         about = {"command": command_line(self), "neuboots": model.card.version}
         settings = {"model": self.model, "trained by": model.card.command, "data": self.data, "B": self.num_samples}
-        sections[-1] = replace(sections[-1], about=about, settings=settings, note=" ".join(counts.notes))
+        sections[-1] = replace(
+            sections[-1], about=about, settings=settings, note=escape_markdown(" ".join(counts.notes))
+        )
         source = "standard input" if self.data == "-" else Path(self.data).resolve().name
         page_title = f"{Path(self.model).resolve().name} on {source}"
-        introduction = f"{title}. {_INTRODUCTION}"
+        introduction = f"{escape_markdown(title)}. {_INTRODUCTION}"
         try:
             write_text(path, render_html(sections, title=page_title, introduction=introduction, is_paper=False))
         except OSError as error:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -25,6 +26,11 @@ from neuboots.report.section import OUTCOMES, Section, count_outcomes
 from neuboots.report.tables import PAPER_COLUMN
 
 _SVG_NAMESPACE = "http://www.w3.org/2000/svg"
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff"
+_DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_UNSAFE = re.compile(f"[{_CONTROL}{_DIRECTION}]")
+_ESCAPED = re.compile(r"\\([\\`*<>|\[\]$~#_])")  # by `escape_markdown`
+_PRIVATE = 0x10FF00  # characters for private use that stand for escaped ones
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _COORDINATES = ("d", "points", "x", "y", "width", "height")
@@ -45,9 +51,10 @@ def to_svg(figure: Figure, name: str) -> str:
         The `<svg>` element as text.
     """
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs that the font does not have are drawn by the browser
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(buffer.getvalue())
+    root = ElementTree.fromstring(_escape_unsafe(buffer.getvalue()))
     size = {key: root.attrib[key] for key in ("width", "height", "viewBox")}
     for parent in list(root.iter()):
         for child in list(parent):
@@ -81,7 +88,13 @@ def prefix_ids(svg: str, name: str) -> str:
         The new SVG text.
     """
     prefix = slug(name)
-    return re.sub(r'( id="|url\(#| href="#)', rf"\g<1>{prefix}-", svg)
+    pattern = re.compile(r'( id="|url\(#| href="#)')
+    return re.sub(r"<[^>]*>", lambda tag: pattern.sub(rf"\g<1>{prefix}-", tag[0]), svg)
+
+
+def _escape_unsafe(page: str) -> str:
+    """Write characters that XML does not allow, and those that reverse the direction of text, as escapes."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), page)
 
 
 def slug(name: str) -> str:
@@ -227,7 +240,7 @@ def render_html(sections: Sequence[Section], *, title: str, introduction: str, i
     assets = files("neuboots.report")
     template = environment.from_string(assets.joinpath("report.html.j2").read_text(encoding="utf-8"))
     anchors = _unique_ids(section.name for section in sections)
-    return template.render(
+    page = template.render(
         views=[_view_section(section, anchor) for section, anchor in zip(sections, anchors, strict=True)],
         counts=count_outcomes([check for section in sections for check in section.checks]),
         title=title,
@@ -238,6 +251,7 @@ def render_html(sections: Sequence[Section], *, title: str, introduction: str, i
         css=Markup(assets.joinpath("report.css").read_text(encoding="utf-8")),
         js=Markup(assets.joinpath("report.js").read_text(encoding="utf-8")),
     )
+    return _escape_unsafe(page)
 
 
 def _unique_ids(names: Iterable[str]) -> list[str]:
@@ -274,13 +288,15 @@ def _to_title(name: str) -> str:
 
 
 def _format_prose(text: str) -> Any:
-    """Escape text and render Markdown's *emphasis* and `code`.
+    r"""Escape text and render Markdown's *emphasis*, `code` and escapes.
 
-    >>> str(_format_prose("*a* < `b*c*d`, 2 * 3 * 4"))
-    '<em>a</em> &lt; <code>b*c*d</code>, 2 * 3 * 4'
+    >>> str(_format_prose(r"*a* < `b*c*d`, 2 * 3 * 4, \*\<b\>\*"))
+    '<em>a</em> &lt; <code>b*c*d</code>, 2 * 3 * 4, *&lt;b&gt;*'
     """
+    text = _ESCAPED.sub(lambda match: chr(_PRIVATE + ord(match[1])), text)
     parts = re.split(r"`([^`]+)`", str(escape(text)))  # every second one is code
     emphasis = re.compile(r"(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?![\w*])")
     parts[::2] = [emphasis.sub(r"<em>\1</em>", part) for part in parts[::2]]
     parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
-    return Markup("".join(parts))
+    html = "".join(parts)
+    return Markup(re.sub("[\U0010ff21-\U0010ff7e]", lambda match: escape(chr(ord(match[0]) - _PRIVATE)), html))

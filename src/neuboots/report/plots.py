@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, escape_text
 from neuboots.evaluation._parallel import student_t_interval
 from neuboots.metrics import CalibrationCurve, ReliabilityCurve, RiskCoverageCurve
 from neuboots.report.checks import wilson_interval
@@ -282,10 +282,13 @@ def plot_confusion(ax: Axes, names: Sequence[str], matrix: Tensor) -> None:
         corners = [p - 0.5, p + 0.5, p + 0.5, p - 0.5], [t - 0.5, t - 0.5, t + 0.5, t + 0.5]
         ax.fill(*corners, color=BLUE if t == p else ORANGE, alpha=0.08 + 0.62 * fractions[t][p], lw=0)
         ax.text(p, t, f"{int(matrix[t, p]):,}", ha="center", va="center", fontsize=size)
-    labels = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
+    texts = [escape_text(name) for name in names]
+    labels = [text if len(text) <= 18 else f"{text[:17]}…" for text in texts]
     steep = len(labels) * max(map(len, labels)) > 30
-    ax.set_xticks(range(len(names)), labels, rotation=45 if steep else 0, ha="right" if steep else "center")
-    ax.set_yticks(range(len(names)), labels)
+    ax.set_xticks(
+        range(len(names)), labels, rotation=45 if steep else 0, ha="right" if steep else "center", parse_math=False
+    )
+    ax.set_yticks(range(len(names)), labels, parse_math=False)
     ax.tick_params(length=0, labelsize=size)
     limits = (-0.5, len(names) - 0.5)
     ax.set(xlabel="predicted class", ylabel="true class", xlim=limits, ylim=limits[::-1], aspect="equal")

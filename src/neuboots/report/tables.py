@@ -1,6 +1,7 @@
 """Tables of results as plain text, Markdown and HTML."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,13 @@ class Table:
     @property
     def markdown(self) -> str:
         """The table as Markdown; the best value of a column is bold."""
-        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in self.rows]
-        lines = [list(self.columns), ["---"] * len(self.columns), *rows]
-        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        texts = [[escape_markdown(cell.text) for cell in row] for row in self.rows]
+        rows = [
+            [f"**{text}**" if cell.best else text for text, cell in zip(line, row, strict=True)]
+            for line, row in zip(texts, self.rows, strict=True)
+        ]
+        lines = [[*map(escape_markdown, self.columns)], ["---"] * len(self.columns), *rows]
+        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"{self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def is_numeric(self, k: int) -> bool:
@@ -133,6 +138,22 @@ def make_cell(name: str, value: Any, more: str = "") -> Cell:
     if isinstance(value, tuple):
         return Cell(", ".join(value))
     return Cell(value) if isinstance(value, str) else Cell(format_value(name, value) + more, float(value))
+
+
+def escape_markdown(text: str) -> str:
+    """Escape what Markdown or HTML would interpret in a text, which becomes one line.
+
+    Args:
+        text: Any text, such as a name from a file.
+
+    Returns:
+        Its Markdown.
+
+    Example:
+        >>> print(escape_markdown("a*b | <c>, d_e _f_"))
+        a\\*b \\| \\<c\\>, d_e \\_f\\_
+    """
+    return re.sub(r"([\\`*<>|\[\]$~#]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.splitlines()))
 
 
 def format_value(name: str, value: float) -> str:
