@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots.cli import UsageError
+from neuboots.cli._console import echo_rich as echo
 from neuboots.methods import Deterministic, NeuBoots
 from neuboots.metrics import auroc, brier, ece, error, nll, reliability_curve
 from neuboots.nets import MLP
@@ -76,12 +77,10 @@ class Demo:
         """Train both networks, print tables and write the plot."""
         self._check()
         import lightning_fabric  # noqa: F401 -- so that its import does not count as training time
-        from rich import get_console
 
         from neuboots.report.plots import save_png
 
         start = time.perf_counter()
-        echo = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
         digits = load_digits_split(self.unknown, self.seed)
         echo(self.command, style="bold")
         layers = ", ".join(map(str, WIDTHS))

@@ -1,12 +1,12 @@
 """The command `neuboots report`: one page of all results in a folder."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from neuboots.cli import UsageError
+from neuboots.cli._console import echo
 from neuboots.report.section import Section, count_outcomes
 from neuboots.serialization import write_text
 from neuboots_paper.runner import JOBS, ROWS, SETTINGS, IncompleteRunError, Run, format_markdown, read_run
@@ -50,7 +50,7 @@ class Report:
             write_text(out, render_report(sections, out.suffix))
         except OSError as error:
             raise UsageError(f"cannot write --out {out} ({error.strerror}); choose another file") from None
-        print(f"{len(sections)} {'study' if len(sections) == 1 else 'studies'}: {out}")
+        echo(f"{len(sections)} {'study' if len(sections) == 1 else 'studies'}: {out}")
 
 
 def read_sections(folder: Path, *, plots: bool = True, without: Sequence[str] = ()) -> list[Section]:
@@ -82,7 +82,7 @@ def read_sections(folder: Path, *, plots: bool = True, without: Sequence[str] = 
     if not runs:
         raise UsageError("\n".join(incomplete))
     for message in incomplete:
-        print(f"excluded: {message}", file=sys.stderr)
+        echo(f"excluded: {message}", to_stderr=True)
     selected = [run for run in runs if run.study.name not in without]
     if not selected:
         raise UsageError(f"--without excludes all results in {folder} ({', '.join(without)}); exclude fewer studies")

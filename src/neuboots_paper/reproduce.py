@@ -3,15 +3,14 @@
 import difflib
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from neuboots.cli import UsageError
+from neuboots.cli._console import echo_rich as echo
 from neuboots.data import CorruptFileError
 from neuboots_paper.runner import check_run_folder, run_study
 from neuboots_paper.studies import STUDY_NAMES, load_study
@@ -44,18 +43,15 @@ class Reproduce:
     def run(self) -> None:
         """Check everything first, then run each study, print and write."""
         self._check()
-        from rich import get_console
-
-        echo = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
         studies = [self._study(name) for name in self._names]
         self._check_packages(studies)
         for study in studies:
             check_run_folder(self._folder(study), study, self.scale)
         self._check_data(studies)
         for study in studies:
-            self._run(study, echo)
+            self._run(study)
 
-    def _run(self, study: Study, echo: Callable[..., None]) -> None:
+    def _run(self, study: Study) -> None:
         folder = self._folder(study)
         echo(f"\n{study.name}: {study.source}", style="bold")
         echo(study.claim)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from neuboots.cli import UsageError
+from neuboots.cli._console import echo_rich as echo
 from neuboots.data import (
     CorruptFileError,
     DatasetBundle,
@@ -103,14 +104,12 @@ class Segment:
     def run(self) -> None:
         """Train, evaluate, print and write."""
         self._check()
-        from rich import get_console
-
         try:
-            self._run(partial(get_console().print, highlight=False, markup=False, soft_wrap=True))
+            self._run()
         except (CorruptFileError, ValueError) as error:  # a missing dataset, or a folder of other options
             raise UsageError(str(error)) from None
 
-    def _run(self, echo: Callable[..., None]) -> None:
+    def _run(self) -> None:
         data = load_dataset(self.data, root=self.root, seed=self.seed)
         echo(self.command, style="bold")
         test = _first(data.test, self.limit)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from _hostile import LONG, MARKUP, NAMES, is_escaped
 from PIL import Image
 from safetensors import SafetensorError
 
@@ -32,6 +33,7 @@ from neuboots.cli._console import (
     collect_warnings,
     describe_error,
     echo,
+    echo_rich,
     echo_table,
     file_format,
     print_json,
@@ -108,6 +110,20 @@ def test_text_tables_and_json_go_to_their_streams(capsys: pytest.CaptureFixture[
     assert "r10" not in err
     print_json({"width": float("inf"), "levels": (0.5, 1)})
     assert json.loads(capsys.readouterr().out) == {"width": None, "levels": [0.5, 1]}
+
+
+def test_terminal_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """No escape sequence, no markup of rich, no further line, and no line of 100 kB."""
+    echo(*NAMES)
+    echo_rich("\n".join(MARKUP), style="bold")
+    rows = tuple((Cell(name), Cell("1", 1.0)) for name in NAMES)
+    echo_table(Table("\x1b[2J\n", ("[red]a[/red]", LONG), rows, note="\u202e"), max_rows=100)
+    out = capsys.readouterr().out
+    assert is_escaped(out)
+    assert out.count("[red]x[/red]") == 3
+    assert out.count(":smile:") == 3
+    assert len(out.splitlines()) < 6 * len(NAMES)
+    assert max(map(len, out.splitlines())) < 5_000
 
 
 # -- paths ---------------------------------------------------------------------------------------------

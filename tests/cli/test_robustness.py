@@ -1,5 +1,6 @@
 """The command line on files and models that are damaged: exit code 2, one line, and no file changed."""
 
+import csv
 import json
 import os
 import shutil
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from _artifacts import rewrite_artifact
+from _hostile import NAMES, is_escaped
+from _html import HtmlReader
 
 from neuboots import cli
 from neuboots.data import tabular
@@ -163,12 +167,105 @@ def edit(config: Any, *keys: Any, value: Any) -> None:
         (("schema", "target", "task"), "magic"),
         (("schema",), None),
         (("card",), {}),
-        (("version",), 99),
+        (("card",), []),
+        (("card", "task"), "regress"),
+        (("card", "task"), "classification"),
+        (("card", "task"), ["regression"]),
+        (("card", "target"), {"a": "\x1b[2J"}),
+        (("card", "command"), 3),
+        (("card", "version"), None),
+        (("card", "rows"), {"test": "many"}),
+        (("card", "rows"), {"test": -1}),
+        (("card", "rows"), 7),
+        (("card", "seed"), "0"),
+        (("card", "seed"), 10**30),
+        (("card", "metrics"), "good"),
+        (("model",), "mood"),
+        (("model",), ["table"]),
+        (("rule",), {"width": "wide"}),
     ],
 )
 def test_predict_rejects_edited_models(keys: tuple[Any, ...], value: Any, shell: Shell, model: Path) -> None:
-    (file,) = [file for file in model.glob("*.json") if "schema" in json.loads(file.read_text())]
-    config = json.loads(file.read_text())
-    edit(config, *keys, value=value)
-    file.write_text(json.dumps(config))
+    rewrite_artifact(model, lambda config, tensors: edit(config, *keys, value=value))
     shell.rejects("predict", model, shell.folder / "t.csv")
+
+
+VALUES = (1e308, -1e308, -5, 7.5, True, "0.1", "\x1b[2J", None, [0.1], {"a": 1}, [[[]]])
+
+
+@pytest.mark.parametrize("shift", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, len(VALUES)))])
+def test_evaluate_reads_metrics_of_any_type(shift: int, shell: Shell, model: Path) -> None:
+    """The card is written by whoever made the model."""
+
+    def change(config: dict[str, Any], tensors: Any) -> None:
+        names = (*config["card"]["metrics"], "\x1b[2J")
+        config["card"]["metrics"] = {name: VALUES[(k + shift) % len(VALUES)] for k, name in enumerate(names)}
+
+    rewrite_artifact(model, change)
+    code, out, error = shell.run("evaluate", model, shell.folder / "t.csv", "--json", "--num-samples", "4")
+    assert code == 0, error
+    assert is_escaped(out + error)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, '{"format": "neuboots", "x": ' + "[" * 100_000])
+def test_deep_json_is_rejected(content: str, shell: Shell, model: Path) -> None:
+    (model / "config.json").write_text(content)
+    for command in ("predict", "evaluate", "suggest"):
+        shell.rejects(command, model, shell.folder / "t.csv")
+    table = shell.write(content + "\n", "deep.jsonl")
+    shell.rejects("fit", table, "--target", "y", "--out", shell.folder / "new")
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+TABLES = {
+    "columns": ([name for name in NAMES if "\x00" not in name], ["u", "v"]),
+    "classes": (["a"], NAMES[:12]),
+    "more classes": (["a"], NAMES[12:24]),
+    "further classes": (["a"], NAMES[24:36]),
+    "last classes": (["a"], [name for name in NAMES[36:] if name.strip()]),
+}
+
+
+@pytest.mark.parametrize(
+    "content", ["columns", *(pytest.param(name, marks=pytest.mark.slow) for name in TABLES if name != "columns")]
+)
+@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
+def test_hostile_names(content: str, form: str, shell: Shell) -> None:
+    columns, classes = TABLES[content]
+    rows: list[dict[str, Any]] = [
+        {**{name: NAMES[(k + i) % 40] if i % 8 == 1 else k % 7 + i for i, name in enumerate(columns)}}
+        | {"number": k % 5 + k / 97, "target": classes[k % len(classes)]}
+        for k in range(96)
+    ]
+    table = shell.write("\n".join(map(json.dumps, rows)), "t.jsonl")
+    if form == "parquet":
+        pd.DataFrame(rows).to_parquet(table := shell.folder / "t.parquet")
+    model, few = shell.folder / "\x1b[31m $\\foo{$ model", ("--num-samples", "4")
+    commands: list[tuple[str | Path, ...]] = [
+        ("fit", table, "--target", "target", "--out", model, "--max-categories", "500", *QUICK),
+        *(
+            ("predict", model, table, "--out", shell.folder / f"p.{suffix}", "--keep", "all", *few)
+            for suffix in ("csv", "jsonl", "parquet")
+        ),
+        ("suggest", model, table, "--keep", "all", "-k", "9", *few),
+    ]
+    page = shell.folder / "e.html"
+    if content != "columns":
+        commands.append(("evaluate", model, table, "--out", page, *few))
+    for words in commands:
+        code, out, error = shell.run(*words)
+        assert code == 0, error[-1000:]
+        assert is_escaped(out + error)
+        assert max(map(len, (out + error).splitlines())) < 5_000
+    with (shell.folder / "p.csv").open(newline="", encoding="utf-8") as file:
+        csv.field_size_limit(1 << 20)
+        cells = [cell for line in csv.reader(file) for cell in line]
+    assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r")]
+    assert not [cell for cell in cells if cell[:1] in ("+", "-") and not cell[1:].replace(".", "").isdigit()]
+    kept = pd.read_parquet(shell.folder / "p.parquet")
+    assert [*kept["target"]] == [row["target"] for row in rows]
+    if page.exists():
+        reader = HtmlReader(page.read_text(encoding="utf-8"))
+        assert sum(tag == "script" for tag, _ in reader.elements) == 1
+        assert not [key for _, attrs in reader.elements for key in attrs if key.startswith("on")]

@@ -708,6 +708,17 @@ def test_describe_callable() -> None:
     assert describe_callable(by_place) != describe_callable(partial(pow, 3))
 
 
+def test_progress_bar_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=200)
+    for place in ("rich.get_console", "rich.progress.get_console"):
+        monkeypatch.setattr(place, lambda: console)
+    with progress_bar("[red]a[/red] \x1b]0;x\x07", 2) as step:
+        step("[link=http://a]b[/link] [/x]\u202e")
+    assert "[red]a[/red] \\x1b]0;x\\x07" in out.getvalue()
+    assert "[link=http://a]b[/link] [/x]\\u202e" in out.getvalue()
+
+
 @pytest.mark.parametrize("done", [0, 5])
 def test_progress_bar_estimates_after_the_first_step(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now, out = [0.0], io.StringIO()

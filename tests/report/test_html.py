@@ -9,13 +9,17 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+from _hostile import CONTROLS, LONG, MARKUP, NAMES
 from _html import HtmlReader
 from _reports import EVIL, INTRODUCTION, TITLE, sections
 from matplotlib.figure import Figure
 
+from neuboots._validation import escape_text
 from neuboots.report.html import describe_figure, render_html, to_svg
+from neuboots.report.plots import plot_confusion
 from neuboots.report.section import Section
-from neuboots.report.tables import Cell, Table
+from neuboots.report.tables import Cell, Table, escape_markdown, make_table
 
 
 @cache
@@ -36,6 +40,44 @@ def section(name: str, number: int = 0) -> str:
 
 def render(*tables: Table) -> str:
     return render_html([Section("s", "c", tables=tables, plots={"plot": "<svg/>"})], title="T", introduction="I")
+
+
+# -- names from files ----------------------------------------------------------------------------------
+
+
+def test_names_of_classes_are_drawn_literally() -> None:
+    figure = Figure(figsize=(12, 12))
+    plot_confusion(figure.add_subplot(), NAMES, torch.eye(len(NAMES), dtype=torch.long))
+    root = ElementTree.fromstring(to_svg(figure, "confusion"))
+    drawn = {element.text for element in root.iter() if element.tag.endswith("text")}
+    escaped = [escape_text(name) for name in NAMES]
+    assert {name if len(name) <= 18 else f"{name[:17]}…" for name in escaped} <= drawn
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
+
+
+def test_names_are_text_of_the_page() -> None:
+    """In titles, prose, tables, settings and commands."""
+    tables = make_table("All. " + "".join(MARKUP), [{"name": name, "value": 1.0} for name in NAMES])
+    about = {"command": " ".join(MARKUP), "neuboots": "0"}
+    topic = Section("s", "c", tables=(tables,), note=escape_markdown(" ".join(MARKUP)), about=about, settings={})
+    topic = replace(topic, settings={name: name for name in (*MARKUP, *CONTROLS)})
+    introduction = escape_markdown(" ".join(MARKUP))
+    written = render_html([topic], title=" ".join((*MARKUP, *CONTROLS)), introduction=introduction, is_paper=False)
+    written.encode()
+    page = HtmlReader(written)
+    assert Counter(tag for tag, _ in page.elements)["script"] == 1
+    assert not [key for _, attrs in page.elements for key in attrs if key.startswith("on")]
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", written)
+    assert page.text.count(" ".join(MARKUP)) >= 3
+    assert "\\x1b[31m" in page.text
+    assert LONG in page.text
+
+
+def test_markdown_of_names_is_escaped() -> None:
+    table = make_table("T", [{"name": name, "value": 1.0} for name in ("a|b", "*x*", "a\nb", "<b>", "`x`", "[a](b)")])
+    lines = table.markdown.splitlines()[4:]
+    assert lines[:3] == [r"| a\|b | 1 |", r"| \*x\* | 1 |", "| a b | 1 |"]
+    assert lines[3:] == [r"| \<b\> | 1 |", r"| \`x\` | 1 |", r"| \[a\](b) | 1 |"]
 
 
 # -- page ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from neuboots import metrics
-from neuboots._validation import escape_text
+from neuboots._validation import check_int, escape_text
 from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.prediction import Predictor, class_probabilities
 from neuboots.serialization import Artifact, ArtifactError, atomic_file, read_artifact, write_artifact
@@ -194,13 +194,30 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
     artifact = read_artifact(folder, kind="model")
     try:
         module, name = MODEL_CLASSES[artifact.config["model"]]
-        card = ModelCard(**artifact.config["card"])
+        card = _read_card(artifact.config["card"])
         model: Model = getattr(import_module(module), name)._from_artifact(artifact, card)
     except (FileNotFoundError, ArtifactError):
         raise
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ArtifactError(artifact.folder, f"{type(error).__name__}: {error}") from None
+    task = "segmentation" if model.kind == "masks" else "classification" if model.classes else "regression"
+    if card.task != task or not all(isinstance(each, str) for each in model.classes):
+        raise ArtifactError(artifact.folder, f"its card states {card.task} for a model of {task}")
     return model
+
+
+def _read_card(config: dict[str, Any]) -> ModelCard:
+    """Return the card; raise TypeError or ValueError if a value has another type than `ModelCard` states."""
+    card = ModelCard(**config)
+    for name in ("task", "target", "method", "command", "version"):
+        if not isinstance(getattr(card, name), str):
+            raise TypeError(f"{name} of the card is not a text")
+    if check_int("seed", card.seed, minimum=0) >= 1 << 63:
+        raise ValueError(f"the seed of the card is {card.seed}")
+    for split, count in card.rows.items():
+        check_int(split, count, minimum=0)
+    card.metrics.items()  # a mapping
+    return card
 
 
 def unique_name(name: str, taken: Collection[str]) -> str:

@@ -253,6 +253,16 @@ def echo(*lines: str, to_stderr: bool = False) -> None:
         silence_stream(stream)
 
 
+def echo_rich(part: Any = "", *, style: str = "") -> None:
+    """Print a text in a style, with escapes for what is not printable, or a table of rich."""
+    from rich import get_console
+    from rich.text import Text
+
+    if isinstance(part, str):
+        part = Text("\n".join(map(escape_text, part.split("\n"))), style)
+    get_console().print(part, highlight=False, markup=False, soft_wrap=True)
+
+
 def silence_stream(stream: TextIO | None = None) -> None:
     """Redirect standard output, or another stream, to the null device after a broken pipe."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as null:

@@ -39,6 +39,7 @@ MAX_SAMPLED_ROWS = 500_000
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 MAX_LEVEL_ROWS = 20_000  # rows whose intervals are predicted at every level
 _MAX_NOTES = 20
+_MAX_METRIC = 1e100
 _INTRODUCTION = (
     "Predictions for labeled data. A check *holds* or *does NOT hold* if the data are sufficient to tell, and is *not "
     "resolved* otherwise; intervals have a level of 95 %."
@@ -171,7 +172,9 @@ class _Rows:
 
         card = self.model.card
         sizes = card.rows.get("test", 0), card.rows.get("held out", 0)
-        return Reference(card.metrics, *sizes, card.target, self.unlabeled)
+        numbers = {name: value for name, value in card.metrics.items() if isinstance(value, int | float)}
+        metrics = {name: value for name, value in numbers.items() if abs(value) < _MAX_METRIC}  # not NaN
+        return Reference(metrics, *sizes, card.target, self.unlabeled)
 
     def add_notes(self, notes: Iterable[str]) -> None:
         """Add notes, each once; a source may repeat itself from batch to batch."""

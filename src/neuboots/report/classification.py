@@ -194,7 +194,7 @@ def _check_error(error: float, count: int, training_error: Any, num_test: int) -
         >>> str(_check_error(0.3, 100, 0.1, 100)[0])
         'does NOT hold: no more errors than on the test split at training time (30.0 % against 10.0 %)'
     """
-    if not isinstance(training_error, float | int) or num_test < 1:
+    if not isinstance(training_error, float | int) or not 0 <= training_error <= 1 or num_test < 1:
         return []
     low, high = _newcombe_interval((error, count), (training_error, num_test))
     evidence = f"{format_percent(error)} against {format_percent(training_error)}"

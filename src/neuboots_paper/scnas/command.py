@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from neuboots.cli import UsageError
+from neuboots.cli._console import echo_rich as echo
 from neuboots.evaluation._batching import format_table, iter_batches
 from neuboots.evaluation._parallel import run_jobs
 from neuboots.loading import Batch
@@ -87,11 +88,9 @@ class SearchCommand:
         """Search, train, compare, print and write."""
         self._check()
         import lightning_fabric  # noqa: F401 -- so that its import does not count as training time
-        from rich import get_console
 
         from neuboots.report.plots import save_png
 
-        echo = partial(get_console().print, highlight=False, markup=False, soft_wrap=True)
         echo(self.command, style="bold")
         start = time.perf_counter()
         trials = []
