@@ -564,8 +564,14 @@ class NeuBootsClassifier(ClassifierMixin, _NeuBootsEstimator):
 
         Returns:
             The most probable class of each row (N,).
+
+        Raises:
+            ArgumentError: If the outputs of the net for a row are not finite, where `predict_proba` gives NaN.
         """
         probs = self.predict_proba(X)
+        if np.isnan(probs).any():
+            got = f"{int(np.isnan(probs).any(1).sum())} rows with outputs that are not finite"
+            raise ArgumentError("X", got, "rows near the training rows")
         return np.asarray(self.classes_[probs.argmax(1)])
 
     def sample(self, X: Any, n: int = 1) -> Array:
@@ -775,7 +781,8 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         outputs, std = np.concatenate(means), np.concatenate(stds)[:, :k]
         if not self.gaussian_:
             return outputs[:, :k], std, std
-        return outputs[:, :k], std, np.sqrt(std**2 + np.exp(np.clip(outputs[:, k:], -12.0, 12.0)))
+        log_variance = np.where(np.isfinite(outputs[:, k:]), np.clip(outputs[:, k:], -12.0, 12.0), np.nan)
+        return outputs[:, :k], std, np.sqrt(std**2 + np.exp(log_variance))
 
     def forecast(self, X: Any, *, level: float = 0.95, num_samples: int | None = None) -> Forecast:
         """Predict mean, standard deviation and both intervals.

@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -213,14 +213,50 @@ def cast_inputs(net: nn.Module, x: Any) -> Any:
     return tree_map_only(Tensor, convert, as_tree(x))
 
 
+def find_not_finite(tensors: Mapping[str, Tensor], parameters: Collection[str] = ()) -> str | None:
+    """Return the name of a tensor that is not finite, or None.
+
+    NaN is refused everywhere, and infinity in parameters and in statistics. Other tensors may have −∞, as attention
+    masks do, and scalars ±∞, as bounds do.
+
+    Args:
+        tensors: Tensors by name.
+        parameters: Names of those that are parameters.
+
+    Returns:
+        The first name, or None.
+
+    Example:
+        >>> mask = torch.tensor([0.0, -torch.inf])
+        >>> find_not_finite({"mask": mask}), find_not_finite({"weight": mask}, ["weight"])
+        (None, 'weight')
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
+        if bool(torch.isfinite(values.sum())):  # one cheap read: then all are
+            continue
+        allowed = torch.isfinite(values)
+        if name not in parameters and not values.is_complex():
+            allowed |= ~values.isnan() if values.ndim == 0 else values == -torch.inf
+        if not bool(allowed.all()):
+            return name
+    return None
+
+
 def check_module(model: Any) -> None:
-    """Raise ArgumentError unless the model of `from_trained` is a module.
+    """Raise ArgumentError unless the model of `from_trained` is a module with finite weights.
 
     Args:
         model: The trained net.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model), "a trained nn.Module", hint="call the factory and train its net")
+    named = {name: tensor for name, tensor in model.named_parameters() if not is_lazy(tensor)}
+    buffers = {name: tensor for name, tensor in model.named_buffers() if not is_lazy(tensor)}
+    if (name := find_not_finite(named | buffers, named)) is not None:
+        raise ArgumentError("model", f"NaN or infinite values in {name!r}", "finite weights", hint="train it again")
 
 
 def check_inputs(x: Any) -> None:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, check_memory
-from neuboots.head import StructureCopier, check_inputs
+from neuboots.head import StructureCopier, check_inputs, find_not_finite
 
 if TYPE_CHECKING:
     from neuboots.loading import FitData
@@ -163,8 +163,8 @@ class _Statistics:
 
     @property
     def labels(self) -> Tensor:
-        """Class with the largest predictive probability, (N, *)."""
-        return self.probs.argmax(1)
+        """Class with the largest predictive probability, (N, *); −1 where probabilities are NaN."""
+        return self.probs.argmax(1).masked_fill(self.confidence.isnan(), -1)
 
     @property
     def confidence(self) -> Tensor:
@@ -300,10 +300,10 @@ class Prediction(_Statistics):
         check_fraction("q", q, zero=True, one=True)
         rank = q * (self.num_samples - 1)  # torch.quantile has a size limit; two order statistics have none
         low = math.floor(rank)
-        lower = self.samples.kthvalue(low + 1, dim=0).values
-        if rank == low:
-            return lower
-        return lower.lerp(self.samples.kthvalue(low + 2, dim=0).values, rank - low)
+        value = self.samples.kthvalue(low + 1, dim=0).values  # which takes NaN for the largest
+        if rank != low:
+            value = value.lerp(self.samples.kthvalue(low + 2, dim=0).values, rank - low)
+        return value.masked_fill(self.samples.isnan().any(0), torch.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -663,6 +663,11 @@ class Predictor(ABC):
         return self.module.state_dict()
 
     @final
+    def find_not_finite(self) -> str | None:
+        """Return the name of a weight or statistic that is NaN or infinite, or None; see `head.find_not_finite`."""
+        return find_not_finite(self.state_dict(), dict(self.module.named_parameters(remove_duplicate=False)))
+
+    @final
     def predict(self, x: Any, num_samples: int = 100, *, seed: int = 0) -> Prediction:
         """Sample B outputs at x, in one tensor.
 
@@ -849,10 +854,15 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
     Returns:
         The quantile; ∞ where there are too few examples.
 
+    Raises:
+        ArgumentError: If a score is NaN: it would count as the largest, and others would seem to cover.
+
     Example:
         >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), 0.5)
         2.0
     """
+    if bool(scores.isnan().any()):
+        raise ArgumentError("scores", "NaN", "numbers", hint="check the outputs of the net")
     counts = counts[counts > 0].long()
     n = len(counts)
     if _rank(level, n) > n:

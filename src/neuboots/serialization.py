@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._validation import ArgumentError
-from neuboots.head import has_lazy_layers, unwrap_model
+from neuboots.head import find_not_finite, has_lazy_layers, unwrap_model
 from neuboots.methods._base import find_predictor_class, find_saved_method
 from neuboots.prediction import Predictor
 
@@ -69,6 +69,7 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         ArgumentError: If the first argument is not a predictor, or has an option that cannot be saved.
+        FloatingPointError: If a weight or statistic is NaN or infinite.
         FileExistsError: If the folder holds other files.
 
     Example:
@@ -81,6 +82,8 @@ def save(predictor: Predictor, folder: str | os.PathLike[str]) -> None:
     """
     if not isinstance(predictor, Predictor):
         raise ArgumentError("predictor", type(predictor), "a Predictor, as returned by fit")
+    if (name := predictor.find_not_finite()) is not None:
+        raise FloatingPointError(f"{name!r} has NaN or infinite values, so that the model is not saved")
     write_artifact(folder, describe_predictor(predictor), predictor.state_dict(), kind="predictor")
 
 
@@ -169,6 +172,8 @@ def build_predictor(
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(path, f"the config does not fit the net ({error})") from error
     _load_tensors_into(predictor.module, tensors, path)
+    if (name := predictor.find_not_finite()) is not None:
+        raise ArtifactError(path, f"{name!r:.80} has NaN or infinite values")
     return predictor
 
 
@@ -323,7 +328,10 @@ def write_artifact(
 
     Raises:
         FileExistsError: If the folder holds files that are no artifact.
+        FloatingPointError: If a tensor has NaN or infinite values.
     """
+    if (bad := _find_not_finite(tensors, kind)) is not None:
+        raise FloatingPointError(f"{bad!r} has NaN or infinite values, so that the model is not saved")
     from safetensors.torch import save
 
     text = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, **config}, indent=2, allow_nan=False) + "\n"
@@ -365,9 +373,18 @@ def read_artifact(folder: str | os.PathLike[str], *, kind: str) -> Artifact:
     if config.get("kind") != kind:
         raise ArtifactError(path, f"it is a {config.get('kind')!r:.40}, expected a {kind}")
     try:
-        return Artifact(path, config, load(files[TENSORS]))
+        tensors = load(files[TENSORS])
     except Exception as error:  # of several kinds, by what is wrong with the header
         raise ArtifactError(path, f"{TENSORS} is damaged ({type(error).__name__}: {error!s:.200})") from error
+    if (bad := _find_not_finite(tensors, kind)) is not None:
+        raise ArtifactError(path, f"{bad!r:.80} has NaN or infinite values")
+    return Artifact(path, config, tensors)
+
+
+def _find_not_finite(tensors: Mapping[str, Tensor], kind: str) -> str | None:
+    """The name of a tensor that is not finite; whether one of a predictor is a parameter is known to the net only."""
+    others = [name for name in tensors if kind != "predictor" and "predictor." not in name]
+    return find_not_finite(tensors, others)
 
 
 def _read_files(path: Path, kind: str) -> dict[str, bytes]:

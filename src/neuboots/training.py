@@ -1020,8 +1020,12 @@ class BaseMethod(ABC, Generic[P]):
         Raises:
             ArgumentError: If an argument is wrong.
             ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
+            FloatingPointError: If the loss, a weight or a statistic becomes NaN or infinite.
         """
-        return self._fit(resolve_fit(model if self.info.needs_net else nn.Identity(), data, config, val_data))
+        predictor = self._fit(resolve_fit(model if self.info.needs_net else nn.Identity(), data, config, val_data))
+        if (name := cast(Any, predictor).find_not_finite()) is not None:
+            raise FloatingPointError(f"{name!r} became NaN or infinite: lower the learning rate, or clip gradients")
+        return predictor
 
     @abstractmethod
     def _fit(self, inputs: FitInputs) -> P:

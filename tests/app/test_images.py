@@ -1,6 +1,8 @@
 """Tests of app.images and the image folders of app._images."""
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,25 @@ def predict(model: ImageModel, source: Path, **options: Any) -> tuple[list[str],
     files = [name for batch in batches for name in batch.keys["file"]]
     tables = [model.predict(batch, num_samples=8) for batch in batches]
     return files, [label for table in tables for label in table.columns["prediction"]], batches
+
+
+def overflowing(predictor: Any) -> Any:
+    """The predictor with finite weights whose outputs overflow."""
+    broken = copy.deepcopy(predictor)
+    with torch.no_grad():
+        for parameter in broken.module.parameters():
+            parameter.mul_(1e20)
+    return broken
+
+
+def test_model_abstains_where_outputs_overflow(folder: Path, model: ImageModel, tmp_path: Path) -> None:
+    broken = replace(model, predictor=overflowing(model.predictor))
+    batch = next(iter(broken.read(folder)))
+    table = broken.predict(batch, num_samples=4)
+    assert table.columns["abstain"].all()
+    assert set(table.columns["prediction"]) == {None}
+    scored = replace(model, ood=replace(model.ood, limit=np.nan)).predict(batch, num_samples=4)
+    assert scored.columns["abstain"].all()
 
 
 def assert_equal_columns(one: dict[str, Any], two: dict[str, Any]) -> None:

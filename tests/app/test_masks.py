@@ -1,7 +1,9 @@
 """Tests of app.masks."""
 
+import copy
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,28 @@ def test_noise_image_is_out_of_distribution(tmp_path: Path, model: MaskModel) ->
     columns = model.predict(batch, num_samples=4).columns
     assert columns["ood_score"] > 1
     assert columns["abstain"].tolist() == [True]
+
+
+def test_model_abstains_where_outputs_are_not_finite(tmp_path: Path, model: MaskModel) -> None:
+    broken = replace(model, predictor=copy.deepcopy(model.predictor))
+    for i, shade in enumerate((60, 200)):  # the second image overflows
+        Image.new("RGB", (24, 24), (shade, shade, shade)).save(tmp_path / f"{i}.png")
+    bright = next(iter(model.read(tmp_path))).x[1].mean()
+
+    def overflow(module: Any, args: Any, output: Any) -> Any:
+        mask = args[0].flatten(1).mean(1) > bright - 0.1
+        return torch.where(mask[:, None, None, None], torch.nan, output)
+
+    broken.predictor.net.register_forward_hook(overflow)  # type: ignore[union-attr]
+    (batch,) = broken.read(tmp_path)
+    columns = broken.predict(batch, num_samples=2).columns
+    assert np.isfinite(columns["mean_entropy"]).tolist() == [True, False]
+    assert columns["abstain"].tolist()[1]
+    summary = broken.predict_folder(tmp_path, tmp_path / "out", num_samples=2, progress=False)
+    assert sum("1 images" in note for note in summary["notes"]) == 1
+    rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").read_text().splitlines()))
+    assert [row["maps"] for row in rows] == ["maps/0-sheet.png", ""]
+    assert not (tmp_path / "out" / "maps" / "1-sheet.png").exists()
 
 
 def test_saved_model_gives_equal_predictions(tmp_path: Path, folder: Path, model: MaskModel) -> None:

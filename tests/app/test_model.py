@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from _nets import Stored
 from torch.utils.data import TensorDataset
 
 from neuboots.app import PredictionTable
-from neuboots.app.model import compute_classification_metrics, fit_reject_rule, predict_classes
+from neuboots.app.model import RejectRule, compute_classification_metrics, fit_reject_rule, predict_classes
 from neuboots.methods import DeterministicPredictor
 
 
@@ -54,6 +55,25 @@ def test_classification_metrics_by_hand() -> None:
     assert (found["accepted"], found["error_accepted"], found["majority_error"]) == (0.5, 0.0, 0.5)
     rejected = compute_classification_metrics(replace(table, columns={"abstain": np.array([True] * 4)}), y, 1)
     assert (rejected["accepted"], rejected["error_accepted"]) == (0.0, None)
+
+
+def test_model_abstains_where_a_value_is_not_finite() -> None:
+    columns = {"probability": np.full(4, 0.9), "std": np.array([0.1, np.nan, 0.1, 0.1])}
+    columns |= {"ood_score": np.array([0.5, 0.5, np.nan, 0.5])}
+    assert RejectRule()(columns, np.array([1.0, 1.0, 1.0, np.nan])).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("outputs", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, 0.0], [np.inf], [np.nan]])
+def test_class_of_outputs_that_are_not_finite_is_missing(outputs: list[float]) -> None:
+    samples = torch.zeros(3, 2, len(outputs))
+    samples[1, 1] = torch.tensor(outputs)
+    rows = torch.arange(2.0)[:, None]
+    table = predict_classes(Stored(samples), rows, np.array([4, 5]), 3)
+    assert table.columns["prediction"].tolist() == [4, None]
+    for name in ("probability", "std", "entropy", "mutual_information"):
+        assert np.isfinite(table.columns[name]).tolist() == [True, False]
+    assert table.probs is not None
+    assert table.probs.isnan().all(1).tolist() == [False, True]
 
 
 def test_one_logit_is_a_class_of_two() -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from _artifacts import rewrite_artifact
 
 from neuboots.app import PredictionTable, load_model
 from neuboots.app import tabular as module
@@ -20,6 +21,7 @@ from neuboots.app.tabular import LEVEL, TabularModel, class_values, compute_regr
 from neuboots.data import tabular as tables
 from neuboots.data import train_val_test_split
 from neuboots.data.tabular import TargetColumn
+from neuboots.serialization import ArtifactError
 
 OPTIONS: dict[str, Any] = {"epochs": 25, "num_samples": 10, "progress": False}
 
@@ -99,13 +101,33 @@ def test_reject_rule_does_not_depend_on_the_level_of_the_intervals(regressor: Ta
     assert found.abstain.tolist() == ((width > width.median()) | (wide.ood_score > 1)).tolist()
 
 
-def test_prediction_that_is_not_finite_raises(regressor: TabularModel, file: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("name", ["mean", "std", "low", "high", "confidence_low"])
+def test_model_abstains_where_a_prediction_is_not_finite(
+    name: str, regressor: TabularModel, file: Path, monkeypatch: Any
+) -> None:
     batch = next(iter(regressor.read(file)))
-    forecast = regressor.estimator.forecast(batch.x.numpy())
-    broken = replace(forecast, std=np.where(np.arange(len(batch)) == 7, np.nan, forecast.std))
-    monkeypatch.setattr(regressor.estimator, "forecast", lambda *_, **__: broken)
-    with pytest.raises(ValueError, match="row 8"):
-        regressor.predict(batch)
+    before, forecast = regressor.predict(batch).columns, regressor.estimator.forecast(batch.x.numpy())
+    rows = np.arange(len(batch))
+    values = np.where(rows == 7, np.nan, np.where(rows == 9, np.inf, getattr(forecast, name)))
+    monkeypatch.setattr(regressor.estimator, "forecast", lambda *_, **__: replace(forecast, **{name: values}))
+    found = regressor.predict(batch).columns["abstain"]
+    assert (found == before["abstain"] | (rows == 7) | (rows == 9)).all()
+
+
+@pytest.mark.parametrize("tensor", ["estimator.predictor.", "estimator.fitted.", "ood."])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_load_rejects_values_that_are_not_finite(
+    tensor: str, value: float, regressor: TabularModel, tmp_path: Path
+) -> None:
+    regressor.save(tmp_path / "model")
+
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in tensors if name.startswith(tensor) and tensors[name].is_floating_point())
+        tensors[name].view(-1)[-1] = value
+
+    rewrite_artifact(tmp_path / "model", change)
+    with pytest.raises(ArtifactError):
+        load_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

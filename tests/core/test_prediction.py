@@ -12,7 +12,7 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
-from _nets import noise
+from _nets import Stored, noise
 from _reference import figures, least_squares, standard_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +29,7 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    conformal_quantile,
     draw_member_order,
     num_bytes,
     residual_std,
@@ -544,3 +545,29 @@ def test_order_of_members_depends_on_the_seed() -> None:
     first = torch.stack(orders)[:, [0, 4, 8]]  # uniform: counts of 200 draws have a standard error of √(200 · 3/16)
     for column in first.T:
         assert (column.bincount(minlength=4) - 50).abs().max() <= standard_errors(12) * (200 * 3 / 16) ** 0.5
+
+
+# -- values that are not finite ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_statistics_of_samples_that_are_not_finite_are_not_finite(value: float) -> None:
+    samples = noise(7, 3, 2)
+    samples[4, 1, 0] = value
+    rows = torch.arange(3.0)[:, None]
+    sampled, summary = Prediction(samples), Stored(samples).summarize(rows, 7, quantiles=(0.025, 0.25, 0.5, 0.975))
+    for found in (sampled, summary):
+        ends = [end for method in ("normal", "percentile") for end in found.interval(0.95, method=method)]  # type: ignore[arg-type]
+        values = [found.mean, found.std, *ends[:2], found.predictive_std(1.0)]
+        values += [found.quantile(q) for q in (0.25, 0.5)] + ends[2:] if math.isnan(value) else []
+        assert all(each.isfinite().tolist() == [[True, True], [False, True], [True, True]] for each in values)
+        for each in (found.confidence, found.entropy, found.mutual_information, found.expected_entropy):
+            assert each.isfinite().tolist() == [True, False, True]
+        assert (found.labels >= 0).tolist() == [True, False, True]
+
+
+def test_conformal_quantile_rejects_nan() -> None:
+    """NaN would sort as the largest score, and the quantile of the others would be too small."""
+    with pytest.raises(ArgumentError) as error:
+        conformal_quantile(torch.tensor([1.0, 2.0, torch.nan]), torch.ones(3), 0.5)
+    assert error.value.name == "scores"

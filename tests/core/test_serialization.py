@@ -296,3 +296,41 @@ def test_save_keeps_mixed_precisions(tmp_path: Path) -> None:
     for name, tensor in first.state_dict().items():
         assert tensor.dtype == again[name].dtype
         assert torch.equal(tensor, again[name])
+
+
+# -- values that are not finite ------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """A net with an attention mask of 0 and −∞ among its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x) + self.mask.softmax(1).sum(0))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["head.weight", "norm.running_var", "mask"])
+def test_values_that_are_not_finite_are_neither_saved_nor_loaded(name: str, value: float, tmp_path: Path) -> None:
+    net = Masked().eval()
+    save(DeterministicPredictor(net), tmp_path / "model")
+    assert load(tmp_path / "model", model=Masked()).predict(X, 1).samples.isfinite().all()
+
+    def change(config: object, tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][0] = value
+
+    rewrite_artifact(tmp_path / "model", change)
+    net.state_dict()[name][0] = value
+    if value == -torch.inf and name != "head.weight":  # buffers may mask with −∞
+        load(tmp_path / "model", model=Masked())
+        save(DeterministicPredictor(net), tmp_path / "other")
+        return
+    with pytest.raises(ArtifactError):
+        load(tmp_path / "model", model=Masked())
+    with pytest.raises(FloatingPointError):
+        save(DeterministicPredictor(net), tmp_path / "other")
+    assert not (tmp_path / "other").exists()

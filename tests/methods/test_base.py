@@ -504,6 +504,50 @@ def test_net_trains_while_threads_predict_as_it_does_alone() -> None:
     assert all(module.training for module in net.modules())
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_and_statistics_that_are_not_finite_are_refused(name: str, tmp_path: Path) -> None:
+    predictor = fit_quickly(name)
+    tensors = {key: tensor for key, tensor in predictor.state_dict().items() if tensor.is_floating_point()}
+    for number, key in enumerate([*tensors][:: max(1, len(tensors) // 3)]):
+        if tensors[key].numel() and tensors[key].ndim:
+            before = tensors[key].clone()
+            tensors[key].view(-1)[-1] = torch.inf if number % 2 else torch.nan
+            with pytest.raises(FloatingPointError):
+                save(predictor, tmp_path / "model")
+            tensors[key].copy_(before)
+    save(predictor, tmp_path / "model")
+
+
+class BlowUp(torch.optim.SGD):
+    """Its last step makes the weights infinite, though every loss was finite."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        loss = super().step(closure)
+        if self.steps == 6:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].mul_(torch.inf)
+        return loss
+
+
+@pytest.mark.parametrize("name", ["neuboots", "deterministic", "mc-dropout", "influence", "swag"])
+def test_fit_that_ends_in_infinite_weights_raises(name: str) -> None:
+    config = replace(QUICK, optimizer=lambda parameters: BlowUp(parameters, 0.1))
+    with pytest.raises((FloatingPointError, ValueError), match="NaN"):
+        create(name).fit(batch_norm_net, class_data(40), config)
+
+
+@pytest.mark.parametrize("name", ["influence", "laplace", "mc-dropout"])
+def test_net_with_weights_that_are_not_finite_is_refused(name: str) -> None:
+    net = batch_norm_net()
+    net[1].running_mean[0] = torch.nan  # type: ignore[index, union-attr]
+    with pytest.raises(ArgumentError) as error:
+        create(name).from_trained(net, class_data())
+    assert error.value.name == "model"
+
+
 POST_HOC = [InfluenceBootstrap(), InfluenceBootstrap(layers="all"), Laplace(), MCDropout()]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from neuboots.app._images import (
     skipped_files_note,
     split_images,
 )
-from neuboots.app.model import Array, ModelCard, PredictionTable, RowBatch, open_writer
+from neuboots.app.model import Array, ModelCard, PredictionTable, RowBatch, find_not_finite, open_writer
 from neuboots.data import CorruptFileError, CropFlip, LazyDataset
 from neuboots.data._common import check_folder
 from neuboots.data.image_folder import (
@@ -118,8 +119,8 @@ class MaskModel(VisionModel):
     def predict_maps(self, batch: RowBatch, *, num_samples: int = 100) -> SegmentationMaps:
         """Predict probabilities and uncertainties of each pixel, of large images in windows."""
         num_samples = min(num_samples, self.predictor.num_distinct or num_samples)
-        seed = self.card.seed
-        return predict_segmentation(self.predictor, batch.x, num_samples, seed=seed, window=WINDOW, batch_size=4)
+        options: Any = {"seed": self.card.seed, "window": WINDOW, "batch_size": 4, "check_finite": False}
+        return predict_segmentation(self.predictor, batch.x, num_samples, **options)
 
     def predict(self, batch: RowBatch, *, num_samples: int = 100, level: float = 0.95) -> PredictionTable:
         """Predict a batch: mean uncertainties of each image and the fraction of each class."""
@@ -131,16 +132,17 @@ class MaskModel(VisionModel):
         def image_mean(values: Tensor) -> Array:
             return np.asarray(values.double().flatten(1).mean(1))
 
-        uncertain = image_mean(maps.confidence < self.min_confidence)
+        uncertain = image_mean(~(maps.confidence >= self.min_confidence))  # also where it is NaN
         score = self.ood(self.features(batch.x))
         columns = {
             "mean_entropy": image_mean(maps.entropy),
             "mean_mutual_information": image_mean(maps.mutual_information),
             "uncertain_fraction": uncertain,
             "ood_score": score,
-            "abstain": (score > 1) | (uncertain > self.max_uncertain_fraction),
+            "abstain": ~((score <= 1) & (uncertain <= self.max_uncertain_fraction)),
             **{f"fraction_{name}": image_mean(maps.labels == c) for c, name in enumerate(self.classes)},
         }
+        columns["abstain"] |= find_not_finite(columns)
         return PredictionTable(columns, maps.probs)
 
     def predict_folder(
@@ -154,12 +156,12 @@ class MaskModel(VisionModel):
     ) -> dict[str, Any]:
         """Write out/summary.csv, one row per image, and images of the maps to out/maps; return a summary.
 
-        The folder appears when it is complete; only an earlier prediction is replaced. `make_writer` explains
-        `raw_cells`.
+        An image with outputs that are not finite has no maps. The folder appears when it is complete; only an earlier
+        prediction is replaced. `make_writer` explains `raw_cells`.
         """
         target = Path(out)
         root, images, skipped = _find_unmasked(source)
-        stems, notes, abstained, uncertain = set[str](), list[str](), 0, 0.0
+        stems, notes, abstained, broken, uncertain = set[str](), list[str](), 0, 0, 0.0
         with (
             atomic_folder(target, _predicted_files, "an earlier prediction of masks") as temporary,
             open_writer(str(temporary / "summary.csv"), "csv", raw_cells=raw_cells) as write,
@@ -169,14 +171,23 @@ class MaskModel(VisionModel):
                 names = [_unique_stem(str(name), stems) for name in batch.keys["file"]]
                 maps = self.predict_maps(batch, num_samples=num_samples)
                 options: Any = {"class_names": self.classes, "normalization": self.preprocessing.standardizer}
-                write_maps(maps, batch.x, temporary / "maps", names=names, **options)
                 columns = self.summarize_maps(batch, maps).columns
-                write({**batch.keys, "maps": np.array([f"maps/{name}-sheet.png" for name in names]), **columns})
+                finite = maps.entropy.flatten(1).isfinite().all(1)
+                if bool(finite.any()):
+                    probs, entropy, information, std = (part[finite] for part in maps.tensors)
+                    shown = SegmentationMaps(probs, entropy, information, std, maps.num_samples, maps.seed)
+                    stored = list(compress(names, finite))
+                    write_maps(shown, batch.x[finite], temporary / "maps", names=stored, **options)
+                sheets = [f"maps/{name}-sheet.png" if ok else "" for name, ok in zip(names, finite, strict=True)]
+                write({**batch.keys, "maps": np.array(sheets), **columns})
                 notes += batch.notes
+                broken += int((~finite).sum())
                 abstained += int(columns["abstain"].sum())
                 uncertain += float(columns["uncertain_fraction"].sum())
                 for _ in names:
                     step("segmenting")
+        if broken:
+            notes.append(f"{broken:,} images have outputs that are not finite; the model abstains on them")
         counts = {"images": len(stems), "abstained": abstained, "uncertain_fraction": uncertain / len(stems)}
         return {**counts, "out": str(out), "notes": notes}
 

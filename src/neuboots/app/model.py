@@ -2,7 +2,8 @@
 
     read(source) → batches;   predict(batch) → columns such as prediction, std, ood_score, abstain
 
-    abstain:   confidence(x) < t,   t such that P(wrong | accepted) ≤ r with probability 1 − δ for new rows
+    abstain:   a value that is not finite
+               confidence(x) < t,   t such that P(wrong | accepted) ≤ r with probability 1 − δ for new rows
                std(x) > σ_y, or high(x) − low(x) > w, in a regression
                ood_score(x) > 1
 
@@ -122,6 +123,26 @@ class PredictionTable:
         columns = {name: np.concatenate([table.columns[name] for table in tables]) for name in tables[0].columns}
         probs = [table.probs for table in tables if table.probs is not None]
         return PredictionTable(columns, torch.cat(probs) if probs else None)
+
+
+def find_not_finite(columns: Mapping[str, Array]) -> Array:
+    """Return which rows of a prediction have a value that is NaN or infinite.
+
+    Args:
+        columns: Columns by name, (N,) each.
+
+    Returns:
+        Boolean mask (N,).
+
+    Example:
+        >>> find_not_finite({"prediction": np.array(["a", "b"]), "std": np.array([0.5, np.nan])}).tolist()
+        [False, True]
+    """
+    broken = np.zeros(len(next(iter(columns.values()))), dtype=bool)
+    for column in columns.values():
+        if column.dtype.kind == "f":
+            broken |= ~np.isfinite(column)
+    return broken
 
 
 class Model(ABC):
@@ -250,7 +271,8 @@ def predict_classes(
         seed: Seed of the replicates.
 
     Returns:
-        Columns prediction, probability, std (of that probability over replicates), entropy and mutual_information.
+        Columns prediction, probability, std (of that probability over replicates), entropy and mutual_information. A
+        row with an output that is not finite has no prediction, and NaN elsewhere.
 
     Example:
         >>> from neuboots.methods import DeterministicPredictor
@@ -270,13 +292,20 @@ def predict_classes(
             samples = class_probabilities(prediction.samples.float(), 2).cpu()  # (B, N, C)
             chosen = samples.gather(2, labels[None, :, None].expand(len(samples), -1, 1))[..., 0]  # (B, N)
             std = chosen.std(0) if len(chosen) > 1 else torch.zeros(len(labels))
+            finite = prediction.samples.isfinite().all(2).all(0).cpu()  # an infinite logit has a probability
+            probs[~finite] = torch.nan
+        predicted = class_values[labels.numpy()]
+        if not bool(finite.all()):
+            predicted = np.where(finite.numpy(), predicted.astype(object), None)
         columns = {
-            "prediction": class_values[labels.numpy()],
+            "prediction": predicted,
             "probability": probs.amax(1).numpy(),
             "std": std.numpy(),
             "entropy": (prediction.entropy.float().cpu() + 0.0).numpy(),  # no −0
             "mutual_information": prediction.mutual_information.float().cpu().numpy(),
         }
+        for name in ("std", "entropy", "mutual_information"):
+            columns[name] = np.where(finite.numpy(), columns[name], np.float32(np.nan))
         tables.append(PredictionTable(columns, probs))
     return PredictionTable.concatenate(tables)
 
@@ -286,7 +315,7 @@ def predict_classes(
 
 @dataclass(frozen=True)
 class RejectRule:
-    """When a model abstains; thresholds are in the user's units.
+    """When a model abstains; thresholds are in the user's units. It always abstains where a value is not finite.
 
     Args:
         confidence: Smallest accepted confidence; above 1 rejects every row.
@@ -308,8 +337,8 @@ class RejectRule:
     def __call__(self, columns: Mapping[str, Array], width: Array | float = 0.0) -> Array:
         """Return which rows to reject, by the columns of a prediction and the width of 95 % intervals: (N,)."""
         confidence, std = columns.get("probability", np.inf), columns.get("std", 0.0)
-        uncertain = (confidence < self.confidence) | (width > self.width) | (std > self.std)
-        return np.asarray((columns["ood_score"] > 1) | uncertain)
+        certain = (confidence >= self.confidence) & (width <= self.width) & (std <= self.std)
+        return np.asarray(~((columns["ood_score"] <= 1) & certain) | find_not_finite(columns))
 
     def config(self) -> dict[str, Any]:
         """Return the finite thresholds for JSON."""

@@ -30,6 +30,7 @@ from neuboots.app.model import (
     RejectRule,
     RowBatch,
     compute_classification_metrics,
+    find_not_finite,
     fit_reject_rule,
     predict_classes,
     unique_name,
@@ -158,10 +159,6 @@ class TabularModel(Model):
                 width = forecast.high - forecast.low
         columns["ood_score"] = self.ood(inputs)
         columns["abstain"] = self.rule(columns, width)
-        for name, column in columns.items():
-            if column.dtype.kind == "f" and not np.isfinite(column).all():
-                row = batch.keys["row"][int((~np.isfinite(column)).argmax())]
-                raise ValueError(f"the {name} of row {row} is not finite; train the model again")
         return PredictionTable(columns, probs)
 
     def _clip(self, x: Tensor) -> Tensor:
@@ -191,7 +188,9 @@ class TabularModel(Model):
             raise ArtifactError(artifact.folder, "its parts are of different models")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.predict(RowBatch({"row": np.ones(1)}, torch.tensor([schema.moments[0]])), num_samples=2)
+            found = model.predict(RowBatch({"row": np.ones(1)}, torch.tensor([schema.moments[0]])), num_samples=2)
+        if find_not_finite(found.columns).any():
+            raise ArtifactError(artifact.folder, "its prediction of the training mean is not finite")
         return model
 
 
@@ -396,6 +395,8 @@ def compute_regression_metrics(table: PredictionTable, y: Tensor, constant: floa
         Metrics by name.
     """
     columns, truth = table.columns, y.double().numpy()[:, 0]
+    if find_not_finite(columns).any():
+        raise FloatingPointError("predictions of the test rows are not finite; lower the learning rate")
     error, accepted = columns["prediction"] - truth, ~columns["abstain"]
     squares = np.square(truth - truth.mean()).sum()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from neuboots._validation import check_fraction, check_int, format_names
-from neuboots.app.model import Array, Format, is_device, load_model, open_writer, unique_name
+from neuboots.app.model import Array, Format, find_not_finite, is_device, load_model, open_writer, unique_name
 from neuboots.cli._console import (
     DataPath,
     ModelFolder,
@@ -344,7 +344,7 @@ class Predict:
         echo(f"Wrote {rows:,} rows to {where} ({fraction}).", to_stderr=is_device(self.out))
 
     def _predict_rows(self, model: "Model", form: Format) -> tuple[int, int, list[str]]:
-        rows = abstained = 0
+        rows = abstained = broken = 0
         with (
             collect_warnings() as notes,
             open_writer(self.out, form, raw_cells=self.raw_cells) as write,
@@ -354,8 +354,11 @@ class Predict:
                 predictions = model.predict(batch, num_samples=self.num_samples, level=self.level)
                 write(self._columns(model, batch, predictions))
                 rows, abstained = rows + len(batch), abstained + int(predictions.columns["abstain"].sum())
+                broken += int(find_not_finite(predictions.columns).sum())
                 notes += [note for note in batch.notes if note not in notes]
                 step(f"predicting, {rows:,} rows")
+            if broken:
+                notes.append(f"{broken:,} of {rows:,} rows have a value that is not finite; the model abstains on them")
         return rows, abstained, notes
 
     def _columns(self, model: "Model", batch: "RowBatch", predictions: "PredictionTable") -> dict[str, Array]:

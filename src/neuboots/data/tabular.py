@@ -522,8 +522,9 @@ class TableSchema:
         values = to_numbers(frame, [(column.name, column.kind) for column in self.numbers])  # (N, numbers)
         missing = np.isnan(values)
         mean, std = (np.array([getattr(column, name) for column in self.numbers]) for name in ("mean", "std"))
-        scaled = np.where(missing, 0.0, (values - mean) / std)
-        if (far := np.argwhere(np.abs(scaled) > np.finfo(np.float32).max)).size:
+        with np.errstate(over="ignore"):
+            scaled = np.where(missing, 0.0, (values - mean) / std)
+        if standardize and (far := np.argwhere(np.abs(scaled) > np.finfo(np.float32).max)).size:
             row, k = far[0].tolist()
             raise _value_error(frame, row, self.numbers[k].name, f"{values[row, k]:g}", "a number in single precision")
         numbers = scaled if standardize else np.where(missing, mean, values)

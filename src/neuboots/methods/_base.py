@@ -109,7 +109,10 @@ class PostHocMethod(BaseMethod[P]):
         """
         check_module(model)
         config = TrainingConfig(epochs=1, batch_size=batch_size, seed=seed)
-        return self.make_predictor(StructureCopier().copy(unwrap_model(model)), data, config)
+        predictor = self.make_predictor(StructureCopier().copy(unwrap_model(model)), data, config)
+        if (name := cast(Any, predictor).find_not_finite()) is not None:
+            raise FloatingPointError(f"{name!r} became NaN or infinite: check the outputs of the net on these data")
+        return predictor
 
     def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> P:
         """Create a predictor from a trained net, with the batches of a training config.

@@ -152,19 +152,23 @@ class SegmentationMaps:
     seed: int
 
     @classmethod
-    def from_summary(cls, summary: Summary, *, seed: int = 0) -> "SegmentationMaps":
-        """Return the maps of a summary of images or volumes."""
+    def from_summary(cls, summary: Summary, *, seed: int = 0, check_finite: bool = True) -> "SegmentationMaps":
+        """Return the maps of a summary of images or volumes; pixels that are not finite raise an error, or are NaN."""
         entropy = summary.entropy.clamp_min(0)  # rounding may make it negative
         values = (summary.probs, entropy, summary.mutual_information, summary.std.mean(1))
         probs, entropy, information, std = (value.to("cpu", torch.float32) for value in values)
         if not all(bool(torch.isfinite(value.sum())) for value in (entropy, information, std)):
-            raise ArgumentError("predictor", "NaN or infinite outputs", "finite outputs")
+            if check_finite:
+                raise ArgumentError("predictor", "NaN or infinite outputs", "finite outputs")
+            bad = ~(entropy + information + std).isfinite()
+            probs, entropy = probs.masked_fill(bad[:, None], torch.nan), entropy.masked_fill(bad, torch.nan)
+            information, std = information.masked_fill(bad, torch.nan), std.masked_fill(bad, torch.nan)
         return cls(probs, entropy, information, std, summary.num_samples, seed)
 
     @property
     def labels(self) -> Tensor:
-        """Most probable class: (N, *)."""
-        return self.probs.argmax(1)
+        """Most probable class: (N, *); −1 where probabilities are NaN."""
+        return self.probs.argmax(1).masked_fill(self.confidence.isnan(), -1)
 
     @property
     def confidence(self) -> Tensor:
@@ -181,7 +185,9 @@ class SegmentationMaps:
         """Number of pixels along each axis."""
         return tuple(self.entropy.shape[1:])
 
-    def _tensors(self) -> tuple[Tensor, ...]:
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Probabilities, entropy, mutual information and standard deviation."""
         return self.probs, self.entropy, self.mutual_information, self.std
 
 
@@ -194,6 +200,7 @@ def predict_segmentation(
     window: Window = None,
     overlap: float = 0.25,
     batch_size: int = 1,
+    check_finite: bool = True,
     progress: bool = False,
 ) -> SegmentationMaps:
     """Compute label and uncertainty maps of images or volumes.
@@ -207,6 +214,7 @@ def predict_segmentation(
             Only windows are moved to the net's device.
         overlap: Minimum fraction of a window that neighbors share.
         batch_size: Number of windows per batch.
+        check_finite: Whether outputs that are not finite raise an error; else their pixels are NaN.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -228,7 +236,8 @@ def predict_segmentation(
     check_int("batch_size", batch_size, minimum=1)
     check_images(x)
     if window is None:
-        return SegmentationMaps.from_summary(_summarize(predictor, x, num_samples, seed), seed=seed)
+        summary = _summarize(predictor, x, num_samples, seed)
+        return SegmentationMaps.from_summary(summary, seed=seed, check_finite=check_finite)
     size = tuple(x.shape[2:])
     tiles = make_tiles(size, clip_window(size, window, overlap=overlap), overlap=overlap)
     jobs = [(i, tile) for i in range(len(x)) for tile in tiles]
@@ -237,11 +246,12 @@ def predict_segmentation(
         for start in range(0, len(jobs), batch_size):
             some = jobs[start : start + batch_size]
             patches = torch.stack([x[(i, slice(None), *tile.window)] for i, tile in some])  # (windows, C, *)
-            part = SegmentationMaps.from_summary(_summarize(predictor, patches, num_samples, seed), seed=seed)
+            summary = _summarize(predictor, patches, num_samples, seed)
+            part = SegmentationMaps.from_summary(summary, seed=seed, check_finite=check_finite)
             if maps is None:
-                probs, *others = (torch.empty(len(x), *t.shape[1 : -len(size)], *size) for t in part._tensors())
+                probs, *others = (torch.empty(len(x), *t.shape[1 : -len(size)], *size) for t in part.tensors)
                 maps = SegmentationMaps(probs, others[0], others[1], others[2], part.num_samples, seed)
-            for whole, piece in zip(maps._tensors(), part._tensors(), strict=True):
+            for whole, piece in zip(maps.tensors, part.tensors, strict=True):
                 for k, (i, tile) in enumerate(some):
                     whole[(i, ..., *tile.kept)] = piece[(k, ..., *tile.inner)]
             advance("segmenting")
