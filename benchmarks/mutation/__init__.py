@@ -1,0 +1,1 @@
+"""Mutation tests of the modules whose numbers nobody checks by eye: `python -m benchmarks.mutation`."""
