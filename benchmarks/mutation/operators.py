@@ -3,7 +3,7 @@
 Operators of arithmetic and comparison, `and`, `or` and `not`, numbers, strings and Booleans (also as default values),
 conditions, arguments, return values and whole statements are changed, one at a time. Not changed are what only people
 or type checkers read (docstrings, annotations, messages of errors, texts of progress bars), what only guards
-(`assert`, `zip(strict=…)`), decorators, and where tensors live (`device=`), since there is no other device.
+(`assert`, `zip(strict=…)`), decorators, and what matters on other devices only (`device=`, `stable=`).
 """
 
 import ast
@@ -42,7 +42,9 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {  # the limi
 # Calls of methods that a mutant leaves out: x.clamp_min(0) → x.
 _METHODS = {"abs", "clamp", "clamp_max", "clamp_min", "exp", "log", "log1p", "neg", "sqrt", "sort", "square"}
 _METHODS |= {f"{name}_" for name in _METHODS}
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isclose", "lcm", "allclose", "equal"}
 _MESSAGES = {"expected", "hint", "message", "title", "summary", "reference", "predict_cost"}  # names of texts
+_FIXED = {"strict", "device", "stable"}  # arguments that only guard, or matter on other devices
 Site = tuple[ast.AST, str, int | None]  # a node's parent, its field, and its place in a list
 
 
@@ -207,7 +209,7 @@ class _Finder:
                 yield from self._make(site, new, statement)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.AST):
-                if isinstance(node, ast.keyword) and (node.arg in _MESSAGES or node.arg in ("strict", "device")):
+                if isinstance(node, ast.keyword) and (node.arg in _MESSAGES or node.arg in _FIXED):
                     continue
                 if isinstance(node, ast.FormattedValue) and name == "format_spec":
                     continue
@@ -335,10 +337,11 @@ def _call_changes(node: ast.Call) -> Iterator[ast.expr]:
     if node.args:  # without the last one a default takes its place; without another one most calls only fail
         yield ast.Call(node.func, node.args[:-1], node.keywords)
     for place, (first, second) in enumerate(pairwise(node.args)):
-        if not isinstance(first, ast.Constant) and not isinstance(second, ast.Constant):
+        constant = isinstance(first, ast.Constant) or isinstance(second, ast.Constant)
+        if not constant and name.rpartition(".")[2] not in _SYMMETRIC:
             yield ast.Call(node.func, [*node.args[:place], second, first, *node.args[place + 2 :]], node.keywords)
     for place, keyword in enumerate(node.keywords):
-        if keyword.arg not in (*_MESSAGES, "strict", "device"):
+        if keyword.arg not in (*_MESSAGES, *_FIXED):
             yield ast.Call(node.func, node.args, [*node.keywords[:place], *node.keywords[place + 1 :]])
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and not _is_module(node.func.value):
         yield node.func.value

@@ -136,7 +136,7 @@ class Multinomial:
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
         u = draw_uniform(keys[:, None], torch.arange(size, device=keys.device))
-        picks = (u * size).long().clamp_max(size - 1)  # (num, S)
+        picks = (u * size).long()  # (num, S), below S as u < 1
         counts = torch.zeros(len(keys), size, dtype=torch.float64, device=keys.device)
         return counts.scatter_add_(1, picks, torch.ones_like(counts))
 
@@ -283,7 +283,7 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
     check_int("num_blocks", num_blocks, minimum=1)
     check_int("n", n, minimum=1)
     if strata is None:
-        strata = torch.zeros(n, dtype=torch.int64)
+        strata = torch.zeros(n)
     if strata.shape != (n,):
         raise ArgumentError("strata", tuple(strata.shape), f"({n},), one label per example")
     shuffled = derive_keys(torch.arange(n), seed, "points").argsort()

@@ -1,6 +1,7 @@
 """Weight distributions against exact moments, blocks u: [n] → [S], and the schedule of draws."""
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 
@@ -28,7 +29,10 @@ from neuboots.weights import (
     WeightSchedule,
     apply_link,
     assign_blocks,
+    build_distribution,
+    check_weight_distribution,
     compute_strata,
+    describe_distribution,
     link_moments,
 )
 
@@ -109,7 +113,29 @@ def test_marginal_distributions() -> None:
 @pytest.mark.parametrize("weight_distribution", DISTRIBUTIONS, ids=str)
 def test_sample_row_depends_on_its_key_only(weight_distribution: WeightDistribution) -> None:
     rows = torch.tensor([5, 0, 5, 3])
-    assert torch.equal(weight_distribution.sample(derive_keys(rows, 9), 6), sample(weight_distribution, 8, 6, 9)[rows])
+    alpha = weight_distribution.sample(derive_keys(rows, 9), 6)
+    assert torch.equal(alpha, sample(weight_distribution, 8, 6, 9)[rows])
+    assert alpha.dtype == torch.float64
+
+
+def test_weights_of_a_tiny_concentration_are_finite() -> None:
+    """Every draw of a Gamma(10⁻⁴) may be rounded to zero."""
+    alpha = sample(Dirichlet(1e-4), 20, 2, 0)
+    torch.testing.assert_close(alpha.sum(1), torch.full((20,), 2.0, dtype=torch.float64))
+
+
+def test_a_single_weight_has_no_covariance() -> None:
+    assert [weight_distribution.covariance(1) for weight_distribution in (Dirichlet(3.0), Multinomial())] == [
+        (0.0, 0.0)
+    ] * 2
+
+
+@pytest.mark.parametrize("weight_distribution", DISTRIBUTIONS, ids=str)
+def test_description_gives_the_distribution_back(weight_distribution: WeightDistribution) -> None:
+    description = json.loads(json.dumps(describe_distribution(weight_distribution)))
+    assert build_distribution(description) == weight_distribution
+    assert description["name"] == type(weight_distribution).__name__.lower()  # files of models hold these names
+    check_weight_distribution(weight_distribution)
 
 
 # -- links ---------------------------------------------------------------------------------------------
@@ -203,6 +229,9 @@ def test_blocks_are_uniform() -> None:
         ("concentration", lambda: Dirichlet(0.0)),
         ("concentration", lambda: Dirichlet(math.nan)),
         ("concentration", lambda: Exponential(math.inf)),
+        ("weight_distribution", lambda: check_weight_distribution(Dirichlet)),
+        ("weight_distribution", lambda: check_weight_distribution("dirichlet")),
+        ("weight_distribution", lambda: describe_distribution(object())),
         ("n", lambda: compute_strata(torch.zeros(0))),
         ("num_blocks", lambda: HashedBlocks(0)),
         ("resample", lambda: WeightSchedule(Dirichlet(), HashedBlocks(5), resample="day")),
@@ -251,6 +280,10 @@ def test_strata_of_masks_are_majority_classes() -> None:
     masks = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [3, 0]], [[255, 255], [255, 4]], [[255, 255], [255, 255]]])
     assert compute_strata(masks, ignore_index=255).tolist() == [1, 3, 4, -1]
     assert compute_strata(masks.to(torch.uint8), ignore_index=255).tolist() == [1, 3, 4, -1]
+    unsigned = torch.tensor([[[156, 156], [156, 1]]], dtype=torch.uint8)  # 156 is −100 modulo 256
+    assert compute_strata(unsigned).tolist() == [156]
+    assert compute_strata(torch.tensor([[[-100, -100], [-100, 1]], [[-101, -101], [99, 1]]])).tolist() == [1, -101]
+    assert len(compute_strata(torch.arange(40.0)).unique()) == 10
 
 
 # -- streams -------------------------------------------------------------------------------------------
@@ -262,6 +295,7 @@ def test_hashed_blocks_are_stateless_and_balanced() -> None:
     rows = torch.tensor([19_999, 0, 7, 7])
     assert torch.equal(u(rows), whole[rows])
     assert torch.equal(HashedBlocks(16, 3)(rows), u(rows))
+    assert HashedBlocks(1)(rows).tolist() == [0] * 4
     assert scipy.stats.chisquare(torch.bincount(whole, minlength=16).numpy()).pvalue > p_value(2)
     # another seed agrees on one point in 16, as chance has it
     same = int((HashedBlocks(16, 4)(torch.arange(20_000)) == whole).sum())
@@ -324,6 +358,7 @@ def test_warmup_weights_are_one(resample: str) -> None:
         alpha, w = plan.at_epoch(epoch)(INDEX, step=0)
         assert alpha.tolist() == [1.0] * 5
         assert w.tolist() == [1.0] * 4
+        assert alpha.dtype == w.dtype == torch.float64
     alpha, w = plan.at_epoch(2)(INDEX, step=0)
     unwarmed = WeightSchedule(Dirichlet(), PLAN_BLOCKS[0], resample=resample).at_epoch(2)(INDEX, step=0)
     assert not (w == 1).any()
@@ -351,3 +386,19 @@ def test_resample_pool(blocks: BlockTable | HashedBlocks) -> None:
     assert min(200, 0.8 * len(many)) < len(alphas.unique(dim=0)) <= 256
     for other in (plan.at_epoch(3), WeightSchedule(Dirichlet(), blocks, seed=1, resample="pool").at_epoch(2)):
         assert not torch.isin(other(many)[0], alphas).any()
+
+
+def test_examples_share_draws_of_a_pool_with_others_in_each_epoch() -> None:
+    index, plan = torch.arange(1000), WeightSchedule(Dirichlet(), HashedBlocks(5), resample="pool")
+    draws = [plan.at_epoch(epoch)(index)[0].unique(dim=0, return_inverse=True)[1] for epoch in (0, 1)]
+    first, second = (draw[:, None] == draw for draw in draws)
+    both = int((first & second).sum()) - len(index)  # of 10⁶ pairs one in 256² by chance
+    assert both < 100
+
+
+def test_seeds_are_zero_by_default() -> None:
+    assert torch.equal(assign_blocks(30, 5), assign_blocks(30, 5, seed=0))
+    assert (HashedBlocks(5), WeightSchedule(Dirichlet(), HashedBlocks(5))) == (
+        HashedBlocks(5, seed=0),
+        WeightSchedule(Dirichlet(), HashedBlocks(5), seed=0),
+    )
