@@ -51,14 +51,14 @@ FOLDER = ROOT / ".mutation"
 SURVIVORS = FOLDER / "survivors.txt"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 MIN_SCORE = 0.95
-TEST_SECONDS, MUTANT_SECONDS = 2.0, 10.0  # of processor time: tests that are used, and all tests of a mutant
+TEST_SECONDS, MUTANT_SECONDS = 2.0, 6.0  # of processor time: tests that are used, and all tests of a mutant
 MEMORY = 8 << 30  # more than a process of tests has
 # Imported before the first fork, so that a process which imports the package anew pays for the package alone.
 PRELOADED = ("torch", "torch._dynamo", "scipy.stats", "sklearn.linear_model", "hypothesis", "mpmath", "torchmetrics")
 PRELOADED += ("torch.func", "torchvision", "transformers", "safetensors.torch", "lightning_fabric", "rich.progress")
 OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
-_GOLDEN = "tests/golden"
+_SHARED = ("tests/golden", "tests/core/test_defaults.py")
 _INFLUENCE = ("tests/methods/influence", "tests/methods/test_least_squares.py")
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
     "weights": ("weights.py", ("tests/core/test_weights.py", "tests/methods/test_neuboots.py")),
@@ -72,7 +72,12 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
     ),
     "prediction": (
         "prediction.py",
-        ("tests/core/test_prediction.py", "tests/core/test_statistics.py", "tests/methods/test_deterministic.py"),
+        (
+            "tests/core/test_prediction.py",
+            "tests/core/test_statistics.py",
+            "tests/methods/test_deterministic.py",
+            "tests/evaluation/test_conformal.py",
+        ),
     ),
     "conformal": ("evaluation/conformal.py", ("tests/evaluation/test_conformal.py",)),
     "influence": ("methods/influence/__init__.py", _INFLUENCE),
@@ -421,7 +426,7 @@ def run_module(name: str, jobs: int, sample: int | None, seed: int) -> None:
     """Try the mutants of one module whose results are not known."""
     source, tests = MODULES[name]
     path = ROOT / "src" / "neuboots" / source
-    paths = [str(ROOT / test) for test in (*tests, _GOLDEN)] + [str(path)]
+    paths = [str(ROOT / test) for test in (*tests, *_SHARED)] + [str(path)]
     store = Store.read(store_path(name))
     record(paths, path, store)
     tree = ast.parse(path.read_text(encoding="utf-8"))

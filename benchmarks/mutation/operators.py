@@ -2,8 +2,8 @@
 
 Operators of arithmetic and comparison, `and`, `or` and `not`, numbers, strings and Booleans (also as default values),
 conditions, arguments, return values and whole statements are changed, one at a time. Not changed are what only people
-or type checkers read (docstrings, annotations, messages of errors, texts of progress bars), what only guards
-(`assert`, `zip(strict=…)`), decorators, and what matters on other devices only (`device=`, `stable=`).
+or type checkers read (docstrings, annotations, messages of errors, texts of progress bars and of `__str__`), what only
+guards (`assert`, `zip(strict=…)`), decorators, and what matters on other devices only (`device=`, `stable=`).
 """
 
 import ast
@@ -313,7 +313,7 @@ class _Finder:
                     yield ast.Constant(not value)
                 elif isinstance(value, int | float):
                     yield ast.Constant(value + 1)
-                elif isinstance(value, str):
+                elif isinstance(value, str) and self.scope[-1:] != ["__str__"]:
                     yield ast.Constant(f"XX{value}")
             case ast.Call():
                 yield from _call_changes(node)

@@ -87,6 +87,7 @@ def test_statistics_match_definitions(shape: tuple[int, ...], B: int) -> None:
     for name in STATISTICS:
         found = getattr(prediction, name)
         torch.testing.assert_close(found.double(), torch.from_numpy(expected[name]), rtol=1e-12, atol=1e-13, msg=name)
+    torch.testing.assert_close(prediction.variance, torch.from_numpy(expected["std"] ** 2), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

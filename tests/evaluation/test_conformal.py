@@ -68,6 +68,15 @@ class Spread(Predictor):
         return SampleStream(num_samples, num_bytes(x[:, 0]), chunks)
 
 
+CALLS: list[tuple[int, int, int]] = []  # (N, B, seed) of each call of a `Recording`
+
+
+class Recording(Spread):
+    def stream(self, x: Tensor, num_samples: int, *, seed: int) -> SampleStream:
+        CALLS.append((len(x), num_samples, seed))
+        return super().stream(x, num_samples, seed=seed)
+
+
 def seeded_rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -714,6 +723,38 @@ def test_quantile_band_is_narrowed_to_its_middle_at_most() -> None:
     assert low[0].item() == high[0].item() == pytest.approx(3.0)
     assert low[1] <= 0 <= high[1]
     assert (high - low)[1] < 20
+
+
+@pytest.mark.parametrize("kind", ["classes", "intervals", "gaussian"])
+def test_options_reach_the_predictor(kind: str) -> None:
+    x, y = number_rows(0, 50).tensors
+    rows: dict[str, TensorDataset] = {
+        "classes": TensorDataset(x.repeat(1, 1, 3), (y[:, 0] > 0).long()),
+        "intervals": TensorDataset(x, y),
+        "gaussian": TensorDataset(torch.cat([x, x[:, 1:]], 1), y),
+    }
+    data, fit = rows[kind], fit_conformal_classifier if kind == "classes" else fit_conformal_regressor
+    CALLS.clear()
+    rule: Any = fit(Recording(gaussian=kind == "gaussian"), data, num_samples=3, seed=5, batch_size=20, **quiet)
+    assert CALLS[-3:] == [(20, 3, 5), (20, 3, 5), (10, 3, 5)]
+    for call, first in ((rule.predict, data.tensors[0]), (rule.evaluate, data)):
+        CALLS.clear()
+        call(first, batch_size=30, **quiet)
+        assert CALLS == [(30, 3, 5), (20, 3, 5)]
+
+
+@pytest.mark.parametrize("score", ["absolute", "normalised"])
+def test_negated_data_have_negated_intervals(score: Any) -> None:
+    """To the bit, however large the outputs are."""
+    x, y = number_rows(0, 50).tensors
+    x[:, 0], y = x[:, 0] + 1e6, y + 1e6
+    bands = []
+    for sign in (1, -1):
+        rule = fit_conformal_regressor(Spread(), TensorDataset(sign * x, sign * y), score=score, num_samples=7, **quiet)
+        bands.append(rule.predict(sign * x, **quiet))
+    (low, high), (negated_low, negated_high) = bands
+    assert torch.equal(low, -negated_high)
+    assert torch.equal(high, -negated_low)
 
 
 # -- invalid arguments ---------------------------------------------------------------------------------

@@ -513,7 +513,7 @@ def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> t
 def _bin_by_std(std: Tensor, num_bins: int) -> Tensor:
     """Bin of each input, from the smallest std to the largest; ties are in the first bin that takes them: (N,)."""
     ranks = [math.ceil(len(std) * k / num_bins) - 1 for k in range(1, num_bins)]
-    edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64).clamp_min(0)]
+    edges = std.sort().values[torch.tensor(ranks, dtype=torch.int64)]
     return torch.bucketize(std, edges)
 
 
