@@ -1,10 +1,13 @@
 """Statistics of samples against slow references, the stream against all samples at once, and wrong arguments."""
 
+import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from neuboots import ArgumentError
+from neuboots import ArgumentError, load
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots.methods import DeterministicPredictor
+from neuboots.nets import MLP
 from neuboots.prediction import (
     Moments,
     Prediction,
@@ -466,6 +470,7 @@ PREDICTION = Prediction(random(5, 4, 2))
         ("method", lambda: PREDICTION.interval(method="bootstrap")),
         *(("q", lambda q=q: PREDICTION.quantile(q)) for q in (-0.1, 1.1, math.nan)),
         ("q", lambda: Fake().summarize(X5, 3, quantiles=(0.5, 1.1))),
+        ("q", lambda: Fake().summarize(X5, 3, quantiles=(0.5,)).quantile(0.4)),
         ("noise_std", lambda: PREDICTION.prediction_interval(noise_std=torch.tensor([-1.0, 1.0]))),
         ("noise_std", lambda: PREDICTION.prediction_interval(noise_std=torch.tensor([math.nan, 1.0]))),
         *(
@@ -572,3 +577,68 @@ def test_conformal_quantile_rejects_nan() -> None:
     with pytest.raises(ArgumentError) as error:
         conformal_quantile(torch.tensor([1.0, 2.0, torch.nan]), torch.ones(3), 0.5)
     assert error.value.name == "scores"
+
+
+def test_residual_of_a_single_example() -> None:
+    predictor = DeterministicPredictor(nn.Identity())
+    assert residual_std(predictor, torch.zeros(1, 1), torch.full((1,), 2.0)).tolist() == [2.0]
+
+
+def test_used_predictor_is_saved_and_copied(tmp_path: Path) -> None:
+    predictor = DeterministicPredictor(MLP(3, 2, widths=(4,)))
+    x = noise(5, 3)
+    expected = predictor.predict(x, 1).samples  # makes the copy of this thread, which is no part of the predictor
+    assert predictor.copy_for_thread() is predictor.copy_for_thread()
+    assert torch.equal(copy.deepcopy(predictor).predict(x, 1).samples, expected)
+    predictor.save(tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model").predict(x, 1).samples, expected)
+
+
+# -- quantiles of groups of scores ---------------------------------------------------------------------
+
+PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97]
+
+
+def smallest_quantile(scores: Tensor, counts: list[int], level: Fraction) -> float:
+    """The score at which the fractions of the examples reach level · (n + 1), in exact arithmetic."""
+    weights = [Fraction(1, count) for count in counts for _ in range(count)]
+    reached = Fraction(0)
+    for score, weight in sorted(zip(scores.tolist(), weights, strict=True)):
+        reached += weight
+        if reached >= level * (len(counts) + 1):
+            return score
+    return math.inf
+
+
+@pytest.mark.parametrize("counts", [[1] * 19, [3] * 7, [2, 3, 5, 7], PRIMES[:14], [1, 4] * 9], ids=str)
+@pytest.mark.parametrize("level", ["0.07", "0.3", "0.5", "0.7", "0.9", "0.95"])
+def test_conformal_quantile_is_exact(counts: list[int], level: str) -> None:
+    for seed in range(3):
+        scores = noise(sum(counts), dtype=torch.float64, seed=seed)
+        scores[:4] = scores[0]  # ties
+        found = conformal_quantile(scores, torch.tensor(counts), float(level))
+        assert found == smallest_quantile(scores, counts, Fraction(level))
+
+
+def test_conformal_quantile_of_whole_examples_is_exact() -> None:
+    """Seven examples and the first of two scores of another are exactly half of fifteen: sums of sevenths in floating
+    point are not."""
+    counts = PRIMES[:14]
+    scores = torch.arange(float(sum(counts)), dtype=torch.float64)
+    scores[:2] = torch.tensor([100.0, 1000.0])
+    scores[2 : 2 + sum(counts[1:8])] -= 1000.0
+    scores[2 + sum(counts[1:8]) :] += 1000.0
+    assert conformal_quantile(scores, torch.tensor(counts), 0.5) == 100.0
+    assert smallest_quantile(scores, counts, Fraction(1, 2)) == 100.0
+
+
+def test_conformal_quantile_never_loses_coverage_by_rounding() -> None:
+    """Where the common denominator is beyond integers, a level that is met exactly gives the next score."""
+    scores = torch.arange(float(sum(PRIMES)), dtype=torch.float64)
+    exact = smallest_quantile(scores, PRIMES, Fraction(1, 2))
+    assert conformal_quantile(scores, torch.tensor(PRIMES), 0.5) == exact + 1  # 13 of 26 examples
+    assert conformal_quantile(scores, torch.tensor([0, *PRIMES, 0]), 0.49) == smallest_quantile(
+        scores, PRIMES, Fraction(49, 100)
+    )
+    assert conformal_quantile(scores, torch.tensor(PRIMES), 0.97) == math.inf
+    assert conformal_quantile(scores, torch.tensor(PRIMES), 0.96) < math.inf
