@@ -76,7 +76,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
             "tests/core/test_prediction.py",
             "tests/core/test_statistics.py",
             "tests/methods/test_deterministic.py",
-            "tests/evaluation/test_conformal.py",
+            "tests/core/test_limits.py",
         ),
     ),
     "conformal": ("evaluation/conformal.py", ("tests/evaluation/test_conformal.py",)),

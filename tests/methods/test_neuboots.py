@@ -1,5 +1,6 @@
 """NeuBoots: export, options and errors, beside the contract of every method."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,28 @@ from torch.utils.data import TensorDataset
 
 from neuboots import Deterministic, NeuBoots
 from neuboots._validation import ArgumentError
-from neuboots.methods.neuboots import NeuBootsPredictor
-from neuboots.weights import Constant
+from neuboots.loading import Batch
+from neuboots.losses import as_loss
+from neuboots.methods.neuboots import (
+    BootstrapGenerator,
+    NeuBootsPredictor,
+    compute_mean_weights,
+    make_blocks,
+    make_weighted_objective,
+)
+from neuboots.weights import (
+    Constant,
+    Dirichlet,
+    Exponential,
+    HashedBlocks,
+    Link,
+    WeightDistribution,
+    WeightSchedule,
+    apply_link,
+    assign_blocks,
+    compute_strata,
+    link_moments,
+)
 
 X = noise(9, 4, seed=5)
 
@@ -86,3 +107,100 @@ def test_features_without_one_row_per_example_need_another_schedule() -> None:
     with pytest.raises(ArgumentError) as error:
         NeuBoots().fit(folded, class_data(), QUICK)
     assert error.value.name == "resample"
+
+
+# -- parts of the training -----------------------------------------------------------------------------
+
+
+def test_recipes() -> None:
+    assert NeuBoots.paper() == NeuBoots(weight_distribution=Dirichlet(1.0), resample="epoch")
+    assert isinstance(NeuBoots.paper().loss, nn.CrossEntropyLoss)
+    assert isinstance(NeuBoots.regression().loss, nn.MSELoss)
+    assert NeuBoots.regression().weight_distribution == Dirichlet(20.0)
+    assert NeuBoots().weight_distribution == Dirichlet(5.0)
+    loss = nn.CrossEntropyLoss(ignore_index=7)
+    for method in (NeuBoots.paper(loss), NeuBoots.regression(loss)):
+        assert method.loss.ignore_index == 7
+
+
+@pytest.mark.parametrize("link", ["identity", "exp"])
+@pytest.mark.parametrize("weight_distribution", [Dirichlet(), Exponential(3.0)], ids=str)
+def test_mean_weights_have_the_mean_factor(weight_distribution: WeightDistribution, link: Link) -> None:
+    factor = apply_link(compute_mean_weights(weight_distribution, link, 4), link)
+    mean = link_moments(weight_distribution, link, 4)[0]
+    torch.testing.assert_close(factor, torch.full((4,), mean))
+
+
+def test_blocks_are_stratified_by_the_targets() -> None:
+    x, labels, masks = noise(60, 2), torch.arange(60) % 3, torch.full((60, 4, 4), 9)
+    masks[:, 0, 0] = labels  # one pixel counts
+    cases = [(labels, None, labels), (masks, nn.CrossEntropyLoss(ignore_index=9), labels)]
+    cases += [(x[:, 0], nn.MSELoss(), compute_strata(x[:, 0]))]
+    for y, loss, strata in cases:
+        blocks = make_blocks(TensorDataset(x, y), 5, loss=loss, seed=3)
+        assert torch.equal(blocks(torch.arange(60)), assign_blocks(60, 5, strata=strata, seed=3))
+        assert blocks.num_blocks == 5
+    assert make_blocks(Stream(x, labels), 5, seed=3) == HashedBlocks(5, seed=3)
+
+
+def test_schedule_has_the_options_of_the_method() -> None:
+    method = NeuBoots(weight_distribution=Exponential(), resample="step", warmup=2, num_blocks=3)
+    generator = method.make_generator(TwoBranches())
+    schedule = method.make_schedule(generator, class_data(), seed=4)
+    assert (schedule.weight_distribution, schedule.seed, schedule.resample, schedule.warmup) == (
+        Exponential(),
+        4,
+        "step",
+        2,
+    )
+    assert schedule.blocks.num_blocks == generator.num_blocks == 3
+    assert method.make_schedule(generator, class_data()).seed == 0
+
+
+@pytest.mark.parametrize("resample", ["epoch", "step", "sample"])
+def test_objective_is_the_weighted_mean_loss(resample: Any) -> None:
+    """1/n Σ α_{u(i)} ℓ(g(Xᵢ, α), yᵢ), over the targets that count."""
+    net, x, y = nn.Linear(4, 3), X, torch.tensor([0, 1, 2, -100, 0, 1, 2, -100, 1])
+    generator, loss = BootstrapGenerator(net), nn.CrossEntropyLoss(reduction="none")
+    schedule = WeightSchedule(Dirichlet(), HashedBlocks(4), seed=1, resample=resample)
+    index = torch.arange(10, 19)
+    found = make_weighted_objective(schedule, as_loss(nn.CrossEntropyLoss()))(2)(generator, Batch(x, y, index, step=7))
+    alpha, w = schedule.at_epoch(2)(index, step=7)
+    losses = loss((x * alpha.float()) @ net.weight.T + net.bias, y)
+    torch.testing.assert_close(found, (w.float() * losses).sum() / (y != -100).sum())
+
+
+@pytest.mark.parametrize("link", ["identity", "exp"])
+def test_configuration_gives_the_predictor_back(link: Any) -> None:
+    net = TwoBranches()
+    generator = BootstrapGenerator(net, head="fc", num_blocks=3, link=link)
+    predictor = NeuBootsPredictor(generator.eval(), Exponential(2.0))
+    config = json.loads(json.dumps(predictor.config()))
+    assert config["method"] == "neuboots"
+    again = NeuBootsPredictor.from_config(config, net)
+    assert torch.equal(again.predict(X, 3, seed=2).samples, predictor.predict(X, 3, seed=2).samples)
+    assert again.config() == config
+    assert again.net is net
+    assert not again.generator.training
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"link": "log"}, {"resample": "day"}, {"warmup": -1}, {"num_blocks": 0}, {"weight_distribution": Dirichlet}],
+    ids=str,
+)
+def test_wrong_option_raises(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError) as error:
+        NeuBoots(**options)
+    assert error.value.name == next(iter(options))
+
+
+def test_validation_uses_the_mean_weights() -> None:
+    reports: list[Any] = []
+    data, config = class_data(), replace(QUICK, epochs=1, on_epoch=reports.append)
+    predictor = NeuBoots(weight_distribution=Exponential(), link="exp").fit(TwoBranches, data, config, val_data=data)
+    x, y = data.tensors
+    with torch.no_grad():
+        output = predictor.moments(x).mean  # the net ends at its head
+    assert reports[0].val_metrics["loss"] == pytest.approx(float(nn.functional.cross_entropy(output, y)), rel=1e-4)
+    assert reports[0].val_metrics["error"] == pytest.approx(float((output.argmax(1) != y).float().mean()))
