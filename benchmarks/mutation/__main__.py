@@ -58,7 +58,8 @@ PRELOADED = ("torch", "torch._dynamo", "scipy.stats", "sklearn.linear_model", "h
 PRELOADED += ("torch.func", "torchvision", "transformers", "safetensors.torch", "lightning_fabric", "rich.progress")
 OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
-_SHARED = ("tests/golden", "tests/core/test_defaults.py")
+DEFAULTS = "tests/core/test_defaults.py"
+_SHARED = ("tests/golden", DEFAULTS)
 _INFLUENCE = ("tests/methods/influence", "tests/methods/test_least_squares.py")
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
     "weights": ("weights.py", ("tests/core/test_weights.py", "tests/methods/test_neuboots.py")),
@@ -209,16 +210,16 @@ def _serve(
 def _run_child(task: Any, run: Callable[[Any, Callable[[Any], None]], None], writing: int) -> None:
     try:
         os.setsid()
-        if not os.environ.get("MUTATION_DEBUG"):
-            null = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):
-                os.dup2(null, number)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
         _scratch_folder(os.getpid()).mkdir(parents=True)
         tempfile.tempdir = str(_scratch_folder(os.getpid()))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         run(task, lambda value: _write_all(writing, json.dumps(value).encode() + b"\n"))
     except BaseException:
-        traceback.print_exc(file=CONSOLE)
+        if os.environ.get("MUTATION_DEBUG"):  # a mutant that cannot be imported is one that was noticed
+            traceback.print_exc(file=CONSOLE)
     finally:
         CONSOLE.flush()
         os._exit(0)
@@ -351,10 +352,13 @@ class Trial:
     tests: list[str]
 
 
-def choose_tests(mutant: Mutant, store: Store, killer: str | None) -> list[str]:
-    """Names of the tests that execute a mutant, the one that killed it before first, then the fastest."""
+def choose_tests(mutant: Mutant, store: Store, killer: str | None, own: Sequence[str]) -> list[str]:
+    """Names of the tests that execute a mutant, the one that killed it before first, then the fastest.
+
+    A statement that runs at import is compared with the module's own tests, as all of them would be imported anew.
+    """
     spans = [(mutant.first, mutant.last), (mutant.statement, mutant.last), mutant.outer]
-    chosen = list(store.tests)  # of a statement that runs at import
+    chosen = [name for name in store.tests if name.startswith((*own, "src/"))]
     if mutant.outer is not None:
         for first, last in filter(None, spans):
             chosen = [name for name, test in store.tests.items() if any(first <= line <= last for line in test.lines)]
@@ -438,7 +442,7 @@ def run_module(name: str, jobs: int, sample: int | None, seed: int) -> None:
         if mutant.key in listed or is_current(known, store, all_tests):
             continue
         killer = known.get("test") if known.get("test") in store.tests else None
-        trials.append(Trial(key, mutant, choose_tests(mutant, store, killer)))
+        trials.append(Trial(key, mutant, choose_tests(mutant, store, killer, (tests[0], DEFAULTS))))
     progress, saved = Progress("mutants", len(trials)), time.monotonic()
 
     def keep(trial: Trial, status: str, test: str | None) -> None:

@@ -56,7 +56,7 @@ DEFAULTS: dict[Callable[..., Any], dict[str, Any]] = {
     InfluenceBootstrap: {"layers": 1, "refit": False, "max_kernel_rows": 3000, "num_calibration_fits": 0},
     TrainingConfig: {**_LOOP, **_FABRIC},
     EpochReport: {"title": ""},
-    train: {"identity": "", "title": ""},
+    train: {"title": ""},
     progress_bar: {"enabled": True, "done": 0},
     prepare_net: {"copy": False},
 }
