@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # threads do not survive a fork
+sys.dont_write_bytecode = False  # compiled files make importing everything anew several times faster
 
 import pytest
 
