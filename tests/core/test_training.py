@@ -1,10 +1,12 @@
 """The training loop: determined by the seed, resumable, interruptible, the same on one process and on two."""
 
 import io
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +26,22 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig, training
 from neuboots.loading import EpochLoader, load_targets
+from neuboots.losses import BrierLoss, as_loss
 from neuboots.methods.neuboots import BootstrapGenerator, make_blocks
 from neuboots.nets import MLP
-from neuboots.training import EpochReport, constant_schedule, describe_callable, progress_bar
+from neuboots.training import (
+    EpochReport,
+    _catch_interrupt,
+    constant_schedule,
+    cosine_schedule,
+    describe_callable,
+    initialize_model,
+    mean_validation_metrics,
+    prepare_net,
+    progress_bar,
+    resolve_fit,
+    validation_metrics,
+)
 from neuboots.weights import WeightSchedule
 
 CONFIG = TrainingConfig(epochs=4, batch_size=8, progress=False)
@@ -732,3 +747,135 @@ def test_progress_bar_estimates_after_the_first_step(done: int, monkeypatch: pyt
         step("slow")
     assert f"{done + 2}/{done + 4}" in out.getvalue()
     assert "0:04:00" in out.getvalue()  # two more of two minutes each; what was done before took no time
+
+
+# -- parts of the loop ---------------------------------------------------------------------------------
+
+
+def test_learning_rates() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    for make, expected in (
+        (cosine_schedule, lambda k: 0.2 * (1 + math.cos(math.pi * k / 10))),
+        (constant_schedule, lambda k: 0.4),
+    ):
+        optimizer.param_groups[0]["lr"] = 0.4
+        scheduler = make(optimizer, 10)
+        for k in range(11):
+            assert scheduler.get_last_lr()[0] == pytest.approx(expected(k), abs=1e-12)
+            optimizer.step()
+            scheduler.step()
+
+
+def test_reports_have_means_of_losses() -> None:
+    """A net that does not learn: batches of 4, 4 and 3 rows have the means of their rows."""
+    net, x, y = nn.Linear(4, 1), rows(11, 4), rows(11, 1, seed=1)
+    held_out = TensorDataset(rows(10, 4, seed=2), rows(10, 1, seed=3))
+    reports: list[EpochReport] = []
+    frozen = partial(torch.optim.SGD, lr=0.0)
+    config = TrainingConfig(epochs=2, batch_size=4, optimizer=frozen, progress=False, on_epoch=reports.append)
+    loss = nn.MSELoss()
+    began = time.monotonic()
+    Deterministic(loss=loss).fit(net, (x, y), config, val_data=held_out)
+    elapsed = time.monotonic() - began
+    losses = (net(x) - y).detach().square()[:, 0]
+    for k, report in enumerate(reports):
+        order = [batch.index for _, batch, _ in EpochLoader(TensorDataset(x, y), batch_size=4, seed=0).epoch(k)]
+        assert sorted(len(index) for index in order) == [3, 4, 4]
+        assert report.loss == pytest.approx(sum(float(losses[index].mean()) for index in order) / 3)
+        val_loss = (net(held_out.tensors[0]) - held_out.tensors[1]).detach().square().mean()
+        assert report.val_metrics == pytest.approx({"loss": float(val_loss)})
+        assert (report.epoch, report.epochs, report.title) == (k, 2, "")
+    assert 0 < sum(report.seconds for report in reports) <= elapsed
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_gradients_are_clipped(clip_norm: float | None) -> None:
+    net, data = nn.Linear(4, 1), (rows(8, 4), 100 + rows(8, 1))
+    before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    config = TrainingConfig(epochs=1, optimizer=sgd, clip_norm=clip_norm, progress=False)
+    Deterministic(loss=nn.MSELoss()).fit(net, data, config)
+    moved = (torch.cat([p.detach().flatten() for p in net.parameters()]) - before).norm()
+    assert float(moved) == pytest.approx(0.1, rel=1e-4) if clip_norm else float(moved) > 10
+
+
+@pytest.mark.parametrize(("checkpoint_steps", "saves"), [(None, 2), (3, 4)])
+def test_number_of_checkpoints(
+    checkpoint_steps: int | None, saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of four steps: after steps 3 and 6, and at both ends."""
+    count, save = [0], training._SingleCPU.save
+
+    def counting(*args: Any) -> None:
+        count[0] += 1
+        save(*args)
+
+    monkeypatch.setattr(training._SingleCPU, "save", counting)
+    config = replace(CONFIG, epochs=2, batch_size=4, folder=tmp_path, checkpoint_steps=checkpoint_steps)
+    Deterministic(loss=nn.MSELoss()).fit(nn.Linear(4, 1), (rows(16, 4), rows(16, 1)), config)
+    assert count == [saves]
+
+
+def test_prepared_net_is_the_net_or_a_copy() -> None:
+    net, x = nn.Linear(4, 3), rows(7, 4)
+    inputs = resolve_fit(net, (x, torch.arange(7) % 3), CONFIG)
+    same_net, example = prepare_net(inputs)
+    assert same_net is net
+    assert bool(torch.isin(example, x).all())
+    copied, _ = prepare_net(inputs, copy=True)
+    assert copied is not net
+    assert torch.equal(copied(x), net(x))
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(ignore_index=2), BrierLoss()], ids=str)
+def test_validation_metrics_of_classes(loss: Any) -> None:
+    output, y = rows(9, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2])
+    counted = y != 2 if isinstance(loss, nn.CrossEntropyLoss) else torch.ones(9, dtype=torch.bool)
+    found = validation_metrics(as_loss(loss), output, y)
+    wrong = (output.argmax(1) != y)[counted].float().mean()
+    assert float(found["error"]) == pytest.approx(float(wrong))
+    per_example = as_loss(loss)(output, y)[counted]
+    assert float(found["loss"]) == pytest.approx(float(per_example.mean()))
+    outputs = torch.stack([output, -output])
+    both = [validation_metrics(as_loss(loss), each, y) for each in outputs]
+    means = mean_validation_metrics(as_loss(loss), outputs, y)
+    assert {name: float(value) for name, value in means.items()} == pytest.approx(
+        {name: float(both[0][name] + both[1][name]) / 2 for name in ("loss", "error")}
+    )
+
+
+def test_validation_metrics_of_numbers_have_no_error() -> None:
+    assert validation_metrics(as_loss(nn.MSELoss()), rows(5, 1), rows(5, 1, seed=1)).keys() == {"loss"}
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    nets = [initialize_model(lambda: nn.Linear(4, 3), seed) for seed in (0, 0, 1)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    assert not torch.equal(nets[0].weight, nets[2].weight)
+
+
+def test_second_interrupt_ends_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with _catch_interrupt() as interrupted:
+        assert not interrupted.is_set()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with _catch_interrupt():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+    found: list[bool] = []
+
+    def elsewhere() -> None:  # signals belong to the main thread
+        with _catch_interrupt() as event:
+            found.append(event.is_set())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [False]
