@@ -41,7 +41,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # threads do not survive a fork
-sys.dont_write_bytecode = False  # compiled files make importing everything anew several times faster
 
 import pytest
 
@@ -623,6 +622,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown modules {', '.join(sorted(unknown))}; expected {', '.join(MODULES)}")
     names = options.modules or list(MODULES)
     FOLDER.mkdir(exist_ok=True)
+    sys.dont_write_bytecode = False  # compiled files make importing everything anew several times faster
     sys.path.insert(0, str(ROOT / "src"))
     for module in PRELOADED:
         with suppress(ImportError):
