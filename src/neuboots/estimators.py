@@ -64,7 +64,7 @@ from neuboots.methods._least_squares import covariance_root, working_residuals
 from neuboots.methods.influence._tangent import Jacobian, TangentPredictor, build_tangent_predictors
 from neuboots.nets.mlp import MLP
 from neuboots.posthoc import TemperatureScaling
-from neuboots.prediction import Method, Predictor, class_probabilities, conformal_quantile
+from neuboots.prediction import Method, Predictor, check_summarized, class_probabilities, conformal_quantile
 from neuboots.serialization import (
     Artifact,
     ArtifactError,
@@ -217,6 +217,7 @@ class _NeuBootsEstimator(BaseEstimator):
     def _check_options(self) -> None:
         for name in ("epochs", "patience", "num_samples"):
             check_int(name, getattr(self, name), minimum=1)
+        check_summarized(int(self.num_samples))
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(name, getattr(self, name), "a number of at least 0")

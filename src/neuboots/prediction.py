@@ -441,15 +441,15 @@ def collect_samples(stream: SampleStream) -> Prediction:
     Raises:
         ArgumentError: If they need more memory than there is.
     """
-    size = max(1, _MAX_BYTES // stream.replicate_bytes)
-    chunks = _show_progress(stream.chunks(min(size, stream.num_samples)), stream.num_samples)
-    first = next(chunks)
-    if len(first) == stream.num_samples:
-        return Prediction(first, stream.moments)
-    if first.device.type == "cpu":  # other devices raise a clear error themselves
+    size, num_samples = max(1, _MAX_BYTES // stream.replicate_bytes), stream.num_samples
+    if num_samples > size and (one := next(stream.chunks(1))).device.type == "cpu":  # others raise a clear error
         hint = "use summarize, whose memory does not grow with num_samples, or fewer inputs at once"
-        check_memory("num_samples", stream.num_samples, stream.num_samples * num_bytes(first[0]), hint=hint)
-    samples = first.new_empty(stream.num_samples, *first.shape[1:])
+        check_memory("num_samples", num_samples, num_samples * num_bytes(one), hint=hint)
+    chunks = _show_progress(stream.chunks(min(size, num_samples)), num_samples)
+    first = next(chunks)
+    if len(first) == num_samples:
+        return Prediction(first, stream.moments)
+    samples = first.new_empty(num_samples, *first.shape[1:])
     samples[: (done := len(first))] = first
     for chunk in chunks:
         samples[done : done + len(chunk)] = chunk

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_gamma, draw_uniform, hash_to_range
-from neuboots._validation import ArgumentError, check_choice, check_int, check_positive
+from neuboots._validation import ArgumentError, check_choice, check_int, check_memory, check_positive
 
 Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
-_POOL_SIZE = 256
+POOL_SIZE = 256
+DRAW_BYTES = 100  # of memory for each weight while it is drawn
 
 # -- distributions -------------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
         The block of each example, (n,).
 
     Raises:
-        ArgumentError: If n or S is less than 1, or `strata` has another shape.
+        ArgumentError: If n or S is less than 1, S does not fit into memory, or `strata` has another shape.
 
     Example:
         >>> u = assign_blocks(10, 3, strata=torch.tensor([0] * 6 + [1] * 4))
@@ -282,6 +283,7 @@ def assign_blocks(n: int, num_blocks: int, *, strata: Tensor | None = None, seed
     """
     check_int("num_blocks", num_blocks, minimum=1)
     check_int("n", n, minimum=1)
+    check_memory("num_blocks", num_blocks, 5 * 8 * num_blocks, hint="use fewer blocks")
     if strata is None:
         strata = torch.zeros(n)
     if strata.shape != (n,):
@@ -438,7 +440,7 @@ class EpochWeights:
                 keys = derive_keys(index.cpu(), schedule.seed, "sample", self.epoch)
                 alphas = schedule.weight_distribution.sample(keys, size)  # (N, S)
             else:
-                alphas = self._pool[hash_to_range(index.cpu(), _POOL_SIZE, schedule.seed, "pool", self.epoch)]
+                alphas = self._pool[hash_to_range(index.cpu(), POOL_SIZE, schedule.seed, "pool", self.epoch)]
             return alphas, alphas.gather(1, blocks[:, None])[:, 0]
         number = self.epoch if schedule.resample == "epoch" else check_int("step", step)
         keys = derive_keys(torch.tensor([number]), schedule.seed, schedule.resample)
@@ -448,5 +450,5 @@ class EpochWeights:
     @cached_property
     def _pool(self) -> Tensor:
         """The draws that the examples of the epoch share, (256, S)."""
-        keys = derive_keys(torch.arange(_POOL_SIZE), self.schedule.seed, "pool draw", self.epoch)
+        keys = derive_keys(torch.arange(POOL_SIZE), self.schedule.seed, "pool draw", self.epoch)
         return self.schedule.weight_distribution.sample(keys, self.schedule.blocks.num_blocks)

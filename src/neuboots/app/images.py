@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuboots._validation import check_choice, check_fraction, format_names
+from neuboots._validation import check_choice, check_fraction, check_int, format_names
 from neuboots.app._images import (
     BATCH_SIZE,
     FeatureExtractor,
@@ -50,6 +50,7 @@ from neuboots.data.image_folder import (
 from neuboots.methods import create_method, list_methods
 from neuboots.nets import ResNet, SmallCNN
 from neuboots.posthoc import TemperatureScaling
+from neuboots.prediction import check_summarized
 
 _MAX_SIZE = 64  # default limit of the longer side in pixels
 _MAX_CNN_SIZE = 32  # larger images need the receptive field of a ResNet
@@ -174,6 +175,7 @@ def fit_images(
     """
     check_fraction("max_error", max_error)
     check_choice("method", method, list_methods("classification"))
+    check_summarized(check_int("num_samples", num_samples, minimum=1))
     data = load_image_folder(path, channels=channels, val_fraction=0, test_fraction=0)
     train: Any = data.train
     size = choose_size(size, median_size(train.source.files), _MAX_SIZE)

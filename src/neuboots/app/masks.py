@@ -61,6 +61,7 @@ from neuboots.evaluation.selective import SelectivePredictionReport
 from neuboots.methods import create_method, list_methods
 from neuboots.metrics import ConfidenceRanking
 from neuboots.nets import small_deeplab
+from neuboots.prediction import check_summarized
 from neuboots.serialization import atomic_folder
 from neuboots.training import progress_bar
 
@@ -363,6 +364,7 @@ def fit_masks(
         (('paper', 'ink'), (0, 255), {'train': 6, 'held out': 1, 'test': 1})
     """
     check_choice("method", method, list_methods("segmentation"))
+    check_summarized(check_int("num_samples", num_samples, minimum=1))
     check_choice("channels", str(channels), ("1", "3"))
     folder, pairs = _find_pairs(path)
     ignore_index = None if ignore_index is None else check_int("ignore_index", ignore_index, minimum=0)

@@ -42,7 +42,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, format_names, import_optional
+from neuboots._validation import (
+    ArgumentError,
+    check_choice,
+    check_fraction,
+    check_int,
+    check_memory,
+    format_names,
+    import_optional,
+)
 from neuboots.data._common import (
     DATA_ROOT_VARIABLE,
     NO_DATA_ROOT,
@@ -998,6 +1006,11 @@ def read_table(
         frames = file.frames((target, *kinds), texts=texts)
         frames = list(frames) if encode else frames
     schema = _infer_schema(file, frames, kinds, column, train, max_categories, drop=drop_high_cardinality)
+    if encode:  # the parts, and all of them together
+        needed = 2 * (4 if standardize else 8) * len(y) * len(schema.features)
+        check_memory(
+            "max_categories", max_categories, needed, hint="use a smaller one, or ignore columns of many texts"
+        )
     blocks = [schema.encode(frame, standardize=standardize) for frame in frames] if encode else []
     return EncodedTable(file, schema, split, torch.cat(blocks) if encode else None, y)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._fingerprint import describe, hash_description
-from neuboots._validation import ArgumentError, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_fraction, check_int, check_memory
 from neuboots.serialization import read_json, write_json
 from neuboots.training import TrainingConfig, initialize_model, progress_bar
 
@@ -61,6 +61,7 @@ def run_jobs(
     from joblib import Parallel, delayed
 
     check_int("num_workers", num_workers, minimum=1)
+    check_memory(description, count, 1_000 * count, hint="use fewer")
     files: list[Path | None] = [None] * count
     if folder is not None:
         _check_key(Path(folder), fingerprint(**(settings or {})))

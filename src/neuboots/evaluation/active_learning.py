@@ -81,6 +81,7 @@ _ROUNDING = 16  # machine epsilons; the std of 5,000 equal numbers is 4.5
 _MAX_VECTOR_LENGTH = 1024  # values stored for an input; longer vectors are hashed to this length
 _RIDGE = 1e-6  # ε, as a fraction of the largest variance in the pool
 _CANDIDATES_PER_ROW = 10  # for each row of a diverse selection
+_MAX_SELECTION_WORK = 1 << 42  # rows × candidates × features: about an hour of one core
 _MAX_DISTANCE_FEATURES = 512
 _POOLED_PIXELS = 8  # per side of an image, for distances
 _MAX_ABS_FEATURE = 3.0  # standard deviations; farther values do not add to a distance
@@ -229,6 +230,7 @@ def greedy_diverse_selection(scores: Tensor, features: Tensor, k: int) -> Tensor
         ... )
         tensor([0, 2])
     """
+    _check_selection(k, features)
     scores = scores.double()
     weights = (scores - scores.min()) / max(float(scores.max() - scores.min()), 1e-300) + 1e-9
     nearest = torch.full_like(weights, torch.inf)
@@ -240,6 +242,14 @@ def greedy_diverse_selection(scores: Tensor, features: Tensor, k: int) -> Tensor
         left = weights * nearest
         left[selected] = -1.0
     return torch.tensor(selected)
+
+
+def _check_selection(k: int, features: Tensor) -> None:
+    """Raise ArgumentError if k rows, each compared with all others, are too much work."""
+    work = k * features.numel()
+    if work > _MAX_SELECTION_WORK:
+        expected = f"at most {_MAX_SELECTION_WORK:.1e} comparisons of features; {len(features):,} rows need {work:.1e}"
+        raise ArgumentError("k", k, expected, hint="select fewer rows, or by another strategy")
 
 
 def distance_features(x: Any) -> Tensor:
@@ -457,6 +467,7 @@ def _greedy_logdet_selection(vectors: Tensor, k: int, ties: Tensor) -> tuple[Ten
     The variance left in row i is ε vᵢᵀ (ε I + Σ_{a ∈ A} v_a v_aᵀ)⁻¹ vᵢ; a copy of a selected row has less than ε left.
     The inverse is updated by the Sherman–Morrison formula. Of equal rows, the one with the smallest tie comes first.
     """
+    _check_selection(k, vectors)
     order = ties.argsort()
     vectors = vectors[order].double()  # (M, D)
     largest = float(vectors.square().sum(1).max())

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, derive_seed, draw_uniform
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_memory
 from neuboots.evaluation._audit_stats import (
     MAX_SUBSETS,
     MIN_STD_FRACTION,
@@ -348,6 +348,7 @@ def compare_with_bootstrap(
         raise ArgumentError("bootstrap", num_bootstrap, "a predictor with at least 4 members, better 20")
     check_int("num_samples", num_samples, minimum=2)
     num_samples = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
+    check_memory("num_samples", num_samples, 64 * num_samples, hint="use fewer replicates")
     t_subsets, s_subsets = (ReplicateSubsets.make(count, seed=seed) for count in (num_bootstrap, num_samples))
     t_sums: Any = 0
     s_sums: Any = 0

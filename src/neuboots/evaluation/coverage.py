@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_seed
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int, check_memory
 from neuboots.evaluation._batching import check_predictor, format_columns, format_metrics
 from neuboots.evaluation._parallel import check_repeated_fit, make_reference_net, run_jobs
 from neuboots.loading import preserve_rng_state
 from neuboots.losses import GaussianNLL
-from neuboots.prediction import IntervalMethod, Method
+from neuboots.prediction import IntervalMethod, Method, check_summarized
 from neuboots.training import TrainingConfig
 
 DesignSampler = Callable[[int, torch.Generator], Tensor]  # n inputs: (n, d)
@@ -392,7 +392,9 @@ def simulate_coverage(
         raise ArgumentError("model", type(model).__name__, "a function that returns a new net for each data set")
     check_repeated_fit(config, None)
     num_datasets, n = check_int("num_datasets", num_datasets, minimum=2), check_int("n", n, minimum=1)
+    check_memory("n", n, 64 * n, hint="use fewer examples")
     num_samples, seed = check_int("num_samples", num_samples, minimum=1), check_int("seed", seed)
+    check_summarized(num_samples)
     check_choice("interval", interval, ("normal", "percentile"))
     level = check_fraction("level", level)
     options = {"n": n, "level": level, "interval": interval, "num_samples": num_samples, "seed": seed}

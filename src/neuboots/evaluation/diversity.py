@@ -11,7 +11,7 @@ Fort, Hu and Lakshminarayanan, Deep ensembles: a loss landscape perspective, arX
 
 from dataclasses import dataclass
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_memory
 from neuboots.evaluation._batching import (
     LabeledData,
     align_labels,
@@ -102,6 +102,7 @@ def evaluate_diversity(
     B = requested if distinct is None else min(requested, distinct)
     if B < 2:
         raise ArgumentError("num_samples", B, "at least two replicates")
+    check_memory("num_samples", B, 8 * 8 * B**2, hint="use fewer replicates; all pairs of them are compared")
     total: DiversityMetrics | int = 0
     for x, y in iter_batches(data, batch_size, title="diversity", progress=progress):
         samples = class_probabilities(predictor.predict(x, B, seed=seed).samples, 2)  # (B, N, C, *)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from neuboots._validation import ArgumentError, check_choice
@@ -50,6 +51,16 @@ def iterate_batches(data: Dataset[Any], config: TrainingConfig, *, title: str = 
         for _, batch, _ in loader.epoch(0):
             yield batch
             advance(title)
+
+
+_MODULE_BYTES = 5_000  # of a module without its tensors
+
+
+def count_net_bytes(net: nn.Module) -> int:
+    """Return the memory that a copy of a net needs."""
+    tensors = (*net.parameters(), *net.buffers())
+    sizes = (tensor.numel() * tensor.element_size() for tensor in tensors if not is_lazy(tensor))
+    return sum(sizes) + _MODULE_BYTES * sum(1 for _ in net.modules())
 
 
 # -- stored tensors ------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuboots._prng import derive_seed
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_memory
 from neuboots.head import LayerWrapper, add_output_axis, compute_output, copy_net, eval_mode, replace_layers, tile_rows
 from neuboots.loading import Batch, preserve_rng_state, seed_everything
 from neuboots.methods._base import set_context
@@ -150,6 +151,9 @@ def make_ensemble(net: nn.Module, num_members: int, make_layer: LayerFactory) ->
     """Replace the layers of a net by layers of K members, in place."""
     if isinstance(net, LAYER_TYPES):
         net = nn.Sequential(net)  # a bare layer has no parent in which it could be replaced
+    layers = [layer for layer in net.modules() if isinstance(layer, LAYER_TYPES)]
+    factors = sum(2 * layer.weight.shape[0] + layer.weight.shape[1] for layer in layers if not is_lazy(layer.weight))
+    check_memory("num_members", num_members, 4 * num_members * factors, hint="use fewer members")
     if not replace_layers(net, LAYER_TYPES, make_layer):
         raise ArgumentError("model", type(net), "a net with a Linear or convolution, in which members can differ")
     # Each class separately, subclasses first: a layer is replaced only if it has the forward of its class.

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, derive_seed
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_memory
 from neuboots.head import (
     add_output_axis,
     cast_inputs,
@@ -42,7 +42,7 @@ from neuboots.head import (
 )
 from neuboots.loading import Batch, check_length, dataset_length
 from neuboots.losses import Loss, check_per_example, valid_mask, weighted_mean
-from neuboots.methods._base import register
+from neuboots.methods._base import count_net_bytes, register
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
 from neuboots.prediction import Predictor, SampleStream, stream_members
 from neuboots.training import (
@@ -164,9 +164,14 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
 
     def _fit(self, inputs: FitInputs) -> EnsemblePredictor:
         data, config = inputs.data, inputs.config
+        first = initialize_model(inputs.member_factory, config.seed)
+        member_bytes = count_net_bytes(first)
+        if self._weight_distribution is not None:
+            member_bytes += 4 * check_length(data)
+        check_memory("num_members", self.num_members, self.num_members * member_bytes, hint="use fewer members")
         seeds = [_derive_member_seed(config.seed, k) for k in range(self.num_members)]
         members = fit_members(
-            [initialize_model(inputs.member_factory, seed) for seed in seeds],
+            [first, *(initialize_model(inputs.member_factory, seed) for seed in seeds[1:])],
             data,
             config,
             loss=self.loss,
@@ -183,8 +188,8 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
         """Draw the weights of all members: (K, n)."""
         if self._weight_distribution is None:
             return None
-        keys = derive_keys(torch.arange(self.num_members), seed, "point weights")
-        return self._weight_distribution.sample(keys, check_length(data)).float()
+        keys, n = derive_keys(torch.arange(self.num_members), seed, "point weights"), check_length(data)
+        return torch.cat([self._weight_distribution.sample(key, n).float() for key in torch.split(keys, 1)])
 
 
 @register(

@@ -42,7 +42,7 @@ from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
-from neuboots._validation import ArgumentError, check_choice, check_int, check_positive
+from neuboots._validation import ArgumentError, check_choice, check_int, check_memory, check_positive
 from neuboots.head import cast_inputs, check_inputs
 from neuboots.loading import Batch
 from neuboots.losses import Loss
@@ -588,4 +588,7 @@ class SparseGP(GaussianProcess):
         check_int("num_inducing", self.num_inducing, minimum=1)
 
     def _make_process(self, n: int, inputs: int, outputs: int) -> _Process:
-        return _SparseProcess(min(self.num_inducing, n), inputs, outputs, self.kernel, self.ard)
+        m = min(self.num_inducing, n)
+        needed = 8 * outputs * m * (8 * m + 4 * n)  # K_mm, K_mn and their factors
+        check_memory("num_inducing", self.num_inducing, needed, hint="use fewer inducing points, or fewer rows")
+        return _SparseProcess(m, inputs, outputs, self.kernel, self.ard)

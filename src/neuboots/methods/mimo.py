@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from neuboots._prng import derive_seed
-from neuboots._validation import check_fraction, check_int
+from neuboots._validation import check_fraction, check_int, check_memory
 from neuboots.head import (
     HeadSplit,
     add_output_axis,
@@ -36,8 +36,8 @@ from neuboots.head import (
     take_rows,
 )
 from neuboots.loading import Batch
-from neuboots.methods._base import ModifiedNetPredictor, register, set_context
-from neuboots.prediction import SampleStream, stream_members
+from neuboots.methods._base import ModifiedNetPredictor, count_net_bytes, register, set_context
+from neuboots.prediction import SampleStream, num_bytes, stream_members
 from neuboots.training import BaseMethod, FitInputs, mean_loss, mean_validation_metrics, prepare_net
 
 # -- K inputs ------------------------------------------------------------------------------------------
@@ -314,6 +314,8 @@ class MIMO(BaseMethod[MIMOPredictor]):
         net, example = prepare_net(inputs, copy=True)
         skeleton = copy_to_meta(net)
         split = split_head(net, self.head, example=example)
+        member_bytes = count_net_bytes(split.head) + sum(num_bytes(part) for part in tree_leaves(example))
+        check_memory("num_members", num_members, num_members * member_bytes, hint="use fewer members")
         widened = _widen_input_layers(split, example, num_members, seed=seed)
         multi_head = MultiHeadNet(split, num_members, seed=seed)
 

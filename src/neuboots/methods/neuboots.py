@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, check_choice, check_int, check_memory
 from neuboots.head import (
     ForwardTrace,
     Head,
@@ -37,6 +37,8 @@ from neuboots.methods._base import register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import BaseMethod, FitInputs, Objective, prepare_net, validation_metrics
 from neuboots.weights import (
+    DRAW_BYTES,
+    POOL_SIZE,
     Blocks,
     BlockTable,
     Dirichlet,
@@ -99,7 +101,7 @@ class BootstrapGenerator(nn.Module):
         self.net = self.split.net
         self.link = link
         self.num_blocks = self.split.width if num_blocks is None else check_int("num_blocks", num_blocks, minimum=1)
-        blocks = torch.arange(self.split.width) % self.num_blocks  # (D,)
+        blocks = torch.arange(self.split.width) % min(self.num_blocks, self.split.width)  # (D,)
         self.register_buffer("feature_blocks", blocks, persistent=False)
         self.features_frozen = False
         self.output_axis: int | None = None  # of the outputs C if a Linear head keeps further axes; found by `at`
@@ -473,7 +475,8 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
         link: h, which maps α to the factors of the features: "identity", or "exp" for exp(−α).
         resample: When α is drawn in training: for each "sample", "step" or "epoch", or from a "pool" of 256 draws.
         warmup: Number of first epochs with α = 1.
-        num_blocks: Number of blocks S that share a weight; None for the number of features D.
+        num_blocks: Number of blocks S that share a weight, at most the larger of n and D; None for the number of
+            features D.
         head: Name of the last layer; None to find it by running the net.
         train_head_only: Whether to train only the last layer, on top of a pretrained net.
 
@@ -550,6 +553,7 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
     def _fit(self, inputs: FitInputs) -> NeuBootsPredictor:
         net, example = prepare_net(inputs)
         generator = self.make_generator(net, example=example)
+        self._check_num_blocks(generator, inputs)
         self._check_replicates(generator, example)
         schedule = self.make_schedule(generator, inputs.data, seed=inputs.config.seed)
 
@@ -559,6 +563,17 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
 
         self._train(generator, inputs, make_weighted_objective(schedule, self.loss), validate)
         return NeuBootsPredictor(generator.eval(), self.weight_distribution)
+
+    def _check_num_blocks(self, generator: BootstrapGenerator, inputs: FitInputs) -> None:
+        """Raise before training if blocks would have neither rows nor features, or weights do not fit into memory."""
+        num_blocks, n = generator.num_blocks, dataset_length(inputs.data)
+        if n is not None and num_blocks > max(n, generator.split.width):
+            expected = f"at most the number of rows {n} or of features {generator.split.width}, whichever is larger"
+            raise ArgumentError("num_blocks", num_blocks, expected)
+        rows = {"sample": inputs.config.batch_size, "pool": POOL_SIZE}.get(self.resample, 1)
+        rows = rows if n is None or self.resample == "pool" else min(rows, n)
+        hint = "use fewer blocks, smaller batches or resample='epoch'"
+        check_memory("num_blocks", num_blocks, DRAW_BYTES * rows * num_blocks, hint=hint)
 
     def _check_replicates(self, generator: BootstrapGenerator, example: Any) -> None:
         """Raise before training if the net cannot be replicated by re-weighting its head."""

@@ -27,10 +27,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, stable_hash
-from neuboots._validation import ArgumentError, check_fraction, check_int, check_positive
+from neuboots._validation import ArgumentError, check_fraction, check_int, check_memory, check_positive
 from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
-from neuboots.methods._base import describe_tensors, functional_output, make_tensors, register
+from neuboots.methods._base import count_net_bytes, describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
 from neuboots.training import (
     BaseMethod,
@@ -357,7 +357,9 @@ class SWAG(BaseMethod[SWAGPredictor]):
         if not any(parameter.requires_grad for parameter in net.parameters()):
             raise ArgumentError("model", type(net), "a net with parameters that require gradients")
         start, steps = self._plan_steps(inputs.data, config)
-        iterates = IterateMoments(net, min(self.rank, len(steps)))
+        rank = min(self.rank, len(steps))
+        check_memory("rank", self.rank, (3 + rank) * count_net_bytes(net), hint="use a smaller rank")
+        iterates = IterateMoments(net, rank)
 
         def collect(batch: Batch) -> None:
             if batch.step in steps:

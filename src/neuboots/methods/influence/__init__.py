@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, check_choice, check_int, check_memory
 from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
 from neuboots.loading import check_length, select_examples
 from neuboots.losses import GaussianNLL, Loss
-from neuboots.methods._base import PostHocMethod, iterate_batches, register
+from neuboots.methods._base import PostHocMethod, count_net_bytes, iterate_batches, register
 from neuboots.methods._least_squares import InfluencePredictor, infer_likelihood
 from neuboots.methods._vmap import StackedNets
 from neuboots.methods.ensembles import fit_members
@@ -65,8 +65,8 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             Gaussian head; for other losses "hc3" for the head, "hc2" for several layers.
         refit: Run Newton's method to convergence for each replicate instead of one step; only with `layers=1`.
         weight_distribution: Distribution of the weights.
-        num_blocks: S, the number of blocks of rows that share a weight. None is one row per block, up to the number of
-            parameters of the head.
+        num_blocks: S, the number of blocks of rows that share a weight, at most the number of rows. None is one row per
+            block, up to the number of parameters of the head.
         max_kernel_rows: Maximum of rows × outputs of the kernel matrix of several layers; beyond it a random subset of
             the rows is used, and deviations are scaled accordingly.
         num_calibration_fits: Number of replicates that `fit` trains from the same initial weights to set the size of
@@ -126,6 +126,11 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             return super()._fit(inputs)
         net = initialize_model(inputs.factory, inputs.config.seed)
         self._check(net, inputs)
+        fit_bytes = count_net_bytes(net) + 4 * check_length(inputs.data)
+        hint = "use fewer; 10 are enough"
+        check_memory(
+            "num_calibration_fits", self.num_calibration_fits, self.num_calibration_fits * fit_bytes, hint=hint
+        )
         numbers = range(self.num_calibration_fits)
         try:
             replicates = [copy_net(net) for _ in numbers]
