@@ -472,7 +472,9 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
             them in all passes, of which quantiles need many.
     """
     sums: _RunningSums | None = None
-    num_samples, size = check_summarized(stream.num_samples), _summary_chunk_size(stream.replicate_bytes)
+    num_samples, size = stream.num_samples, _summary_chunk_size(stream.replicate_bytes)
+    if num_samples > MAX_SUMMARIZED:
+        check_summarized(num_samples, next(stream.chunks(1)).numel())
     for chunk in _show_progress(stream.chunks(min(size, num_samples)), num_samples):
         if sums is None:
             values = num_samples * chunk[0].numel()
@@ -558,24 +560,26 @@ def _quantile_width(stream: SampleStream, total: int) -> int:
     return max(1, min(total, total * held // stream.num_samples))
 
 
-def check_summarized(num_samples: int) -> int:
-    """Return the number of replicates; raise ArgumentError if they are more than sums can count.
+def check_summarized(num_samples: int, num_values: int = 1) -> int:
+    """Return the number of replicates; raise ArgumentError if they are more than sums in single precision can count.
 
     Args:
         num_samples: Number of samples B.
+        num_values: Number of values of a replicate, for the message.
 
     Returns:
-        The number.
+        The number of replicates.
     """
     if num_samples > MAX_SUMMARIZED:
-        expected = f"at most {MAX_SUMMARIZED:,} replicates, further than which sums in single precision do not count"
-        raise ArgumentError("num_samples", num_samples, expected, hint="use fewer replicates, or exact moments")
+        expected = f"at most {MAX_SUMMARIZED:,} replicates; these are {num_samples * num_values:.1e} values to sum"
+        raise ArgumentError("num_samples", num_samples, expected, hint="use fewer, whose mean is as accurate")
     return num_samples
 
 
 def _show_progress(chunks: Iterator[Tensor], num_samples: int, title: str = "") -> Iterator[Tensor]:
     """The chunks (b, N, C, *); on a terminal, with the replicates done and the time left if they take long."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
+    terminal = terminal and not hasattr(sys.stderr, "rich_proxied_file")  # below a progress bar
     if not terminal or threading.current_thread() is not threading.main_thread():
         yield from chunks
         return

@@ -148,6 +148,16 @@ def test_long_work_shows_its_progress(seconds: float, monkeypatch: pytest.Monkey
     assert num_bytes(summary.mean) == 8
 
 
+def test_progress_is_not_shown_below_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    terminal.rich_proxied_file = None  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(prediction, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(prediction, "_SMALL_BYTES", 1)
+    summarize_stream(make_stream(20))
+    assert terminal.text == ""
+
+
 @pytest.mark.parametrize("layers", [1, "all"])
 def test_weights_of_the_data_are_drawn_in_bounded_memory(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single input of one output, and many weights for each replicate."""
