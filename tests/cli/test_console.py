@@ -273,7 +273,7 @@ class FullDisk(io.RawIOBase):
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
 def test_full_disk_is_reported_with_the_name_of_the_file(form: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Path, "open", lambda *_: FullDisk())
+    monkeypatch.setattr(Path, "open", lambda *_: io.BufferedWriter(FullDisk()))
     with pytest.raises(OSError, match="out.csv") as caught, open_writer(str(tmp_path / "out.csv"), form) as write:
         write({"row": np.arange(10)})
     assert caught.value.errno == errno.ENOSPC

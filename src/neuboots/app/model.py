@@ -465,7 +465,9 @@ def open_writer(out: str, form: Format, *, raw_cells: bool = False) -> Iterator[
             sink: IO[bytes] = sys.stdout.buffer
         else:
             target = path if is_device(out) else stack.enter_context(atomic_file(path.resolve()))  # a link stays one
-            sink = stack.enter_context(target.open("wb"))
+            with _named_errors(out):
+                sink = target.open("wb")
+            stack.callback(_close, sink, out)
         if sink.isatty():
             if form == "parquet":
                 raise ValueError("standard output is a terminal; give a file for Parquet")
@@ -487,8 +489,13 @@ def _named_errors(out: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or ("standard output" if out == "-" else out)
+        error.filename = "standard output" if out == "-" else out
         raise
+
+
+def _close(sink: IO[bytes], out: str) -> None:
+    with _named_errors(out):
+        sink.close()
 
 
 @dataclass(frozen=True)
