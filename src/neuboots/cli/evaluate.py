@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import check_fraction, check_int
-from neuboots.app.model import find_not_finite, load_model
+from neuboots.app.model import load_model
 from neuboots.cli._console import (
     DataPath,
     ModelFolder,
@@ -196,8 +196,9 @@ class _Rows:
             self.unlabeled += int((~known).sum())
             if bool(known.any()):
                 predictions = self.model.predict(batch, num_samples=self.num_samples, level=self.level)
-                if count := int(find_not_finite(predictions.columns).sum()):
-                    raise UsageError(f"{count:,} rows of {self.source} have predictions that are not finite")
+                numbers = [column for column in predictions.columns.values() if column.dtype.kind == "f"]
+                if any((column != column).any() for column in numbers):  # NaN; an infinite interval is a valid one
+                    raise UsageError(f"{self.source} has rows whose predictions are NaN; the model abstains on them")
                 yield batch, known, predictions.select(known), batch.y[known]
         if self.rows == self.unlabeled:
             target = self.model.card.target
