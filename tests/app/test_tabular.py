@@ -20,7 +20,7 @@ from neuboots.app.model import RejectRule
 from neuboots.app.tabular import LEVEL, TabularModel, class_values, compute_regression_metrics, fit_table
 from neuboots.data import tabular as tables
 from neuboots.data import train_val_test_split
-from neuboots.data.tabular import TargetColumn
+from neuboots.data.tabular import TableSchema, TargetColumn
 from neuboots.serialization import ArtifactError
 
 OPTIONS: dict[str, Any] = {"epochs": 25, "num_samples": 10, "progress": False}
@@ -176,7 +176,7 @@ def test_labels_are_read_on_request(regressor: TabularModel, classifier: Tabular
     assert numbers.y is not None
     assert classes.y is not None
     np.testing.assert_allclose(numbers.y[:, 0], frame.price)
-    assert classes.y.tolist() == [{"no": 0, "yes": 1}.get(str(value), -1) for value in frame.dear]
+    assert classes.y.tolist() == [{"no": 0, "yes": 1, "perhaps": -2}.get(str(value), -1) for value in frame.dear]
     assert "'perhaps'" in classes.notes[0]
     assert next(iter(regressor.read(path))).y is None
     frame.drop(columns="price").to_csv(path, index=False)
@@ -243,6 +243,67 @@ def test_notes_count_missing_and_unknown_values(regressor: TabularModel, tmp_pat
     assert all(word in unknown for word in ("'town'", "2 of 40", "'Paris', 'Kyiv'"))
     assert "'rooms' (3), 'town' (1)" in complete
     assert "'area' (1)" in incomplete
+
+
+def test_rows_without_known_values_are_rejected(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Also if training rows have gaps in every column, so that missing values are not out of distribution."""
+    rng = np.random.default_rng(0)
+    frame = houses(400)[["area", "rooms", "town", "price"]]
+    frame[["area", "rooms", "town"]] = frame[["area", "rooms", "town"]].mask(rng.random((400, 3)) < 0.4)
+    frame.to_csv(path := tmp_path / "train.csv", index=False)
+    model = fit_table(path, "price", max_width=1e9, **{**OPTIONS, "epochs": 1})
+    assert model.rule.unknown == pytest.approx(5 / 6)
+    (path := tmp_path / "new.csv").write_text(
+        "area,rooms,town\n90,3,Rome\n,,\n100,,\n,,Atlantis\n,3,Rome\n" + "80,2,Oslo\n" * 40 + " , ?,NA\n"
+    )
+    monkeypatch.setattr(module, "MAX_CHUNK_CELLS", 60)
+    model.save(tmp_path / "model")
+    for each in (model, load_model(tmp_path / "model")):
+        found = predict(each, path)  # type: ignore[arg-type]
+        assert (found.ood_score[[0, 1, 45]] < 1).all()
+        assert found.abstain[[0, 1, 3, 45]].tolist() == [False, True, True, True]
+    notes = [note for batch in model.read(path) for note in batch.notes]
+    assert notes[0].startswith("3 of 46 rows have no known value in more than 83% of the columns (first: row 2)")
+
+
+def test_new_tables_are_read_with_the_decimal_sign_of_training(tmp_path: Path) -> None:
+    frame = houses(240)[["area", "rooms", "price"]].round(1)
+    frame.to_csv(path := tmp_path / "train.csv", index=False, sep=";", decimal=",")
+    model = fit_table(path, "price", **{**OPTIONS, "epochs": 1})
+    assert TableSchema.from_json(model.schema.to_json()).decimal == model.schema.decimal == ","
+    for text, area in (
+        ("area;rooms\n10,125;3\n", 10.125),
+        ("area;rooms\n10.5;3\n", 10.5),
+        ("area,rooms\n1.125,3\n", 1.125),
+    ):
+        (new := tmp_path / "new.csv").write_text(text)
+        assert next(model.read(new)).x[0, 0] == area
+    new.write_text("area;rooms\n1.050;3\n")
+    with pytest.raises(ValueError, match=r"1\.050"):
+        model.read(new)
+    frame.to_csv(path, index=False)
+    model = fit_table(path, "price", **{**OPTIONS, "epochs": 1})
+    new.write_text("area;rooms\n1,050;3\n")
+    with pytest.raises(ValueError, match="'area' has '1,050'"):
+        next(model.read(new))
+
+
+def test_values_that_may_mean_something_else_are_noted(tmp_path: Path) -> None:
+    frame, n = houses(240)[["area", "town", "price"]], 240
+    days = pd.Timestamp("2018-10-01") + pd.to_timedelta(np.arange(n) % 90, "D")
+    others = {
+        "zip": [f"{k * 977 % 90000:05d}" for k in range(n)],
+        "day": days.strftime("%m%d%Y"),
+        "size": [f"{k % 9},5" for k in range(n)],
+        "town": np.where(np.arange(n) % 4 == 0, "ROME", frame.town),
+        "code": 2**60 + np.arange(n) * 2**20,
+        "month": days.strftime("%m"),
+    }
+    frame.assign(**others).to_csv(path := tmp_path / "t.csv", index=False)
+    notes: list[str] = []
+    fit_table(path, "price", on_start=lambda schema, found: notes.extend(found), **{**OPTIONS, "epochs": 1})
+    assert [note.split("'")[1] for note in notes] == ["code", "zip", "town", "size", "day"]
+    assert "has 31 values such as '00000'" in notes[1]
 
 
 # -- training and saving -------------------------------------------------------------------------------

@@ -205,6 +205,37 @@ def test_random_labels_fail() -> None:
 # -- unusual data --------------------------------------------------------------------------------------
 
 
+def test_rows_of_an_unseen_class_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every metric but the log loss; compared with scikit-learn, which knows the further class by its name."""
+    model, usual = make_classifier(300), make_classifier(300)
+    usual.y[:30], model.y[:30], model.y[30:40] = -1, -2, -1
+    usual.y[30:40] = -1
+    assert model.probs is not None
+    report, counts = evaluate_model(model, "rows.csv", progress=False)
+    assert (report.count, counts.unseen, counts.unlabeled, counts.rows) == (290, 30, 10, 300)
+    y, labels = model.y.numpy()[model.y != -1], model.probs.argmax(1).numpy()[model.y != -1]
+    assert report.metrics["error"] == pytest.approx((y != labels).mean())
+    assert report.metrics["macro_f1"] == pytest.approx(sklearn_metrics.f1_score(y, labels, average="macro"))
+    assert report.metrics["nll"] == pytest.approx(evaluate(usual).metrics["nll"])
+    squares = (
+        (model.probs[model.y != -1].double() - torch.nn.functional.one_hot(torch.tensor(y).clamp(0), 3)).square().sum(1)
+    )
+    squares[:30] = 1 + model.probs[:30].double().square().sum(1)
+    assert report.metrics["brier"] == pytest.approx(float(squares.mean()), abs=1e-6)
+    assert [row["rows"] for row in report.details["classes"]][-1] == 30
+    run(model, monkeypatch, json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == {"read": 300, "without label": 10, "of an unseen class": 30, "counted": 290}
+    assert "30 of 300 rows have a class that is not in the training data" in found["notes"][0]
+    run(model, monkeypatch, out=tmp_path / "page.html")
+    assert "note: 30 of 300 rows have a class" in capsys.readouterr().out
+    model.y[:] = -2
+    with pytest.raises(UsageError, match="300 have a class"):
+        evaluate(model)
+
+
 def test_unlabeled_rows_are_counted_and_excluded() -> None:
     model = make_classifier(200)
     assert model.probs is not None
@@ -273,7 +304,7 @@ def test_json_has_all_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert out.count("\n") == 1
-    assert found["rows"] == {"read": 120, "without label": 0, "counted": 120}
+    assert found["rows"] == {"read": 120, "without label": 0, "of an unseen class": 0, "counted": 120}
     assert found["notes"] == ["column 'x' is odd"]
     assert sum(map(sum, found["confusion"])) == 120
     assert sum(each["rows"] for each in found["classes"]) == 120

@@ -125,6 +125,33 @@ def test_predict_leaves_no_output_after_an_error(
     shell.rejects("predict", model, path, "--out", place, "--num-samples", "4")
 
 
+def test_notes_are_printed_and_part_of_the_json(shell: Shell, model: Path) -> None:
+    """Of fit, predict, evaluate and suggest, on a file in which a stray quote hides rows and a row is short."""
+    rows = NUMBERS.splitlines()[1:]
+    text = "\n".join(["y,a,b", *rows, '7.5,1.5,"p', *rows[:5], '8.5,1.5,p"', "9.5,3.0", ""])
+    path, new = shell.write(text), shell.write("a,b\n1.5,p\n,\n", "new.csv")
+    commands = (
+        ("fit", path, "--target", "y", "--out", shell.folder / "other", *QUICK),
+        ("evaluate", model, path, "--out", shell.folder / "page.html"),
+        ("suggest", model, path),
+        ("predict", model, path, "--out", shell.folder / "p.csv"),
+    )
+    for command in commands:
+        code, out, error = shell.run(*command)
+        assert (code, "a quoted text has 7 lines" in out + error) == (0, True)
+        assert "1 rows have fewer fields" in out + error
+        notes = " ".join(json.loads(shell.run(*command, "--json")[1])["notes"])
+        assert ("a quoted text has 7 lines" in notes, "1 rows have fewer fields" in notes) == (True, True)
+    code, out, _ = shell.run("predict", model, new, "--out", shell.folder / "p.csv", "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 2)
+    assert any("1 of 2 rows have no known value" in note for note in json.loads(out)["notes"])
+    wide = shell.write("y;a;b\n" + "".join(f"{k};1,{k:03d};p{k}\n" for k in range(300)), "wide.csv")
+    fit = ("fit", wide, "--target", "y", "--out", shell.folder / "wide", *QUICK, "--max-categories", "9")
+    shell.rejects(*fit)
+    code, out, _ = shell.run(*fit, "--decimal", ",", "--json")
+    assert (code, json.loads(out)["excluded"]) == (0, ["b"])
+
+
 def test_predict_abstains_far_from_the_training_rows(shell: Shell, model: Path) -> None:
     found = shell.predict(model, shell.write("a,b\n1e38,p\n-1e308,q\n1e308,r\n1000,p\n", "far.csv"))
     assert found.abstain.all()

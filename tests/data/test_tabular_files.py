@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pandas as pd
 import pytest
 import torch
 
-from neuboots.data import DatasetNotFoundError, load_table
+from neuboots._validation import ArgumentError
+from neuboots.data import DatasetNotFoundError, load_table, tabular
+from neuboots.data._common import CorruptFileError
 from neuboots.data.tabular import TableFile, encode_file
 
 
@@ -50,13 +53,11 @@ OTHER_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "names with a quote": ('y,5" pipe\n' + "1,2.5\n2.5,3\n" * 30, ('5" pipe',)),
     "missing numbers": (PLAIN.replace(",1.5,", ",NaN,").replace(",3.0,", ",?,"), ("a", "a is missing", *FEATURES[1:])),
     "missing categories": (PLAIN.replace(",q\n", ",\n"), ("a", "b=p", "b=r", "b is missing")),
-    "short rows": (PLAIN + "3.5,1\n4.5\n" * 9, ("a", "a is missing", *FEATURES[1:], "b is missing")),
     "constant columns": ("y,a,b,c,d\n" + rows(extra=["7,same"]), ("a", "c", *FEATURES[1:], "d=same")),
     "very long text": (PLAIN + '3.5,1,"' + "long " * 60_000 + '"\n' * 1, ()),
     "dates": ("y,a,b,d\n" + rows(extra=[f"2024-02-{k:02d}" for k in range(1, 30)]), ("a", "d", *FEATURES[1:])),
     "times": ("y,a,b,d\n" + rows(extra=[f"2024-02-{k} 08:{k}:00" for k in range(10, 30)]), ("a", "d", *FEATURES[1:])),
     "mixed types": ("y,a,m\n" + "1.5,2,1\n2,1,x\n3,1,true\n4,1,\n" * 15, ("a", "m=1", "m=true", "m=x", "m is missing")),
-    "integers beyond 2^53": ("y,i\n" + "".join(f"{k}.5,{2**53 + k}\n" for k in range(60)), ("i",)),
     "unicode": (PLAIN.replace("a,b", "größe,名前").replace(",p\n", ",🐈\n"), ("größe", "名前=q", "名前=r", "名前=🐈")),
     "booleans": ("y,a,b,t\n" + rows(extra=["TRUE", "false"]), ("a", "t", *FEATURES[1:])),
     "large offsets": ("y,a\n" + "".join(f"{1e9 + k / 8},{1e12 + k % 5}\n" for k in range(60)), ("a",)),
@@ -94,6 +95,11 @@ REJECTED: dict[str, str | bytes] = {
     "overflowing squares": PLAIN.replace(",1.5,", ",1e300,"),
     "overflowing target": PLAIN.replace("\n7.5", "\n1e300"),
     "hundreds of digits": PLAIN.replace(",1.5,", f",{'9' * 400},"),
+    "decimal or thousand": "y;a\n" + "".join(f"{k};1,{k:03d}\n" for k in range(60)),
+    "decimal commas and points": PLAIN.replace(",", ";").replace(".", ",").replace(";p\n", ";1.050\n"),
+    "repeated line of names": PLAIN + PLAIN,
+    "nul after many rows": PLAIN + rows(900) + "1.5,2,p\0q\n",
+    "quotes around six rows": PLAIN + '3.5,1,"p\n' + rows(6) + '3.5,1,"p"\n',
     "long row": PLAIN + "3.5,1,p,7\n",
     "long rows": "y,a,b\n" + rows(extra=["7"]),
     "open quote": PLAIN + '3.5,1,"p\n',
@@ -143,6 +149,122 @@ def test_invalid_tables_are_rejected_in_one_line(kind: str, tmp_path: Path) -> N
         load_table(path, target="y")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+ROW = "1.5,2,p\n"
+WITH_NOTES: dict[str, tuple[str, str]] = {
+    "short rows": (PLAIN + "3.5,1\n4.5\n" * 9, "18 rows have fewer fields than the first line (first: line 62)"),
+    "quotes around six rows": (PLAIN + '3.5,1,"p\n' + rows(6) + '3.5,1,p"\n', "a quoted text has 8 lines"),
+    "quotes around two rows": (PLAIN + 2 * (ROW + '"3.5,1,p\n3".5,1,p\n').replace('3".5', '3.5"'), "has 4 lines"),
+    "quotes in quotes": (
+        PLAIN + '3.5,1,"5" pipe"\n',
+        "1 quoted texts have a quote that is not written twice (first: line 62)",
+    ),
+    "points in a list of semicolons": ("y;a\n" + "".join(f"{k};1.{k:03d}\n" for k in range(60)), "'1.000' in line 2"),
+    "late keys": ('{"y": 1}\n' * 20_000 + '{"y": 1, "z": 2}\n' * 3, "3 lines have keys that do not occur before"),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_NOTES)
+def test_lines_that_may_be_read_wrongly_are_counted(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for a file that is read in many chunks."""
+    text, expected = WITH_NOTES[kind]
+    table = TableFile.open(write(tmp_path, text, "t.jsonl" if text[0] == "{" else "t.csv"))
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", 600)
+    for _ in range(2):
+        assert sum(map(len, table.frames())) >= 60
+    (note,) = table.notes
+    assert expected in note
+
+
+WITHOUT_NOTES = {
+    **SAME_TABLE,
+    "text of many lines": PLAIN + '3.5,1,"Dear Sir,\n\nhere is, as you asked, the list: a, b, c, d\nBest\nX"\n' * 3,
+    "addresses": "y,a\n" + '1.5,"Main Street 5, Bonn\nGermany"\n' * 60,
+    "quotes, spaces and doubled quotes": PLAIN + '3.5, "1" ,"a ""b"", c"\n"4.5","2",""\n',
+    "inches": PLAIN + '3.5,1,5" pipe and 6" pipe\n',
+    "quotes around all": PLAIN.replace(",", '","').replace("\n", '"\n"')[:-1].replace("y", '"y', 1),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_NOTES)
+def test_usual_files_have_no_notes(kind: str, tmp_path: Path) -> None:
+    table = TableFile.open(write(tmp_path, WITHOUT_NOTES[kind]))
+    assert sum(map(len, table.frames())) >= 60
+    assert table.notes == []
+
+
+def test_notes_are_warnings(tmp_path: Path) -> None:
+    path = write(tmp_path, WITH_NOTES["short rows"][0])
+    with pytest.warns(UserWarning, match="18 rows have fewer fields"):
+        data = load_table(path, target="y", val_fraction=0, test_fraction=0)
+    assert data.schema.features == ("a", "a is missing", *FEATURES[1:], "b is missing")
+    write(tmp_path, "y,i\n" + "".join(f"{k}.5,{2**53 + k}\n" for k in range(60)))
+    with pytest.warns(UserWarning, match="'i' has 58 integers"):
+        assert load_table(path, target="y", val_fraction=0, test_fraction=0).schema.features == ("i",)
+
+
+@pytest.mark.parametrize(
+    ("separator", "values", "given", "sign"),
+    [
+        (";", ["1,5", "1,050"], None, ","),  # other numbers decide
+        (";", ["0,123", "1,050"], ".", ","),
+        (";", ["1.5", "1,050"], None, "."),
+        (";", ["1,050,000", "1,050"], None, "."),
+        (";", ["1,050.5", "1,050"], None, "."),
+        (";", ["1.050,5", "12"], None, ","),
+        (";", ["1234,567", "1,050"], None, ","),
+        (";", ["1,050", "2"], ",", ","),  # an answer decides
+        (";", ["1,050", "2"], ".", "."),
+        ("\t", ["1,050", "2"], ",", ","),
+        (";", ["7", "8"], ",", ","),
+        (",", ["1.050", "7"], ",", "."),
+        (",", ['"1,050"', "7"], None, "."),
+        (",", ['"1,5"', "7"], ",", ","),
+    ],
+)
+def test_decimal_sign(separator: str, values: list[str], given: Any, sign: str, tmp_path: Path) -> None:
+    lines = [separator.join(["a", "b"]), *(separator.join([str(k), value]) for k, value in enumerate(values))]
+    assert TableFile.open(write(tmp_path, "\n".join(lines)), decimal=given).decimal == sign
+
+
+@pytest.mark.parametrize("text", ["a;b\n1,5;1.050\n", "a;b\n1.050;7\n", "a;b\n1,5;2.5\n"])
+def test_points_among_decimal_commas_are_an_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(CorruptFileError, match="line 2"):
+        TableFile.open(write(tmp_path, text), decimal=",")
+
+
+def test_repeated_keys_and_broken_characters(tmp_path: Path) -> None:
+    for line in ('{"y": 1, "a": 2, "a": 3}', '{"y": 1, "a": "\\ud800"}'):
+        with pytest.raises(CorruptFileError, match=r"t\.jsonl"):
+            list(TableFile.open(write(tmp_path, f'{{"y": 1, "a": 2}}\n{line}\n', "t.jsonl")).frames())
+
+
+def test_class_with_the_name_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is a class among texts, also in a later chunk, and a missing value among numbers and of other columns."""
+    monkeypatch.setattr(tabular, "MAX_CHUNK_CELLS", 60)
+    names = ["minor", "None", "major"]
+    path = write(tmp_path, "y,a\n" + "".join(f"{names[k % 3]},{'None' if k % 5 == 0 else k}\n" for k in range(90)))
+    for streaming in (False, True):
+        data = load_table(path, target="y", val_fraction=0, test_fraction=0, streaming=streaming)
+        assert data.classes == ("None", "major", "minor")
+        assert data.schema.features == ("a", "a is missing")
+        assert [int(y) for _, y in list(data.train)[:3]] == [2, 0, 1]
+    write(tmp_path, "y,a\n" + "".join(f"{'None' if k == 80 else k % 3},{k}\n" for k in range(90)))
+    with pytest.raises(ArgumentError, match="row 81"):
+        load_table(path, target="y")
+
+
+@pytest.mark.parametrize("value", [pd.Timestamp("2024-02-29"), pd.Timestamp("2024-02-29", tz="UTC"), date(2024, 2, 29)])
+@pytest.mark.parametrize("kind", ["boolean", "number"])
+def test_dates_are_neither_booleans_nor_numbers(value: Any, kind: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"y": np.arange(60) / 7, "a": np.arange(60) % 2 == 0 if kind == "boolean" else np.arange(60)})
+    frame.to_parquet(path := tmp_path / "t.parquet")
+    schema = load_table(path, target="y").schema
+    for column in ([value] * 60, [True] * 60 if kind == "number" else [2.5] * 60):
+        frame.assign(a=column).to_parquet(path)
+        with pytest.raises(ValueError, match="'a' has .* in row 1"):
+            all_inputs(path, schema)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t"])

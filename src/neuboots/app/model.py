@@ -5,7 +5,7 @@
     abstain:   a value that is not finite
                confidence(x) < t,   t such that P(wrong | accepted) ≤ r with probability 1 − δ for new rows
                std(x) > σ_y, or high(x) − low(x) > w, in a regression
-               ood_score(x) > 1
+               ood_score(x) > 1, or too few columns of x have a known value
 
 t is fitted on held-out rows (`evaluation.selective`). A model is one artifact folder of JSON and safetensors.
 """
@@ -81,14 +81,17 @@ class RowBatch:
     Args:
         keys: What identifies the rows: {"row": 1, 2, …} of a table, {"file": …} of a folder, and copied columns.
         x: Inputs as `Model.predict` takes them.
-        y: Labels if requested: classes (N,) or numbers (N, 1) in the user's units; −1 or NaN if unknown.
+        y: Labels if requested: classes (N,) or numbers (N, 1) in the user's units; −1 or NaN if missing, −2 for a class
+            that is not in the training data.
         notes: Messages for the user.
+        unknown: Fraction of the columns of a table in which each row has no known value: (N,).
     """
 
     keys: dict[str, Array]
     x: Any
     y: Tensor | None = None
     notes: tuple[str, ...] = ()
+    unknown: Array | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.keys.values())))
@@ -321,6 +324,7 @@ class RejectRule:
         confidence: Smallest accepted confidence; above 1 rejects every row.
         width: Widest accepted 95 % interval.
         std: Largest accepted standard deviation.
+        unknown: Largest accepted fraction of the columns in which a row has no known value.
         risk: Error rate that `confidence` was fitted for.
 
     Example:
@@ -333,11 +337,15 @@ class RejectRule:
     width: float = math.inf
     std: float = math.inf
     risk: float | None = None
+    unknown: float = 0.5
 
-    def __call__(self, columns: Mapping[str, Array], width: Array | float = 0.0) -> Array:
-        """Return which rows to reject, by the columns of a prediction and the width of 95 % intervals: (N,)."""
+    def __call__(self, columns: Mapping[str, Array], width: Array | float = 0.0, unknown: Array | float = 0.0) -> Array:
+        """Return which rows to reject, by the columns of a prediction, the width of 95 % intervals, and the fraction of
+        the columns without a known value: (N,)."""
         confidence, std = columns.get("probability", np.inf), columns.get("std", 0.0)
-        certain = (confidence >= self.confidence) & (width <= self.width) & (std <= self.std)
+        certain = (
+            (confidence >= self.confidence) & (width <= self.width) & (std <= self.std) & (unknown <= self.unknown)
+        )
         return np.asarray(~((columns["ood_score"] <= 1) & certain) | find_not_finite(columns))
 
     def config(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from neuboots.app.model import (
 from neuboots.data.tabular import (
     MAX_CHUNK_CELLS,
     MISSING_VALUES,
+    Decimal,
     TableFile,
     TableSchema,
     TargetColumn,
@@ -53,6 +54,7 @@ _MAX_STD = 1e6  # inputs are clipped at so many standard deviations, so that sum
 _MAX_TEST_BATCH = 1 << 14
 _MAX_NAMES = 20  # columns and values in a message
 _MIN_COUNTER_ROWS = 20  # fewer rows may be consecutive integers by chance
+_KNOWN_QUANTILE = 0.99  # of the training rows lack no more columns than an accepted row may, unless it is a half
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +93,11 @@ class TabularModel(Model):
     ) -> Iterator[RowBatch]:
         """Read the rows of a CSV, Parquet or JSON Lines file, or of standard input ("-").
 
-        Unknown labels are −1 or NaN. The columns `keep` are copied to the keys, those of a CSV as they are written. The
-        last batch has notes on missing values and unknown categories.
+        Missing labels are −1 or NaN; classes that are not in the training data are −2. The columns `keep` are copied to
+        the keys, those of a CSV as they are written. The last batch has notes on missing values, unknown categories and
+        lines that may be read wrongly.
         """
-        file = TableFile.open(source)
+        file = TableFile.open(source, decimal=self.schema.decimal)
         target = [self.schema.target.name] if with_labels else []
         if missing := [name for name in (*self.schema.columns, *target) if name not in {*file.names}]:
             close = difflib.get_close_matches(missing[0], list(filter(None, file.names)), 3, cutoff=0.0)
@@ -108,10 +111,11 @@ class TabularModel(Model):
         return self._read_batches(file, target, copied)
 
     def _read_batches(self, file: TableFile, target: list[str], copied: list[str]) -> Iterator[RowBatch]:
-        issues, batch = _DataIssues(self.schema), None
+        issues, batch = _DataIssues(self.schema, self.rule.unknown), None
         size = max(1, MAX_CHUNK_CELLS // max(1, len(self.schema.features)))  # one-hot columns are many
         columns = (*self.schema.columns, *target, *copied)
-        for chunk in file.frames(columns, texts=self.schema.text_columns, raw=copied):
+        classes = self.schema.class_column
+        for chunk in file.frames(columns, texts=self.schema.text_columns, raw=copied, classes=classes):
             for start in range(0, len(chunk), size):
                 frame = chunk[start : start + size]
                 if batch is not None:
@@ -122,15 +126,17 @@ class TabularModel(Model):
                 if file.format == "csv":
                     frame = self._parse_copied(frame, {*copied}, file.decimal)
                 y = self.schema.read_target(frame) if target else None
-                issues.add(frame, y)
-                batch = RowBatch(keys, self._clip(self.schema.encode(frame, standardize=False)), y)
+                x, unknown = self.schema.encode_rows(frame, standardize=False)
+                issues.add(frame, y, unknown)
+                batch = RowBatch(keys, self._clip(x), y, unknown=unknown)
         assert batch is not None, "an empty table is an error"
-        yield replace(batch, notes=issues.notes)  # the last one
+        yield replace(batch, notes=(*file.notes, *issues.notes))  # the last one
 
     def _parse_copied(self, frame: Any, copied: set[str], decimal: str) -> Any:
         """Parse the columns of a CSV that were read as text because they are copied as well."""
         for name in copied & {*self.schema.columns, self.schema.target.name} & {*frame.columns}:
-            column = frame[name].mask(frame[name].isin(MISSING_VALUES))
+            missing = {*MISSING_VALUES} - ({"None"} if name == self.schema.class_column else set())
+            column = frame[name].mask(frame[name].isin(missing))
             numeric = decimal != "." and any(name == number.name for number in self.schema.numbers)
             frame = frame.assign(**{name: column.str.replace(decimal, ".") if numeric else column})
         return frame
@@ -158,7 +164,7 @@ class TabularModel(Model):
                     forecast = self.estimator.forecast(x, level=LEVEL, num_samples=num_samples)
                 width = forecast.high - forecast.low
         columns["ood_score"] = self.ood(inputs)
-        columns["abstain"] = self.rule(columns, width)
+        columns["abstain"] = self.rule(columns, width, 0.0 if batch.unknown is None else batch.unknown)
         return PredictionTable(columns, probs)
 
     def _clip(self, x: Tensor) -> Tensor:
@@ -220,13 +226,19 @@ class _DataIssues:
     """Missing values and unknown categories of the rows read so far, by column."""
 
     schema: TableSchema
+    max_unknown: float  # of a row that is accepted
     rows: int = 0
+    unknown_rows: int = 0
+    first_unknown: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, frame: Any, y: Tensor | None) -> None:
+    def add(self, frame: Any, y: Tensor | None, unknown: Array) -> None:
         self.rows += len(frame)
+        if (rejected := unknown > self.max_unknown).any():
+            self.first_unknown = self.first_unknown or int(frame.index[rejected][0]) + 1
+            self.unknown_rows += int(rejected.sum())
         if y is not None and self.schema.target.classes:
             column = frame[self.schema.target.name]
             self._count_unknown(column[(y < 0).numpy() & column.notna().to_numpy()], ())
@@ -246,7 +258,13 @@ class _DataIssues:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        notes = [
+        notes = []
+        if self.unknown_rows:
+            notes.append(
+                f"{self.unknown_rows:,} of {self.rows:,} rows have no known value in more than {self.max_unknown:.0%} "
+                f"of the columns (first: row {self.first_unknown}); the model abstains on them"
+            )
+        notes += [
             f"column {name!r} has values that are not in the training data, in {count:,} of {self.rows:,} rows: "
             f"{format_names(self.examples[name])}"
             for name, count in self.unknown.most_common(_MAX_NAMES)
@@ -282,6 +300,7 @@ def fit_table(
     max_width: float | None = None,
     num_samples: int = 100,
     seed: int = 0,
+    decimal: Decimal | None = None,
     command: str = "",
     progress: bool = True,
     on_start: Callable[[TableSchema, Sequence[str]], None] | None = None,
@@ -301,9 +320,10 @@ def fit_table(
         max_width: Widest accepted 95 % interval; None accepts standard deviations up to that of the targets.
         num_samples: Replicates B.
         seed: Seed of splits, training and replicates.
+        decimal: Decimal sign of a CSV file whose numbers do not show it, such as 1,050.
         command: Command line for the card.
         progress: Whether to show progress.
-        on_start: Called with the schema and notes before the training.
+        on_start: Called before the training with the schema, and with notes on what the table may mean otherwise.
 
     Returns:
         The model.
@@ -333,12 +353,13 @@ def fit_table(
     if max_width is not None and not 0 < max_width < math.inf:
         raise ArgumentError("max_width", max_width, f"a positive number in the units of {target!r}")
     options = task, ignore, (0.0, test_fraction), seed, max_categories
-    encoded = read_table(path, target, *options, drop_high_cardinality=True, standardize=False)
+    encoded = read_table(path, target, *options, drop_high_cardinality=True, decimal=decimal, standardize=False)
     schema, classes, train, test = encoded.schema, encoded.schema.target.classes, encoded.split == 0, encoded.split == 2
     assert encoded.x is not None, "rows are encoded"
+    assert encoded.unknown is not None, "with them"
     x, y = encoded.x[train], encoded.y[train]
     if on_start is not None:
-        on_start(schema, _find_counters(schema, x))
+        on_start(schema, [*encoded.notes, *_find_codes(schema, x)])
     estimator_class = NeuBootsClassifier if classes else NeuBootsRegressor
     limit: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     estimator = estimator_class(method=method, num_samples=num_samples, random_state=seed, verbose=progress, **limit)
@@ -356,13 +377,17 @@ def fit_table(
     else:
         rule = RejectRule(std=float(y.std(correction=0)))
         note = f"the model accepts standard deviations below that of the training targets, {rule.std:.4g}"
-    x_test, y_test = encoded.x[test], encoded.y[test]
+    known = encoded.unknown[train.numpy()][~held_out.numpy()]
+    usual = max(0.5, float(np.quantile(known, _KNOWN_QUANTILE, method="higher")))
+    rule = replace(rule, unknown=min(usual, 1 - 0.5 / len(schema.columns)))  # a row without any value is never accepted
+    x_test, y_test, unknown = encoded.x[test], encoded.y[test], encoded.unknown[test.numpy()]
     counts = {"train": int((~held_out).sum()), "held out": int(held_out.sum()), "test": len(x_test)}
     card = ModelCard(schema.target.task, target, method, counts, seed, command)
     model = TabularModel(card, schema, estimator, MahalanobisScore.fit(inputs[~held_out], inputs[held_out]), rule)
     metrics: dict[str, Any] = {}
     if len(x_test):
-        batches = [RowBatch({"row": np.arange(len(part)) + 1}, part) for part in torch.split(x_test, _MAX_TEST_BATCH)]
+        parts = np.split(np.arange(len(x_test)), range(_MAX_TEST_BATCH, len(x_test), _MAX_TEST_BATCH))
+        batches = [RowBatch({"row": part + 1}, x_test[part], unknown=unknown[part]) for part in parts]
         table = PredictionTable.concatenate([model.predict(batch, num_samples=num_samples) for batch in batches])
         if classes:
             metrics = compute_classification_metrics(table, y_test, int(y.bincount().argmax()))
@@ -371,8 +396,9 @@ def fit_table(
     return replace(model, card=replace(card, metrics={**metrics, "notes": [note]}))
 
 
-def _find_counters(schema: TableSchema, x: Tensor) -> list[str]:
-    """Return a note for each column that seems to number the rows, which makes every new row out of distribution."""
+def _find_codes(schema: TableSchema, x: Tensor) -> list[str]:
+    """Return a note for each column that seems to number the rows, which makes every new row out of distribution, and
+    for each whose numbers seem to be dates, such as 10142018."""
     notes = []
     for k, column in enumerate(schema.numbers):
         values = np.sort(x[:, k].numpy())
@@ -380,7 +406,19 @@ def _find_counters(schema: TableSchema, x: Tensor) -> list[str]:
         dense = values[-1] - values[0] < 1.5 * len(x) and bool((np.diff(values) > 0.5).all())
         if column.kind == "number" and not column.missing and integer and dense and len(x) >= _MIN_COUNTER_ROWS:
             notes.append(f"{column.name!r} seems to number the rows; if so, exclude it")
+        elif column.kind == "number" and integer and values[0] > 1e6 and _are_dates(values.astype(np.int64)):
+            notes.append(f"{column.name!r} was read as numbers such as {values[0]:.0f}; write dates as 2024-02-29")
     return notes
+
+
+def _are_dates(values: Array) -> bool:
+    """Test whether all integers are dates as yyyymmdd, mmddyyyy or ddmmyyyy."""
+    for year, rest in ((values // 10_000, values % 10_000), (values % 10_000, values // 10_000)):
+        for month, day in ((rest // 100, rest % 100), (rest % 100, rest // 100)):
+            valid = (year >= 1900) & (year < 2100) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+            if valid.all():
+                return True
+    return False
 
 
 def compute_regression_metrics(table: PredictionTable, y: Tensor, constant: float) -> dict[str, Any]:

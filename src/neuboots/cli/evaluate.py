@@ -40,6 +40,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 MAX_LEVEL_ROWS = 20_000  # rows whose intervals are predicted at every level
 _MAX_NOTES = 20
 _MAX_METRIC = 1e100
+_UNSEEN = "(not in the training data)"
 _INTRODUCTION = (
     "Predictions for labeled data. A check *holds* or *does NOT hold* if the data are sufficient to tell, and is *not "
     "resolved* otherwise; intervals have a level of 95 %."
@@ -53,7 +54,8 @@ class Evaluate:
 
     Errors, calibration or coverage, and selective prediction, beside a constant prediction and the test split at
     training time. Failed checks come first: more errors than at training time, wrong calibration, or rows that are out
-    of distribution. Rows without a label are counted and excluded.
+    of distribution. Rows without a label are counted and excluded; those of a class that is not in the training data
+    are counted as errors.
 
     Args:
         model: Folder that neuboots fit wrote.
@@ -89,7 +91,12 @@ class Evaluate:
             )
         counts.add_notes(notes)
         if counts.unlabeled:
-            counts.notes.insert(0, f"{counts.unlabeled:,} of {counts.rows:,} rows have no known label and are excluded")
+            counts.notes.insert(0, f"{counts.unlabeled:,} of {counts.rows:,} rows have no label and are excluded")
+        if counts.unseen:
+            note = (
+                f"{counts.unseen:,} of {counts.rows:,} rows have a class that is not in the training data; they count "
+            )
+            counts.notes.insert(0, note + "as errors, but not in the log loss, which would be infinite")
         noun = "images" if model.card.task == "segmentation" else "rows"
         title = (
             f"{self.model} on {self.data}: {model.card.task} of {model.card.target!r} by {model.card.method}, "
@@ -111,7 +118,12 @@ class Evaluate:
                     "model": self.model,
                     "data": self.data,
                     **{name: getattr(model.card, name) for name in ("task", "target", "method")},
-                    "rows": {"read": counts.rows, "without label": counts.unlabeled, "counted": report.count},
+                    "rows": {
+                        "read": counts.rows,
+                        "without label": counts.unlabeled,
+                        "of an unseen class": counts.unseen,
+                        "counted": report.count,
+                    },
                     "num_samples": self.num_samples,
                     "metrics": report.metrics,
                     "baseline": report.baseline,
@@ -164,6 +176,7 @@ class _Rows:
     step: Callable[[str], None]
     rows: int = 0
     unlabeled: int = 0
+    unseen: int = 0  # rows of a class that is not in the training data
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -192,17 +205,19 @@ class _Rows:
         """Yield batches, which of their rows have a label (not −1 or NaN), and predictions and labels of those."""
         for batch in self.read():
             flat = batch.y.reshape(len(batch.y), -1)
-            known = ~flat.isnan().any(1) if batch.y.is_floating_point() else (flat >= 0).all(1)
+            known = ~flat.isnan().any(1) if batch.y.is_floating_point() else (flat != -1).all(1)
             self.unlabeled += int((~known).sum())
+            self.unseen += 0 if batch.y.is_floating_point() else int((flat < -1).any(1).sum())
             if bool(known.any()):
                 predictions = self.model.predict(batch, num_samples=self.num_samples, level=self.level)
                 numbers = [column for column in predictions.columns.values() if column.dtype.kind == "f"]
                 if any((column != column).any() for column in numbers):  # NaN; an infinite interval is a valid one
                     raise UsageError(f"{self.source} has rows whose predictions are NaN; the model abstains on them")
                 yield batch, known, predictions.select(known), batch.y[known]
-        if self.rows == self.unlabeled:
+        if self.rows == self.unlabeled + self.unseen:
             target = self.model.card.target
-            raise UsageError(f"{self.source} has no known label of {target!r} in {self.rows:,} rows")
+            unseen = f"; {self.unseen:,} have a class that is not in the training data" if self.unseen else ""
+            raise UsageError(f"{self.source} has no known label of {target!r} in {self.rows:,} rows{unseen}")
 
 
 def evaluate_model(
@@ -236,16 +251,24 @@ def _evaluate_classes(rows: _Rows) -> "EvaluationReport":
 
     state: Any = 0
     sample, classes = RowSelector(MAX_SAMPLED_ROWS), rows.model.classes
+    losses: Any = 0
     for _, _, predictions, labels in rows.predict():
         y, probs = labels.long().flatten(), predictions.probs
         assert probs is not None, "a classifier predicts probabilities"
-        state = state + ClassificationMetrics.from_batch(probs, y)
+        seen = y >= 0
+        y[~seen] = len(classes)  # a further class, which is never predicted
+        state = state + ClassificationMetrics.from_batch(torch.nn.functional.pad(probs, (0, 1)), y)
+        losses = losses + ClassificationMetrics.from_batch(probs[seen], y[seen]).log_losses
         confidence, predicted = probs.max(1)
         columns = {name: torch.from_numpy(predictions.columns[name]).float() for name in SCORES}
         columns |= {"confidence": confidence.float(), "wrong": predicted != y}
         if len(classes) == 2:
             columns |= {"second": probs[:, 1].float(), "truth": y}
         add_rows(sample, {**columns, "abstain": torch.from_numpy(predictions.columns["abstain"])})
+    if rows.unseen:
+        state, classes = replace(state, log_losses=losses), (*classes, _UNSEEN)
+    else:
+        state = replace(state, matrix=state.matrix[:-1, :-1])
     return build_classification_report(state, sampled_columns(sample), classes, rows.reference)
 
 

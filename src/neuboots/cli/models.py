@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 import shlex
 import shutil
 import tempfile
@@ -62,6 +61,7 @@ class Fit:
         method: Method of uncertainty quantification; see `neuboots list methods`.
         epochs: Maximum number of epochs; by default chosen from the size of the data.
         test_fraction: Fraction of the rows for the test split; 0 for none.
+        decimal: Decimal sign of a CSV file whose numbers do not show it, such as 1,050.
         max_error: Error rate of class predictions to guarantee where the model does not abstain.
         max_width: Abstain where the 95 % interval of a regression is wider; by default where the standard deviation
             exceeds that of the targets.
@@ -83,6 +83,7 @@ class Fit:
     method: str = "neuboots"
     epochs: int | None = None
     test_fraction: float = 0.1
+    decimal: Literal[".", ","] | None = None
     max_error: float = 0.05
     max_width: float | None = None
     max_categories: int = 256
@@ -100,9 +101,11 @@ class Fit:
         with collect_warnings() as notes:
             kind = self._kind()
             fit, options = self._prepare(kind)
-            out = self._check_out()
+            out, early, excluded = self._check_out(), list[str](), list[str]()
 
             def on_start(chosen: Any, found: Sequence[str]) -> None:
+                early.extend(found)
+                excluded.extend(chosen.excluded if kind == "table" else ())
                 describe = self._describe_table if kind == "table" else self._describe_images
                 say(*describe(chosen, [f"  note: {note}" for note in found]))
 
@@ -113,7 +116,8 @@ class Fit:
         target = "predictions" if kind == "masks" else "predictions.csv"
         say("", f"Saved to {self.out}. Next: neuboots predict {shlex.quote(str(self.out))} {new} --out {target}")
         if self.json:
-            print_json({"model": str(self.out), "kind": kind, **asdict(model.card), "notes": notes})
+            found = {"excluded": excluded, "notes": [*early, *notes]}
+            print_json({"model": str(self.out), "kind": kind, **asdict(model.card), **found})
 
     def _kind(self) -> Kind:
         """A file is a table; a folder has class folders, or images and masks."""
@@ -182,8 +186,6 @@ class Fit:
 
     def _describe_table(self, schema: "TableSchema", notes: Sequence[str]) -> Iterator[str]:
         """Describe the inferred task and columns of a table, line by line."""
-        from neuboots.data.tabular import NUMBER_LIKE
-
         target = schema.target
         other = "regression" if target.classes else "classification"
         yield f"{self.data} is a table; the task is {target.task} of {target.name!r}, {self._reason(target)}."
@@ -198,16 +200,6 @@ class Fit:
         yield from (f"  {column}" for column in columns[:_MAX_COLUMNS])
         if len(columns) > _MAX_COLUMNS:
             yield f"  … and {len(columns) - _MAX_COLUMNS:,} more columns"
-        texts = [(target.name, target.classes if target.kind == "text" else ())]
-        for name, values in (*texts, *((column.name, column.values) for column in schema.categories)):
-            numbers = [value for value in values if re.fullmatch(NUMBER_LIKE, value)]
-            if 2 * len(numbers) > len(values):
-                odd = [value for value in values if value not in numbers]
-                besides = f" besides {format_names(odd, 3)}" if odd else ""
-                yield (
-                    f"  note: {name!r} was read as text, but has values such as {numbers[0]!r}{besides}; write numbers "
-                    "as 1.5, dates as 2024-02-29, and missing values as empty fields"
-                )
         yield from notes
         yield "  (To exclude a column give --ignore COLUMN.)"
         reasons = "as they have no name, no value, or more distinct texts than --max-categories"

@@ -7,10 +7,14 @@ marked by an indicator column, if training rows have missing values. A category 
 zeros. All statistics are those of the training rows.
 
 A file is CSV, Parquet or JSON Lines. A CSV file is UTF-8 with column names in its first line; its separator (comma,
-semicolon, tab or bar) and a decimal comma are detected. Empty fields, "?" and the other strings in `MISSING_VALUES` are
-missing values; a row that is too short lacks its last values, one that is too long is an error. JSON Lines have an
-object on each line, whose keys are the columns; keys that first occur after thousands of lines are ignored. The path
-"-" is standard input, which is copied to a temporary file, as is a named pipe.
+semicolon, tab or bar) and its decimal sign are detected. Empty fields, "?" and the other strings in `MISSING_VALUES`
+are missing values; "None" is a class if the target has texts. JSON Lines have an object on each line, whose keys are
+the columns. The path "-" is standard input, which is copied to a temporary file, as is a named pipe.
+
+What a file may mean otherwise is counted in `TableFile.notes`: rows that are too short and lack their last values, a
+quoted text with line breaks and separators like those of rows, keys that first occur after thousands of lines and are
+ignored. A row that is too long, a quote that is never closed, a repeated line of column names and a number that may be
+1.05 or 1050 are errors.
 
 A file is read once to infer the schema and to encode its rows; a stream reads it twice to infer the schema and once per
 epoch. Means and variances of chunks are combined by scikit-learn. The UCI regression data sets come with 20 standard
@@ -32,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -67,11 +71,12 @@ ColumnKind = Literal["number", "boolean", "date", "text"]
 
 MAX_CHUNK_CELLS = 1 << 22  # 32 MiB of numbers
 MAX_CHUNK_ROWS = 1 << 14  # one-hot encoding may turn a column into hundreds
-MAX_SNIFFED_FIELDS = 200_000  # fields that are searched for a decimal comma
 MISSING_VALUES = (
     *("", "?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan", "NULL", "null"),
     *("None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
+_MISSING_CLASSES = tuple(value for value in MISSING_VALUES if value != "None")
+Decimal = Literal[".", ","]
 MAX_INTEGER_CLASSES = 20  # distinct integers of a target that are taken for classes
 UCI_DATASETS = ("boston", "concrete", "energy", "power", "wine_red", "yacht")
 _CURRENCY = r"(?:[$€£¥]|EUR|USD|GBP|CHF)"
@@ -80,9 +85,16 @@ NUMBER_LIKE = rf"[-+]?(?:{_CURRENCY} ?)?[-+]?[\d.,'/:\s-]*\d(?:[eE][-+]?\d+)?(?:
 
 _ISO_DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
-_NUMERIC_DTYPES: dict[ColumnKind, str] = {"number": "iufb", "boolean": "b", "date": "", "text": ""}
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
+_NUMERIC_DTYPES: dict[ColumnKind, str] = {"number": "iuf", "boolean": "b", "date": "", "text": ""}
+_FRACTION = r"(?:\d{{4,}}{0}\d+|0\d*{0}\d+|\d*{0}(?:\d\d?|\d{{4,}})|\d{{1,3}}(?:{1}\d{{3}})+{0}\d+)(?:[eE][-+]?\d+)?"
+# numbers with a decimal point, with a decimal comma, and such as 1.050 and 1,050, in which either separates thousands
+_DECIMAL_SIGNS = {
+    ".": "[-+]?(?:" + _FRACTION.format("[.]", ",") + r"|\d{1,3}(?:,\d{3}){2,})",
+    ",": "[-+]?" + _FRACTION.format(",", "[.]"),
+    "?.": r"[-+]?[1-9]\d?\d?\.\d{3}",
+    "?,": r"[-+]?[1-9]\d?\d?,\d{3}",
+}
+_OPENED, _CLOSED = re.compile(r' *"'), re.compile(r'(?:[^"]|"")*+"')  # a quoted text in a CSV file
 _JSON_HINT = 'Each line must be an object such as {"age": 40, "town": "Rome"}.'
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -101,6 +113,8 @@ class TableFile:
         decimal: Decimal sign of a CSV file.
         format: "csv", "parquet" or "json lines".
         copy: Temporary file with the content of standard input or a named pipe; None for a regular file.
+        notes: What the file may mean otherwise; complete when its rows were read.
+        codes: Of columns of a CSV file with values such as 007: their number, and the first one.
 
     Example:
         >>> file = Path(tempfile.mkdtemp(), "pets.csv")
@@ -113,16 +127,19 @@ class TableFile:
     path: Path
     names: tuple[str, ...]
     separator: str | None = None
-    decimal: str = "."
+    decimal: Decimal = "."
     format: TableFormat = "csv"
     copy: Any = field(default=None, compare=False)
+    notes: list[str] = field(default_factory=list, compare=False)
+    codes: dict[str, tuple[int, str]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def open(cls, path: str | Path) -> "TableFile":
+    def open(cls, path: str | Path, *, decimal: Decimal | None = None) -> "TableFile":
         """Detect the format and the columns of a file.
 
         Args:
             path: Path of the file; "-" for standard input.
+            decimal: Decimal sign of a CSV file whose numbers do not show it, such as 1,050; None makes that an error.
 
         Returns:
             The table.
@@ -130,36 +147,41 @@ class TableFile:
         Raises:
             DatasetNotFoundError: If the file does not exist or cannot be opened.
             CorruptFileError: If it is not a table.
+            ArgumentError: If the decimal sign is not clear.
         """
+        if decimal is not None:
+            check_choice("decimal", decimal, get_args(Decimal))
         if str(path) == "-":
             if sys.stdin is None:
                 raise DatasetNotFoundError("Standard input is closed; expected a table there.")
-            return cls._inspect(Path("standard input"), _copy_to_disk(sys.stdin.buffer))
+            return cls._inspect(Path("standard input"), decimal, _copy_to_disk(sys.stdin.buffer))
         path = Path(path).expanduser()
         if not path.is_file() and not path.is_fifo():
             state = "is a folder" if path.is_dir() else "does not exist"
             raise DatasetNotFoundError(f"The table {path} {state}; expected a CSV, Parquet or JSON Lines file.")
         try:
             if not path.is_fifo():
-                return cls._inspect(path)
+                return cls._inspect(path, decimal)
             with path.open("rb") as pipe:
-                return cls._inspect(path, _copy_to_disk(pipe))
+                return cls._inspect(path, decimal, _copy_to_disk(pipe))
         except PermissionError:
             raise DatasetNotFoundError(f"No permission to read the table {path}.") from None
 
     @classmethod
-    def _inspect(cls, path: Path, copy: Any = None) -> "TableFile":
-        separator, decimal = None, "."
+    def _inspect(cls, path: Path, decimal: Decimal | None, copy: Any = None) -> "TableFile":
+        scan = None
         with open(path if copy is None else copy.name, "rb") as file:
             table_format = _detect_format(path, file.read(4096))
             file.seek(0)
             if table_format == "csv":
-                names, separator, decimal = _sniff_csv(path, file)
+                names, scan = _scan_csv(path, file, decimal)
             else:
                 names = (_parquet_names if table_format == "parquet" else _json_names)(path, file)
         if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
             raise CorruptFileError(path, f"several columns have the name {format_names(repeated, 20)}", "Rename them.")
-        return cls(path, names, separator, decimal, table_format, copy)
+        if scan is None:
+            return cls(path, names, format=table_format, copy=copy)
+        return cls(path, names, scan.separator, scan.decimal, table_format, copy, scan.notes, scan.codes)
 
     def frames(
         self,
@@ -167,12 +189,14 @@ class TableFile:
         *,
         texts: Collection[str] = (),
         raw: Collection[str] = (),
+        classes: str | None = None,
     ) -> Iterator[Any]:
         """Read the rows as pandas frames, whose index counts rows from 0.
 
         Args:
             columns: Columns to read; None for all that have a name.
             texts: Columns to read as strings.
+            classes: Column in which "None" is not a missing value.
             raw: Columns to read as strings in which not even NA is missing; other types keep all digits, and lists and
                 objects become JSON.
 
@@ -185,7 +209,7 @@ class TableFile:
         selected = None if columns is None else {*columns}
         wanted = [name for name in self.names if name and (selected is None or name in selected)]
         if self.format == "csv":
-            chunks = self._read_csv({*texts, *raw}, {*raw})
+            chunks = self._read_csv({*texts, *raw}, {*raw}, classes)
         else:
             chunks = (self._read_parquet if self.format == "parquet" else self._read_json)(wanted, {*raw})
         start, pandas = 0, import_optional("pandas")
@@ -195,13 +219,15 @@ class TableFile:
         if start == 0:
             raise CorruptFileError(self.path, "it has no rows", "Add rows below the column names.")
 
-    def _read_csv(self, texts: set[str], raw: set[str]) -> Iterator[Any]:
+    def _read_csv(self, texts: set[str], raw: set[str], classes: str | None) -> Iterator[Any]:
         pandas = import_optional("pandas")
         names = [name or f"\0{i}" for i, name in enumerate(self.names)]
+        special = {} if classes is None else {classes: _MISSING_CLASSES}
+        special |= dict.fromkeys(raw, ("",))
         options: dict[str, Any] = {
             "sep": self.separator,
             "decimal": self.decimal,
-            "na_values": {name: [""] if name in raw else MISSING_VALUES for name in names} if raw else MISSING_VALUES,
+            "na_values": {**dict.fromkeys(names, MISSING_VALUES), **special} if special else MISSING_VALUES,
             "keep_default_na": False,
             "header": 0,
             "names": names,
@@ -231,9 +257,13 @@ class TableFile:
 
     def _read_json(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         pandas = import_optional("pandas")
+        known, late, count = {*self.names}, "", 0
         with self._stored.open("rb") as file:
             records = _read_records(self.path, file)
             while some := list(islice(records, _chunk_rows(len(names)))):
+                for record in some:
+                    if new := [name for name in record if name not in known and name.strip()]:
+                        late, count = late or new[0], count + 1
                 columns: dict[str, Any] = {name: [record.get(name) for record in some] for name in names}
                 for name, values in columns.items():
                     if name in raw:  # pandas would round integers in a column with missing values
@@ -241,6 +271,9 @@ class TableFile:
                     elif any(isinstance(value, list | dict) for value in values):
                         raise _unsupported_type(self.path, name, "lists or objects")
                 yield pandas.DataFrame(columns)
+        note = f"{count:,} lines have keys that do not occur before and are ignored, such as {late!r}"
+        if count and note not in self.notes:
+            self.notes.append(note)
 
     def _read_parquet(self, names: list[str], raw: set[str]) -> Iterator[Any]:
         arrow, parquet = import_optional("pyarrow"), import_optional("pyarrow.parquet")
@@ -307,9 +340,9 @@ def _to_plain_type(arrow: Any, path: Path, name: str, column: Any, raw: bool) ->
     return arrow.array(texts, arrow.string())
 
 
-def _unsupported_type(path: Path, name: str, found: str) -> ArgumentError:
-    hint = f"exclude column {name!r} of {path}, which has {found}"
-    return ArgumentError("ignore", (), "all columns that are not numbers, strings, Booleans or dates", hint=hint)
+def _unsupported_type(path: Path, name: str, found: str) -> CorruptFileError:
+    reason = f"column {name!r} has {found}, expected numbers, strings, Booleans or dates"
+    return CorruptFileError(path, reason, "Convert it, or exclude it from the training (ignore).")
 
 
 def _nested_to_json(value: Any) -> Any:
@@ -339,7 +372,11 @@ def _read_records(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]
         if not line.strip():
             continue
         try:
-            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            record = json.loads(
+                line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_object_without_repeated_keys
+            )
+            if rb"\u" in line:
+                json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no character
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
         except (ValueError, RecursionError) as error:
@@ -349,28 +386,156 @@ def _read_records(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]
         yield record
 
 
-def _sniff_csv(path: Path, beginning: IO[bytes]) -> tuple[tuple[str, ...], str, str]:
-    """Names of the columns, separator and decimal sign."""
-    rows: list[list[str]] = []
+def _object_without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(record := dict(pairs)) < len(pairs):
+        raise ValueError("a key is repeated")
+    return record
+
+
+def _scan_csv(path: Path, beginning: IO[bytes], decimal: Decimal | None) -> tuple[tuple[str, ...], "_CsvScan"]:
+    """Names of the columns, and what the lines of the whole file show."""
     try:
         with io.TextIOWrapper(beginning, encoding="utf-8-sig", newline="") as file:
-            line = next((line for line in file if line.strip()), "")
+            blank, line = next(((k, line) for k, line in enumerate(file) if line.strip()), (0, ""))
+            if not line:
+                raise CorruptFileError(path, "it is empty", "The first line must have the names of the columns.")
             unquoted = re.sub(r'"[^"]*"', "", line)
             separator = max(",;\t|", key=unquoted.count)
             reader = csv.reader(chain([line], file), delimiter=separator, skipinitialspace=True)
-            names = next(reader)
-            num_rows = 0 if separator == "," else max(100, MAX_SNIFFED_FIELDS // (1 + unquoted.count(separator)))
-            with suppress(csv.Error):  # such as a very long text: pandas decides about it
-                rows.extend(islice(reader, num_rows))
+            names = tuple(name.strip() for name in next(reader))
+            header = line.strip() if reader.line_num == 1 and len(names) > 1 else None
+            scan = _CsvScan(path, separator, names, header, decimal)
+            scan.read(enumerate(file, blank + reader.line_num + 1))
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
     except csv.Error as error:
         raise CorruptFileError(path, f"its first line has no column names ({error})") from None
-    if not line:
-        raise CorruptFileError(path, "it is empty", "The first line must have the names of the columns.")
-    fields = [value.strip() for row in rows for value in row]
-    comma = any(map(_DECIMAL_COMMA.fullmatch, fields)) and not any(map(_DECIMAL_POINT.fullmatch, fields))
-    return tuple(name.strip() for name in names), separator, "," if comma else "."
+    return names, scan
+
+
+@dataclass(eq=False)
+class _CsvScan:
+    """What the lines of a CSV file show beside the values: quotes, short rows, the decimal sign, codes such as 007."""
+
+    path: Path
+    separator: str
+    names: tuple[str, ...]
+    header: str | None
+    default: Decimal | None
+    codes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # count and first line of each issue
+    _signs: dict[str, tuple[str, int]] = field(default_factory=dict)  # example and line: "." and "," if clear, or "?."
+
+    def read(self, lines: Iterator[tuple[int, str]]) -> None:
+        """Read all lines below the names."""
+        sep = re.escape(self.separator)
+        field_pattern = rf' *+(?:"(?:[^"]|"")*+" *+|(?!")[^{sep}\r\n]*+)'
+        well_formed = re.compile(rf"{field_pattern}(?:{sep}{field_pattern})*+[\r\n]*")
+        quoted = re.compile(rf'(?:^|(?<={sep})) *"(?:[^"]|"")*+"')
+        begin, end = rf'(?:^|[{sep}"]) *', rf' *(?=[{sep}"\r\n]|$)'
+        code = re.compile(rf"{begin}0\d\d+{end}")
+        signs = {sign: re.compile(f"{begin}({pattern}){end}") for sign, pattern in _DECIMAL_SIGNS.items()}
+        if self.separator == ",":  # a decimal comma is in quotes, and an exception
+            commas = {sign: re.compile(f'"({_DECIMAL_SIGNS[sign]})"') for sign in (",", "?,")}
+            signs = signs | commas if self.default == "," else {}
+        for number, line in lines:
+            if "\0" in line:
+                raise CorruptFileError(self.path, f"line {number} has a NUL character", "Save it again as text.")
+            if line.strip() == self.header:
+                hint = "Remove it; or add a first line with the names, if there is none."
+                raise CorruptFileError(self.path, f"line {number} repeats the first line, the column names", hint)
+            if '"' not in line:
+                fields = line.count(self.separator) + 1
+            elif well_formed.fullmatch(line):
+                fields = quoted.sub("", line).count(self.separator) + 1
+            else:
+                fields = self._read_quotes(number, line, lines)
+            if fields < len(self.names) and line.strip():
+                self._count("short", number)
+            for sign in [*signs]:
+                if (sign[-1] in line or sign == ".") and (found := signs[sign].search(line)):
+                    self._signs[sign] = found[1], number
+                    del signs[sign]
+            if code.search(line):
+                self._add_codes(line)
+
+    def _read_quotes(self, number: int, line: str, lines: Iterator[tuple[int, str]]) -> int:
+        """Read a row with line breaks in quotes or a misplaced quote, as pandas does, and return its fields."""
+        sep, last, position, fields = self.separator, len(self.names) - 1, 0, 0
+        first, broken = number, ""
+        while True:  # from the beginning of a field
+            if opened := _OPENED.match(line, position):
+                position, inner = opened.end(), list[int]()  # separators in each line of the text
+                while (closed := _CLOSED.match(line, position)) is None:
+                    inner.append(line.count(sep, position))
+                    following = next(lines, None)
+                    if following is None:
+                        hint = "Close or remove it."
+                        raise CorruptFileError(self.path, f"a quote in line {first} is never closed", hint)
+                    (number, line), position = following, 0
+                inner.append(line.count(sep, position, closed.end()))
+                position = closed.end()
+                like_rows = inner[0] == last - fields and {*inner[1:-1]} <= {last} and inner[-1] >= fields
+                if len(inner) > 1 and last and like_rows and (last > 1 or len(inner) > 2):
+                    self._count("rows", first, len(inner))
+                broken = line[position:].split(sep, 1)[0].strip() and f"line {number}"
+                if broken and len(inner) > 1:
+                    reason = f"a quote in line {first} is closed in {broken}, before other text"
+                    raise CorruptFileError(self.path, reason, "Write quotes in a quoted text twice.")
+                if broken:
+                    self._count("quote", number)
+            fields += 1
+            position = line.find(sep, position) + 1
+            if not position:
+                return fields
+
+    def _add_codes(self, line: str) -> None:
+        with suppress(csv.Error, StopIteration):
+            values = next(csv.reader([line], delimiter=self.separator, skipinitialspace=True))
+            for name, value in zip(self.names, values, strict=False):
+                if re.fullmatch(r"0\d\d+", value.strip()):
+                    count, example = self.codes.get(name, (0, value.strip()))
+                    self.codes[name] = count + 1, example
+
+    def _count(self, issue: str, line: int, count: int = 1) -> None:
+        total, first = self._counts.get(issue, (0, line))
+        self._counts[issue] = total + count, first
+
+    @cached_property
+    def decimal(self) -> Decimal:
+        """The sign that the numbers show, else the given one."""
+        signs = {*self._signs} | ({"."} if self.separator == "," and "?." in self._signs else set())
+        clear = signs & {".", ","}
+        if self.default is None and not clear and "?," in signs:
+            text, line = self._signs["?,"]
+            expected = (
+                f"'.' or ',', as {text!r} in line {line} of {self.path} may be a decimal or {text.replace(',', '')}"
+            )
+            hint = "give the decimal sign, and write numbers without thousands separators"
+            raise ArgumentError("decimal", None, expected, hint=hint)
+        decimal: Decimal = self.default or "."
+        if len(clear) == 1:
+            decimal = "," if "," in clear else "."
+        if decimal == "," and (points := signs & {".", "?."}):
+            text, line = self._signs[min(points)]
+            reason = f"{text!r} in line {line} has a point, but other numbers have decimal commas"
+            raise CorruptFileError(self.path, reason, "Write all numbers as 1.5, or all as 1,5.")
+        return decimal
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes with counts."""
+        texts = {
+            "short": "{} rows have fewer fields than the first line (first: line {}); their last values are missing",
+            "rows": "a quoted text has {} lines with as many separators as rows have (first: line {}); if its quote is "
+            "a mistake, remove it, as these lines are read as one row",
+            "quote": "{} quoted texts have a quote that is not written twice (first: line {})",
+        }
+        notes = [texts[issue].format(f"{count:,}", line) for issue, (count, line) in self._counts.items()]
+        if self.separator == ";" and self.decimal == "." and not {".", ","} & {*self._signs} and "?." in self._signs:
+            text, line = self._signs["?."]
+            notes.append(f"{text!r} in line {line} was read with a decimal point; remove separators of thousands")
+        return notes
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> CorruptFileError:
@@ -455,6 +620,7 @@ class TableSchema:
         categories: Categorical columns.
         target: Column to predict.
         excluded: Columns that are not used: without a name or a value, or to be ignored.
+        decimal: Decimal sign of the training table.
 
     Example:
         >>> import pandas
@@ -479,6 +645,7 @@ class TableSchema:
     categories: tuple[CategoricalColumn, ...]
     target: TargetColumn
     excluded: tuple[str, ...] = ()
+    decimal: Decimal = "."
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -498,8 +665,13 @@ class TableSchema:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """Columns to read as strings: 01 is not the number 1."""
-        target = [self.target.name] if self.target.kind == "text" else []
+        target = [] if self.class_column is None else [self.class_column]
         return (*(column.name for column in self.categories), *target)
+
+    @property
+    def class_column(self) -> str | None:
+        """The target if it has texts, of which "None" is one."""
+        return self.target.name if self.target.kind == "text" else None
 
     @property
     def standardizer(self) -> Standardizer:
@@ -526,6 +698,18 @@ class TableSchema:
         Raises:
             ValueError: If columns are missing or repeated, or a value is not of its column's kind.
         """
+        return self.encode_rows(frame, standardize=standardize)[0]
+
+    def encode_rows(self, frame: Any, *, standardize: bool = True) -> tuple[Tensor, _Array]:
+        """Encode rows as inputs, and count what is not known of them.
+
+        Args:
+            frame: Pandas frame as in `encode`.
+            standardize: Whether numbers are standardized.
+
+        Returns:
+            Inputs (N, C), and the fraction of the columns in which each row has no value or an unknown category (N,).
+        """
         _check_columns(frame, self.columns)
         values = to_numbers(frame, [(column.name, column.kind) for column in self.numbers])  # (N, numbers)
         missing = np.isnan(values)
@@ -537,14 +721,17 @@ class TableSchema:
             raise _value_error(frame, row, self.numbers[k].name, f"{values[row, k]:g}", "a number in single precision")
         numbers = scaled if standardize else np.where(missing, mean, values)
         blocks = [numbers, missing[:, [column.missing for column in self.numbers]]]
+        unknown = missing.sum(1)
         for column in self.categories:
             rows, distinct = _factorize(frame[column.name])
-            texts = to_texts(distinct)
-            blocks.append(_to_positions(texts, column.values)[rows][:, None] == np.arange(len(column.values)))
+            positions = _to_positions(to_texts(distinct), column.values)[rows][:, None]
+            blocks.append(positions == np.arange(len(column.values)))
             if column.missing:
-                blocks.append(np.array([text is None for text in texts], dtype=bool)[rows][:, None])
+                blocks.append(positions == -1)
+            unknown += positions[:, 0] < 0
         dtype = np.float32 if standardize else np.float64
-        return torch.from_numpy(np.concatenate(blocks, 1, dtype=dtype, casting="unsafe"))
+        x = torch.from_numpy(np.concatenate(blocks, 1, dtype=dtype, casting="unsafe"))
+        return x, unknown / len(self.columns)
 
     def encode_target(self, frame: Any) -> Tensor:
         """Encode targets.
@@ -570,7 +757,8 @@ class TableSchema:
             frame: Pandas frame with the target column.
 
         Returns:
-            Classes (N,), −1 where missing or unknown; or numbers (N, 1) in their units, NaN where missing.
+            Classes (N,), −1 where missing and −2 where not in the training table; or numbers (N, 1) in their units, NaN
+            where missing.
         """
         name, kind = self.target.name, self.target.kind
         _check_columns(frame, [name])
@@ -607,7 +795,9 @@ class TableSchema:
                 tuple(CategoricalColumn(c["name"], tuple(c["values"]), c["missing"]) for c in fields["categories"]),
                 TargetColumn(**{**target, "classes": tuple(target["classes"])}),
                 tuple(fields["excluded"]),
+                fields.get("decimal", "."),
             )
+            check_choice("decimal", schema.decimal, get_args(Decimal))
             scaled: list[NumericColumn | TargetColumn] = [*schema.numbers, schema.target]
             for column in scaled:
                 check_choice("kind", column.kind, get_args(ColumnKind))
@@ -693,14 +883,16 @@ def _parse_column(column: Any, kind: ColumnKind) -> _Array:
     if column.dtype.kind in _NUMERIC_DTYPES[kind]:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)  # type: ignore[no-any-return]
     pandas = import_optional("pandas")
-    present = column[column.notna()] if column.dtype.kind == "M" else column[column.notna()].astype(str).str.strip()
+    present = column[column.notna()]
+    if (column.dtype.kind, kind) != ("M", "date"):
+        present = present.astype(str).str.strip()
     if kind == "boolean":
         numbers = present.str.lower().map(_TRUTH_VALUES)
     elif kind == "date":
         start = pandas.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds would end in the year 2262
         numbers = (_parse_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
     else:
-        numbers = pandas.to_numeric(present.astype(str), errors="coerce")
+        numbers = pandas.to_numeric(present, errors="coerce")
     values = np.full(len(column), np.nan)
     values[column.notna().to_numpy()] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = np.isnan(values) & column.notna().to_numpy()
@@ -780,9 +972,9 @@ def to_labels(frame: Any, name: str, kind: ColumnKind) -> list[str | None]:
 
 
 def _to_positions(texts: Sequence[str | None], values: Sequence[str]) -> _Array:
-    """Position of each text among the values; −1 if it is not there."""
-    positions = {value: k for k, value in enumerate(values)}
-    return np.array([-1 if text is None else positions.get(text, -1) for text in texts], dtype=np.int64)
+    """Position of each text among the values; −1 if it is missing, −2 if it is not there."""
+    positions: dict[str | None, int] = {value: k for k, value in enumerate(values)} | {None: -1}
+    return np.array([positions.get(text, -2) for text in texts], dtype=np.int64)
 
 
 def _factorize(column: Any) -> tuple[Any, Any]:
@@ -821,7 +1013,7 @@ def _scan(
     kinds: dict[str, ColumnKind | None] = {name: None for name in file.names if name and name not in ignore}
     parsed = set[str]()
     frames, targets = [], []
-    for frame in file.frames(kinds):
+    for frame in file.frames(kinds, classes=target):
         for name, column in frame.items():
             if kind := infer_column_kind(column):
                 kinds[name] = kind if kinds[name] in (None, kind) else "text"
@@ -832,8 +1024,13 @@ def _scan(
             frames.append(frame)
     reread = [name for name in parsed if kinds[name] == "text"]
     if target in reread:
-        targets = [frame[target] for frame in file.frames([target], texts=[target])]
-    return kinds, pandas.concat(targets), frames if keep and not reread else None
+        targets = [frame[target] for frame in file.frames([target], texts=[target], classes=target)]
+    column = pandas.concat(targets)
+    if kinds[target] == "text" and file.format == "csv":
+        others = column.mask(column.astype(str).str.strip() == "None")
+        if (kind := infer_column_kind(others)) != "text":  # "None" is a missing number
+            kinds[target], column = kind, others
+    return kinds, column, frames if keep and not reread else None
 
 
 def _infer_target(
@@ -893,11 +1090,15 @@ def _infer_schema(
     texts = {name: set[str | None]() for name, kind in kinds.items() if kind == "text"}
     numeric = [(name, kind) for name, kind in kinds.items() if kind not in (None, "text")]
     scaler = import_optional("sklearn.preprocessing").StandardScaler()
-    missing, start = np.zeros(len(numeric), dtype=bool), 0
+    missing, start, large = np.zeros(len(numeric), dtype=bool), 0, Counter[str]()
     dropped: ValueError | None = None
     for frame in frames:
         selected, start = train[start : start + len(frame)].numpy(), start + len(frame)
-        values = to_numbers(frame, numeric)[selected]
+        values = to_numbers(frame, numeric)
+        for (name, kind), beyond in zip(numeric, (np.abs(values) > 2**53).sum(0).tolist(), strict=True):
+            if beyond and kind == "number" and frame[name].dtype.kind != "f":
+                large[name] += beyond
+        values = values[selected]
         missing |= np.isnan(values).any(0)
         _add_rows(scaler, values)
         for name, found in list(texts.items()):
@@ -910,6 +1111,9 @@ def _infer_schema(
                 if not drop or is_number_like:
                     raise dropped
                 del texts[name]
+    file.notes.extend(
+        f"{name!r} has {count:,} integers beyond 2^53, which are rounded" for name, count in large.items()
+    )
     moments = _mean_and_std(scaler, [name for name, _ in numeric]) if numeric else []
     numbers = [
         NumericColumn(*column, mean, std, gaps)
@@ -923,7 +1127,7 @@ def _infer_schema(
     ]
     if not numbers and not categories:
         raise dropped or CorruptFileError(file.path, "no column but the target has values", "Add columns.")
-    schema = TableSchema(tuple(numbers), tuple(categories), target)
+    schema = TableSchema(tuple(numbers), tuple(categories), target, decimal="," if file.decimal == "," else ".")
     used = {target.name, *schema.columns}
     return replace(schema, excluded=tuple(name or "(no name)" for name in file.names if name not in used))
 
@@ -941,6 +1145,8 @@ class EncodedTable:
         split: Split of each row, 0 (training), 1 (validation) or 2 (test): (n,), uint8.
         x: Inputs (n, C), float32; None if they are not encoded.
         y: Classes (n,), or numbers (n, 1) in their units, float64.
+        unknown: Fraction of the columns in which each row has no value or an unknown category: (n,); or None.
+        notes: What the file may mean otherwise.
     """
 
     file: TableFile
@@ -948,6 +1154,8 @@ class EncodedTable:
     split: Tensor
     x: Tensor | None
     y: Tensor
+    unknown: _Array | None
+    notes: tuple[str, ...]
 
 
 def read_table(
@@ -960,6 +1168,7 @@ def read_table(
     max_categories: int = 256,
     drop_high_cardinality: bool = False,
     *,
+    decimal: Decimal | None = None,
     encode: bool = True,
     standardize: bool = True,
 ) -> EncodedTable:
@@ -975,6 +1184,7 @@ def read_table(
         seed: Random seed of the splits, which are stratified by class; every class is in the training split.
         max_categories: Maximum number of categories of a text column.
         drop_high_cardinality: Whether a text column with more categories is excluded; otherwise it is an error.
+        decimal: Decimal sign of a CSV file whose numbers do not show it.
         encode: Whether to keep the rows in memory and encode them; otherwise the file is read twice.
         standardize: Whether encoded numbers are standardized.
 
@@ -990,7 +1200,7 @@ def read_table(
     for name, fraction in zip(("val_fraction", "test_fraction"), fractions, strict=True):
         check_fraction(name, fraction, zero=True)
     check_int("max_categories", max_categories, minimum=2)
-    file = TableFile.open(path)
+    file = TableFile.open(path, decimal=decimal)
     _check_names(file, target, ignore)
     kinds, values, kept = _scan(file, target, ignore, keep=encode)
     column, y = _infer_target(file, values, kinds.pop(target), task)
@@ -1006,13 +1216,35 @@ def read_table(
         frames = file.frames((target, *kinds), texts=texts)
         frames = list(frames) if encode else frames
     schema = _infer_schema(file, frames, kinds, column, train, max_categories, drop=drop_high_cardinality)
-    if encode:  # the parts, and all of them together
-        needed = 2 * (4 if standardize else 8) * len(y) * len(schema.features)
-        check_memory(
-            "max_categories", max_categories, needed, hint="use a smaller one, or ignore columns of many texts"
-        )
-    blocks = [schema.encode(frame, standardize=standardize) for frame in frames] if encode else []
-    return EncodedTable(file, schema, split, torch.cat(blocks) if encode else None, y)
+    notes = (*file.notes, *_describe_values(file, schema, y))
+    if not encode:
+        return EncodedTable(file, schema, split, None, y, None, notes)
+    needed = 2 * (4 if standardize else 8) * len(y) * len(schema.features)  # the parts, and all of them together
+    check_memory("max_categories", max_categories, needed, hint="use a smaller one, or ignore columns of many texts")
+    blocks, unknown = zip(*(schema.encode_rows(frame, standardize=standardize) for frame in frames), strict=True)
+    return EncodedTable(file, schema, split, torch.cat(blocks), y, np.concatenate(unknown), notes)
+
+
+def _describe_values(file: TableFile, schema: TableSchema, y: Tensor) -> Iterator[str]:
+    """Notes on values that may mean something else than what they were read as."""
+    for column in schema.numbers:
+        if column.kind == "number" and column.name in file.codes:
+            count, example = file.codes[column.name]
+            yield f"{column.name!r} has {count:,} values such as {example!r}, which were read as numbers"
+    target = schema.target
+    texts = [(target.name, target.classes if target.kind == "text" else ())]
+    for name, values in (*texts, *((column.name, column.values) for column in schema.categories)):
+        numbers = [value for value in values if re.fullmatch(NUMBER_LIKE, value)]
+        if 2 * len(numbers) > len(values):
+            odd = [value for value in values if value not in numbers]
+            besides = f" besides {format_names(odd, 3)}" if odd else ""
+            yield (
+                f"{name!r} was read as text, but has values such as {numbers[0]!r}{besides}; write numbers as 1.5, "
+                "dates as 2024-02-29, and missing values as empty fields"
+            )
+        folded = Counter(value.casefold() for value in values)
+        if same := [value for value in values if folded[value.casefold()] > 1]:
+            yield f"{name!r} has values that differ in case only: {format_names(same, 4)}"
 
 
 def load_table(
@@ -1026,6 +1258,7 @@ def load_table(
     seed: int = 0,
     max_categories: int = 256,
     drop_high_cardinality: bool = False,
+    decimal: Decimal | None = None,
     streaming: bool = False,
 ) -> DatasetBundle:
     """Load a table from a CSV, Parquet or JSON Lines file.
@@ -1043,6 +1276,7 @@ def load_table(
         seed: Random seed of the splits.
         max_categories: Maximum number of categories of a text column.
         drop_high_cardinality: Whether a text column with more categories is excluded; otherwise it is an error.
+        decimal: Decimal sign of a CSV file whose numbers do not show it, such as 1,050.
         streaming: Whether rows are read from the file in each epoch, in its order, so that a sorted file should be
             shuffled before. One byte per row is kept in memory.
 
@@ -1066,7 +1300,9 @@ def load_table(
     """
     fractions, encode = (val_fraction, test_fraction), not streaming
     options = task, ignore, fractions, seed, max_categories, drop_high_cardinality
-    table = read_table(path, target, *options, encode=encode)
+    table = read_table(path, target, *options, decimal=decimal, encode=encode)
+    for note in table.file.notes:
+        warnings.warn(f"{table.file.path}: {note}.", UserWarning, stacklevel=2)
     schema, split, classes = table.schema, table.split, table.schema.target.classes
     scale = None if classes else Standardizer((schema.target.mean,), (schema.target.std,), axes=0)
     used, iterate = {*split.tolist()}, partial(_iterate_rows, table.file, schema, split)
@@ -1096,7 +1332,7 @@ def _check_names(file: TableFile, target: str, ignore: Sequence[str]) -> None:
 def _iterate_rows(file: TableFile, schema: TableSchema, split: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of split k, read from the file."""
     start, names = 0, (*schema.columns, schema.target.name)
-    for frame in file.frames(names, texts=schema.text_columns):
+    for frame in file.frames(names, texts=schema.text_columns, classes=schema.class_column):
         selected = split[start : (start := start + len(frame))] == k
         if start > len(split):
             break
@@ -1115,7 +1351,7 @@ def encode_file(path: str | Path, schema: TableSchema) -> Iterator[Tensor]:
     Yields:
         Inputs (N, C) of a chunk of rows.
     """
-    for frame in TableFile.open(path).frames(schema.columns, texts=schema.text_columns):
+    for frame in TableFile.open(path, decimal=schema.decimal).frames(schema.columns, texts=schema.text_columns):
         yield schema.encode(frame)
 
 
