@@ -298,11 +298,12 @@ def test_values_that_may_mean_something_else_are_noted(tmp_path: Path) -> None:
         "town": np.where(np.arange(n) % 4 == 0, "ROME", frame.town),
         "code": 2**60 + np.arange(n) * 2**20,
         "month": days.strftime("%m"),
+        "height": [f"{k % 11} m2" for k in range(n)],
     }
     frame.assign(**others).to_csv(path := tmp_path / "t.csv", index=False)
     notes: list[str] = []
     fit_table(path, "price", on_start=lambda schema, found: notes.extend(found), **{**OPTIONS, "epochs": 1})
-    assert [note.split("'")[1] for note in notes] == ["code", "zip", "town", "size", "day"]
+    assert [note.split("'")[1] for note in notes] == ["code", "zip", "town", "size", "height", "day"]
     assert "has 31 values such as '00000'" in notes[1]
 
 

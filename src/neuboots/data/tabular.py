@@ -95,6 +95,7 @@ _DECIMAL_SIGNS = {
     "?,": r"[-+]?[1-9]\d?\d?,\d{3}",
 }
 _OPENED, _CLOSED = re.compile(r' *"'), re.compile(r'(?:[^"]|"")*+"')  # a quoted text in a CSV file
+_WITH_UNIT = re.compile(r"[-+]?\d[\d.,]* ?([^\W\d]\S{0,5})")  # such as 5 m2
 _JSON_HINT = 'Each line must be an object such as {"age": 40, "town": "Rome"}.'
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -1227,7 +1228,8 @@ def read_table(
 
 def _describe_values(file: TableFile, schema: TableSchema, y: Tensor) -> Iterator[str]:
     """Notes on values that may mean something else than what they were read as."""
-    for column in schema.numbers:
+    columns: tuple[NumericColumn | TargetColumn, ...] = (schema.target, *schema.numbers)
+    for column in columns:
         if column.kind == "number" and column.name in file.codes:
             count, example = file.codes[column.name]
             yield f"{column.name!r} has {count:,} values such as {example!r}, which were read as numbers"
@@ -1242,6 +1244,9 @@ def _describe_values(file: TableFile, schema: TableSchema, y: Tensor) -> Iterato
                 f"{name!r} was read as text, but has values such as {numbers[0]!r}{besides}; write numbers as 1.5, "
                 "dates as 2024-02-29, and missing values as empty fields"
             )
+        units = {match and match[1] for match in map(_WITH_UNIT.fullmatch, values)}
+        if len(units) == 1 and len(values) >= 10 and None not in units:
+            yield f"{name!r} was read as text, but has values such as {values[0]!r}; write numbers without a unit"
         folded = Counter(value.casefold() for value in values)
         if same := [value for value in values if folded[value.casefold()] > 1]:
             yield f"{name!r} has values that differ in case only: {format_names(same, 4)}"
