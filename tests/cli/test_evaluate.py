@@ -206,7 +206,7 @@ def test_random_labels_fail() -> None:
 
 
 def test_rows_of_an_unseen_class_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In every metric but the log loss; compared with scikit-learn, which knows the further class by its name."""
     model, usual = make_classifier(300), make_classifier(300)
@@ -229,8 +229,6 @@ def test_rows_of_an_unseen_class_are_errors(
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == {"read": 300, "without label": 10, "of an unseen class": 30, "counted": 290}
     assert "30 of 300 rows have a class that is not in the training data" in found["notes"][0]
-    run(model, monkeypatch, out=tmp_path / "page.html")
-    assert "note: 30 of 300 rows have a class" in capsys.readouterr().out
     model.y[:] = -2
     with pytest.raises(UsageError, match="300 have a class"):
         evaluate(model)

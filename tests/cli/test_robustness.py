@@ -125,6 +125,7 @@ def test_predict_leaves_no_output_after_an_error(
     shell.rejects("predict", model, path, "--out", place, "--num-samples", "4")
 
 
+@pytest.mark.slow
 def test_notes_are_printed_and_part_of_the_json(shell: Shell, model: Path) -> None:
     """Of fit, predict, evaluate and suggest, on a file in which a stray quote hides rows and a row is short."""
     rows = NUMBERS.splitlines()[1:]

@@ -1217,7 +1217,7 @@ def read_table(
         frames = file.frames((target, *kinds), texts=texts)
         frames = list(frames) if encode else frames
     schema = _infer_schema(file, frames, kinds, column, train, max_categories, drop=drop_high_cardinality)
-    notes = (*file.notes, *_describe_values(file, schema, y))
+    notes = (*file.notes, *_describe_values(file, schema))
     if not encode:
         return EncodedTable(file, schema, split, None, y, None, notes)
     needed = 2 * (4 if standardize else 8) * len(y) * len(schema.features)  # the parts, and all of them together
@@ -1226,7 +1226,7 @@ def read_table(
     return EncodedTable(file, schema, split, torch.cat(blocks), y, np.concatenate(unknown), notes)
 
 
-def _describe_values(file: TableFile, schema: TableSchema, y: Tensor) -> Iterator[str]:
+def _describe_values(file: TableFile, schema: TableSchema) -> Iterator[str]:
     """Notes on values that may mean something else than what they were read as."""
     columns: tuple[NumericColumn | TargetColumn, ...] = (schema.target, *schema.numbers)
     for column in columns:
