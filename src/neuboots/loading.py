@@ -363,7 +363,10 @@ class _BatchReader(Dataset[Any]):
     def __init__(self, data: Dataset[Any], seed: int) -> None:
         self.data, self.seed = data, seed
         self.tensors, self.positions = get_tensors(data)
-        self.batched = hasattr(_unwrap_subsets(data)[0], "__getitems__")  # a Subset always has it, its data may not
+        # a Subset always has `__getitems__`, its data may not; one that is inherited would bypass a new `__getitem__`
+        classes = type(_unwrap_subsets(data)[0]).__mro__
+        readers = (name for cls in classes for name in ("__getitems__", "__getitem__") if name in vars(cls))
+        self.batched = next(readers, None) == "__getitems__"
 
     def __getitem__(self, key: tuple[int, Tensor]) -> tuple[Any, Any, Tensor]:
         epoch, rows = key

@@ -113,8 +113,46 @@ class Shifted(Subset[Any]):
         return [self[i] for i in rows]
 
 
+class Batched(Normalized):
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        return [self[i] for i in rows]
+
+
+class Unaware(Batched):
+    """Reads many examples at once, but not as a subclass reads one."""
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        return [Normalized.__getitem__(self, i) for i in rows]
+
+
+class Overriding(Unaware):
+    def __getitem__(self, i: Any) -> Any:
+        x, y = super().__getitem__(i)
+        return x - 3, y
+
+
+class Forwarding(Dataset[Any]):
+    """A wrapper with the attributes of its data set, such as the `__getitems__` of a Subset."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.inner = Subset(TensorDataset(*tensors), range(3))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.inner[i]
+        return x + 5, y
+
+
 @pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, [2, 0, 1])], ids=["bare", "subset"])
-@pytest.mark.parametrize("kind", [Normalized, lambda *tensors: Shifted(TensorDataset(*tensors), range(3))])
+@pytest.mark.parametrize(
+    "kind",
+    [Normalized, lambda *tensors: Shifted(TensorDataset(*tensors), range(3)), Batched, Overriding, Forwarding],
+)
 def test_subclasses_of_tensor_datasets_are_read_through_getitem(kind: Any, wrap: Any) -> None:
     data = wrap(kind(torch.tensor([[0.0], [51.0], [255.0]]), torch.arange(3)))
     ((x, y, _),) = read_epoch(data, shuffle=False)

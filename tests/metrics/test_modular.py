@@ -1,5 +1,6 @@
 """States as torchmetrics metrics: in a collection, merged, and gathered over processes."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,15 @@ def test_invalid_metric_and_missing_data_are_errors() -> None:
             StreamingMetric(ClassificationMetrics, name)
     with pytest.raises(ArgumentError, match="batches"):
         StreamingMetric(ClassificationMetrics, "nll").compute()
+
+
+@without_update
+@pytest.mark.parametrize("content", [pickle.dumps(print), bytes(40), b"\xff" * 30, bytes([0] * 7 + [9]) + b"x" * 9])
+def test_bytes_that_are_no_states_are_an_error(content: bytes) -> None:
+    metric = StreamingMetric(ClassificationMetrics, "nll")
+    metric.parts = [torch.frombuffer(bytearray(content), dtype=torch.uint8)]
+    with pytest.raises(ArgumentError, match="parts"):
+        metric.compute()
 
 
 @pytest.mark.slow

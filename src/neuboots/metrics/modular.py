@@ -98,8 +98,12 @@ class StreamingMetric(Metric):
         data, states = encoded.cpu().numpy().tobytes(), []
         while data:
             end = 8 + int.from_bytes(data[:8])
-            tensors = safetensors.torch.load(data[8:end])
-            states.append(_build(self.state, (tensors[str(k)] for k in range(len(tensors))), self.options))
+            try:
+                tensors = safetensors.torch.load(data[8:end])
+                states.append(_build(self.state, (tensors[str(k)] for k in range(len(tensors))), self.options))
+            except (safetensors.SafetensorError, KeyError, RuntimeError, StopIteration) as error:
+                reason = f"bytes that are not ({type(error).__name__})"
+                raise ArgumentError("parts", reason, f"encoded states of {self.state.__name__}") from None
             data = data[end:]
         check_int("batches", len(states), minimum=1)
         return sum(states[1:], states[0])
