@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import sys
@@ -195,6 +196,7 @@ def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], path: str 
 # -- nets that are rebuilt from their options ----------------------------------------------------------
 
 _NETS: dict[str, type[nn.Module]] = {}
+_NET_MODULE = re.compile(r"(neuboots\.nets|neuboots_paper)(\.[a-z]\w*)+")  # others may run commands when imported
 
 
 def configurable(cls: M) -> M:
@@ -282,9 +284,10 @@ def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = 
     """
     try:
         module = description.get("module", "neuboots.nets.mlp")
-        if str(module).startswith(("neuboots.", "neuboots_paper.")):
+        if _NET_MODULE.fullmatch(str(module)):
             import_module(module)  # registers the class
-        return _NETS[description["net"]](**description["options"])
+        with torch.random.fork_rng(devices=[]):
+            return _NETS[description["net"]](**description["options"])
     except (ImportError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(path, f"no net can be built from {description!r} ({error!r})") from error
 

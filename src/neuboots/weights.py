@@ -53,6 +53,14 @@ def check_weight_distribution(weight_distribution: WeightDistribution) -> None:
         raise ArgumentError("weight_distribution", weight_distribution, "a distribution such as Dirichlet()")
 
 
+def _check_draws(keys: Tensor, size: int) -> None:
+    """Raise ArgumentError unless keys are integers (num,) and the number of blocks S is one that fits into memory."""
+    if not isinstance(keys, Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or keys.layout != torch.strided:
+        found = (keys.dtype, tuple(keys.shape)) if isinstance(keys, Tensor) else type(keys)
+        raise ArgumentError("keys", found, "int64 keys (num,)", hint="use derive_keys")
+    check_memory("size", size, 32 * len(keys) * check_int("size", size, minimum=1), hint="use fewer blocks")
+
+
 @dataclass(frozen=True)
 class Dirichlet:
     """α ~ S × Dirichlet(c, …, c): positive weights with sum S; the paper's distribution is c = 1.
@@ -76,6 +84,7 @@ class Dirichlet:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
+        _check_draws(keys, size)
         draws = draw_gamma(keys, size, self.concentration).clamp_min(1e-300)
         return size * draws / draws.sum(1, keepdim=True)  # (num, S)
 
@@ -112,6 +121,7 @@ class Exponential:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
+        _check_draws(keys, size)
         return draw_gamma(keys, size, self.concentration) / self.concentration
 
     def covariance(self, size: int) -> tuple[float, float]:
@@ -136,6 +146,7 @@ class Multinomial:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
+        _check_draws(keys, size)
         u = draw_uniform(keys[:, None], torch.arange(size, device=keys.device))
         picks = (u * size).long()  # (num, S), below S as u < 1
         counts = torch.zeros(len(keys), size, dtype=torch.float64, device=keys.device)
@@ -163,6 +174,7 @@ class Constant:
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Return ones, (num, S)."""
+        _check_draws(keys, size)
         return torch.ones(len(keys), size, dtype=torch.float64, device=keys.device)
 
     def covariance(self, size: int) -> tuple[float, float]:
@@ -251,7 +263,8 @@ def link_moments(weight_distribution: WeightDistribution, link: Link, size: int)
         >>> link_moments(Exponential(), "exp", 10)[0]  # E exp(−Exp(1)) = 1/2
         0.5
     """
-    if link == "identity":
+    check_int("size", size, minimum=1)
+    if check_choice("link", link, ("identity", "exp")) == "identity":
         return 1.0, *weight_distribution.covariance(size)
     mean = weight_distribution.laplace_transform(1.0, 1, size)
     covariance = weight_distribution.laplace_transform(1.0, 2, size) - mean**2 if size > 1 else 0.0

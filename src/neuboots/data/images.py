@@ -8,6 +8,8 @@ of each class, where a data set defines colors; otherwise it is an error, unless
 """
 
 import io
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,22 +139,27 @@ def open_image(data: EncodedImage, where: str | Path, *, load: bool = True) -> A
     Image, ImageOps = import_optional("PIL.Image"), import_optional("PIL.ImageOps")
     if isinstance(data, Image.Image):
         return data
-    encoded: bytes | None = None
     try:
         if isinstance(data, dict):
             data = data["bytes"] if data["bytes"] is not None else data["path"]
-        encoded = data if isinstance(data, bytes) else Path(data).read_bytes()
-        picture = Image.open(io.BytesIO(encoded))
-        if load:
-            picture.load()
-        if picture.getexif():
-            ImageOps.exif_transpose(picture, in_place=True)
+        if not isinstance(data, bytes) and not stat.S_ISREG(os.stat(data).st_mode):
+            raise CorruptFileError(where, "not a regular file", "Remove it.")  # a named pipe would block
+        with io.BytesIO(data) if isinstance(data, bytes) else open(data, "rb") as file:
+            if not file.read(1):
+                raise CorruptFileError(where, "it is empty")
+            file.seek(0)
+            picture = Image.open(file)
+            if load:
+                picture.load()
+            if picture.getexif():
+                ImageOps.exif_transpose(picture, in_place=True)
         return picture
+    except CorruptFileError:
+        raise
     except FileNotFoundError:
         raise CorruptFileError(where, "the file no longer exists") from None
     except Exception as error:  # each format has its own: OSError, SyntaxError, ValueError, struct.error, …
-        reason = "it is empty" if encoded == b"" else f"not a complete image ({type(error).__name__})"
-        raise CorruptFileError(where, reason) from None
+        raise CorruptFileError(where, f"not a complete image ({type(error).__name__})") from None
 
 
 def _to_8_bits(picture: Any, where: str | Path) -> Any:

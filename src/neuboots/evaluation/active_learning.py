@@ -60,6 +60,7 @@ from neuboots.head import count_rows
 from neuboots.loading import check_length
 from neuboots.losses import BrierLoss, GaussianNLL
 from neuboots.metrics import RunningMean, SegmentationMetrics
+from neuboots.metrics.classification import check_tensors
 from neuboots.prediction import (
     Method,
     Moments,
@@ -230,6 +231,11 @@ def greedy_diverse_selection(scores: Tensor, features: Tensor, k: int) -> Tensor
         ... )
         tensor([0, 2])
     """
+    check_tensors(scores=scores, features=features)
+    if scores.ndim != 1 or features.shape[:1] != scores.shape or features.ndim != 2:
+        raise ArgumentError("features.shape", tuple(features.shape), f"(N, D) with scores (N,) = {tuple(scores.shape)}")
+    if not 1 <= check_int("k", k) <= len(scores):
+        raise ArgumentError("k", k, f"1 … {len(scores)}, the number of scores")
     _check_selection(k, features)
     scores = scores.double()
     weights = (scores - scores.min()) / max(float(scores.max() - scores.min()), 1e-300) + 1e-9

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, check_int, check_memory
 
 MAX_CHUNK_ELEMENTS = 1 << 20  # elements of intermediate results that are held at a time
 _HALF_STEP = 2.0**-25  # half the spacing of the smallest float16 numbers
@@ -104,6 +104,7 @@ class RunningMean(MetricState):
         Raises:
             ArgumentError: If a value is NaN or complex.
         """
+        check_tensors(values=values)
         if values.is_complex() or values.isnan().any():
             raise ArgumentError("values", f"NaN or {values.dtype}", "real numbers", hint="check the outputs of the net")
         return cls(values.detach().sum(dtype=torch.float64), torch.tensor(values.numel(), device=values.device))
@@ -129,6 +130,22 @@ def concat_values(parts: tuple[Tensor, ...]) -> Tensor:
 # -- validation ----------------------------------------------------------------------------------------
 
 
+def check_tensors(**values: Tensor) -> None:
+    """Check that arguments are dense tensors with values.
+
+    Args:
+        **values: Arguments by name.
+
+    Raises:
+        ArgumentError: If an argument is something else, such as an array of NumPy or a sparse tensor.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(name, type(value), "a tensor", hint="use torch.as_tensor")
+        if value.layout != torch.strided or value.is_meta:
+            raise ArgumentError(name, f"{value.layout} on {value.device}", "a dense tensor with values")
+
+
 def check_same_shape(**values: Tensor) -> None:
     """Check that tensors have one shape, since (N,) and (N, 1) would broadcast.
 
@@ -136,8 +153,9 @@ def check_same_shape(**values: Tensor) -> None:
         **values: Tensors by name.
 
     Raises:
-        ArgumentError: If a tensor has another shape than the first one.
+        ArgumentError: If an argument is no tensor, or has another shape than the first one.
     """
+    check_tensors(**values)
     first = next(iter(values.values())).shape
     for name, value in values.items():
         if value.shape != first:
@@ -178,6 +196,7 @@ def check_float_scores(name: str, scores: Tensor) -> None:
     Raises:
         ArgumentError: If they are not.
     """
+    check_tensors(**{name: scores})
     if not scores.is_floating_point():
         raise ArgumentError(f"{name}.dtype", scores.dtype, "floating-point numbers", hint="use .float()")
     flatten_reals(allow_infinite=True, **{name: scores})
@@ -215,6 +234,7 @@ def flatten_probs(probs: Tensor, labels: Tensor, *, ignore_index: int | None = N
 
 def _flatten_outputs(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Check outputs (N, C, *) and integer labels (N, *), and flatten them to (N, C) and (N,)."""
+    check_tensors(**{name: values, "labels": labels})
     if values.dim() < 2 or values.shape[1] == 0:
         raise ArgumentError(f"{name}.shape", tuple(values.shape), "(N, C, *) with at least one class")
     expected = (values.shape[0], *values.shape[2:])
@@ -293,6 +313,7 @@ class ReliabilityBins(MetricState):
     def _from_rows(cls, p: Tensor, y: Tensor, num_bins: int, **others: Any) -> Self:
         """Sums of checked rows, and the fields of a subclass."""
         num_bins = check_int("num_bins", num_bins, minimum=1)
+        check_memory("num_bins", num_bins, 32 * num_bins, hint="use fewer bins")
         confidence, preds = p.max(1)  # (N,), (N,)
         # The inner edges k/K, rounded as the probabilities are: 0.6 in float32 lies on 3/5, not above.
         edges = (torch.arange(1, num_bins, device=p.device).double() / num_bins).to(p.dtype)
@@ -368,6 +389,7 @@ class ConfusionMatrix(MetricState):
             ArgumentError: If shapes differ, or a class is out of range.
         """
         num_classes = check_int("num_classes", num_classes, minimum=1)
+        check_memory("num_classes", num_classes, 16 * num_classes**2, hint="use fewer classes")
         check_same_shape(preds=preds, labels=labels)
         check_integers(preds=preds, labels=labels)
         _check_label_range("preds", preds, num_classes)
@@ -541,7 +563,7 @@ class ConfidenceRanking(MetricState):
         confidence, count, correct = self._ties()
         gap = correct.double() / count - confidence.double()
         gap = gap.repeat_interleave(count).flip(0)  # (N,) confidence rising
-        parts = gap.tensor_split(check_int("num_bins", num_bins, minimum=1))
+        parts = gap.tensor_split(min(check_int("num_bins", num_bins, minimum=1), len(gap)))  # others would be empty
         return torch.stack([part.sum().abs() for part in parts]).sum() / len(gap)
 
 

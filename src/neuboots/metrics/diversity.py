@@ -22,7 +22,7 @@ from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_int
 from neuboots.metrics import classification
-from neuboots.metrics.classification import MetricState, RunningMean, check_integers, flatten_probs
+from neuboots.metrics.classification import MetricState, RunningMean, check_integers, check_tensors, flatten_probs
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,7 @@ class PairwiseCounts(MetricState):
         Raises:
             ArgumentError: If shapes or dtypes do not fit.
         """
+        check_tensors(preds=preds, labels=labels)
         if preds.dim() < 2 or len(preds) < 2 or preds.shape[1:] != labels.shape:
             expected = f"(B, *) with B ≥ 2 and (*) = {tuple(labels.shape)}, the shape of labels"
             raise ArgumentError("preds.shape", tuple(preds.shape), expected)
@@ -238,6 +239,7 @@ def pairwise_kl(samples: Tensor) -> Tensor:
 
 def _flatten_replicates(samples: Tensor) -> Tensor:
     """Check (B, N, C, *) and flatten to (B, N, C)."""
+    check_tensors(samples=samples)
     if samples.dim() < 3 or len(samples) < 2:
         raise ArgumentError("samples.shape", tuple(samples.shape), "(B, N, C, *) with B ≥ 2")
     flat = samples.detach().movedim(2, -1).flatten(1, -2)  # (B, N, C)

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from neuboots._validation import ArgumentError, check_fraction, check_int
+from neuboots._validation import ArgumentError, check_fraction, check_int, check_memory
 from neuboots.metrics import classification
-from neuboots.metrics.classification import MetricState, RunningMean, flatten_reals
+from neuboots.metrics.classification import MetricState, RunningMean, check_tensors, flatten_reals
 
 _LEVELS = torch.arange(1, 100, dtype=torch.float64) / 100  # of check score and interval score
 
@@ -159,6 +159,7 @@ class RegressionMetrics(IntervalMetrics):
             ArgumentError: If shapes differ, a value is not finite, or a standard deviation is negative.
         """
         level, num_levels = check_fraction("level", level), check_int("num_levels", num_levels, minimum=2)
+        check_memory("num_levels", num_levels, 32 * num_levels, hint="use fewer levels")
         mu, sigma, target = flatten_reals(mean=mean, std=std, y=y)
         _check_non_negative("std", sigma)
         r = target - mu
@@ -460,6 +461,7 @@ def mean_width(low: Tensor, high: Tensor) -> Tensor:
         >>> mean_width(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]))
         tensor(2., dtype=torch.float64)
     """
+    check_tensors(low=low)
     return IntervalMetrics.from_batch(low, high, torch.zeros_like(low)).mean_width
 
 
@@ -517,6 +519,7 @@ def crps_samples(samples: Tensor, y: Tensor) -> Tensor:
         >>> crps_samples(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0]))
         tensor(0.2500, dtype=torch.float64)
     """
+    check_tensors(samples=samples, y=y)
     if samples.dim() == 0 or len(samples) == 0 or samples.shape[1:] != y.shape:
         expected = f"(B, *) with B ≥ 1 and (*) = {tuple(y.shape)}, the shape of y"
         raise ArgumentError("samples.shape", tuple(samples.shape), expected)

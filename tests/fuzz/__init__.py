@@ -1,0 +1,1 @@
+"""Fuzzing: random tables, model folders, images, checkpoints and calls, with a classification of what happens."""
