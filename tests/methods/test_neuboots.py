@@ -1,5 +1,6 @@
 """NeuBoots: export, options and errors, beside the contract of every method."""
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -93,10 +94,16 @@ class Branching(TwoBranches):
         return z if z.sum().item() > 0 else -z
 
 
-def test_net_that_cannot_be_replicated_raises_before_training() -> None:
+class Faint(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.03 * super().forward(x)
+
+
+@pytest.mark.parametrize("net", [Branching, Faint])
+def test_net_that_cannot_be_replicated_raises_before_training(net: type[nn.Module]) -> None:
     reports: list[Any] = []
     with pytest.raises(ValueError, match="expected"):
-        NeuBoots().fit(Branching, class_data(), replace(QUICK, on_epoch=reports.append))
+        NeuBoots().fit(net, class_data(), replace(QUICK, on_epoch=reports.append))
     assert not reports
 
 
@@ -136,8 +143,9 @@ def test_blocks_are_stratified_by_the_targets() -> None:
     masks[:, 0, 0] = labels  # one pixel counts
     cases = [(labels, None, labels), (masks, nn.CrossEntropyLoss(ignore_index=9), labels)]
     cases += [(x[:, 0], nn.MSELoss(), compute_strata(x[:, 0]))]
-    for y, loss, strata in cases:
-        blocks = make_blocks(TensorDataset(x, y), 5, loss=loss, seed=3)
+    for (y, loss, strata), listed in itertools.product(cases, [False, True]):
+        data: Any = list(zip(x, y, strict=True)) if listed else TensorDataset(x, y)
+        blocks = make_blocks(data, 5, loss=loss, seed=3)
         assert torch.equal(blocks(torch.arange(60)), assign_blocks(60, 5, strata=strata, seed=3))
         assert blocks.num_blocks == 5
     assert make_blocks(Stream(x, labels), 5, seed=3) == HashedBlocks(5, seed=3)
@@ -154,6 +162,7 @@ def test_schedule_has_the_options_of_the_method() -> None:
         2,
     )
     assert schedule.blocks.num_blocks == generator.num_blocks == 3
+    assert torch.equal(schedule.blocks.blocks, make_blocks(class_data(), 3, seed=4).blocks)
     assert method.make_schedule(generator, class_data()).seed == 0
 
 

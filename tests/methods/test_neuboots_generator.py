@@ -160,6 +160,37 @@ def test_moments_after_saturating_function_raise() -> None:
         BootstrapGenerator(net).moments(x, Dirichlet())
 
 
+@torch.no_grad()
+def test_outputs_that_are_zero_after_upsampling_have_moments() -> None:
+    net = Upsampling(2).eval()
+    head = BootstrapGenerator(net).split.head
+    head.weight[0], head.bias[0] = 0.0, 0.0
+    g, x = BootstrapGenerator(net), torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    moments = g.moments(x, Dirichlet())
+    assert not bool(moments.mean[:, 0].any() | moments.std[:, 0].any())
+    assert bool((moments.std[:, 1:] > 0).any())
+    assert bool((g.moments(1e4 * x, Dirichlet()).std >= 1e3 * moments.std).all())  # nor is rounding nonlinear
+
+
+@torch.no_grad()
+def test_a_single_replicate_of_a_single_block() -> None:
+    """One weight multiplies all features."""
+    net, x = nn.Linear(4, 3), torch.randn(5, 4)
+    g = BootstrapGenerator(net, num_blocks=1)
+    assert g.at(x)(torch.tensor([[2.0]])).shape == (1, 5, 3)
+    torch.testing.assert_close(g.at(x)(torch.tensor([[2.0]]))[0], net(2 * x))
+
+
+def test_modes_are_those_of_the_net() -> None:
+    g = BootstrapGenerator(TwoBranches())
+    for mode in (False, True):
+        assert g.train(mode) is g
+        assert {module.training for module in g.modules()} == {mode}
+    g.freeze_features()
+    assert g.training
+    assert not any(module.training for module in g.net.modules() if module is not g.split.head)
+
+
 def test_gradients_reach_every_parameter() -> None:
     for case in ZOO:
         g = BootstrapGenerator(make(case), example=case.x)
