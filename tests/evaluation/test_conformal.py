@@ -23,6 +23,7 @@ from neuboots._validation import ArgumentError
 from neuboots.evaluation.conformal import (
     ConformalClassifier,
     ConformalRegressor,
+    PredictionSets,
     conformal_quantile,
     fit_conformal_classifier,
     fit_conformal_regressor,
@@ -663,6 +664,59 @@ def test_interval_report_matches_metrics() -> None:
             start += size
     assert "interval_score" in str(report)
     assert "normalised score" in str(rule)
+
+
+def cells(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line]
+
+
+def test_reports_print_what_was_counted() -> None:
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [True, False, False]])
+    rule = replace(RULE, quantiles=(0.5,), num_samples=1)
+    report = rule.evaluate(TensorDataset(*class_rows(1, 200, 3).tensors), **quiet)
+    printed = cells(str(report))
+    assert printed[:2] == [["N", "=", "200"], ["metric", "value"]]
+    values = {row[0]: row[1] for row in printed[2:7]}
+    assert values == {name: f"{getattr(report, name):.4g}" for name in values}
+    assert list(values) == ["level", "coverage", "mean_size", "empty", "singleton"]
+    sizes = [k for k in range(4) if report.size_count[k] > 0]
+    assert [row[0] for row in printed[8 : 8 + len(sizes)]] == [str(k) for k in sizes]
+    assert [row[2] for row in printed[8 : 8 + len(sizes)]] == [str(int(report.size_count[k])) for k in sizes]
+    assert [row[1] for row in printed[-3:]] == [f"{float(value):.4g}" for value in report.class_coverage]
+    assert PredictionSets(mask).size.tolist() == [2, 0, 3, 1]
+    assert PredictionSets(mask).labels == [[0, 2], [], [0, 1, 2], [0]]
+
+    intervals = fit_conformal_regressor(Spread(), number_rows(0, 60, 2), num_samples=4, **quiet)
+    both = intervals.evaluate(number_rows(1, 50, 2), num_bins=2, **quiet)
+    printed = cells(str(both))
+    assert printed[0] == ["N", "=", "50,", "level", "0.9"]
+    assert [row[:2] for row in printed[2:4]] == [[str(c), f"{float(both.coverage[c]):.4g}"] for c in range(2)]
+    assert [row[0] for row in printed[5:]] == ["0", "0", "1", "1"]
+    assert [int(row[-1]) for row in printed[5:]] == both.bin_count.flatten().tolist()
+
+
+def test_rules_print_their_quantiles() -> None:
+    printed = cells(str(replace(RULE, quantiles=(0.25,), count=1234)))
+    assert "1,234" in printed[0]
+    assert printed[2] == ["all", "0.25"]
+    several = cells(str(replace(RULE, quantiles=(0.25, math.inf, 0.5, math.inf))))
+    assert [row[0] for row in several[2:6]] == ["0", "1", "2", "3"]
+    assert several[-1][-2:] == ["1,", "3"]  # in every set
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowance"),
+    [(torch.float64, 2.0**-46), (torch.float32, 2.0**-17), (torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-7)],
+)
+def test_allowance_for_rounding_is_that_of_the_documentation(dtype: torch.dtype, allowance: float) -> None:
+    """64 eps, at most 2⁻⁷, of the magnitude of the output itself and of the mean magnitude."""
+    y = torch.zeros(20, 1, dtype=dtype)
+    rule = fit_conformal_regressor(LOGITS, TensorDataset(y + 4.0, y[:, 0]), **one)
+    assert rule.quantiles[0] == 4.0 * (1 + 2 * allowance)
+    logits = torch.tensor([[0.0, 0.0]], dtype=dtype).expand(20, 2)
+    sets = fit_conformal_classifier(LOGITS, TensorDataset(logits, torch.zeros(20).long()), score="threshold", **one)
+    of_probabilities = 2.0**-46 if dtype == torch.float64 else 2.0**-17  # which are in single precision at least
+    assert sets.quantiles[0] == 0.5 * (1 + of_probabilities) + of_probabilities
 
 
 def test_config_round_trip_through_json() -> None:
