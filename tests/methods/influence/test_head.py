@@ -29,6 +29,7 @@ from _influence import (
 from _nets import Composed, Stream, Upsampling
 from _reference import standard_errors
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from neuboots import InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.losses import GaussianNLL, as_loss
@@ -432,3 +433,23 @@ def test_replicates_move_as_refitted_ones_do() -> None:
     first, refitted = (method.from_trained(net, data) for method in methods)
     moved = [predictor.predict(X, 20).samples - net(X).detach() for predictor in (first, refitted)]
     assert float(torch.corrcoef(torch.stack([part.flatten() for part in moved]))[0, 1]) > 0.9
+
+
+@pytest.mark.parametrize("layers", [1, "all"])
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("ridge", [3.0, 30.0])
+def test_ridge_of_a_ridge_regression_is_found(ridge: float, outputs: int, layers: Any) -> None:
+    """The net fits as closely as ridge regression does: that has the same λ."""
+    y = (X[:, :outputs] + 0.5 * randn(40, outputs, seed=1)).numpy()
+    theta = np.linalg.solve(PHI.T @ PHI + ridge * np.eye(4), PHI.T @ y).T
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers)
+    predictor = method.make_predictor(linear(theta), TensorDataset(X, torch.from_numpy(y)), CONFIG)
+    assert predictor.ridge == pytest.approx(ridge / 40, rel=1e-6)
+    eigenvalues = np.linalg.eigvalsh(PHI.T @ PHI)
+    df = outputs * (eigenvalues / (eigenvalues + ridge)).sum()
+    assert predictor.degrees_of_freedom == pytest.approx(df, rel=1e-6)
+
+
+def test_loss_without_curvature_is_rejected() -> None:
+    with pytest.raises(ValueError, match="loss"):
+        bootstrap(linear(THETA[None]), X, randn(40, 1), loss=lambda z, y: (z - y).abs()[:, 0])
