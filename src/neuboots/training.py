@@ -8,7 +8,9 @@ The loop does not know α: `objective_at(epoch)` returns the scalar to minimise.
 
 import copy
 import io
+import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -18,8 +20,9 @@ import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +30,7 @@ from typing import Any, BinaryIO, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map_only
@@ -322,6 +326,7 @@ def train(
     Raises:
         ArgumentError: If an option does not fit, or the checkpoint in `config.folder` is damaged or of another run.
         FloatingPointError: If the loss becomes infinite or NaN.
+        RuntimeError: If one of several processes, or a worker, fails or is killed; the message names the checkpoint.
     """
     if config.patience is not None and (val_data is None or validate is None):
         raise ArgumentError("patience", config.patience, "None without validation data", hint="pass val_data")
@@ -339,7 +344,7 @@ def train(
 
         fabric = Fabric(**dict(zip(names, options, strict=True)))
     run = _Run(net, data, objective_at, config, val_data, validate, identity, title, seeds, os.getpid())
-    packed = fabric.launch(run)
+    packed = _launch_forked(fabric, run) if "fork" in str(config.strategy) else fabric.launch(run)
     if packed is not None:  # a forked process trained a copy
         net.load_state_dict(torch.load(io.BytesIO(packed), weights_only=True))
     return net
@@ -419,12 +424,42 @@ class _Run:
     model: nn.Module = field(init=False)  # the net, as the fabric wraps it
     optimizer: Optimizer = field(init=False)
     lr_scheduler: LRScheduler = field(init=False)
+    steps: int = field(init=False)  # of an epoch
     state: _TrainState = field(init=False, default_factory=_TrainState)
     description: dict[str, str] = field(init=False, default_factory=dict)  # of the run, if there is a folder
     probe: Batch | None = field(init=False, default=None)  # examples whose loss is stored in checkpoints
 
     def __call__(self, fabric: Any) -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
+        forked = os.getpid() != self.process_id
+        try:
+            return self._train(fabric)
+        except Exception as error:
+            if fabric.world_size == 1 or forked or isinstance(error, ArgumentError | FloatingPointError):
+                raise
+            for thread in threading.enumerate():  # of Fabric, which kills this process when another one has ended
+                if "_child_processes" in vars(thread):
+                    vars(thread)["_child_processes"] = []
+            raise RuntimeError(self.describe_failure(f"process {fabric.global_rank}", error)) from error
+
+    def describe_failure(self, where: str, error: object) -> str:
+        """Message for the end of a run in one of its processes: what happened, and what is saved."""
+        path = self.checkpoint
+        if path is None:
+            saved = "there is no checkpoint, since TrainingConfig has no folder"
+        elif not path.is_file():
+            saved = f"there is no checkpoint in {path.parent} yet: the same call starts anew"
+        else:
+            try:
+                state = _read_checkpoint(path)["state"]
+                place = f"epoch {state['epoch'] + 1}, step {state['step']}"
+                saved = f"the checkpoint {path} is at {place}: the same call resumes"
+            except Exception as problem:  # the message is about another error
+                saved = f"the checkpoint {path} cannot be read ({problem})"
+        what = " ".join(f"{type(error).__name__}: {error}".split()) if isinstance(error, BaseException) else error
+        return f"training ended in {where} ({str(what)[:_MAX_MESSAGE]}); {saved}"
+
+    def _train(self, fabric: Any) -> bytes | None:
         config, state = self.config, self.state
         self.fabric = fabric
         loader: EpochLoader | EnsembleLoader
@@ -440,7 +475,7 @@ class _Run:
         if not trainable:
             raise ArgumentError("model", type(self.net), "a net with parameters that require gradients")
         optimizer = config.optimizer(trainable)
-        total = config.epochs * loader.steps
+        self.steps, total = loader.steps, config.epochs * loader.steps
         if config.folder is not None:
             self._describe_run(optimizer, total)
         self.lr_scheduler = config.lr_scheduler(optimizer, total)
@@ -451,14 +486,14 @@ class _Run:
         enabled, done = config.progress and fabric.is_global_zero, state.epoch * loader.steps + state.step
         with (
             preserve_rng_state(),
-            _catch_interrupt() as interrupted,
+            _catch_interrupt(once=os.getpid() == self.process_id) as interrupted,
             progress_bar("training", total, enabled=enabled, done=done) as advance,
         ):
             while state.epoch < config.epochs and not state.finished:
                 began = time.monotonic()
                 objective = self.objective_at(state.epoch)
                 self.model.train()
-                for k, batch, rank_weight in loader.epoch(state.epoch, state.step):
+                for k, batch, rank_weight in self._read(loader.epoch(state.epoch, state.step)):
                     loss = self._step(objective, self._move(batch), rank_weight) / len(self.seeds or (config.seed,))
                     state.step, state.loss_sum = k + 1, state.loss_sum + loss
                     advance(f"{self.title}  epoch {state.epoch + 1}/{config.epochs}  loss {loss:.4f}".strip())
@@ -473,11 +508,26 @@ class _Run:
                     config.on_epoch(report)
         if state.best is not None:
             self.model.load_state_dict(state.best)
+        fabric.barrier()  # no process ends well if another one has failed
         if os.getpid() == self.process_id:
             return None
         file = io.BytesIO()
         torch.save(self.net.state_dict(), file)
         return file.getvalue()
+
+    def _read(self, batches: Iterator[T]) -> Iterator[T]:
+        """The batches; an error in a worker process becomes one with a short message."""
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                if not self.config.num_workers or isinstance(error, ArgumentError):
+                    raise
+                what = f"{type(error).__name__} while the data were read"
+                raise RuntimeError(self.describe_failure("a worker process", what)) from error
+            yield batch
 
     def _move(self, batch: Batch) -> Batch:
         """The batch on the device of this process."""
@@ -656,22 +706,36 @@ class _Run:
             self.fabric.load(path, {"net": self.model, "optimizer": self.optimizer}, strict=False, weights_only=True)
         else:
             self._check_weights(content["net"])
-            self._check_optimizer(content["optimizer"])
+            state = content["state"]
+            self._check_optimizer(content["optimizer"], int(state["epoch"]) * self.steps + int(state["step"]))
             self.model.load_state_dict(content["net"])
             self.optimizer.load_state_dict(tree_map_only(Tensor, torch.clone, content["optimizer"]))
-        theirs, ours = content["lr_scheduler"], self.lr_scheduler.state_dict()
-        if theirs.keys() != ours.keys() or not all(_alike(theirs[key], ours[key]) for key in ours):
-            raise ValueError("the state of the learning rate schedule has other entries")
-        self.lr_scheduler.load_state_dict(theirs)
-        state = content["state"]
-        if state.keys() != vars(self.state).keys() or not all(_alike(state[k], v) for k, v in vars(self.state).items()):
+        state, ours = content["state"], vars(self.state)
+        if state.keys() != ours.keys() or not all(_alike(state[key], value) for key, value in ours.items()):
             raise ValueError("the progress of the run has other entries")
-        if not 0 <= state["epoch"] <= self.config.epochs or state["step"] < 0 or state["waited"] < 0:
+        possible = state["epoch"] <= self.config.epochs and state["step"] <= self.steps and state["waited"] >= 0
+        if (
+            not possible
+            or state["epoch"] < 0
+            or state["step"] < 0
+            or state["finished"] > (self.config.patience is not None)
+        ):
             raise ValueError("the progress of the run is not possible")
         if state["best"] is not None:
             self._check_weights(state["best"])
             state["best"] = tree_map_only(Tensor, torch.clone, state["best"])
+        self._check_schedule(content["lr_scheduler"], state["epoch"] * self.steps + state["step"])
+        self.lr_scheduler.load_state_dict(content["lr_scheduler"])
         vars(self.state).update(state)
+
+    def _check_schedule(self, theirs: dict[str, Any], steps: int) -> None:
+        """Raise ValueError unless the state is that of such a schedule after so many steps."""
+        ours = self.lr_scheduler.state_dict()
+        exact = type(self.lr_scheduler).__module__ == "torch.optim.lr_scheduler"
+        if theirs.keys() != ours.keys() or not all(_alike(theirs[key], ours[key], exact=exact) for key in ours):
+            raise ValueError("the state of the learning rate schedule has other entries")
+        if exact and theirs.get("last_epoch", steps) != steps:
+            raise ValueError("the state of the learning rate schedule is that of another step")
 
     def _check_weights(self, weights: Any) -> None:
         """Raise ValueError unless the tensors have the names, shapes and types of the net's, and none became NaN."""
@@ -690,28 +754,38 @@ class _Run:
             if parameter.requires_grad and name in weights and not bool(weights[name].isfinite().all()):
                 raise ValueError(f"{name!r} contains infinite values")
 
-    def _check_optimizer(self, theirs: Any) -> None:
-        """Raise ValueError unless the state is that of an optimizer with the same groups."""
-        ours = self.optimizer.state_dict()
+    def _check_optimizer(self, theirs: Any, steps: int) -> None:
+        """Raise ValueError unless the state is that of an optimizer with the same groups after so many steps."""
+        ours, reference = self.optimizer.state_dict(), _sample_state(self.optimizer)
         groups, mine = theirs["param_groups"], ours["param_groups"]
-        if type(groups) is not list or len(groups) != len(mine):
+        if not isinstance(groups, list) or len(groups) != len(mine):
             raise ValueError("the optimizer has other groups of parameters")
-        for group, own in zip(groups, mine, strict=True):
-            if group.keys() - {"initial_lr"} != own.keys() - {"initial_lr"} or group["params"] != own["params"]:
+        if reference and steps and not theirs["state"]:
+            raise ValueError("the optimizer has no state")
+        numbers = dict[int, Tensor]()
+        for group, own, members in zip(groups, mine, self.optimizer.param_groups, strict=True):
+            if group.keys() != own.keys() or group["params"] != own["params"]:
                 raise ValueError("the optimizer has other options")
-            if not all(_alike(group[key], value) for key, value in own.items()):
-                raise ValueError("the optimizer has options of another type")
-        parameters = dict(enumerate(p for group in self.optimizer.param_groups for p in group["params"]))
+            fixed = own.keys() - {"lr", "momentum", "betas"} if reference is not None else set()  # by a schedule
+            if not all(_alike(group[key], value, exact=True) for key, value in own.items()) or any(
+                group[key] != own[key] for key in fixed if not isinstance(own[key], Tensor)
+            ):
+                raise ValueError("the optimizer has other options")
+            numbers |= zip(own["params"], members["params"], strict=True)
         for number, state in theirs["state"].items():
+            if reference is not None and state.keys() != reference.keys():
+                raise ValueError("the state of the optimizer has other entries")
             for key, value in state.items():
-                if not isinstance(key, str) or not isinstance(value, Tensor | list | int | float | None):
-                    raise ValueError(f"the state of the optimizer has an entry {key!r} of {type(value).__name__}")
-                if isinstance(value, Tensor):
-                    matches = value.numel() == 1 or value.shape == parameters[number].shape
-                    if not matches and type(self.optimizer).__module__ in _ELEMENTWISE:
-                        raise ValueError(f"the state {key!r} of the optimizer has another shape")
-                    if value.is_floating_point() and bool(value.isnan().any()):
-                        raise ValueError(f"the state {key!r} of the optimizer contains NaN")
+                example = None if reference is None else reference[key]
+                valid = isinstance(value, Tensor | list | int | float | None)
+                if example is not None:
+                    shape = numbers[number].shape if isinstance(example, Tensor) and example.ndim else torch.Size()
+                    valid = isinstance(value, Tensor) if isinstance(example, Tensor) else _alike(value, example)
+                    valid = valid and getattr(value, "shape", shape) == shape
+                if not valid or (isinstance(value, Tensor) and bool(value.isnan().any())):
+                    raise ValueError(f"the state {key!r} of the optimizer has another type or shape, or contains NaN")
+                if key == "step" and float(value) != steps and reference is not None and not 0 < float(value) <= steps:
+                    raise ValueError("the state of the optimizer is that of another step")
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------
@@ -720,8 +794,12 @@ _CHECKPOINT_TYPES = {
     **{"net": dict, "optimizer": dict, "lr_scheduler": dict, "state": dict, "description": dict},
     **{"python": str, "loss": float | None},
 }
-_ELEMENTWISE = {f"torch.optim.{name}" for name in ("sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop")}
+_ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad),
+    *(torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD),
+)
 _MAGIC = b"neuboots checkpoint 2\n"
+_MAX_MESSAGE = 200  # characters of an error of another process
 _NUM_RATES = 200  # of a schedule that are compared
 
 
@@ -815,15 +893,37 @@ def _check_values(content: Any, limit: int) -> None:
             raise ValueError(f"it has a value of {type(value).__name__}")
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two values are of one kind: two numbers, two texts, … ; None may become anything."""
-    if b is None or isinstance(b, bool) or isinstance(a, bool):
-        return b is None or type(a) is type(b)
-    if isinstance(b, int | float):
-        return isinstance(a, int | float) and not math.isnan(a)
+def _alike(a: Any, b: Any, *, exact: bool = False) -> bool:
+    """Whether two values are of one kind: two integers, two texts, …; with `exact`, also lists of one length."""
+    if b is None:
+        return a is None or isinstance(a, dict if not exact else int | float)
+    if type(a) is int and abs(a) >= 1 << 63:
+        return False
+    if type(b) is float:
+        return type(a) in (int, float) and not math.isnan(a)
     if isinstance(b, list | tuple):
-        return isinstance(a, list | tuple)
-    return isinstance(a, dict) if isinstance(b, dict) else type(a) is type(b)
+        same = isinstance(a, list | tuple) and (not exact or len(a) == len(b))
+        return same and (not exact or all(_alike(i, j, exact=True) for i, j in zip(a, b, strict=True)))
+    if isinstance(b, dict):
+        return isinstance(a, dict)
+    if isinstance(b, Tensor):
+        return isinstance(a, Tensor) and a.shape == b.shape and not bool(a.isnan().any())
+    return type(a) is type(b) or (exact and type(b) is int and type(a) is float and not math.isnan(a))
+
+
+def _sample_state(optimizer: Optimizer) -> dict[str, Any] | None:
+    """State that torch's optimizers of single elements keep for a parameter; None for other optimizers."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # of Fabric's wrapper
+    if type(inner) not in _ELEMENTWISE:
+        return None
+    parameter, twin = nn.Parameter(torch.zeros(1, 1)), copy.copy(inner)
+    parameter.grad = torch.zeros(1, 1)
+    twin.state, twin.param_groups = defaultdict(dict), [{**inner.param_groups[0], "params": [parameter]}]
+    try:
+        twin.step()
+    except (RuntimeError, TypeError, ValueError, AssertionError):  # options for another device
+        return None
+    return dict(twin.state[parameter])
 
 
 def _find_plain_load() -> Any:
@@ -833,9 +933,71 @@ def _find_plain_load() -> Any:
     return Strategy.load_checkpoint
 
 
+def _launch_forked(fabric: Any, run: _Run) -> bytes | None:
+    """Run in forked processes, and return the weights; raise one error if one of them fails, when all have ended.
+
+    The first Ctrl-C is passed on to the processes, which write a checkpoint; the second one ends them.
+    """
+    started = {*multiprocessing.active_children()}
+    reader, writer = os.pipe()  # a failed process writes a line of JSON
+
+    def run_forked(fabric: Any) -> bytes | str | None:
+        try:
+            return run(fabric)
+        except KeyboardInterrupt as error:
+            return str(error)
+        except Exception as error:
+            fields = {key: str(vars(error).get(key)) for key in ("name", "value", "expected", "hint")}
+            known = next(
+                (kind for kind in (ArgumentError, FloatingPointError) if isinstance(error, kind)), RuntimeError
+            )
+            text = str(error) if isinstance(error, FloatingPointError) else f"{type(error).__name__}: {error}"
+            report = {"kind": known.__name__, "rank": fabric.global_rank, "text": text[:500], **fields}
+            os.write(writer, json.dumps(report)[:4000].encode() + b"\n")
+            raise
+
+    def interrupt(signum: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        for process in {*multiprocessing.active_children()} - started:
+            os.kill(cast(int, process.pid), signal.SIGINT)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupt) if in_main else None
+    try:
+        packed = fabric.launch(run_forked)
+    except ProcessException as error:
+        os.set_blocking(reader, False)
+        with suppress(BlockingIOError):
+            _raise_report(run, os.read(reader, 1 << 16).partition(b"\n")[0], error)
+        raise RuntimeError(run.describe_failure(f"process {error.error_index}", error)) from error
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+        for process in {*multiprocessing.active_children()} - started:
+            process.kill()
+            process.join()
+        os.close(reader)
+        os.close(writer)
+    if isinstance(packed, str):
+        raise KeyboardInterrupt(packed)
+    return cast("bytes | None", packed)
+
+
+def _raise_report(run: _Run, line: bytes, error: Any) -> None:
+    """Raise the error that a forked process reported, unless another process was killed before."""
+    if isinstance(error, ProcessExitedException):
+        return
+    report = json.loads(line)
+    if report["kind"] == "ArgumentError":
+        raise ArgumentError(report["name"], report["value"], report["expected"], hint=report["hint"]) from error
+    if report["kind"] == "FloatingPointError":
+        raise FloatingPointError(report["text"]) from error
+    raise RuntimeError(run.describe_failure(f"process {report['rank']}", report["text"])) from error
+
+
 @contextmanager
-def _catch_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets; the second raises KeyboardInterrupt at once."""
+def _catch_interrupt(*, once: bool = True) -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C sets; with `once`, the second raises KeyboardInterrupt at once."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -843,7 +1005,8 @@ def _catch_interrupt() -> Iterator[threading.Event]:
 
     def handle(signum: int, frame: Any) -> None:
         interrupted.set()
-        signal.signal(signal.SIGINT, before)
+        if once:
+            signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, handle)
     try:

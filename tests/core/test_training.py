@@ -2,6 +2,7 @@
 
 import io
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from neuboots import ArgumentError, DeepEnsemble, Deterministic, NeuBoots, TrainingConfig, training
+from neuboots import ArgumentError, DeepEnsemble, Deterministic, InfluenceBootstrap, NeuBoots, TrainingConfig, training
 from neuboots.loading import EpochLoader, load_targets
 from neuboots.losses import BrierLoss, as_loss
 from neuboots.methods.neuboots import BootstrapGenerator, make_blocks
@@ -155,6 +156,40 @@ def test_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_pa
     config = replace(CONFIG, folder=folder, checkpoint_steps=1)
     resumed = NeuBoots().fit(dropout_net, Augmented(), config).state_dict()
     assert same(resumed, NeuBoots().fit(dropout_net, Augmented(), CONFIG).state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        NeuBoots(),
+        DeepEnsemble(num_members=2, vectorized=False),
+        DeepEnsemble(num_members=2, vectorized=True),
+        InfluenceBootstrap(num_calibration_fits=2),
+    ],
+)
+def test_run_killed_at_random_moments_resumes_to_the_same_weights(method: Any, tmp_path: Path) -> None:
+    """A forked process is killed again and again, also while it writes, until it has finished."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    config = replace(CONFIG, epochs=6)
+    whole = method.fit(make, Augmented(), config).state_dict()
+    config = replace(config, folder=tmp_path / "run", checkpoint_steps=1)
+    moments = torch.rand(25, generator=torch.Generator().manual_seed(0)).tolist()
+    for moment in moments:
+        if (process := os.fork()) == 0:
+            try:
+                method.fit(make, Augmented(), config)
+            finally:
+                os._exit(0)
+        time.sleep(0.05 + 0.25 * moment)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert same(method.fit(make, Augmented(), config).state_dict(), whole)
+    left = [path.name for path in config.folder.rglob("*") if path.is_file()]
+    assert set(left) == {"checkpoint.ckpt"}
 
 
 def test_weights_independent_of_workers() -> None:
@@ -382,15 +417,95 @@ def test_code_is_not_compared_between_versions_of_python(tmp_path: Path, monkeyp
     fit_run(tmp_path, second)
 
 
-@pytest.mark.parametrize("content", ["text", "other"])
-def test_unreadable_checkpoint_raises(content: str, tmp_path: Path) -> None:
+def interrupt_first(report: EpochReport) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> tuple[Path, Callable[[], dict[str, Tensor]]]:
+    """A checkpoint after the first epoch, and a function that resumes."""
+    config = replace(CONFIG, folder=tmp_path, epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        Deterministic().fit(dropout_net, (X, Y), replace(config, on_epoch=interrupt_first))
+    return tmp_path / "checkpoint.ckpt", lambda: Deterministic().fit(dropout_net, (X, Y), config).state_dict()
+
+
+def write_checkpoint(path: Path, content: Any) -> None:
+    torch.save(content, path)
+    training._append_checksum(path)
+
+
+def test_damaged_checkpoint_raises(interrupted: tuple[Path, Callable[[], Any]]) -> None:
+    """Every flipped bit is noticed, and every missing byte."""
+    path, resume = interrupted
+    data = path.read_bytes()
+    rng = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 8 * len(data), (100,), generator=rng).tolist()
+    damaged = [data[: b // 8] + bytes([data[b // 8] ^ 1 << b % 8]) + data[b // 8 + 1 :] for b in places]
+    for content in [*damaged, b"", data[:-1], data[: len(data) // 2], data + b"x", b"not a checkpoint"]:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="damaged|incomplete"):
+            training._read_checkpoint(path)
+    path.write_bytes(damaged[0])
+    with pytest.raises(ArgumentError) as raised:
+        resume()
+    assert raised.value.name == "folder"
+    path.write_bytes(data)
+    resume()
+
+
+class RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.slow
+def test_crafted_checkpoint_raises_and_runs_nothing(
+    interrupted: tuple[Path, Callable[[], Any]], tmp_path: Path
+) -> None:
+    path, resume = interrupted
+    whole = Deterministic().fit(dropout_net, (X, Y), replace(CONFIG, epochs=2)).state_dict()
+    good = torch.load(path, weights_only=True)
+    wide = torch.zeros(1).expand(1 << 40)
+    contents: list[Any] = [None, [good], {"a": 1}, good | {"more": 1}, RunsCode(tmp_path / "mark")]
+    contents += [
+        good | {key: value} for key in good for value in (7, [1], {}, {"a": wide}, RunsCode(tmp_path / "mark"))
+    ]
+    contents += [{key: value for key, value in good.items() if key != missing} for missing in good]
+    for part in ("net", "lr_scheduler", "state"):
+        contents += [good | {part: good[part] | {key: {"x": 1}}} for key in good[part]]
+        contents += [good | {part: {k: v for k, v in good[part].items() if k != key}} for key in good[part]]
+        contents.append(good | {part: good[part] | {"more": 1}})
+    name, weight = next(iter(good["net"].items()))
+    for value in (weight * torch.nan, weight / 0, weight[:1], weight.double(), wide):
+        contents.append(good | {"net": good["net"] | {name: value}})
+    optimizer = good["optimizer"]
+    for value in (None, weight[:1], weight * torch.nan, "x", wide):
+        first = optimizer["state"][0] | {"exp_avg": value}
+        contents.append(good | {"optimizer": optimizer | {"state": optimizer["state"] | {0: first}}})
+    for key, value in (("betas", (0.5,)), ("lr", "x"), ("amsgrad", True), ("eps", 10**20), ("params", [0])):
+        groups = [optimizer["param_groups"][0] | {key: value}]
+        contents.append(good | {"optimizer": optimizer | {"param_groups": groups}})
+    for content in contents:
+        write_checkpoint(path, content)
+        with pytest.raises(ArgumentError) as caught:
+            resume()
+        assert caught.value.name == "folder", content
+    assert not (tmp_path / "mark").exists()
+    write_checkpoint(path, good)
+    assert same(resume(), whole)
+
+
+def test_checkpoint_that_is_no_file_raises(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.ckpt"
-    if content == "text":
-        path.write_bytes(b"not a checkpoint")
-    else:
-        torch.save({"a": 1}, path)
-    with pytest.raises(ArgumentError, match="folder"):
-        Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, folder=tmp_path))
+    for make in (path.mkdir, partial(os.mkfifo, path), partial(path.symlink_to, "/dev/zero")):
+        make()
+        with pytest.raises(ArgumentError, match="folder"):
+            Deterministic().fit(dropout_net, (X, Y), replace(CONFIG, folder=tmp_path))
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def test_checkpoint_folder_that_is_a_file_raises_before_training(tmp_path: Path) -> None:
@@ -610,6 +725,69 @@ def test_two_processes_match_one(method: str, tmp_path: Path) -> None:
         for key, value in states[0].items():
             # 15 steps of single-precision rounding in another order of summation
             torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
+
+
+class FailsAt(Augmented):
+    """Fails at the k-th read in a process other than the one that made it, of one rank."""
+
+    def __init__(self, fail: Callable[[], Any], reads: int, rank: int = 0) -> None:
+        super().__init__()
+        self.fail, self.left, self.rank, self.maker = fail, reads, rank, os.getpid()
+
+    def __getitem__(self, i: int) -> Any:
+        if os.getpid() != self.maker and int(os.environ.get("LOCAL_RANK", "0")) == self.rank:
+            self.left -= 1
+            if self.left == 0:
+                self.fail()
+        return super().__getitem__(i)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_to_read() -> None:
+    raise OSError("disk gone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fail", [kill_self, fail_to_read])
+def test_failed_worker_names_the_checkpoint(fail: Callable[[], Any], tmp_path: Path) -> None:
+    config = replace(CONFIG, folder=tmp_path, num_workers=2)
+    with pytest.raises(RuntimeError, match=r"worker.*checkpoint.ckpt is at epoch 2, step [0-9]+: the same"):
+        Deterministic().fit(dropout_net, FailsAt(fail, 28), replace(config, checkpoint_steps=1))
+    resumed = Deterministic().fit(dropout_net, Augmented(), config).state_dict()
+    assert same(resumed, Deterministic().fit(dropout_net, Augmented(), CONFIG).state_dict())
+
+
+@pytest.mark.slow
+def test_failed_process_ends_the_others_and_the_next_run_resumes(tmp_path: Path) -> None:
+    """Two forked processes: one is killed, ends, raises, or the user presses Ctrl-C."""
+    parent = os.getpid()
+    faults: dict[str, tuple[Callable[[], Any], type[BaseException]]] = {
+        "killed": (kill_self, RuntimeError),
+        "ended": (lambda: os._exit(0), RuntimeError),
+        "raised": (fail_to_read, RuntimeError),
+        "Ctrl-C": (lambda: os.kill(parent, signal.SIGINT) or time.sleep(0.5), KeyboardInterrupt),  # type: ignore[func-returns-value]
+    }
+    config = replace(CONFIG, accelerator="cpu", devices=2, strategy="ddp_fork")
+    whole = NeuBoots().fit(dropout_net, Augmented(), config).state_dict()
+    for rank, name in [(0, "killed"), (1, "killed"), (0, "ended"), (1, "raised"), (1, "Ctrl-C")]:
+        fail, kind = faults[name]
+        folder = tmp_path / f"{name}-{rank}"
+        # 30 reads of the fingerprint, 15 of each epoch
+        with pytest.raises(kind, match=f"{folder.name}/checkpoint.ckpt") as caught:
+            NeuBoots().fit(dropout_net, FailsAt(fail, 30 + 15 + 4, rank), replace(config, folder=folder))
+        assert kind is KeyboardInterrupt or "Traceback" not in str(caught.value)
+        assert multiprocessing.active_children() == []
+        resumed = NeuBoots().fit(dropout_net, Augmented(), replace(config, folder=folder))
+        assert same(resumed.state_dict(), whole)
+        assert [path.name for path in folder.iterdir()] == ["checkpoint.ckpt"]
+    with pytest.raises(RuntimeError, match="no checkpoint"):
+        NeuBoots().fit(dropout_net, FailsAt(kill_self, 8), replace(config, folder=tmp_path / "none"))
+    with pytest.raises(ArgumentError, match="data.inputs") as wrong:
+        NeuBoots().fit(dropout_net, Numbered(), replace(config, folder=tmp_path / "killed-0"))
+    assert wrong.value.name == "folder"
 
 
 @pytest.mark.parametrize(
