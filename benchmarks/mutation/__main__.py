@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # threads do not survive a fork
 
@@ -87,6 +87,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
     "training": ("training.py", ("tests/core/test_training.py", "tests/methods/test_base.py")),
 }
 
+CONSOLE: TextIO = sys.stderr  # a copy of it once the program runs: the output of forked processes is lost
 KILLED, TIMEOUT, SURVIVED = "killed", "timeout", "survived"
 IMPORT = "import"  # not tried yet: its functions need other variables of the enclosing scope
 
@@ -621,6 +622,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unknown modules {', '.join(sorted(unknown))}; expected {', '.join(MODULES)}")
     names = options.modules or list(MODULES)
+    global CONSOLE
+    CONSOLE = os.fdopen(os.dup(2), "w")
     FOLDER.mkdir(exist_ok=True)
     sys.dont_write_bytecode = False  # compiled files make importing everything anew several times faster
     sys.path.insert(0, str(ROOT / "src"))
@@ -638,8 +641,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             shutil.rmtree(scratch, ignore_errors=True)
     return report(names, options.sample, options.seed)
 
-
-CONSOLE = os.fdopen(os.dup(2), "w")  # progress of forked processes, whose own output is lost
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -363,6 +363,31 @@ def test_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: i
         np.testing.assert_allclose(samples.samples[b].numpy(), NEW_PHI @ exact.T, rtol=1e-9, atol=1e-10)
 
 
+def test_refitted_linear_model_with_a_column_twice_is_weighted_least_squares() -> None:
+    """H has no inverse: directions without information stay."""
+    net, y = least_squares(1)
+    twice = nn.Linear(4, 1).double()
+    with torch.no_grad():
+        twice.weight.copy_(torch.cat([net.weight, torch.zeros(1, 1)], 1))
+        twice.bias.copy_(net.bias)
+    options = {"loss": nn.MSELoss(), "ridge": 0.0, "residuals": "raw"}
+    predictor = bootstrap(twice, torch.cat([X, X[:, 2:]], 1), y, refit=True, **options)
+    alphas = draw_replicate_weights(predictor.weight_distribution, 40, 0, 3, 3)
+    samples = predictor.predict(torch.cat([NEW, NEW[:, 2:]], 1), 3, seed=3).samples
+    for b, alpha in enumerate(alphas):
+        exact = weighted_least_squares(y.numpy(), alpha.numpy())
+        np.testing.assert_allclose(samples[b].numpy(), NEW_PHI @ exact.T, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("num_blocks", [41, 10**12])
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_blocks_that_no_data_fill_are_rejected(layers: Any, num_blocks: int) -> None:
+    net, y = least_squares(1)
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, num_blocks=num_blocks)
+    with pytest.raises(ValueError, match="num_blocks"):
+        method.fit(net, TensorDataset(X, y), CONFIG)
+
+
 def test_refit_under_equal_weights_returns_the_net() -> None:
     """Also where the net is at no minimum, and with a ridge and corrected residuals."""
     for loss, y in ((nn.MSELoss(), randn(40, 2, seed=1)), (nn.CrossEntropyLoss(), CLASSES)):
