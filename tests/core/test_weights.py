@@ -208,6 +208,10 @@ def test_block_sizes_differ_by_at_most_one(labels: list[int], size: int, seed: i
     assert torch.equal(u, assign_blocks(n, size, strata=strata if stratify else None, seed=seed))
 
 
+def test_one_example_has_one_block() -> None:
+    assert assign_blocks(1, 1).tolist() == [0]
+
+
 def test_blocks_are_uniform() -> None:
     """χ² over 2,000 seeds: u(0) is uniform, so is the block that holds one point more than the others, and
     points 0 and 1 share a block as often as in a deal of 13 cards to 4 players: 3 · 3 · 2 + 4 · 3 pairs of 13 · 12."""
@@ -223,6 +227,7 @@ def test_blocks_are_uniform() -> None:
     ("name", "make"),
     [
         ("num_blocks", lambda: assign_blocks(5, 0)),
+        ("num_blocks", lambda: assign_blocks(5, 10**13)),  # 400 TB
         ("n", lambda: assign_blocks(0, 3)),
         ("strata", lambda: assign_blocks(5, 3, strata=torch.zeros(4))),
         ("strata", lambda: assign_blocks(5, 3, strata=torch.zeros(5, 1))),
