@@ -701,7 +701,18 @@ def test_rules_print_their_quantiles() -> None:
     assert printed[2] == ["all", "0.25"]
     several = cells(str(replace(RULE, quantiles=(0.25, math.inf, 0.5, math.inf))))
     assert [row[0] for row in several[2:6]] == ["0", "1", "2", "3"]
+    assert several[1] == ["class", "quantile"]
     assert several[-1][-2:] == ["1,", "3"]  # in every set
+    assert cells(str(replace(BAND, quantiles=(0.25, 0.5))))[1] == ["output", "quantile"]
+
+
+def test_scores_are_compared_in_double_precision() -> None:
+    x = class_rows(3, 20).tensors[0]
+    scores = 1 - x.softmax(1)
+    for k in range(20):
+        for q, inside in ((float(scores[k, 2]), True), (math.nextafter(float(scores[k, 2]), 0), False)):
+            rule = replace(RULE, score="threshold", quantiles=(q,))
+            assert bool(rule.predict(x[k : k + 1], **quiet).mask[0, 2]) == inside
 
 
 @pytest.mark.parametrize(
