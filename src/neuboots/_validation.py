@@ -7,12 +7,13 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _UNCHECKED_BYTES = 1 << 26  # that every machine has
 
@@ -92,6 +93,60 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(name, value, "one of " + ", ".join(map(repr, choices)))
     return value
+
+
+Count = Annotated[int, 1]  # for `check_types`: an integer of at least 1
+Positive = Annotated[float, sys.float_info.min]
+
+
+def check_types(name: str, values: Any, hints: Mapping[str, Any] | type) -> Any:
+    """Return a JSON object; raise ArgumentError unless each key has a value of its type.
+
+    Args:
+        name: What the object is, for the error.
+        values: The object.
+        hints: Types by key, or a dataclass, whose fields are then all keys.
+
+    >>> check_types("net", {"width": 3, "names": ["a"]}, {"width": Count, "names": tuple[str, ...]})["width"]
+    3
+    >>> check_types("net", {"width": True}, {"width": int})
+    Traceback (most recent call last):
+    neuboots._validation.ArgumentError: got net["width"]=True; expected <class 'int'>
+    """
+    exact = isinstance(hints, type)
+    types = get_type_hints(hints, include_extras=True) if isinstance(hints, type) else hints
+    types = {key: types[key] for key in ([field.name for field in fields(hints)] if isinstance(hints, type) else types)}
+    if not isinstance(values, dict) or not values.keys() >= types.keys() or (exact and values.keys() > types.keys()):
+        keys = sorted(values) if isinstance(values, dict) else values
+        raise ArgumentError(name, keys, f"an object with the keys {', '.join(types)}")
+    for key, hint in types.items():
+        if not _fits_type(values[key], hint):
+            raise ArgumentError(f'{name}["{key}"]', values[key], str(hint))
+    return values
+
+
+def _fits_type(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of a type; of the arguments of a type whose values are not in JSON nothing is known."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _fits_type(value, options[0]) and value >= options[1]
+    if origin is Literal:
+        return any(value == option and type(value) is type(option) for option in options)
+    if origin in (Union, UnionType):
+        return any(_fits_type(value, option) for option in options)
+    if origin in (tuple, list, Sequence, Collection):
+        if origin is tuple and options[-1] is not Ellipsis:
+            return isinstance(value, list) and len(value) == len(options) and all(map(_fits_type, value, options))
+        return isinstance(value, list) and all(_fits_type(each, options[0]) for each in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(_fits_type(each, options[1]) for each in value.values())
+    if hint in (bool, int, str, dict, None, NoneType):
+        return type(value) is hint or value is hint
+    if hint is float:
+        return type(value) in (int, float)
+    if is_dataclass(hint) and isinstance(hint, type):
+        check_types(hint.__name__, value, hint)
+    return True
 
 
 def available_memory() -> int:

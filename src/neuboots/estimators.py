@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import _GOLDEN, _mix
-from neuboots._validation import ArgumentError, check_choice, check_fraction, check_int
+from neuboots._validation import ArgumentError, Count, check_choice, check_fraction, check_int, check_types
 from neuboots.head import compute_output
 from neuboots.loading import train_val_test_split
 from neuboots.losses import GaussianNLL, Loss, as_loss
@@ -69,8 +69,11 @@ from neuboots.serialization import (
     Artifact,
     ArtifactError,
     build_predictor,
+    check_restored,
+    check_tensors,
     describe_predictor,
     read_artifact,
+    reading,
     write_artifact,
 )
 from neuboots.training import EpochReport, TrainingConfig, constant_schedule, cosine_schedule, resolve_fit
@@ -198,6 +201,8 @@ class _NeuBootsEstimator(BaseEstimator):
 
     task: ClassVar[Literal["classification", "regression"]]
     _method_options: ClassVar[Mapping[str, Mapping[str, Any]]]  # of methods that are given by name
+    _fitted_types: ClassVar[Mapping[str, Any]] = {}  # of further fitted attributes
+    _fitted_shapes: ClassVar[Mapping[str, str]] = {}  # (d,) features, (k,) targets, or any number
 
     method: str | Method = "neuboots"
     _: KW_ONLY
@@ -415,6 +420,7 @@ class _NeuBootsEstimator(BaseEstimator):
                 values[name] = value.tolist() if isinstance(value, np.ndarray) else value
         options = {name: value for name, value in self.get_params(deep=False).items() if name not in ("net", "method")}
         options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        options |= {name: bool(options[name]) for name in ("early_stopping", "verbose")}
         options |= {"random_state": self.seed_, "widths": [int(width) for width in self.widths]}
         config = {
             "estimator": type(self).__name__,
@@ -439,10 +445,11 @@ class _NeuBootsEstimator(BaseEstimator):
         Raises:
             ArtifactError: If config and tensors are not those of such an estimator.
         """
-        config = artifact.config
+        config = {key: value for key, value in artifact.config.items() if key not in ("format", "version", "kind")}
         if config.get("estimator") != cls.__name__:
             raise ArtifactError(artifact.folder, f"it is a {config.get('estimator')}, expected a {cls.__name__}")
-        try:
+        with reading(artifact.folder, argument="model"):
+            cls._check_artifact(config, artifact.select("fitted."))
             estimator = cls(**{**config["options"], "widths": tuple(config["options"]["widths"])})
             estimator.seed_, estimator.net = config["options"]["random_state"], net
             for name, value in config["fitted"].items():
@@ -457,9 +464,35 @@ class _NeuBootsEstimator(BaseEstimator):
             estimator.predictor_ = build_predictor(config["predictor"], weights, model, path=artifact.folder)
             estimator.method = config["method"] or find_saved_method(estimator.predictor_.config()).name
             estimator._restore(artifact)
-        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise ArtifactError(artifact.folder, f"it is damaged ({type(error).__name__}: {error})") from error
+            found, tensors = estimator.to_artifact()
+            found["method"] = config["method"]
+            if net is not None:
+                found["predictor"]["net"] = config["predictor"]["net"]
+            check_restored(artifact, found, tensors)
         return estimator
+
+    @classmethod
+    def _check_artifact(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Raise ValueError unless options and fitted attributes are those of this class, in type and shape."""
+        check_types("estimator", config, {"method": str | None, "options": dict, "fitted": dict, "predictor": dict})
+        values, floats = config["fitted"], list[float]
+        hints = {key: hint for key, hint in get_type_hints(cls).items() if key in {*cls._get_param_names()}}
+        types = {key: hint for key, hint in hints.items() if key not in ("net", "method")} | {"random_state": int}
+        check_types("options", config["options"], types)
+        types = {"n_features_in_": Count, "net_outputs_": Count, "loss_curve_": floats, "validation_curve_": floats}
+        check_types("fitted", values, {**types, **cls._fitted_types})
+        check_types("fitted", {"feature_names_in_": [], **values}, {"feature_names_in_": list[str]})
+        sizes = {"d": values["n_features_in_"], "k": values.get("n_outputs_")}
+        shapes = {"x_mean_": "d", "x_scale_": "d", **cls._fitted_shapes}
+        expected = {name: (torch.float64, tuple(map(sizes.get, shape))) for name, shape in shapes.items()}
+        expected["held_out_"] = torch.bool, (None,)
+        if "score_counts_" in expected:
+            expected["score_counts_"] = torch.int64, (None,)
+        elif "classes_" not in values and "classes_" in tensors:  # numbers
+            expected["classes_"] = tensors["classes_"].dtype, (values["net_outputs_"],)
+        else:
+            check_types("fitted", values, {"classes_": list})
+        check_tensors(tensors, expected)
 
     def _restore(self, artifact: Artifact) -> None:
         """Restore what an estimator has besides its fitted attributes, and check that all fits together."""
@@ -657,6 +690,13 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
     band: Literal["influence", "method"] = "influence"
 
     task = "regression"
+    _fitted_types: ClassVar[Mapping[str, Any]] = {
+        **{"one_column_": bool, "n_outputs_": Count, "gaussian_": bool, "noise_exponent_": float},
+        "band_error_": float | None,
+    }
+    _fitted_shapes: ClassVar[Mapping[str, str]] = {
+        **{"y_mean_": "k", "y_scale_": "k", "noise_offset_": "k", "score_counts_": "m", "scores_": "mk"}
+    }
     _method_options: ClassVar[Mapping[str, Any]] = {
         "neuboots": {"weight_distribution": Dirichlet(concentration=20.0), "resample": "pool"}
     }
@@ -879,11 +919,16 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         return config, tensors
 
     def _restore(self, artifact: Artifact) -> None:
+        if int(self.score_counts_.sum()) != len(self.scores_):
+            raise ValueError(
+                f"score_counts_ are of {int(self.score_counts_.sum())} rows, scores_ of {len(self.scores_)}"
+            )
         self.band_ = None
         if self.band_error_ is not None:
             net, state = self.predictor_.net, artifact.select("band.")
             assert net is not None, "a band has a net"
-            self.band_ = _ConfidenceBand.from_state_dict(net, self.n_outputs_, state, self.band_error_)
+            rows = torch.zeros(2, self.n_features_in_)
+            self.band_ = _ConfidenceBand.from_state_dict(net, self.n_outputs_, state, self.band_error_, rows)
         x = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
         mean, std, raw_std = self._predict_moments(x, 1)  # raises if the parts do not fit
         self._to_units(mean + self._noise_std(raw_std) + self._mean_std(x, std) + self.scores_[:1])
@@ -955,10 +1000,20 @@ class _ConfidenceBand:
         return {**parts, "variances": self.variances}
 
     @classmethod
-    def from_state_dict(cls, net: nn.Module, outputs: int, state: dict[str, Tensor], error: float) -> "_ConfidenceBand":
-        """Band from the tensors of `state_dict`."""
+    def from_state_dict(
+        cls, net: nn.Module, outputs: int, state: dict[str, Tensor], error: float, x: Tensor
+    ) -> "_ConfidenceBand":
+        """Band from the tensors of `state_dict`, which must fit the net; x are any two rows."""
         parts = tuple(state[f"direction.{k}"] for k in range(len(state) - 1))
-        return cls(net, outputs, parts, state["variances"], float(error))
+        band = cls(net, outputs, parts, state["variances"], float(error))
+        jacobian, x = band._jacobian(x)
+        rows = jacobian.rows(x)
+        layers = jacobian.pull(rows, torch.zeros(2, rows.outputs, 1))
+        dtype = band.variances.dtype if band.variances.is_floating_point() else torch.float32
+        shapes = {f"direction.{k}": (len(parts[0]), *layer.shape[1:]) for k, layer in enumerate(layers)}
+        shapes["variances"] = jacobian.squares(rows).shape[-1:]
+        check_tensors(state, {name: (dtype, shape) for name, shape in shapes.items()})
+        return band
 
 
 def _fit_confidence_band(

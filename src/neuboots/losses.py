@@ -326,5 +326,7 @@ def build_loss(description: dict[str, Any]) -> Loss:
     """
     options = dict(description)
     name = options.pop("name")
+    if name not in {kind.__name__.removeprefix("Checked") for kind in _SAVED}:
+        raise ArgumentError("name", name, "the name of a loss")
     own: dict[str, Callable[..., Loss]] = {"BrierLoss": BrierLoss, "GaussianNLL": GaussianNLL}
     return as_loss(own[name](**options) if name in own else getattr(nn, name)(**options))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError, check_positive
+from neuboots._validation import ArgumentError, Positive, check_positive, check_types
 from neuboots.loading import FitData, as_dataset, check_length
 from neuboots.methods._base import WRAPPERS, find_predictor_class, iterate_batches
 from neuboots.prediction import (
@@ -105,6 +105,11 @@ class ScaledPredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "ScaledPredictor":
+        check_types(
+            "predictor",
+            config,
+            {"temperature": Positive, "std_scale": list[Positive] | None, "gaussian": bool, "inner": dict},
+        )
         inner = find_predictor_class(config["inner"]).from_config(config["inner"], net)
         std_scale = None if config["std_scale"] is None else tuple(config["std_scale"])
         return cls(inner, config["temperature"], std_scale, config["gaussian"])

@@ -16,17 +16,19 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_types
 from neuboots.head import find_not_finite, has_lazy_layers, unwrap_model
 from neuboots.methods._base import find_predictor_class, find_saved_method
 from neuboots.prediction import Predictor
@@ -37,9 +39,15 @@ if sys.platform != "win32":
 FORMAT = "neuboots"
 VERSION = 3
 CONFIG, TENSORS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
+_HEADER = ("format", "version", "kind")
 _IGNORED = (".DS_Store", "Thumbs.db", "desktop.ini")  # file managers write them into every folder that they show
 _MAX_JSON_BYTES = 1 << 26
 _MAX_READS = 100  # of a folder that is replaced while it is read
+_ALLOCATION_FACTOR, _MIN_ALLOCATION = 4, 1 << 16  # values that building a model may allocate at once
+_FACTORIES = {
+    *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "new_empty", "new_full", "new_ones"),
+    *("new_zeros", "ones", "rand", "randint", "randn", "randperm", "zeros"),
+}
 _MAX_NAME_BYTES = 240  # of a file; with a prefix at most 255
 
 M = TypeVar("M", bound=type[nn.Module])
@@ -114,7 +122,8 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Pred
         Linear(in_features=500, out_features=2, bias=True)
     """
     artifact = read_artifact(folder, kind="predictor")
-    return build_predictor(artifact.config, artifact.tensors, model, path=artifact.folder)
+    config = {key: value for key, value in artifact.config.items() if key not in _HEADER}
+    return build_predictor(config, artifact.tensors, model, path=artifact.folder)
 
 
 def describe_predictor(predictor: Predictor) -> dict[str, Any]:
@@ -126,7 +135,16 @@ def describe_predictor(predictor: Predictor) -> dict[str, Any]:
     Returns:
         The config.
     """
-    return {**predictor.config(), "net": None if predictor.net is None else describe_net(predictor.net)}
+    counts = Counter(_float_types(predictor.state_dict()).values())
+    dtypes = {"*": counts.most_common(1)[0][0]} if counts else {}
+    others = {name: dtype for name, dtype in _float_types(predictor.state_dict()).items() if dtype != dtypes["*"]}
+    net = None if predictor.net is None else describe_net(predictor.net)
+    return {**predictor.config(), "net": net, "dtypes": dtypes | others}
+
+
+def _float_types(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    floats = {name: tensor.dtype for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return {name: str(d).removeprefix("torch.") for name, d in floats.items() if d.is_floating_point or d.is_complex}
 
 
 def build_predictor(
@@ -151,46 +169,142 @@ def build_predictor(
         ArtifactError: If config, tensors and model do not fit together.
         ArgumentError: If `model` is missing or not needed.
     """
-    try:
+    with reading(path):
         info, predictor_class = find_saved_method(config), find_predictor_class(config)
-    except (KeyError, TypeError, ArgumentError) as error:
-        raise ArtifactError(path, f"its method is not registered ({error})") from None
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "an nn.Module")
     if not info.needs_net:
         if model is not None:
             raise ArgumentError("model", type(model), f"None, since {info.name!r} has no net")
-        model = nn.Module()
-    elif model is None:
-        if config.get("net") is None:
-            hint = "the saved config does not describe its net"
-            raise ArgumentError("model", None, "a net of the saved architecture", hint=hint)
-        model = build_net(config["net"], path=path)
-    if has_lazy_layers(model):
+    elif model is None and config.get("net") is None:
+        hint = "the saved config does not describe its net"
+        raise ArgumentError("model", None, "a net of the saved architecture", hint=hint)
+    if model is not None and has_lazy_layers(model):
         raise ArgumentError("model", type(model), "a net without lazy layers", hint="run it once before loading")
-    try:
-        predictor = predictor_class.from_config(config, unwrap_model(model).eval())
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(path, f"the config does not fit the net ({error})") from error
-    _load_tensors_into(predictor.module, tensors, path)
+    described = model is None
+    with reading(path), _AllocationLimit(tensors):
+        net = nn.Module() if not info.needs_net else build_net(config["net"], path=path) if model is None else model
+        predictor = predictor_class.from_config(config, unwrap_model(net).eval())
+        dtypes = check_types("predictor", config, {"dtypes": dict[str, str]})["dtypes"]
+        _load_tensors_into(predictor.module, tensors, dtypes)
     if (name := predictor.find_not_finite()) is not None:
         raise ArtifactError(path, f"{name!r:.80} has NaN or infinite values")
+    found = json.loads(json.dumps(describe_predictor(predictor)))
+    check_same(found, config if described else config | {"net": found["net"]}, path)
     return predictor
 
 
-def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Load the tensors into the net, in their own precision; raise ArtifactError if they do not fit."""
+def _load_tensors_into(net: nn.Module, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> None:
+    """Load the tensors into the net in their own precision; raise ValueError if names, shapes or types do not fit."""
     # loading into another precision would round silently
-    precisions = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(precisions) == 1:
-        net.to(dtype=precisions.pop())
-    for name, target in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
-        if name in tensors and target.is_floating_point():
-            target.data = target.data.to(tensors[name].dtype)
+    targets = dict([*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)])
+    for name in _float_types(targets):
+        if name in tensors:
+            targets[name].data = targets[name].data.to(getattr(torch, dtypes.get(name, dtypes["*"])))
+    expected = {name: (value.dtype, value.shape) for name, value in net.state_dict().items()}
+    check_tensors(tensors, expected)
+    net.load_state_dict(dict(tensors))
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.dtype, Sequence[int | None]]]
+) -> None:
+    """Raise ValueError unless the tensors have exactly these names, types and shapes, where None is any size.
+
+    Args:
+        tensors: Tensors by name.
+        expected: Type and shape by name.
+
+    Example:
+        >>> check_tensors({"mean": torch.zeros(3)}, {"mean": (torch.float32, (None,))})
+    """
+    problems = [f"{name!r:.80} is missing" for name in expected if name not in tensors]
+    problems += [f"{name!r:.80} is not part of the model" for name in tensors if name not in expected]
+    for name in expected.keys() & tensors.keys():
+        tensor, (dtype, shape) = tensors[name], expected[name]
+        fits = len(shape) == tensor.ndim and all(size in (None, n) for size, n in zip(shape, tensor.shape, strict=True))
+        if not fits or tensor.dtype != dtype:
+            sizes = tuple("any" if size is None else size for size in shape)
+            problems.append(f"{name!r:.80} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {sizes}")
+    if problems:
+        raise ValueError(f"the tensors do not fit: {'; '.join(problems[:5])}")
+
+
+def check_same(found: Any, stored: Any, path: str | os.PathLike[str], where: str = "config") -> None:
+    """Raise ArtifactError unless the config of a loaded object is the one that was read: all of it was understood.
+
+    Args:
+        found: Config of the loaded object.
+        stored: Config that was read.
+        path: Where it comes from.
+        where: Name of the config in the error.
+    """
+    if isinstance(found, dict) and isinstance(stored, dict):
+        for key in [*found, *(key for key in stored if key not in found)]:
+            if key not in stored or key not in found:
+                raise ArtifactError(path, f"{where}.{key!s:.80} {'is missing' if key in found else 'is unknown'}")
+            check_same(found[key], stored[key], path, f"{where}.{key!s:.80}")
+    elif json.dumps(found) != json.dumps(stored):
+        raise ArtifactError(path, f"{where} is {stored!r:.80}, which does not fit the model ({found!r:.80})")
+
+
+def check_restored(artifact: "Artifact", config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ArtifactError unless an object that was rebuilt from an artifact is described by the same artifact.
+
+    Args:
+        artifact: The artifact.
+        config: Config of the rebuilt object, without the keys that `write_artifact` adds.
+        tensors: Tensors of the rebuilt object.
+    """
+    stored = {key: value for key, value in artifact.config.items() if key not in _HEADER}
+    check_same(json.loads(json.dumps(config)), stored, artifact.folder)
+    with reading(artifact.folder):
+        check_tensors(artifact.tensors, {name: (value.dtype, value.shape) for name, value in tensors.items()})
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], *, argument: str = "") -> Iterator[None]:
+    """Report whatever the config and tensors of a stranger raise as an ArtifactError.
+
+    Args:
+        path: Where they come from.
+        argument: Argument of the caller, whose errors are not the artifact's.
+    """
     try:
-        net.load_state_dict(dict(tensors))
-    except RuntimeError as error:
-        raise ArtifactError(path, f"the weights do not fit the net ({error})") from error
+        yield
+    except ArtifactError:
+        raise
+    except Exception as error:
+        if isinstance(error, ArgumentError) and error.name == argument:
+            raise
+        raise ArtifactError(path, f"it is damaged ({type(error).__name__}: {error!s:.500})") from error
+
+
+class _AllocationLimit(TorchFunctionMode):
+    """Limits what is allocated in this thread to a multiple of the stored tensors, before it is allocated."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        stored = sum(tensor.numel() + 1 for tensor in tensors.values())
+        self.largest = _ALLOCATION_FACTOR * stored + _MIN_ALLOCATION
+        self.left = 64 * self.largest
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _FACTORIES:
+            options = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory", "device")}
+            self._check(func(*args, **options, device="meta").numel())
+        elif len(shapes := [value.shape for value in args if isinstance(value, Tensor)]) > 1:
+            with suppress(RuntimeError):
+                self._check(math.prod(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]
+        result = func(*args, **kwargs)
+        self.left -= result.numel() + 16 if isinstance(result, Tensor) else 16
+        self._check(0)
+        return result
+
+    def _check(self, size: int) -> None:
+        if size > self.largest or self.left < 0:
+            raise ValueError("it asks for a net that is much larger than the stored tensors")
 
 
 # -- nets that are rebuilt from their options ----------------------------------------------------------
@@ -282,14 +396,17 @@ def build_net(description: Mapping[str, Any], *, path: str | os.PathLike[str] = 
         >>> build_net({"net": "MLP", "options": {"in_features": 4, "out_features": 2}}).head
         Linear(in_features=500, out_features=2, bias=True)
     """
-    try:
+    with reading(path):
         module = description.get("module", "neuboots.nets.mlp")
         if _NET_MODULE.fullmatch(str(module)):
             import_module(module)  # registers the class
+        net_class, options = _NETS[description["net"]], description["options"]
+        hints: dict[str, Any] = {}
+        with suppress(NameError):  # of types that are imported for a type checker only
+            hints = {key: hint for key, hint in get_type_hints(net_class.__init__).items() if key in options}
         with torch.random.fork_rng(devices=[]):
-            return _NETS[description["net"]](**description["options"])
-    except (ImportError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(path, f"no net can be built from {description!r} ({error!r})") from error
+            net: nn.Module = net_class(**check_types("net", options, hints))
+    return net
 
 
 # -- artifacts -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from neuboots._prng import derive_keys, draw_gamma, draw_uniform, hash_to_range
-from neuboots._validation import ArgumentError, check_choice, check_int, check_memory, check_positive
+from neuboots._validation import ArgumentError, check_choice, check_int, check_memory, check_positive, check_types
 
 Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
@@ -220,7 +220,8 @@ def build_distribution(description: dict[str, Any]) -> WeightDistribution:
         The distribution.
     """
     options = dict(description)
-    return WEIGHT_DISTRIBUTIONS[options.pop("name")](**options)
+    kind = WEIGHT_DISTRIBUTIONS[options.pop("name")]
+    return kind(**check_types("weight_distribution", options, kind))
 
 
 def _kummer(a: float, b: float, z: float) -> float:

@@ -473,10 +473,11 @@ NO_SCHEMAS = [
     {"numbers": [{"name": "a", "kind": "number", "mean": "x", "std": 1, "missing": False}]},
     {"numbers": [{"name": "a", "kind": "mood", "mean": 0, "std": 1, "missing": False}]},
     {"numbers": [{"name": 7, "kind": "number", "mean": 0, "std": 1, "missing": False}]},
-    {"target": {"name": "y", "kind": "text", "task": "magic", "classes": []}},
+    {"target": {"name": "y", "kind": "text", "task": "magic", "classes": [], "mean": 0, "std": 1}},
 ]
-WHOLE = {"numbers": [], "categories": [], "excluded": []}
-WHOLE["target"] = {"name": "y", "kind": "text", "task": "classification", "classes": ["u"]}  # type: ignore[assignment]
+WHOLE = {"numbers": [], "categories": [], "excluded": [], "decimal": "."}
+UNITS = {"mean": 0, "std": 1}
+WHOLE["target"] = {"name": "y", "kind": "text", "task": "classification", "classes": ["u"], **UNITS}  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(

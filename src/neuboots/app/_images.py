@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from neuboots._validation import ArgumentError, check_fraction, check_int, format_names
+from neuboots._validation import ArgumentError, check_fraction, check_int, check_types, format_names
 from neuboots.app.model import (
     Model,
     ModelCard,
@@ -70,6 +70,7 @@ class ImagePreprocessing:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ImagePreprocessing":
+        check_types("preprocessing", config, cls)
         return cls(config["channels"], config["size"] and tuple(config["size"]))
 
 

@@ -120,7 +120,7 @@ class ImageModel(VisionModel):
 
     @classmethod
     def _read_options(cls, config: dict[str, Any]) -> dict[str, Any]:
-        return {"rule": RejectRule(**config["rule"])}
+        return {"rule": RejectRule.from_config(config["rule"])}
 
 
 def fit_images(

@@ -30,10 +30,18 @@ import torch
 from torch import Tensor
 
 from neuboots import metrics
-from neuboots._validation import check_int, escape_text
+from neuboots._validation import check_int, check_types, escape_text
 from neuboots.loading import EpochLoader, preserve_rng_state
 from neuboots.prediction import Predictor, class_probabilities
-from neuboots.serialization import Artifact, ArtifactError, atomic_file, read_artifact, write_artifact
+from neuboots.serialization import (
+    Artifact,
+    ArtifactError,
+    atomic_file,
+    check_restored,
+    read_artifact,
+    reading,
+    write_artifact,
+)
 
 Task = Literal["classification", "regression", "segmentation"]
 Array = np.ndarray[Any, Any]
@@ -187,10 +195,14 @@ class Model(ABC):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder; an earlier model there is replaced."""
+        write_artifact(folder, *self.to_artifact(), kind="model")
+
+    def to_artifact(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the config and tensors to save."""
         config, tensors = self._to_artifact()
         card = asdict(self.card)
         card["metrics"] = _without_nan(card["metrics"])
-        write_artifact(folder, {"model": self.kind, "card": card, **config}, tensors, kind="model")
+        return {"model": self.kind, "card": card, **config}, tensors
 
 
 def _without_nan(value: Any) -> Any:
@@ -216,17 +228,14 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
         ArtifactError: If it is damaged.
     """
     artifact = read_artifact(folder, kind="model")
-    try:
+    with reading(artifact.folder):
         module, name = MODEL_CLASSES[artifact.config["model"]]
-        card = _read_card(artifact.config["card"])
+        card = _read_card(check_types("card", artifact.config["card"], ModelCard))
         model: Model = getattr(import_module(module), name)._from_artifact(artifact, card)
-    except (FileNotFoundError, ArtifactError):
-        raise
-    except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ArtifactError(artifact.folder, f"{type(error).__name__}: {error}") from None
-    task = "segmentation" if model.kind == "masks" else "classification" if model.classes else "regression"
-    if card.task != task or not all(isinstance(each, str) for each in model.classes):
-        raise ArtifactError(artifact.folder, f"its card states {card.task} for a model of {task}")
+        task = "segmentation" if model.kind == "masks" else "classification" if model.classes else "regression"
+        if card.task != task or not all(isinstance(each, str) for each in model.classes):
+            raise ArtifactError(artifact.folder, f"its card states {card.task} for a model of {task}")
+        check_restored(artifact, *model.to_artifact())
     return model
 
 
@@ -349,8 +358,17 @@ class RejectRule:
         return np.asarray(~((columns["ood_score"] <= 1) & certain) | find_not_finite(columns))
 
     def config(self) -> dict[str, Any]:
-        """Return the finite thresholds for JSON."""
-        return {name: value for name, value in asdict(self).items() if value is not None and math.isfinite(value)}
+        """Return the thresholds for JSON, None without one."""
+        return {
+            name: value if value is not None and math.isfinite(value) else None for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_config(cls, config: Any) -> "RejectRule":
+        """Return the rule whose `config` was saved."""
+        number = float | None
+        check_types("rule", config, {"confidence": float, "width": number, "std": number, "risk": number})
+        return cls(**{name: math.inf if value is None and name != "risk" else value for name, value in config.items()})
 
 
 def fit_reject_rule(

@@ -186,7 +186,7 @@ class TabularModel(Model):
         inner = Artifact(artifact.folder, artifact.config["estimator"], artifact.select("estimator."))
         estimator = estimator_class.from_artifact(inner)
         ood = MahalanobisScore.from_state_dict(artifact.select("ood."))
-        model = cls(card, schema, estimator, ood, RejectRule(**artifact.config["rule"]))
+        model = cls(card, schema, estimator, ood, RejectRule.from_config(artifact.config["rule"]))
         consistent = estimator.n_features_in_ == len(schema.features) == ood.num_features
         if model.classes:
             consistent = consistent and len(estimator.classes_) == len(model.classes)

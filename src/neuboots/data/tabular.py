@@ -52,6 +52,7 @@ from neuboots._validation import (
     check_fraction,
     check_int,
     check_memory,
+    check_types,
     format_names,
     import_optional,
 )
@@ -789,7 +790,7 @@ class TableSchema:
             ValueError: If it is something else.
         """
         try:
-            fields = json.loads(text)
+            fields = check_types("schema", json.loads(text), cls)
             target = fields["target"]
             schema = cls(
                 tuple(NumericColumn(**column) for column in fields["numbers"]),

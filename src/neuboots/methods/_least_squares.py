@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError
+from neuboots._validation import ArgumentError, check_types
 from neuboots.losses import GaussianNLL, Loss, as_loss
 from neuboots.prediction import Predictor
 from neuboots.weights import WeightDistribution, build_distribution, describe_distribution
@@ -321,6 +321,7 @@ class InfluencePredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
+        check_types("predictor", config, {"weight_distribution": dict, "ridge": float, "degrees_of_freedom": float})
         form: Any = next(each for each in cls.__subclasses__() if each.form == config["form"])
         distribution = build_distribution(config["weight_distribution"])
         facts = distribution, config["ridge"], config["degrees_of_freedom"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from neuboots._validation import ArgumentError, check_choice
+from neuboots._validation import ArgumentError, Count, check_choice, check_types
 from neuboots.head import (
     cast_inputs,
     copy_to_meta,
@@ -82,6 +82,7 @@ class BatchEnsemblePredictor(ModifiedNetPredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "BatchEnsemblePredictor":
+        check_types("predictor", config, {"num_members": Count})
         skeleton, num_members = copy_to_meta(net), config["num_members"]
         ensemble = make_ensemble(net, num_members, lambda layer, name: RankOneLayer(layer, num_members))
         return cls(ensemble.eval(), skeleton, num_members)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, Positive, check_choice, check_int, check_types
 from neuboots.head import (
     add_output_axis,
     cast_inputs,
@@ -290,6 +290,7 @@ class CalibratedNeuBootsPredictor(NeuBootsPredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "CalibratedNeuBootsPredictor":
+        check_types("predictor", config, {"scale": Positive, "shift": float, "dispersion": Dispersion})
         plain = NeuBootsPredictor.from_config(config, net)
         distribution, scale, shift = plain.weight_distribution, config["scale"], config["shift"]
         if (scale, shift) != (1.0, 0.0):

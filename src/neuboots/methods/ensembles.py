@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, derive_seed
-from neuboots._validation import ArgumentError, check_int, check_memory
+from neuboots._validation import ArgumentError, Count, check_int, check_memory, check_types
 from neuboots.head import (
     add_output_axis,
     cast_inputs,
@@ -127,6 +127,7 @@ class EnsemblePredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "EnsemblePredictor":
+        check_types("predictor", config, {"num_members": Count, "vectorized": bool})
         nets = [net, *(copy_net(net) for _ in range(config["num_members"] - 1))]
         return cls((StackedNets(nets) if config["vectorized"] else nn.ModuleList(nets)).eval(), config["method"])
 

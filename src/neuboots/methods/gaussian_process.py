@@ -42,7 +42,15 @@ from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.utils.data import TensorDataset
 
 from neuboots._prng import derive_keys, draw_gamma, draw_normal
-from neuboots._validation import ArgumentError, check_choice, check_int, check_memory, check_positive
+from neuboots._validation import (
+    ArgumentError,
+    Count,
+    check_choice,
+    check_int,
+    check_memory,
+    check_positive,
+    check_types,
+)
 from neuboots.head import cast_inputs, check_inputs
 from neuboots.loading import Batch
 from neuboots.losses import Loss
@@ -457,6 +465,11 @@ class GaussianProcessPredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GaussianProcessPredictor":
+        check_types(
+            "predictor",
+            config,
+            {"points": Count, "inputs": Count, "outputs": Count, "kernel": Literal["rbf", "matern52"], "ard": bool},
+        )
         options = {name: config[name] for name in ("points", "inputs", "outputs", "kernel", "ard")}
         make = _SparseProcess if config["method"] == "sparse-gp" else _Process
         with torch.inference_mode(False):  # tensors that gradients may pass, wherever it is loaded

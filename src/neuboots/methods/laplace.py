@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
-from neuboots._validation import ArgumentError, check_choice, check_positive
+from neuboots._validation import ArgumentError, Positive, check_choice, check_positive, check_types
 from neuboots.loading import dataset_length
 from neuboots.methods._base import PostHocMethod, register
 from neuboots.methods._curvature import (
@@ -134,6 +134,9 @@ class LaplacePredictor(HeadReplicates):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LaplacePredictor":
+        check_types(
+            "predictor", config, {"head": str, "structure": Literal["full", "kron"], "prior_precision": Positive}
+        )
         generator = BootstrapGenerator(net, head=config["head"])
         posterior = _HeadPosterior(generator, config["structure"], config.get("rank"))
         return cls(posterior.eval(), config["prior_precision"])

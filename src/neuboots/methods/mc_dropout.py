@@ -26,7 +26,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import ArgumentError, check_choice, check_fraction
+from neuboots._validation import ArgumentError, check_choice, check_fraction, check_types
 from neuboots.head import (
     ForwardTrace,
     Head,
@@ -404,6 +404,18 @@ class MCDropoutPredictor(ModifiedNetPredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MCDropoutPredictor":
+        check_types(
+            "predictor",
+            config,
+            {
+                "rate": float,
+                "granularity": str,
+                "layer_names": list[str],
+                "first": str | None,
+                "head": str | None,
+                "batch_axes": dict[str, int],
+            },
+        )
         skeleton, layer_names = copy_to_meta(net), tuple(config["layer_names"])
         rate, granularity = config["rate"], config["granularity"]
         dropout_net = _insert_dropout(net, layer_names, rate, granularity, config["batch_axes"])

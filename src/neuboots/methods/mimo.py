@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from neuboots._prng import derive_seed
-from neuboots._validation import check_fraction, check_int, check_memory
+from neuboots._validation import Count, check_fraction, check_int, check_memory, check_types
 from neuboots.head import (
     HeadSplit,
     add_output_axis,
@@ -260,6 +260,7 @@ class MIMOPredictor(ModifiedNetPredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "MIMOPredictor":
+        check_types("predictor", config, {"num_members": Count, "head": str, "widened": list[str]})
         skeleton, num_members = copy_to_meta(net), config["num_members"]
         split = split_head(net, config["head"])
         for name in config["widened"]:

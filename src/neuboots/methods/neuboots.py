@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError, check_choice, check_int, check_memory
+from neuboots._validation import ArgumentError, Count, check_choice, check_int, check_memory, check_types
 from neuboots.head import (
     ForwardTrace,
     Head,
@@ -450,6 +450,7 @@ class NeuBootsPredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "NeuBootsPredictor":
+        check_types("predictor", config, {"head": str, "num_blocks": Count, "link": str, "weight_distribution": dict})
         generator = BootstrapGenerator(net, head=config["head"], num_blocks=config["num_blocks"], link=config["link"])
         return cls(generator.eval(), build_distribution(config["weight_distribution"]))
 

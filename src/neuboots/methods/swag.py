@@ -27,7 +27,15 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, stable_hash
-from neuboots._validation import ArgumentError, check_fraction, check_int, check_memory, check_positive
+from neuboots._validation import (
+    ArgumentError,
+    Count,
+    check_fraction,
+    check_int,
+    check_memory,
+    check_positive,
+    check_types,
+)
 from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import count_net_bytes, describe_tensors, functional_output, make_tensors, register
@@ -293,6 +301,18 @@ class SWAGPredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "SWAGPredictor":
+        check_types(
+            "predictor",
+            config,
+            {
+                "scale": float,
+                "batch_size": Count,
+                "columns": Count,
+                "frozen": list[str],
+                "norms": list[str],
+                "inputs": dict | None,
+            },
+        )
         iterates = IterateMoments(net, config["columns"], config["frozen"])
         if config["inputs"] is not None:
             tensors = make_tensors(config["inputs"]["tensors"])

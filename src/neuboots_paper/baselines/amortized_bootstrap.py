@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal, stable_hash
-from neuboots._validation import ArgumentError, check_int, check_positive
+from neuboots._validation import ArgumentError, Count, check_int, check_positive, check_types
 from neuboots.head import add_output_axis, cast_inputs
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import valid_mask, weighted_mean
@@ -147,6 +147,7 @@ class AmortizedBootstrapPredictor(Predictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "AmortizedBootstrapPredictor":
+        check_types("predictor", config, {"latent": Count, "hidden": Count, "frozen": list[str]})
         model = ImplicitModel(net, latent=config["latent"], hidden=config["hidden"], frozen=config["frozen"])
         return cls(model.eval())
 

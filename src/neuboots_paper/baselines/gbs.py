@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from neuboots._prng import derive_keys, draw_uniform
-from neuboots._validation import ArgumentError, check_choice, check_int
+from neuboots._validation import ArgumentError, Count, check_choice, check_int, check_types
 from neuboots.head import (
     Head,
     LayerWrapper,
@@ -171,6 +171,7 @@ class GBSPredictor(ModifiedNetPredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "GBSPredictor":
+        check_types("predictor", config, {"num_blocks": Count, "weight_distribution": dict})
         skeleton, distribution = copy_to_meta(net), build_distribution(config["weight_distribution"])
         return cls(GBSGenerator(net, config["num_blocks"]).eval(), skeleton, distribution)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal
-from neuboots._validation import ArgumentError, check_int
+from neuboots._validation import ArgumentError, Count, check_int, check_types
 from neuboots.head import cast_inputs, copy_to_meta
 from neuboots.loading import preserve_rng_state, seed_everything
 from neuboots.methods._base import register, set_context
@@ -151,6 +151,7 @@ class LPBNNPredictor(BatchEnsemblePredictor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "LPBNNPredictor":
+        check_types("predictor", config, {"num_members": Count, "latent": Count})
         skeleton, num_members, latent = copy_to_meta(net), config["num_members"], config["latent"]
         return cls(_make_latent_ensemble(net, num_members, latent).eval(), skeleton, num_members, latent)
 

@@ -56,6 +56,7 @@ from neuboots.head import (
     unwrap_model,
 )
 from neuboots.prediction import Predictor
+from neuboots.serialization import check_tensors
 
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005, 0.01)
 
@@ -227,6 +228,10 @@ class MahalanobisScore:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> "MahalanobisScore":
         """Return the score whose `state_dict` was saved."""
+        features = state["means"].shape[-1]
+        whitening = (features, None)[: state["whitening"].ndim]
+        shapes: dict[str, tuple[int | None, ...]] = {"means": (None, features), "whitening": whitening, "limit": ()}
+        check_tensors(state, {name: (torch.float64, shape) for name, shape in shapes.items()})
         return cls(ClassGaussians(state["means"], state["whitening"]), float(state["limit"]))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import ArgumentError, check_memory
+from neuboots._validation import ArgumentError, Count, check_memory, check_types
 from neuboots.head import add_output_axis, cast_inputs, check_inputs, copy_net, make_head
 from neuboots.loading import dataset_length
 from neuboots.losses import Loss, as_loss, build_loss, describe_loss
@@ -136,6 +136,7 @@ class Refit(nn.Module):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Refit":
         """Create it with tensors whose values `load` fills in."""
+        check_types("refit", config, {"tensors": dict[str, list[Any]], "penalty": float, "loss": dict})
         return cls(make_tensors(config["tensors"]), config["penalty"], build_loss(config["loss"]))
 
 
@@ -256,6 +257,7 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
 
     @classmethod
     def _rebuild(cls, config: dict[str, Any], net: nn.Module) -> ShiftedHead:
+        check_types("predictor", config, {"head": str, "num_blocks": Count, "refit": dict | None})
         generator = BootstrapGenerator(net, head=config["head"])
         shape = (config["num_blocks"], *head_parameters(generator).shape)
         refit = None if config["refit"] is None else Refit.from_config(config["refit"])

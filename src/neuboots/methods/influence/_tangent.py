@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
 
 from neuboots._prng import derive_keys
-from neuboots._validation import ArgumentError, available_memory, check_memory
+from neuboots._validation import ArgumentError, Count, available_memory, check_memory, check_types
 from neuboots.head import (
     add_output_axis,
     call_net,
@@ -562,6 +562,13 @@ class TangentPredictor(InfluencePredictor):
 
     @classmethod
     def _rebuild(cls, config: dict[str, Any], net: nn.Module) -> TangentModel:
+        types = {
+            "layers": Count | Literal["all"],
+            "outputs": Count | None,
+            "spec": str,
+            "tensors": dict[str, list[Any]],
+        }
+        check_types("predictor", config, types)
         return TangentModel(net, config["layers"], config["outputs"], config["spec"], make_tensors(config["tensors"]))
 
 

@@ -1,0 +1,214 @@
+"""Artifacts of every kind with one thing changed and a right manifest: each is refused with one error."""
+
+import copy
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _nets import QUICK, quick_options
+from PIL import Image
+from torch import Tensor
+
+import neuboots_paper.baselines  # noqa: F401  # registers four more methods
+from neuboots import ArgumentError
+from neuboots.app import load_model
+from neuboots.app import model as app_model
+from neuboots.app.images import fit_images
+from neuboots.app.masks import fit_masks
+from neuboots.app.tabular import fit_table
+from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
+from neuboots.methods import MCDropout, create_method, find_method, list_methods
+from neuboots.nets import MLP
+from neuboots.posthoc import StdScaling, TemperatureScaling
+from neuboots.serialization import Artifact, ArtifactError, build_predictor, parse_json, read_artifact
+from neuboots.testing import MethodUnderTest
+
+FREE = {  # keys whose values are notes, or whose content is not part of the model
+    *("card", "loss_curve_", "validation_curve_", "feature_names_in_", "method", "band_error_", "classes_"),
+    *("net", "size", "dtypes", "inputs", "refit", "std_scale", "batch_size", "dispersion", "first"),
+}
+VALUES: tuple[Any, ...] = ([], {}, "x", True, -1, 0, 1.5, 5 * 10**8, 10**18, [[[]]], "__main__", ["x", 3], {"x": 1})
+
+
+def make_predictor(name: str, folder: Path) -> None:
+    MethodUnderTest(find_method(name), quick_options(name)).predictor.save(folder)
+
+
+def make_mlp(folder: Path, wrap: bool = False) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = (x, (x[:, 0] > 0).long())
+    predictor: Any = create_method("neuboots").fit(lambda: MLP(3, 2, widths=(5,)), data, QUICK)
+    (TemperatureScaling().fit(predictor, data) if wrap else predictor).save(folder)
+
+
+def make_std_scaling(folder: Path) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    predictor = MCDropout(loss=torch.nn.MSELoss()).fit(lambda: MLP(3, 1, widths=(5,)), (x, x[:, :1]), QUICK)
+    StdScaling().fit(predictor, (x, x[:, :1])).save(folder)
+
+
+def make_estimator(kind: str, folder: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(80, 3))
+    options: dict[str, Any] = {"epochs": 2, "random_state": 0, "widths": (5,)}
+    if kind == "classifier":
+        NeuBootsClassifier(**options).fit(X, np.where(X[:, 0] > 0, "yes", "no")).save(folder)
+    else:
+        NeuBootsRegressor(**options).fit(X, X[:, 0]).save(folder)
+
+
+def make_table(kind: str, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    file = folder.with_suffix(".csv")
+    rows = []
+    for number, letter in zip(rng.normal(size=300), rng.choice([*"uv"], 300), strict=True):
+        rows.append(f"{number:.4f},{letter},{('yes', 'no')[int(number > 0)] if kind == 'classes' else number}")
+    file.write_text("a,b,y\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    fit_table(file, "y", epochs=2, progress=False).save(folder)
+
+
+def make_pictures(kind: str, folder: Path) -> None:
+    rng, root = np.random.default_rng(0), folder.with_suffix(".files")
+    for k in range(24):
+        pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+        names = [f"{'ab'[k % 2]}/{k}.png"] if kind == "images" else [f"images/{k}.png", f"masks/{k}.png"]
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels if "masks" not in name else (pixels[..., 0] > 99).astype(np.uint8)).save(root / name)
+    (fit_images if kind == "images" else fit_masks)(root, epochs=1, num_samples=2, progress=False).save(folder)
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    **{name: lambda folder, name=name: make_predictor(name, folder) for name in list_methods()},  # type: ignore[misc]
+    "mlp": make_mlp,
+    "temperature": lambda folder: make_mlp(folder, wrap=True),
+    "std scale": make_std_scaling,
+    **{name: lambda folder, name=name: make_estimator(name, folder) for name in ("classifier", "regressor")},  # type: ignore[misc]
+    **{name: lambda folder, name=name: make_table(name, folder) for name in ("classes", "numbers")},  # type: ignore[misc]
+    **{name: lambda folder, name=name: make_pictures(name, folder) for name in ("images", "masks")},  # type: ignore[misc]
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def content(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("artifacts") / request.param
+    MAKERS[request.param](folder)
+    kind = parse_json((folder / "config.json").read_bytes())["kind"]
+    return read_artifact(folder, kind=kind)
+
+
+def restore(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load it as `load`, `load_model` and `load` of an estimator do after they have read the files."""
+    artifact = copy.deepcopy(artifact)
+    kind, config = artifact.config["kind"], artifact.config
+    if kind == "model":
+        monkeypatch.setattr(app_model, "read_artifact", lambda folder, kind: artifact)
+        load_model(artifact.folder)
+    elif kind == "estimator":
+        names = {"NeuBootsClassifier": NeuBootsClassifier}
+        names.get(str(config.get("estimator")), NeuBootsRegressor).from_artifact(artifact)  # type: ignore[arg-type]
+    else:
+        config = {key: value for key, value in config.items() if key not in ("format", "version", "kind")}
+        info = find_method(artifact.folder.name) if artifact.folder.name in list_methods() else None
+        model = MethodUnderTest(info).case.model() if info is not None and info.needs_net else None
+        build_predictor(config, artifact.tensors, model, path=artifact.folder)
+
+
+def attempt(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> ArtifactError | None:
+    """The error with which an artifact is refused."""
+    try:
+        restore(artifact, monkeypatch)
+    except ArtifactError as error:
+        return error
+    except ArgumentError as error:
+        if error.name == "model":  # nothing describes the net
+            return ArtifactError(artifact.folder, str(error))
+        raise
+    return None
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Keys on the way to each value of a JSON object, with the first entry of each list."""
+    for key in tree if isinstance(tree, dict) else range(min(1, len(tree))) if isinstance(tree, list) else ():
+        yield (*path, key)
+        yield from places(tree[key], (*path, key))
+
+
+def inside(tree: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def is_free(path: tuple[Any, ...]) -> bool:
+    return not {*path}.isdisjoint(FREE)
+
+
+def changed(artifact: Artifact, path: tuple[Any, ...], change: Callable[[Any, Any], object]) -> Artifact:
+    config = copy.deepcopy(artifact.config)
+    change(inside(config, path[:-1]), path[-1])
+    return Artifact(artifact.folder, config, artifact.tensors)
+
+
+def json_type(value: Any) -> Any:
+    return float if type(value) in (int, float) else type(value)
+
+
+@pytest.mark.slow
+def test_changed_configs_are_refused(content: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore(content, monkeypatch)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    accepted = []
+    for path in [path for path in places(content.config) if path[0] not in ("format", "version", "kind")]:
+        value = inside(content.config, path)
+        changes: list[tuple[Any, Any]] = [
+            ("another", other) for other in VALUES if other != value or type(other) is not type(value)
+        ]
+        changes += [("none", None)] if value is not None and path[-2:] != ("inner", "head") else []
+        changes += [("missing", None)] if isinstance(path[-1], str) else []
+        changes += [("extra", None)] if isinstance(value, dict) else []
+        for what, other in changes:
+
+            def change(parent: Any, key: Any, what: str = what, other: Any = other) -> None:
+                if what == "missing":
+                    del parent[key]
+                elif what == "extra":
+                    parent[key]["unknown"] = 1
+                else:
+                    parent[key] = other
+
+            error = attempt(changed(content, path, change), monkeypatch)
+            if error is None and not is_free(path) and (what != "another" or json_type(other) is not json_type(value)):
+                accepted.append((".".join(map(str, path)), value, what, other))
+            assert error is None or len(str(error)) < 2000
+    assert accepted == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 1 << 20  # KiB
+
+
+@pytest.mark.slow
+def test_changed_tensors_are_refused(content: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore(content, monkeypatch)
+    changes: dict[str, Callable[[Tensor], Tensor | None]] = {
+        "missing": lambda tensor: None,
+        "one more row": lambda tensor: torch.cat([tensor, tensor[:1]]) if tensor.ndim else tensor[None],
+        "one more axis": lambda tensor: tensor[None],
+        "integers": lambda tensor: tensor.to(torch.int16),
+        "half": lambda tensor: tensor.half(),
+        "another precision": lambda tensor: tensor.double() if tensor.dtype != torch.float64 else tensor.float(),
+    }
+    for name, tensor in content.tensors.items():
+        for what, change in changes.items():
+            if name.endswith(("held_out_", "ood.means")) and what == "one more row":
+                continue  # as many as the training had rows, or centers
+            tensors = {key: value for key, value in content.tensors.items() if key != name}
+            if (other := change(tensor)) is not None:
+                tensors[name] = other
+            error = attempt(Artifact(content.folder, content.config, tensors), monkeypatch)
+            assert isinstance(error, ArtifactError), f"{name} with {what} was accepted"
+    for prefix in ("", "predictor.", "ood.", "fitted.", "estimator.", "estimator.fitted.", "estimator.predictor."):
+        tensors = content.tensors | {f"{prefix}more_": torch.zeros(2)}
+        with pytest.raises(ArtifactError):
+            restore(Artifact(content.folder, content.config, tensors), monkeypatch)
