@@ -26,7 +26,7 @@ from neuboots.app.model import PredictionTable, load_model
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
 from neuboots.nets import MLP
 from neuboots.posthoc import TemperatureScaling
-from neuboots.serialization import CONFIG, TENSORS, write_artifact
+from neuboots.serialization import CONFIG, TENSORS, ArtifactError, write_artifact
 
 from . import images, tables
 from .driver import CORRECT, ERROR, FLAGGED, Area, Failure, Workspace, run_command
@@ -300,9 +300,17 @@ def _change_json(folder: Path, saved: Saved, case: ModelCase, sealed: bool) -> N
     if sealed:
         tensors = load_file(folder / TENSORS)
         shutil.rmtree(folder)
-        write_artifact(folder, config, tensors, kind=saved.kind)
+        _seal(folder, saved, config, tensors)
     else:
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+
+
+def _seal(folder: Path, saved: Saved, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write what a stranger could write with the library; what it refuses to write is an error already."""
+    try:
+        write_artifact(folder, config, tensors, kind=saved.kind)
+    except ValueError as error:
+        raise ArtifactError(folder, f"it cannot be written ({error})") from error
 
 
 def _get(value: Any, path: tuple[Any, ...]) -> Any:
@@ -353,7 +361,7 @@ def _change_tensors(folder: Path, saved: Saved, case: ModelCase, sealed: bool) -
         for key in ("format", "version", "kind", "checksums", "files", "manifest"):
             config.pop(key, None)
         shutil.rmtree(folder)
-        write_artifact(folder, config, tensors, kind=saved.kind)
+        _seal(folder, saved, config, tensors)
     else:
         save_file({key: value.contiguous().clone() for key, value in tensors.items()}, folder / TENSORS)
 
