@@ -261,7 +261,7 @@ def _to_parquet(case: TableCase, rows: list[Row], texts: list[Any], order: list[
         array = pyarrow.array(values)
         kinds: dict[str, list[Any]] = {
             "size": [pyarrow.float64(), pyarrow.string()],
-            "count": [pyarrow.int64(), pyarrow.int32(), pyarrow.float64(), pyarrow.decimal128(12, 2)],
+            "count": [pyarrow.int64(), pyarrow.int32(), pyarrow.float64(), pyarrow.decimal128(21, 2)],
             "since": [
                 pyarrow.date32(),
                 pyarrow.date64(),
