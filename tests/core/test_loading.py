@@ -277,3 +277,9 @@ def test_collate_function_may_make_pairs_of_other_examples() -> None:
         assert torch.equal(batch.y, batch.index % 2)
     with pytest.raises(ArgumentError, match="data"):
         next(EpochLoader(Records(), batch_size=4, seed=0).epoch(0))
+
+
+def test_tensors_without_rows_are_rejected_by_name() -> None:
+    with pytest.raises(ArgumentError) as raised:
+        as_dataset((torch.zeros(()), torch.zeros(())), name="val_data")
+    assert raised.value.name == "val_data"

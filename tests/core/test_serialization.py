@@ -17,6 +17,7 @@ from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.nets import MLP
 from neuboots.serialization import (
     ArtifactError,
+    build_net,
     build_predictor,
     configurable,
     describe_predictor,
@@ -334,3 +335,16 @@ def test_values_that_are_not_finite_are_neither_saved_nor_loaded(name: str, valu
     with pytest.raises(FloatingPointError):
         save(DeterministicPredictor(net), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
+    save(DeterministicPredictor(MLP(4, 2, widths=(8,))), tmp_path / "model")
+    before = torch.get_rng_state()
+    load(tmp_path / "model")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_config_cannot_run_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["neuboots", "--version"])
+    for module in ("neuboots.__main__", "neuboots_paper.__main__", "neuboots.cli", "os", "neuboots.nets..os", None, 1):
+        assert build_net({"net": "MLP", "module": module, "options": {"in_features": 4, "out_features": 2}}) is not None

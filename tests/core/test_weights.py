@@ -407,3 +407,27 @@ def test_seeds_are_zero_by_default() -> None:
         HashedBlocks(5, seed=0),
         WeightSchedule(Dirichlet(), HashedBlocks(5), seed=0),
     )
+
+
+@pytest.mark.parametrize("weight_distribution", [Dirichlet(), Exponential(), Multinomial(), Constant()])
+def test_wrong_keys_and_sizes_are_rejected_by_name(weight_distribution: WeightDistribution) -> None:
+    keys = derive_keys(torch.arange(3), 0)
+    for name, arguments in (
+        ("keys", (None, 4)),
+        ("keys", (torch.rand(3), 4)),
+        ("keys", (keys[None], 4)),
+        ("size", (keys, 0)),
+        ("size", (keys, -1)),
+        ("size", (keys, 2.5)),
+        ("size", (keys, 10**15)),
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            weight_distribution.sample(*arguments)
+        assert raised.value.name == name
+
+
+def test_moments_of_no_blocks_or_an_unknown_link_are_rejected() -> None:
+    for name, link, size in (("size", "exp", 0), ("size", "exp", -(10**20)), ("link", "log", 4)):
+        with pytest.raises(ArgumentError) as raised:
+            link_moments(Dirichlet(), link, size)  # type: ignore[arg-type]
+        assert raised.value.name == name

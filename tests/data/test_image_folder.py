@@ -1,5 +1,6 @@
 """Folders of images by class, images with masks, and PASCAL VOC."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from neuboots.data.image_folder import (
     load_mask_folder,
     load_voc_folder,
 )
-from neuboots.data.images import decode_image
+from neuboots.data.images import decode_image, read_image_size
 
 PLAIN = Standardizer((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -444,3 +445,15 @@ def test_incomplete_voc_is_rejected(tmp_path: Path) -> None:
     write_voc(tmp_path, {"val": NAMES["val"]})
     (tmp_path / "SegmentationClass" / "2008_000001.png").unlink()
     assert_not_found(load_voc_folder, tmp_path)
+
+
+def test_pipes_devices_and_empty_files_are_no_images(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "empty.png").touch()
+    for name in ("pipe.png", "zero.png", "loop.png", "empty.png"):
+        with pytest.raises(CorruptFileError, match=name):
+            decode_image(tmp_path / name, 3, tmp_path / name)
+        with pytest.raises(CorruptFileError, match=name):
+            read_image_size(tmp_path / name, tmp_path / name)

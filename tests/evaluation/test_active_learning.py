@@ -588,3 +588,17 @@ def test_result_has_means_and_intervals_over_trials() -> None:
     assert "low" not in single.rows()[0]
     with pytest.raises(ArgumentError):
         single.interval()
+
+
+def test_diverse_selection_rejects_what_it_cannot_select() -> None:
+    scores, features = torch.rand(5), torch.rand(5, 2)
+    for name, arguments in (
+        ("scores", (None, features, 2)),
+        ("features", (scores, None, 2)),
+        ("features.shape", (scores, features[:4], 2)),
+        ("k", (scores, features, 0)),
+        ("k", (scores, features, 6)),
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            greedy_diverse_selection(*arguments)
+        assert raised.value.name == name

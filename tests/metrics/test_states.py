@@ -314,3 +314,45 @@ def test_memory_of_sums_does_not_grow_with_the_data() -> None:
         assert num_elements(make(*draw(rng, 100))) == num_elements(make(*draw(rng, 10)))
     large, small = classification(*class_data(rng, 110)), classification(*class_data(rng, 10))
     assert num_elements(large) - num_elements(small) == 200
+
+
+REJECTED = [None, [0.5, 0.5], torch.full((2,), 0.5).numpy(), torch.ones(2).to_sparse(), torch.ones(2, device="meta")]
+
+
+@pytest.mark.parametrize("value", REJECTED, ids=["None", "list", "array", "sparse", "meta"])
+def test_what_is_no_dense_tensor_is_rejected_by_name(value: Any) -> None:
+    y, labels, probs = torch.ones(2), torch.tensor([0, 1]), torch.full((2, 2), 0.5)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("probs", lambda: m.nll(value, labels)),
+        ("labels", lambda: m.ece(probs, value)),
+        ("mean", lambda: m.rmse(value, y)),
+        ("y", lambda: m.crps(y, y, value)),
+        ("low", lambda: m.mean_width(value, y)),
+        ("samples", lambda: m.crps_samples(value, y)),
+        ("samples", lambda: m.pairwise_kl(value)),
+        ("preds", lambda: m.disagreement(value, labels)),
+        ("scores", lambda: m.auroc(value, positive=labels > 0)),
+        ("values", lambda: m.RunningMean.from_batch(value)),
+    ]
+    for name, call in calls:
+        with pytest.raises(ArgumentError) as raised:
+            call()
+        assert raised.value.name == name
+
+
+def test_more_bins_than_inputs_leave_bins_empty() -> None:
+    probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]]), torch.tensor([0, 0, 1])
+    expected = m.adaptive_ece(probs, labels, num_bins=3)
+    assert m.adaptive_ece(probs, labels, num_bins=10**12) == expected == pytest.approx((0.1 + 0.6 + 0.7) / 3)
+
+
+def test_bins_and_classes_beyond_the_memory_are_rejected() -> None:
+    probs, labels = torch.full((2, 2), 0.5), torch.tensor([0, 1])
+    for name, call in (
+        ("num_bins", lambda: m.ece(probs, labels, num_bins=10**15)),
+        ("num_classes", lambda: m.ConfusionMatrix.from_preds(labels, labels, num_classes=10**8)),
+        ("num_levels", lambda: m.calibration_curve(labels.float(), labels + 1.0, labels.float(), num_levels=10**15)),
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            call()
+        assert raised.value.name == name
