@@ -208,6 +208,14 @@ def test_block_sizes_differ_by_at_most_one(labels: list[int], size: int, seed: i
     assert torch.equal(u, assign_blocks(n, size, strata=strata if stratify else None, seed=seed))
 
 
+@pytest.mark.parametrize("size", [0, 10**13])
+@pytest.mark.parametrize("weight_distribution", [Dirichlet(), Exponential(), Multinomial()], ids=str)
+def test_numbers_of_weights_are_checked(weight_distribution: WeightDistribution, size: int) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        sample(weight_distribution, 2, size, 0)
+    assert caught.value.name == "size"
+
+
 def test_one_example_has_one_block() -> None:
     assert assign_blocks(1, 1).tolist() == [0]
 
@@ -226,6 +234,7 @@ def test_blocks_are_uniform() -> None:
 @pytest.mark.parametrize(
     ("name", "make"),
     [
+        ("size", lambda: link_moments(Dirichlet(), "exp", 0)),
         ("num_blocks", lambda: assign_blocks(5, 0)),
         ("num_blocks", lambda: assign_blocks(5, 10**13)),  # 400 TB
         ("n", lambda: assign_blocks(0, 3)),
