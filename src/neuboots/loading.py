@@ -139,7 +139,8 @@ def as_dataset(data: FitData, *, name: str = "data") -> Dataset[Any]:
             raise ArgumentError(name, f"{len(data[0])} inputs, {len(data[1])} targets", "as many targets as inputs")
         arrays = (d if isinstance(d, Tensor) else np.require(d, requirements=["C", "W"]) for d in data)
         return TensorDataset(*map(torch.as_tensor, arrays))
-    if isinstance(data, Tensor | np.ndarray) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+    pair = isinstance(data, tuple) and len(data) == 2 and not all(isinstance(d, tuple | list) for d in data)
+    if pair or isinstance(data, Tensor | np.ndarray) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
         raise ArgumentError(name, type(data), "a Dataset, a pair (inputs, targets) of arrays, or a DataLoader")
     return cast(Dataset[Any], data)
 

@@ -355,7 +355,11 @@ class BlockTable:
 
     def __call__(self, index: Tensor) -> Tensor:
         """Return the blocks of these examples."""
-        return self.blocks.index_select(0, index.cpu())  # several times faster than self.blocks[index]
+        try:
+            return self.blocks.index_select(0, index.cpu())  # several times faster than self.blocks[index]
+        except (IndexError, RuntimeError, AttributeError, TypeError):
+            expected = f"numbers (N,) from 0 to {len(self.blocks) - 1}"
+            raise ArgumentError("index", index, expected) from None
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,7 @@ def test_collate_function_may_make_pairs_of_other_examples() -> None:
 
 
 def test_tensors_without_rows_are_rejected_by_name() -> None:
-    with pytest.raises(ArgumentError) as raised:
-        as_dataset((torch.zeros(()), torch.zeros(())), name="val_data")
-    assert raised.value.name == "val_data"
+    for data in ((torch.zeros(()), torch.zeros(())), (None, torch.zeros(3)), (3.5, torch.zeros(3))):
+        with pytest.raises(ArgumentError) as raised:
+            as_dataset(data, name="val_data")  # type: ignore[arg-type]
+        assert raised.value.name == "val_data"

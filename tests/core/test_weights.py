@@ -440,3 +440,10 @@ def test_moments_of_no_blocks_or_an_unknown_link_are_rejected() -> None:
         with pytest.raises(ArgumentError) as raised:
             link_moments(Dirichlet(), link, size)  # type: ignore[arg-type]
         assert raised.value.name == name
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 9]), torch.tensor([-1]), torch.rand(2), None])
+def test_examples_that_a_table_does_not_have_are_rejected(index: Tensor | None) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        BlockTable(torch.tensor([0, 1, 0]), 2)(index)  # type: ignore[arg-type]
+    assert raised.value.name == "index"

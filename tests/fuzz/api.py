@@ -658,7 +658,7 @@ def run_net(case: "ApiCase", workspace: Workspace) -> str:
     finite = all(bool(value.isfinite().all()) for value in statistics)
     if finite and name == "NaN in evaluation":
         raise Failure("wrong answer", "a net whose outputs are NaN predicts numbers")
-    if finite and name != "random" and not torch.equal(first.samples, second):
+    if finite and name not in ("random", "another width at each call") and not torch.equal(first.samples, second):
         raise Failure("wrong answer", f"{name}: two predictions of one seed differ")
     return CORRECT if finite else FLAGGED
 

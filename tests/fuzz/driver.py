@@ -234,7 +234,7 @@ def classify_error(error: BaseException) -> Outcome:
     clear = isinstance(error, _DOCUMENTED) or (raised and isinstance(error, _OWN)) or in_net
     if clear and not str(error).strip():
         return Outcome("raw exception", f"{type(error).__name__} without a message ({where})")
-    if clear and len(str(error)) > _MAX_MESSAGE:
+    if clear and not in_net and len(str(error)) > _MAX_MESSAGE:
         return Outcome("output", f"an error of {len(str(error)):,} characters ({where})")
     if not clear and frames:
         library = [frame for frame in frames if _LIBRARY in frame.filename and "site-packages" not in frame.filename]

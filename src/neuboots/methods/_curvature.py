@@ -145,7 +145,7 @@ def split_at_head(net: nn.Module, head: str | None, inputs: FitInputs) -> Bootst
         bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
         constant = torch.arange(1.0, len(weight) + 1).to(weight)
         weights, biases = torch.stack([0 * weight, weight, -weight]), torch.stack([constant, bias, constant - bias])
-        found = apply_heads(at, torch.cat([weights, biases[..., None]], 2))  # (3, N, C, *)
+        found = apply_heads(at, torch.cat([weights, biases[..., None]], 2)).to(weight.dtype)  # (3, N, C, *)
         z = layer(at.trace.phi)
         wanted = constant.view(-1, *[1] * (found.ndim - 3))
         upsamples = found.shape[2] == len(constant) and all(

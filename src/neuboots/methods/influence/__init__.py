@@ -14,6 +14,7 @@ matrix estimators with improved finite sample properties, Journal of Econometric
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -101,7 +102,7 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
         check_weight_distribution(self.weight_distribution)
         if self.layers != "all":
             check_int("layers", self.layers, minimum=1)
-        if self.ridge is not None and not 0.0 <= self.ridge < math.inf:
+        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0.0 <= self.ridge < math.inf):
             raise ArgumentError("ridge", self.ridge, "λ/n, a number ≥ 0, or None")
         if self.residuals is not None:
             check_choice("residuals", self.residuals, get_args(Residuals))
