@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Options such as FUZZ='--seed 1 --area tables'.
 FUZZ ?=
 
-.PHONY: help demo test test-slow fuzz lint bench costs results your-data docs clean
+.PHONY: help demo test test-slow fuzz kills mutants lint bench costs results your-data docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ test-slow: $(READY)  ## the slow tests
 
 fuzz: $(READY)  ## 2,000 random inputs, and the table of what happened (6 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --cases 2000 --seed 0 $(FUZZ)
+
+kills: $(READY)  ## 30 kills at random moments of each long command
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kills.py $(or $(KILLS),30)
+
+mutants: $(READY)  ## the mutation score of the core modules (resumable)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutation --jobs 2 $(MUTANTS)
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

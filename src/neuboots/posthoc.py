@@ -89,6 +89,9 @@ class ScaledPredictor(Predictor):
             center = inner.moments.mean  # (N, C, *)
         scale, shift = torch.ones_like(center[:1]), torch.zeros_like(center[:1])  # (1, C, *)
         factors = torch.tensor(self.std_scale).to(center)
+        outputs = center.shape[1]
+        if 2 * len(factors) != outputs and (self.gaussian or len(factors) != outputs):
+            raise ArgumentError("std_scale", self.std_scale, f"a factor of each mean, for a net with {outputs} outputs")
         shape = (-1, *[1] * (center.ndim - 2))
         scale[:, : len(factors)] = factors.view(shape)
         if self.gaussian:

@@ -13,7 +13,17 @@ from _nets import Stream, noise
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from neuboots import DeepEnsemble, Deterministic, MCDropout, NeuBoots, TrainingConfig, load, save, split_gaussian
+from neuboots import (
+    ArgumentError,
+    DeepEnsemble,
+    Deterministic,
+    MCDropout,
+    NeuBoots,
+    TrainingConfig,
+    load,
+    save,
+    split_gaussian,
+)
 from neuboots.losses import GaussianNLL
 from neuboots.methods import DeterministicPredictor, MethodInfo, find_method
 from neuboots.nets import MLP
@@ -220,3 +230,11 @@ def test_prior_limits_the_temperature_of_few_correct_rows() -> None:
     assert TemperatureScaling().fit(predictor, (x, y)).temperature < 0.2
     assert 0.7 < prior.fit(predictor, (x, y)).temperature < 1.0
     assert abs(prior.fit(predictor, (400 * x, y)).temperature - 1) < 0.01  # a likelihood of 1 for every T
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+@pytest.mark.parametrize("std_scale", [(), (2.0,), (2.0, 2.0, 2.0)], ids=len)
+def test_factors_of_another_number_of_outputs_raise(std_scale: tuple[float, ...], gaussian: bool) -> None:
+    predictor = ScaledPredictor(DeterministicPredictor(nn.Identity()), std_scale=std_scale, gaussian=gaussian)
+    with pytest.raises(ArgumentError, match="std_scale"):
+        predictor.predict(torch.zeros(3, 4), 2)
