@@ -133,8 +133,9 @@ def as_dataset(data: FitData, *, name: str = "data") -> Dataset[Any]:
         _check_sampler(data, name)
         return data.dataset if data.collate_fn is default_collate else _CollatedDataset(data.dataset, data.collate_fn)
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, Tensor | np.ndarray) for d in data):
-        if not all(d.ndim for d in data):
-            raise ArgumentError(name, tuple(d.shape for d in data), "arrays with a row for each example")
+        if not all(d.ndim and getattr(d, "layout", torch.strided) == torch.strided for d in data):
+            found = [(tuple(d.shape), getattr(d, "layout", "dense")) for d in data]
+            raise ArgumentError(name, found, "dense arrays with a row for each example")
         if len(data[0]) != len(data[1]):
             raise ArgumentError(name, f"{len(data[0])} inputs, {len(data[1])} targets", "as many targets as inputs")
         arrays = (d if isinstance(d, Tensor) else np.require(d, requirements=["C", "W"]) for d in data)

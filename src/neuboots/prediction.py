@@ -245,7 +245,7 @@ class Prediction(_Statistics):
         moments: Exact mean and standard deviation, if the method knows them.
 
     Raises:
-        ArgumentError: If `samples` has another number of axes, or B = 0.
+        ArgumentError: If `samples` has another number of axes or integers, or B = 0.
 
     Example:
         >>> p = Prediction(torch.tensor([[[0.0, 1.0]], [[0.0, 3.0]]]))  # B = 2, N = 1, C = 2
@@ -257,6 +257,8 @@ class Prediction(_Statistics):
     moments: Moments | None = None
 
     def __post_init__(self) -> None:
+        if not self.samples.is_floating_point():
+            raise ArgumentError("samples.dtype", self.samples.dtype, "floating-point numbers", hint="use .float()")
         if self.samples.ndim < 3 or self.samples.shape[0] < 1:
             raise ArgumentError("samples", tuple(self.samples.shape), "(B, N, C, *) with B ≥ 1")
 

@@ -280,7 +280,12 @@ def test_collate_function_may_make_pairs_of_other_examples() -> None:
 
 
 def test_tensors_without_rows_are_rejected_by_name() -> None:
-    for data in ((torch.zeros(()), torch.zeros(())), (None, torch.zeros(3)), (3.5, torch.zeros(3))):
+    for data in (
+        (torch.zeros(()), torch.zeros(())),
+        (None, torch.zeros(3)),
+        (3.5, torch.zeros(3)),
+        (torch.eye(3).to_sparse(), torch.zeros(3)),
+    ):
         with pytest.raises(ArgumentError) as raised:
             as_dataset(data, name="val_data")  # type: ignore[arg-type]
         assert raised.value.name == "val_data"

@@ -642,3 +642,9 @@ def test_conformal_quantile_never_loses_coverage_by_rounding() -> None:
     )
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.97) == math.inf
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.96) < math.inf
+
+
+def test_samples_that_are_integers_are_rejected() -> None:
+    with pytest.raises(ArgumentError) as raised:
+        Prediction(torch.ones(2, 3, 1, dtype=torch.int8))
+    assert raised.value.name == "samples.dtype"
