@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from neuboots import ArgumentError
 
-CASES = {"tables": 14, "model folders": 14, "image folders": 10, "checkpoints": 6, "python api": 20}
+CASES = {"tables": 6, "model folders": 8, "image folders": 6, "checkpoints": 4, "python api": 12}
 
 
 @pytest.fixture(autouse=True)

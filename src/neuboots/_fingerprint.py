@@ -65,8 +65,8 @@ def describe(value: Any, path: str = "", *, training: bool = False) -> dict[str,
         The texts.
 
     Example:
-        >>> describe({"rate": 0.5, "net": nn.ReLU()}, "x")
-        {'x': 'dict of 2', "x['net']": 'torch.nn.modules.activation.ReLU', "x['net'].*": 'inplace', ...}
+        >>> describe({"rate": 0.5, "widths": [2, 3]}, "x")
+        {'x': 'dict of 2', "x['rate']": '0.5', "x['widths']": '(2, 3)'}
     """
     parts: dict[str, str] = {}
     seen: dict[int, tuple[str, Any]] = {}  # objects with parts are kept, since a freed one gives its id away

@@ -232,7 +232,9 @@ def find_not_finite(tensors: Mapping[str, Tensor], parameters: Collection[str] =
         (None, 'weight')
     """
     for name, tensor in tensors.items():
-        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+        if not isinstance(tensor, Tensor) or tensor.is_meta:  # a module may keep other state
+            continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
         if bool(torch.isfinite(values.sum())):  # one cheap read: then all are

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuboots._validation import check_choice, check_int
+from neuboots._validation import check_choice, check_int, check_types
 from neuboots.app._images import (
     WINDOW,
     FeatureExtractor,
@@ -202,8 +202,10 @@ class MaskModel(VisionModel):
 
     @classmethod
     def _read_options(cls, config: dict[str, Any]) -> dict[str, Any]:
+        number = dict.fromkeys(("min_confidence", "max_uncertain_fraction"), float)
+        check_types("masks", config, {"label_values": list[int], "ignore_index": int | None, **number})
         label_map = LabelMap(tuple(config["label_values"]), config["ignore_index"])
-        limits = {name: float(config[name]) for name in ("min_confidence", "max_uncertain_fraction")}
+        limits = {name: float(config[name]) for name in number}
         return {"label_map": label_map, **limits}
 
 

@@ -367,7 +367,8 @@ class RejectRule:
     def from_config(cls, config: Any) -> "RejectRule":
         """Return the rule whose `config` was saved."""
         number = float | None
-        check_types("rule", config, {"confidence": float, "width": number, "std": number, "risk": number})
+        names = {"width": number, "std": number, "risk": number}
+        check_types("rule", config, {"confidence": float, "unknown": float, **names})
         return cls(**{name: math.inf if value is None and name != "risk" else value for name, value in config.items()})
 
 

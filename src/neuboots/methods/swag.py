@@ -13,7 +13,6 @@ recomputed on training inputs.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -238,9 +237,7 @@ class SWAGPredictor(Predictor):
     scale: float
     batch_size: int
     norms: tuple[str, ...]
-    _cache: OrderedDict[Any, dict[str, Tensor]] = field(
-        default_factory=OrderedDict, init=False, repr=False, compare=False
-    )
+    _cache: dict[Any, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def net(self) -> nn.Module:
@@ -262,16 +259,17 @@ class SWAGPredictor(Predictor):
         inputs = self.iterates.inputs
         if inputs is None:
             return weights
-        # statistics come from a cache that drops the oldest entries
+        # statistics come from a cache of all threads that drops the oldest entries, and those of other weights
         cache, key = self._cache, (self._fingerprint(), seed, b)
-        if cache and next(iter(cache))[0] != key[0]:
-            cache.clear()  # the weights have changed
-        if key not in cache:
-            cache[key] = _recompute_statistics(self.net, self.norms, weights, inputs, self.batch_size)
-            entry_bytes = sum(num_bytes(tensor) for tensor in cache[key].values())
-            while len(cache) > max(1, _MAX_CACHE_BYTES // entry_bytes):
-                cache.popitem(last=False)
-        return {**weights, **cache[key]}
+        statistics = cache.get(key)
+        if statistics is None:
+            statistics = _recompute_statistics(self.net, self.norms, weights, inputs, self.batch_size)
+            limit = max(1, _MAX_CACHE_BYTES // sum(num_bytes(tensor) for tensor in statistics.values()))
+            for old in [*cache]:
+                if old[0] != key[0] or len(cache) >= limit:
+                    cache.pop(old, None)
+            cache[key] = statistics
+        return {**weights, **statistics}
 
     def _fingerprint(self) -> int:
         """Return a hash that changes with any parameter or buffer."""
