@@ -41,7 +41,7 @@ class Squares(Study):
             raise KeyboardInterrupt
         self.log.append(job)
         assert context.folder is not None
-        context.folder.mkdir(parents=True)
+        context.folder.mkdir(parents=True, exist_ok=True)  # a killed job may have made it
         (context.folder / "checkpoint").touch()
         return {"squares": [{"value": job["k"] ** 2 + job["seed"] / 10, "nothing": float("nan")}]}
 
