@@ -791,7 +791,7 @@ def _acquire(path: Path, is_folder: bool, wait: bool) -> int | None:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
-        if path.parent.is_dir():
+        if is_folder and path.parent.is_dir():  # its writer has finished since it was found
             return None
         raise
     held = False

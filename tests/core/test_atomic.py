@@ -201,3 +201,8 @@ def test_names_of_any_length(tmp_path: Path) -> None:
     write_text(tmp_path / ("é" * 125 + ".csv"), "text")
     assert names(tmp_path) == ["m" * 255, "é" * 125 + ".csv"]
     assert read(tmp_path / ("m" * 255)) == 0
+
+
+def test_file_system_that_creates_no_files_raises() -> None:
+    with pytest.raises(OSError, match="page"), atomic_file(Path("/proc/page.html")):
+        pass

@@ -32,7 +32,7 @@ FREE = {  # keys whose values are notes, or whose content is not part of the mod
     *("card", "loss_curve_", "validation_curve_", "feature_names_in_", "method", "band_error_", "classes_"),
     *("net", "size", "dtypes", "inputs", "refit", "std_scale", "batch_size", "dispersion", "first"),
 }
-MAX_CASES = 200  # of one kind of artifact
+MAX_CASES = 80  # of one kind of artifact
 VALUES: tuple[Any, ...] = ([], {}, "x", True, -1, 0, 1.5, 5 * 10**8, 10**18, [[[]]], "__main__", ["x", 3], {"x": 1})
 
 
