@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,9 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
         check_weight_distribution(self.weight_distribution)
         if self.layers != "all":
             check_int("layers", self.layers, minimum=1)
-        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0.0 <= self.ridge < math.inf):
-            raise ArgumentError("ridge", self.ridge, "λ/n, a number ≥ 0, or None")
+        ridge: Any = self.ridge
+        if ridge is not None and not (isinstance(ridge, Real) and 0.0 <= float(ridge) < math.inf):
+            raise ArgumentError("ridge", ridge, "λ/n, a number ≥ 0, or None")
         if self.residuals is not None:
             check_choice("residuals", self.residuals, get_args(Residuals))
         check_int("num_calibration_fits", self.num_calibration_fits, minimum=0)
