@@ -269,6 +269,9 @@ def reading(path: str | os.PathLike[str], *, argument: str = "") -> Iterator[Non
     Args:
         path: Where they come from.
         argument: Argument of the caller, whose errors are not the artifact's.
+
+    Yields:
+        Nothing.
     """
     try:
         yield

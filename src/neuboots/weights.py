@@ -21,6 +21,7 @@ from neuboots._validation import ArgumentError, check_choice, check_int, check_m
 Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
 POOL_SIZE = 256
+SPARE_BLOCKS = 10_000  # that any data may leave empty
 DRAW_BYTES = 100  # of memory for each weight while it is drawn
 
 # -- distributions -------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from neuboots.training import BaseMethod, FitInputs, Objective, prepare_net, val
 from neuboots.weights import (
     DRAW_BYTES,
     POOL_SIZE,
+    SPARE_BLOCKS,
     Blocks,
     BlockTable,
     Dirichlet,
@@ -476,8 +477,8 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
         link: h, which maps α to the factors of the features: "identity", or "exp" for exp(−α).
         resample: When α is drawn in training: for each "sample", "step" or "epoch", or from a "pool" of 256 draws.
         warmup: Number of first epochs with α = 1.
-        num_blocks: Number of blocks S that share a weight, at most the larger of n and D; None for the number of
-            features D.
+        num_blocks: Number of blocks S that share a weight, at most 10,000, n or D, whichever is largest; None for
+            the number of features D.
         head: Name of the last layer; None to find it by running the net.
         train_head_only: Whether to train only the last layer, on top of a pretrained net.
 
@@ -566,10 +567,10 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
         return NeuBootsPredictor(generator.eval(), self.weight_distribution)
 
     def _check_num_blocks(self, generator: BootstrapGenerator, inputs: FitInputs) -> None:
-        """Raise before training if blocks would have neither rows nor features, or weights do not fit into memory."""
+        """Raise before training if too many blocks would be empty, or weights do not fit into memory."""
         num_blocks, n = generator.num_blocks, dataset_length(inputs.data)
-        if n is not None and num_blocks > max(n, generator.split.width):
-            expected = f"at most the number of rows {n} or of features {generator.split.width}, whichever is larger"
+        if n is not None and num_blocks > max(n, generator.split.width, SPARE_BLOCKS):
+            expected = f"at most {SPARE_BLOCKS:,}, or the number of rows {n:,} or features {generator.split.width:,}"
             raise ArgumentError("num_blocks", num_blocks, expected)
         rows = {"sample": inputs.config.batch_size, "pool": POOL_SIZE}.get(self.resample, 1)
         rows = rows if n is None or self.resample == "pool" else min(rows, n)

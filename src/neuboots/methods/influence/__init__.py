@@ -66,8 +66,8 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             Gaussian head; for other losses "hc3" for the head, "hc2" for several layers.
         refit: Run Newton's method to convergence for each replicate instead of one step; only with `layers=1`.
         weight_distribution: Distribution of the weights.
-        num_blocks: S, the number of blocks of rows that share a weight, at most the number of rows. None is one row per
-            block, up to the number of parameters of the head.
+        num_blocks: S, the number of blocks of rows that share a weight, at most n or 10,000. None is one row per block,
+            up to the number of parameters of the head.
         max_kernel_rows: Maximum of rows × outputs of the kernel matrix of several layers; beyond it a random subset of
             the rows is used, and deviations are scaled accordingly.
         num_calibration_fits: Number of replicates that `fit` trains from the same initial weights to set the size of

@@ -49,7 +49,7 @@ from neuboots.methods._least_squares import (
 from neuboots.methods.neuboots import BootstrapGenerator, GeneratorAtInput, draw_replicate_weights
 from neuboots.prediction import Moments, num_bytes
 from neuboots.training import FitInputs
-from neuboots.weights import Blocks, BlockTable, HashedBlocks, assign_blocks
+from neuboots.weights import SPARE_BLOCKS, Blocks, BlockTable, HashedBlocks, assign_blocks
 
 if TYPE_CHECKING:
     from neuboots.methods.influence import InfluenceBootstrap
@@ -365,11 +365,11 @@ def _make_blocks(method: "InfluenceBootstrap", size: int, inputs: FitInputs) -> 
 
 
 def check_num_blocks(num_blocks: int | None, n: int | None, size: int) -> None:
-    """Raise ArgumentError if n rows do not fill the blocks, or gradients of this size do not fit for each of them."""
+    """Raise ArgumentError if n rows leave too many blocks empty, or their gradients do not fit."""
     if num_blocks is None:
         return
-    if n is not None and num_blocks > n:
-        raise ArgumentError("num_blocks", num_blocks, f"at most the number of rows, {n}")
+    if n is not None and num_blocks > max(n, SPARE_BLOCKS):
+        raise ArgumentError("num_blocks", num_blocks, f"at most {SPARE_BLOCKS:,}, or the number of rows, {n:,}")
     check_memory("num_blocks", num_blocks, 3 * 8 * num_blocks * size, hint="use fewer blocks")
 
 

@@ -366,7 +366,8 @@ class Jacobian:
                 yield tile[0][0], tile
                 tile = []
             tile.append((start, block))
-        yield tile[0][0], tile
+        if tile:
+            yield tile[0][0], tile
 
     def _blocks(self, rows: JacobianRows, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """The explicit part of J from a row on, some rows at a time: (first row, (rows, C, P))."""
