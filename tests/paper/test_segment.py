@@ -138,7 +138,7 @@ def test_interrupted_training_resumes(thin: None, root: Path, tmp_path: Path, mo
     step = torch.optim.AdamW.step
 
     def interrupt(self: Any, *args: Any, **given: Any) -> Any:
-        if len(self.param_groups[0]["params"]) > 1:  # not of the optimizer whose state the checkpoint's is compared with
+        if len(self.param_groups[0]["params"]) > 1:  # not of a copy with an example parameter
             steps.append(1)
             if len(steps) == 3:
                 signal.raise_signal(signal.SIGINT)
