@@ -90,7 +90,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "std scale": make_std_scaling,
     **{name: lambda folder, name=name: make_estimator(name, folder) for name in ("classifier", "regressor")},  # type: ignore[misc]
     **{name: lambda folder, name=name: make_table(name, folder) for name in ("classes", "numbers")},  # type: ignore[misc]
-    **{name: lambda folder, name=name: make_pictures(name, folder) for name in ("images", "masks")},  # type: ignore[misc]
+    "images": lambda folder: make_pictures("images", folder),
 }
 
 

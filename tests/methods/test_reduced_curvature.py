@@ -154,7 +154,7 @@ def test_curvature_is_refused_before_training(method: Any, monkeypatch: pytest.M
 @pytest.mark.parametrize("layers", [1, "all"])
 def test_more_blocks_than_rows_are_refused(layers: Any) -> None:
     data = TensorDataset(X, torch.arange(ROWS) % 2)
-    for num_blocks in (ROWS + 1, 10**7):
+    for num_blocks in (10_001, 10**7):
         with pytest.raises(ArgumentError) as raised:
             InfluenceBootstrap(layers=layers, num_blocks=num_blocks).from_trained(make_net(2), data)
         assert raised.value.name == "num_blocks"

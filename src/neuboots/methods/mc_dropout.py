@@ -413,7 +413,7 @@ class MCDropoutPredictor(ModifiedNetPredictor):
                 "layer_names": list[str],
                 "first": str | None,
                 "head": str | None,
-                "batch_axes": dict[str, int],
+                "batch_axes": dict[str, int | None],
             },
         )
         skeleton, layer_names = copy_to_meta(net), tuple(config["layer_names"])
