@@ -4,7 +4,7 @@
 
 Each module is compared with its own test files. A first run of them records which test executes which line. Then every
 mutant is tried in a forked process, on the tests that execute its lines, fastest first, until one fails. A mutant of a
-function replaces the code of the function objects, which modules that imported them see, too; one of the statements that
+function replaces the code of the function objects, so that whoever imported them sees it; one of the statements that
 run at import, default values and options of dataclasses is tried in a process that imports everything anew. A test
 that takes ten times its usual time is a kill, too: a mutant may never end.
 
