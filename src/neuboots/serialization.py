@@ -44,6 +44,7 @@ _IGNORED = (".DS_Store", "Thumbs.db", "desktop.ini")  # file managers write them
 _MAX_JSON_BYTES = 1 << 26
 _MAX_READS = 100  # of a folder that is replaced while it is read
 _ALLOCATION_FACTOR, _MIN_ALLOCATION = 4, 1 << 16  # values that building a model may allocate at once
+_CALL_FACTOR, _MIN_CALLS = 256, 1 << 16  # calls of torch functions while a model is built, by the number of tensors
 _FACTORIES = {
     *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "new_empty", "new_full", "new_ones"),
     *("new_zeros", "ones", "rand", "randint", "randn", "randperm", "zeros"),
@@ -284,13 +285,17 @@ def reading(path: str | os.PathLike[str], *, argument: str = "") -> Iterator[Non
 
 
 class _AllocationLimit(TorchFunctionMode):
-    """Limits what is allocated in this thread to a multiple of the stored tensors, before it is allocated."""
+    """Limits what is allocated in this thread to a multiple of the stored tensors, before it is allocated.
+
+    Layers without values of their own take memory, too: the number of calls is limited by the number of tensors.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         stored = sum(tensor.numel() + 1 for tensor in tensors.values())
         self.largest = _ALLOCATION_FACTOR * stored + _MIN_ALLOCATION
         self.left = 64 * self.largest
+        self.calls = _CALL_FACTOR * len(tensors) + _MIN_CALLS
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -301,12 +306,14 @@ class _AllocationLimit(TorchFunctionMode):
             with suppress(RuntimeError):
                 self._check(math.prod(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
-        self.left -= result.numel() + 16 if isinstance(result, Tensor) else 16
-        self._check(0)
+        if isinstance(result, Tensor):  # an error in a function that ends no_grad would leave it on
+            self.left -= result.numel()
+            self.calls -= 1
+            self._check(0)
         return result
 
     def _check(self, size: int) -> None:
-        if size > self.largest or self.left < 0:
+        if size > self.largest or self.left < 0 or self.calls < 0:
             raise ValueError("it asks for a net that is much larger than the stored tensors")
 
 

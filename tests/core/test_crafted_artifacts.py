@@ -15,18 +15,26 @@ from PIL import Image
 from torch import Tensor
 
 import neuboots_paper.baselines  # noqa: F401  # registers four more methods
-from neuboots import ArgumentError
+from neuboots import ArgumentError, nets
 from neuboots.app import load_model
 from neuboots.app import model as app_model
 from neuboots.app.images import fit_images
 from neuboots.app.masks import fit_masks
 from neuboots.app.tabular import fit_table
 from neuboots.estimators import NeuBootsClassifier, NeuBootsRegressor
-from neuboots.methods import MCDropout, create_method, find_method, list_methods
+from neuboots.methods import DeterministicPredictor, MCDropout, create_method, find_method, list_methods
 from neuboots.nets import MLP
 from neuboots.posthoc import StdScaling, TemperatureScaling
-from neuboots.serialization import Artifact, ArtifactError, build_predictor, parse_json, read_artifact
+from neuboots.serialization import (
+    Artifact,
+    ArtifactError,
+    build_predictor,
+    describe_predictor,
+    parse_json,
+    read_artifact,
+)
 from neuboots.testing import MethodUnderTest
+from neuboots_paper.scnas.net import SCNAS
 
 FREE = {  # keys whose values are notes, or whose content is not part of the model
     *("card", "loss_curve_", "validation_curve_", "feature_names_in_", "method", "band_error_", "classes_"),
@@ -90,7 +98,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "std scale": make_std_scaling,
     **{name: lambda folder, name=name: make_estimator(name, folder) for name in ("classifier", "regressor")},  # type: ignore[misc]
     **{name: lambda folder, name=name: make_table(name, folder) for name in ("classes", "numbers")},  # type: ignore[misc]
-    "images": lambda folder: make_pictures("images", folder),
+    **{name: lambda folder, name=name: make_pictures(name, folder) for name in ("images", "masks")},  # type: ignore[misc]
 }
 
 
@@ -217,3 +225,35 @@ def test_changed_tensors_are_refused(content: Artifact, monkeypatch: pytest.Monk
         tensors = content.tensors | {f"{prefix}more_": torch.zeros(2)}
         with pytest.raises(ArtifactError):
             restore(Artifact(content.folder, content.config, tensors), monkeypatch)
+
+
+NETS: dict[str, Callable[[], torch.nn.Module]] = {
+    "MLP": lambda: MLP(3, 2, widths=(4, 4)),
+    "SmallCNN": lambda: nets.SmallCNN(1, 2, widths=(4,)),
+    "ResNet": lambda: nets.resnet8(2),
+    "DenseNet": lambda: nets.DenseNet(2, growth=4, blocks=(1, 1)),
+    "DeepLabV3": lambda: nets.small_deeplab(2),
+    "UResNet": lambda: nets.UResNet(1, 2, widths=(4, 8)),
+    "TextTransformer": lambda: nets.TextTransformer(9, 2, width=8, depth=1, heads=2, max_length=9),
+    "SCNAS": lambda: SCNAS(1, 2, width=4, levels=2),
+}
+
+
+def test_every_net_has_a_case() -> None:
+    assert {name for name in nets.__all__ if isinstance(getattr(nets, name), type)} <= set(NETS)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "MLP" else pytest.param(name, marks=pytest.mark.slow) for name in NETS]
+)
+def test_a_net_of_huge_size_is_refused_before_it_fills_the_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = DeterministicPredictor(NETS[name]())
+    artifact = Artifact(Path(name), describe_predictor(predictor) | {"kind": "predictor"}, predictor.state_dict())
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for path in [path for path in places(artifact.config) if path[:2] == ("net", "options")]:
+        if type(inside(artifact.config, path)) is int:
+            attempt(changed(artifact, path, lambda parent, key: parent.__setitem__(key, 5 * 10**8)), monkeypatch)
+        elif isinstance(inside(artifact.config, path), list):
+            attempt(changed(artifact, path, lambda parent, key: parent[key].extend(10**5 * parent[key])), monkeypatch)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 1 << 19  # KiB
+    assert torch.is_grad_enabled()

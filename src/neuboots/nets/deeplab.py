@@ -13,6 +13,7 @@ net without dilation. The 3×3 convolution after the projection P is torchvision
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ def dilated_resnet(
         raise ArgumentError("widths", widths, "multiples of 4 with bottleneck blocks", hint="or use block='basic'")
     if multi_grid and len(multi_grid) != blocks[-1]:
         raise ArgumentError("multi_grid", multi_grid, f"one number for each of the last {blocks[-1]} blocks, or ()")
-    if output_stride not in (strides := [stride * 2**i for i in range(len(widths))]):
+    if output_stride not in (strides := [stride * 2**i for i in range(min(len(widths), 32))]):
         raise ArgumentError("output_stride", output_stride, f"one of {strides}")
     before = widths[0] // 4 if bottleneck else widths[0]
     first = [*conv_norm(in_channels, before, 7 if stem == "large" else 3, stride=2), nn.ReLU()]
@@ -75,7 +76,7 @@ def dilated_resnet(
         elif stage > 0:
             dilation = 2 * dilation
         layers = nn.Sequential()
-        for factor in multi_grid if multi_grid and stage == len(widths) - 1 else [1] * count:
+        for factor in multi_grid if multi_grid and stage == len(widths) - 1 else repeat(1, count):
             # projected whatever the output stride is
             shortcut = "projection" if before != width or (stage > 0 and not layers) else "identity"
             dilations = (entry * factor, dilation * factor)

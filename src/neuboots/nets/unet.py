@@ -56,8 +56,8 @@ class UResNet(nn.Module):
         super().__init__()
         if dims not in (2, 3):
             raise ArgumentError("dims", dims, "2 or 3")
-        if len(widths) < 2:
-            raise ArgumentError("widths", widths, "at least two scales")
+        if not 2 <= len(widths) <= 32:
+            raise ArgumentError("widths", f"{len(widths)} scales", "2 to 32")
         self.in_channels, self.dims, self.stride = in_channels, dims, 2 ** (len(widths) - 1)
         width, groups = widths[0], num_groups(math.gcd(*widths))
         self.unet = import_optional("monai.networks.nets.unet", "volumes").UNet(

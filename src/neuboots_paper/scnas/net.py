@@ -89,10 +89,13 @@ def _check_cell(kind: str, rows: Any) -> list[list[str]]:
     name = f"genotype[{kind!r}]"
     if not _is_list(rows) or not rows or not all(_is_list(row) for row in rows):
         raise ArgumentError(name, rows, "a list of nodes, each a list with an operation for every edge into it")
+    for j, row in enumerate(rows):
+        if len(row) != KINDS[kind][0] + j:
+            raise ArgumentError(
+                f"{name}[{j}]", row, f"{KINDS[kind][0] + j} edges, one from each input and earlier node"
+            )
     for j, (row, sizes) in enumerate(zip(rows, edges(kind, len(rows)), strict=True)):
         node = f"{name}[{j}]"
-        if len(row) != len(sizes):
-            raise ArgumentError(node, row, f"{len(sizes)} edges, one from each input and each earlier node")
         for i, (operation, size) in enumerate(zip(row, sizes, strict=True)):
             check_choice(f"{node}[{i}]", operation, OPERATIONS[size])
         if set(row) == {"none"}:
