@@ -763,10 +763,13 @@ class _Run:
         if reference and steps and not theirs["state"]:
             raise ValueError("the optimizer has no state")
         numbers = dict[int, Tensor]()
+        standard = type(self.lr_scheduler).__module__ == "torch.optim.lr_scheduler"
         for group, own, members in zip(groups, mine, self.optimizer.param_groups, strict=True):
             if group.keys() != own.keys() or group["params"] != own["params"]:
                 raise ValueError("the optimizer has other options")
-            fixed = own.keys() - {"lr", "momentum", "betas"} if reference is not None else set()  # by a schedule
+            # torch's schedules change three options, others may change any number
+            moved = {"lr", "momentum", "betas"} if standard else {k for k in own if not isinstance(own[k], bool)}
+            fixed = own.keys() - moved if reference is not None else set()
             if not all(_alike(group[key], value, exact=True) for key, value in own.items()) or any(
                 group[key] != own[key] for key in fixed if not isinstance(own[key], Tensor)
             ):

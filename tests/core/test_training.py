@@ -547,6 +547,24 @@ def test_early_stopping_restores_the_best_weights() -> None:
     assert float(F.cross_entropy(predictor.predict(x, 1).mean, y)) == pytest.approx(best, rel=1e-5)
 
 
+class GrowingDecay(torch.optim.lr_scheduler.LRScheduler):
+    """Doubles the weight decay at each step."""
+
+    def get_lr(self) -> list[Any]:
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 1e-6 * 2**self.last_epoch
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def test_schedule_of_the_weight_decay_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    config = replace(CONFIG, lr_scheduler=lambda optimizer, steps: GrowingDecay(optimizer))
+    whole = Deterministic().fit(dropout_net, (X, Y), config).state_dict()
+    cut = replace(config, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        Deterministic().fit(dropout_net, (X, Y), replace(cut, on_epoch=interrupt_first))
+    assert same(Deterministic().fit(dropout_net, (X, Y), cut).state_dict(), whole)
+
+
 def test_early_stopping_resumes_to_the_same_weights(tmp_path: Path) -> None:
     held_out = TensorDataset(rows(40, 4, seed=2), torch.arange(40) % 3)
     config = replace(CONFIG, epochs=12, optimizer=partial(torch.optim.Adam, lr=0.05), patience=2)
