@@ -222,8 +222,10 @@ HARMLESS = ["", "a", "-5", "+1.5", " -5 ", "-1.234,56", "-2e-7", "a=1", "2-1", "
 def test_formulas_get_an_apostrophe_in_csv() -> None:
     texts = np.array([*FORMULAS, *HARMLESS, None], dtype=object)
     columns = {"=row": np.arange(len(texts)), "@text": texts, "number": -np.ones(len(texts)), "+flag": texts == "a"}
+    columns |= {"\t1": columns["=row"], "'\t1": columns["number"]}
     rows = [*csv.reader(io.StringIO(render("csv", columns).decode(), newline=""))]
-    assert rows[0] == ["'=row", "'@text", "number", "'+flag"]
+    assert rows[0] == ["'=row", "'@text", "number", "'+flag", "'\t1", "'\t1"]
+    assert rows[3][4:] == ["2", "-1"]
     assert [row[1] for row in rows[1:]] == [*(f"'{text}" for text in FORMULAS), *HARMLESS, ""]
     assert {row[2] for row in rows[1:]} == {"-1"}
     rows = [*csv.reader(io.StringIO(render("csv", columns, raw_cells=True).decode(), newline=""))]

@@ -573,8 +573,6 @@ def make_writer(sink: IO[bytes], form: Format, *, raw_cells: bool = False) -> It
     def write(columns: dict[str, Array]) -> None:
         nonlocal parquet, has_header
         names = _to_arrow(np.array([*columns], dtype=object))
-        if form == "csv" and not raw_cells:
-            names = _neutralize(names)
         arrays = {name: _to_arrow(values) for name, values in zip(names.to_pylist(), columns.values(), strict=True)}
         if form == "parquet":
             parquet = parquet or _open_parquet(sink, arrays)
@@ -582,8 +580,9 @@ def make_writer(sink: IO[bytes], form: Format, *, raw_cells: bool = False) -> It
             return
         if form == "csv":
             if not has_header:
+                header = names if raw_cells else _neutralize(names)
                 line = io.StringIO(newline="")
-                csv.writer(line, lineterminator="\n").writerow(arrays)
+                csv.writer(line, lineterminator="\n").writerow(header.to_pylist())
                 sink.write(line.getvalue().encode())
             sink.write(_render_csv(arrays if raw_cells else {name: _neutralize(a) for name, a in arrays.items()}))
         else:
