@@ -56,7 +56,9 @@ MEMORY = 8 << 30  # more than a process of tests has
 # Imported before the first fork, so that a process which imports the package anew pays for the package alone.
 PRELOADED = ("torch", "torch._dynamo", "scipy.stats", "sklearn.linear_model", "hypothesis", "mpmath", "torchmetrics")
 PRELOADED += ("torch.func", "torchvision", "transformers", "safetensors.torch", "lightning_fabric", "rich.progress")
-OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+# Without the rewriting of assertions: it would load a module that is named as a file of examples from its source again,
+# without the change of the mutant.
+OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "--assert=plain"]
 
 DEFAULTS = "tests/core/test_defaults.py"
 _SHARED = ("tests/golden", DEFAULTS)
