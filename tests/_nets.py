@@ -171,13 +171,20 @@ class Transposed(Tokens):
 
     def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
         logits = self.score(self.embed(input_ids) * scale)
-        return SimpleNamespace(logits=2 * logits.transpose(1, 2))
+        return SimpleNamespace(logits=-0.5 * logits.transpose(1, 2))
 
 
 class SoftCapped(Tokens):
     def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
         logits = self.score(self.embed(input_ids) * scale)
         return SimpleNamespace(logits=30 * torch.tanh(logits / 30))
+
+
+class Normalized(Tokens):
+    """Every output depends on all outputs of the head at its token."""
+
+    def forward(self, input_ids: Tensor, scale: Tensor) -> Any:
+        return self.score(self.embed(input_ids) * scale).log_softmax(-1)
 
 
 class WeightNormed(nn.Module):

@@ -1,5 +1,6 @@
 """NeuBoots: export, options and errors, beside the contract of every method."""
 
+import copy
 import itertools
 import json
 from dataclasses import replace
@@ -7,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from _nets import QUICK, Stream, TwoBranches, class_data, noise
+from _nets import QUICK, Squeezed, Stream, TwoBranches, class_data, noise
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, NeuBoots
+from neuboots import Deterministic, NeuBoots, _validation
 from neuboots._validation import ArgumentError
 from neuboots.loading import Batch
 from neuboots.losses import as_loss
@@ -50,6 +51,20 @@ def test_exported_replicate_predicts_the_same(predictor: NeuBootsPredictor) -> N
         torch.testing.assert_close(predictor.export(2, seed=8)(X), samples[2])
 
 
+def test_net_that_returns_a_single_axis_gets_one_of_outputs() -> None:
+    net = Squeezed().double()
+    predictor = NeuBootsPredictor(BootstrapGenerator(net), Exponential())
+    assert predictor.predict(X, 3).samples.shape == (3, 9, 1)
+    moments = predictor.moments(X)
+    assert moments.std.shape == (9, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(moments.mean[:, 0], net(X.double()))
+
+
+def test_memory_of_a_replicate_is_that_of_its_outputs_head_and_weights(predictor: NeuBootsPredictor) -> None:
+    assert predictor.stream(X, 7, seed=0).replicate_bytes == 4 * 9 * 3 + 4 * 3 * 12 + 8 * 12
+
+
 def test_constant_weights_give_the_deterministic_net() -> None:
     net = Deterministic().fit(TwoBranches, class_data(), QUICK)
     single = NeuBoots(weight_distribution=Constant()).fit(TwoBranches, class_data(), QUICK)
@@ -76,6 +91,7 @@ def test_iterable_data_set_needs_steps_per_epoch() -> None:
     ("call", "argument"),
     [
         (lambda p: p.moments(X * torch.nan), "NaN"),
+        (lambda p: NeuBootsPredictor.from_config({**p.config(), "num_blocks": 0}, p.net), r"predictor\[\"num_blocks"),
         (lambda p: p.predict(X.to(torch.uint8), 2), "uint8"),
         (lambda p: NeuBoots(head="left").fit(TwoBranches, class_data(), QUICK), "head"),
         (lambda p: NeuBoots().fit(lambda: nn.Sequential(nn.Conv1d(4, 3, 3)), class_data(), QUICK), "Linear"),
@@ -116,6 +132,54 @@ def test_features_without_one_row_per_example_need_another_schedule() -> None:
     assert error.value.name == "resample"
 
 
+@pytest.mark.parametrize(
+    ("width", "n", "num_blocks"), [(8, 50, 1), (8, 50, 10_000), (10_010, 50, 10_010), (8, 10_010, 10_010)]
+)
+def test_at_most_as_many_blocks_as_rows_or_features(width: int, n: int, num_blocks: int) -> None:
+    """Or 10,000, most of which may be empty."""
+    net = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3))
+    data, config = class_data(n), replace(QUICK, epochs=1, batch_size=n)
+    method = NeuBoots(num_blocks=num_blocks, resample="epoch")
+    method.fit(net, data, config)
+    if num_blocks > 1:
+        with pytest.raises(ArgumentError) as error:
+            replace(method, num_blocks=num_blocks + 1).fit(net, data, config)
+        assert (error.value.name, error.value.value) == ("num_blocks", num_blocks + 1)
+
+
+@pytest.mark.parametrize(
+    ("resample", "batch_size", "rows"),
+    [("sample", 16, 16), ("sample", 500, 50), ("pool", 16, 256), ("step", 16, 1), ("epoch", 16, 1)],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_weights_of_a_step_must_fit_into_memory(
+    resample: Any, batch_size: int, rows: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 bytes for each while they are drawn."""
+    data: Any = Stream(*class_data().tensors) if streamed else class_data()
+    rows = batch_size if streamed and resample == "sample" else rows
+    config = replace(QUICK, epochs=1, batch_size=batch_size, steps_per_epoch=1)
+    method = NeuBoots(num_blocks=20, resample=resample)
+    monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 100 * rows * 20)
+    method.fit(TwoBranches, data, config)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 100 * rows * 20 - 1)
+    with pytest.raises(ArgumentError, match="GB") as error:
+        method.fit(TwoBranches, data, config)
+    assert (error.value.name, error.value.value) == ("num_blocks", 20)
+
+
+def test_weights_depend_on_the_seed_of_the_training() -> None:
+    """One step on all rows, whose order does not matter."""
+    net, config = TwoBranches(), replace(QUICK, epochs=1, batch_size=50)
+    first, again, other = (
+        NeuBoots().fit(copy.deepcopy(net), class_data(), replace(config, seed=seed)).net.fc.weight.detach()
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert float((first - other).abs().max()) > 1e-4
+
+
 # -- parts of the training -----------------------------------------------------------------------------
 
 
@@ -148,6 +212,9 @@ def test_blocks_are_stratified_by_the_targets() -> None:
         blocks = make_blocks(data, 5, loss=loss, seed=3)
         assert torch.equal(blocks(torch.arange(60)), assign_blocks(60, 5, strata=strata, seed=3))
         assert blocks.num_blocks == 5
+        method, generator = NeuBoots(loss or nn.CrossEntropyLoss()), BootstrapGenerator(nn.Linear(5, 2))
+        schedule = method.make_schedule(generator, data, seed=3)
+        assert torch.equal(schedule.blocks(torch.arange(60)), blocks(torch.arange(60)))
     assert make_blocks(Stream(x, labels), 5, seed=3) == HashedBlocks(5, seed=3)
 
 

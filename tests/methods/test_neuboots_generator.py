@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from _nets import ZOO, Case, SoftCapped, Tied, Tokens, Transposed, TwoBranches, Upsampling, make
+from _nets import ZOO, Case, Composed, Normalized, SoftCapped, Tied, Tokens, Transposed, TwoBranches, Upsampling, make
 from torch import Tensor, nn
 
 from neuboots import ArgumentError
@@ -75,20 +75,42 @@ def test_export_matches_forward(case: Case) -> None:
     assert all(torch.equal(value, before[name]) for name, value in g.state_dict().items())
 
 
-@pytest.mark.parametrize("tokens", [2, 3, 5])
-@pytest.mark.parametrize("kind", [Tokens, SoftCapped, Transposed])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", [Tokens, SoftCapped, Transposed, Normalized])
 @torch.no_grad()
 def test_outputs_and_tokens_are_distinguished(kind: type[Tokens], tokens: int) -> None:
-    """Three classes, and two, three or five tokens: outputs come to axis 1, also where the shapes are equal."""
+    """Three classes, and one to five tokens: outputs come to axis 1, also where the shapes are equal."""
     net = kind()
     x = {"input_ids": torch.arange(4 * tokens).view(4, tokens) % 11, "scale": torch.tensor(2.0)}
     phi = net.embed(x["input_ids"]) * 2.0
     logits = net.score(phi).movedim(-1, 1)  # (N, C, T)
-    expected = {Tokens: logits, SoftCapped: 30 * torch.tanh(logits / 30), Transposed: 2 * logits}[kind]
+    capped, normalized = 30 * torch.tanh(logits / 30), logits.log_softmax(1)
+    expected = {Tokens: logits, SoftCapped: capped, Transposed: -0.5 * logits, Normalized: normalized}[kind]
     g = BootstrapGenerator(net, example=x)
     torch.testing.assert_close(g.at(x).output, expected)
     torch.testing.assert_close(g(x), expected)
     torch.testing.assert_close(g.replicates(x, torch.ones(2, 6))[1], expected)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@torch.no_grad()
+def test_a_linear_net_may_keep_any_number_of_axes(outputs: int) -> None:
+    """And the same net with another number of them afterwards."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs))
+    g, x = BootstrapGenerator(net), torch.randn(2, 3, 5, 7, 4, generator=torch.Generator().manual_seed(0))
+    for inputs in (x[:, 0, 0], x[:, 0], x, x[:, 0], x[:, 0, 0], x[:, 0, 0, 0]):
+        expected = net(inputs).movedim(-1, 1)
+        torch.testing.assert_close(g.at(inputs).output, expected)
+        torch.testing.assert_close(g(inputs), expected)
+        torch.testing.assert_close(g.replicates(inputs, torch.ones(1, 6))[0], expected)
+
+
+@torch.no_grad()
+def test_axes_that_follow_a_head_of_two_axes_stay() -> None:
+    """Outputs (N, C) that are made into (N, T, 2) and summed over the steps T."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (3, 2)), Composed(lambda _, z: z.cumsum(1)))
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(BootstrapGenerator(net).at(x).output, net(x))
 
 
 @torch.no_grad()
@@ -110,7 +132,8 @@ def test_moments_match_explicit_covariance(
     weight_distribution: WeightDistribution, link: Link, num_blocks: int
 ) -> None:
     """The oracle builds Cov h(α) of the features as a matrix and takes a Cov aᵀ with a = W diag φ."""
-    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    bias = num_blocks != 20
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2, bias=bias)).double()
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     phi, head = net[1](net[0](x)), net[2]
     mean, v, c = link_moments(weight_distribution, link, num_blocks)
@@ -120,7 +143,29 @@ def test_moments_match_explicit_covariance(
     variance = torch.einsum("nci,ij,ncj->nc", contributions, covariance, contributions)
     moments = BootstrapGenerator(net, link=link, num_blocks=num_blocks).moments(x, weight_distribution)
     torch.testing.assert_close(moments.std, variance.clamp_min(0).sqrt(), rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(moments.mean, mean * contributions.sum(2) + head.bias, rtol=1e-12, atol=1e-12)
+    expected = mean * contributions.sum(2) + (head.bias if bias else 0.0)
+    torch.testing.assert_close(moments.mean, expected, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_equal_contributions_have_no_variance() -> None:
+    """Weights with a constant sum cancel, up to rounding: the variance is not negative."""
+    g = BootstrapGenerator(nn.Linear(7, 1))
+    g.net[0].weight.fill_(1.0)
+    x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).expand(-1, 7)
+    assert bool((g.moments(x, Dirichlet()).std <= 1e-2 * x[:, :1].abs()).all())
+
+
+@torch.no_grad()
+def test_moments_of_many_pixels_are_those_of_each() -> None:
+    net = nn.Conv1d(2, 3, 1)
+    x = torch.randn(2, 2, 70_000, generator=torch.Generator().manual_seed(0))
+    pixels = nn.Linear(2, 3)
+    pixels.weight, pixels.bias = nn.Parameter(net.weight[..., 0]), net.bias
+    found, rows = BootstrapGenerator(net).moments(x, Dirichlet()), x.movedim(1, 2).reshape(-1, 2)
+    expected = BootstrapGenerator(pixels).moments(rows, Dirichlet())
+    torch.testing.assert_close(found.mean.movedim(1, 2).reshape(-1, 3), expected.mean)
+    torch.testing.assert_close(found.std.movedim(1, 2).reshape(-1, 3), expected.std, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -135,7 +180,7 @@ def test_moments_after_upsampling(dims: int) -> None:
     torch.testing.assert_close(g(x), moments.mean, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("finish", [torch.relu, torch.abs, torch.square])
+@pytest.mark.parametrize("finish", [torch.relu, torch.abs, torch.square, lambda z: z - 0.05 * z.abs()])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_moments_after_nonlinear_function_raise(finish: Callable[[Tensor], Tensor], scale: float) -> None:
     class Finished(nn.Sequential):
@@ -145,8 +190,9 @@ def test_moments_after_nonlinear_function_raise(finish: Callable[[Tensor], Tenso
 
     net = Finished(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ArgumentError, match="affine"):
+    with pytest.raises(ArgumentError, match="affine") as caught:
         BootstrapGenerator(net).moments(x, Dirichlet())
+    assert caught.value.name == "model"
 
 
 def test_moments_after_saturating_function_raise() -> None:
@@ -186,9 +232,11 @@ def test_modes_are_those_of_the_net() -> None:
     for mode in (False, True):
         assert g.train(mode) is g
         assert {module.training for module in g.modules()} == {mode}
-    g.freeze_features()
-    assert g.training
-    assert not any(module.training for module in g.net.modules() if module is not g.split.head)
+    g.eval().freeze_features()
+    for mode in (False, True):
+        assert g.training == g.split.head.training == mode
+        assert not any(module.training for module in g.net.modules() if module is not g.split.head)
+        g.train()
 
 
 def test_gradients_reach_every_parameter() -> None:
@@ -224,8 +272,9 @@ def test_freeze_features_trains_the_head_only() -> None:
 
 
 def test_freeze_features_of_tied_head_raises() -> None:
-    with pytest.raises(ArgumentError, match="head"):
+    with pytest.raises(ArgumentError) as caught:
         BootstrapGenerator(Tied()).freeze_features()
+    assert caught.value.name == "head"
 
 
 def test_generator_adds_no_parameters() -> None:
@@ -242,6 +291,7 @@ def test_generator_adds_no_parameters() -> None:
         ("link", lambda g: BootstrapGenerator(g.net, link="log")),
         ("alpha", lambda g: g(torch.zeros(2, 4), torch.ones(5))),
         ("alpha", lambda g: g(torch.zeros(2, 4), torch.ones(3, 12))),
+        ("alpha", lambda g: g(torch.zeros(2, 4), torch.ones(2, 1, 12))),
         ("alphas", lambda g: g.replicates(torch.zeros(2, 4), torch.ones(12))),
         ("alphas", lambda g: g.replicates(torch.zeros(2, 4), torch.ones(0, 12))),
     ],

@@ -105,7 +105,8 @@ class BootstrapGenerator(nn.Module):
         blocks = torch.arange(self.split.width) % min(self.num_blocks, self.split.width)  # (D,)
         self.register_buffer("feature_blocks", blocks, persistent=False)
         self.features_frozen = False
-        self.output_axis: int | None = None  # of the outputs C if a Linear head keeps further axes; found by `at`
+        # axis of the outputs C, by the number of axes that a Linear head keeps; found by `at`
+        self.output_axes: dict[int, int | None] = {}
 
     def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
         """Return g(x, α), (N, C, *).
@@ -138,15 +139,17 @@ class BootstrapGenerator(nn.Module):
         """Move the outputs of a Linear head on (N, T, D) to axis 1: (N, C, T)."""
         if self.split.axis != -1 or output.ndim < 3:
             return output
-        if self.output_axis is not None and self.output_axis < output.ndim:
-            return output.movedim(self.output_axis, 1)
+        axis = self.output_axes.get(len(head_output))
+        if axis is not None:
+            return output.movedim(axis, 1)
         return output.movedim(-1, 1) if output.shape == head_output else output
 
     def at(self, x: Any) -> "GeneratorAtInput":
         """Compute the features of x and return ĝ(x, ·) (Algorithm 2, line 1)."""
         trace = self.split.trace(cast_inputs(self.net, x))
-        if self.output_axis is None and self.split.axis == -1 and trace.phi.ndim > 2:
-            self.output_axis = _find_output_axis(trace, self.split.head)
+        ndim = trace.phi.ndim
+        if self.output_axes.get(ndim) is None and self.split.axis == -1 and ndim > 2:
+            self.output_axes[ndim] = _find_output_axis(trace, self.split.head)
         return GeneratorAtInput(self, trace)
 
     def replicates(self, x: Any, alphas: Tensor) -> Tensor:
@@ -203,7 +206,7 @@ def _find_output_axis(trace: ForwardTrace, head: Head) -> int | None:
         changed = z.clone()
         changed[..., 0] += 1.0
         change = (trace.finish(changed) - trace.finish(z)).abs()
-    axes = range(1, change.ndim)
+    axes = [a for a in range(1, change.ndim) if change.shape[a] >= min(2, z.shape[-1])]  # a single token is no output
     single = [a for a in axes if int((change.movedim(a, 0).flatten(1).amax(1) > 0).sum()) == 1]
     return single[0] if len(single) == 1 else None
 
@@ -291,7 +294,7 @@ class GeneratorAtInput:
         if self.trace.ends_at_head and generator.num_blocks >= generator.split.width:
             total = self.arrange(self._multiply(weight[None], None)[0])  # Wφ
             squares = self.arrange(self._sum_squares(weight))
-            offset = torch.zeros_like(total) if bias is None else bias.view(-1, *[1] * (total.ndim - 2))
+            offset = 0.0 if bias is None else bias.view(-1, *[1] * (total.ndim - 2))
         else:
             offset, total, squares = self._sum_blocks(weight_distribution)
         variance = (v - c) * squares + c * total.square()
@@ -307,26 +310,26 @@ class GeneratorAtInput:
         return sums.view(len(phi), len(weight), *phi.shape[2:])
 
     def _sum_blocks(self, weight_distribution: WeightDistribution) -> tuple[Tensor, Tensor, Tensor]:
-        """(finish(b), Σ_s A_s, Σ_s A_s²); three weightings test that finish is affine."""
+        """(finish(b), Σ_s A_s, Σ_s A_s²); two weightings, larger than most, test that finish is affine."""
         generator = self.generator
         weight, bias = self._weight_and_bias()
         alphas = weight_distribution.sample(derive_keys(torch.arange(2), "affine"), generator.num_blocks)
-        draws = apply_link(alphas, generator.link)
-        tests = torch.cat([torch.ones_like(draws[:1]), draws[:1], 3 * draws[1:]]).to(weight)  # (3, S)
+        tests = 3 * apply_link(alphas, generator.link).to(weight)  # (2, S)
         offset = self._finish_one(torch.zeros_like(weight), bias)
         total, squares = torch.zeros_like(offset), torch.zeros_like(offset)
-        sums = torch.zeros(len(tests), *offset.shape, dtype=offset.dtype, device=offset.device)
+        sums = offset.new_zeros(len(tests), *offset.shape)
         for block in range(min(generator.num_blocks, generator.split.width)):
             part = self._finish_one(weight * (generator.feature_blocks == block), bias) - offset  # A_s, finished
             total += part
             squares += part.square()
             sums += tests[:, block].view(-1, *[1] * part.ndim) * part
-        for factor, linear in zip(tests, sums, strict=True) if offset.numel() else ():
-            direct = self._finish_one(weight * factor[generator.feature_blocks], bias)
-            others = [axis for axis in range(direct.ndim) if axis != 1]  # each output relative to its own size
-            size = torch.maximum(direct.abs(), offset.abs()).amax(others, keepdim=True)
-            gap = (offset + linear - direct).abs()
-            if bool((gap > _AFFINE_TOLERANCE * size + torch.finfo(gap.dtype).tiny).any()):
+        if not offset.numel():
+            return offset, total, squares
+        others = [axis for axis in range(offset.ndim) if axis != 1]  # each output relative to its own size
+        size = (offset.abs() + squares.sqrt()).amax(others, keepdim=True)
+        for factor, linear in zip(tests, sums, strict=True):
+            gap = (offset + linear - self._finish_one(weight * factor[generator.feature_blocks], bias)).abs()
+            if bool((gap > _AFFINE_TOLERANCE * size).any()):
                 hint = "use the moments of samples (predict or summarize)"
                 raise ArgumentError("model", "a nonlinear function after its head", "an affine one", hint=hint)
         return offset, total, squares
@@ -368,7 +371,7 @@ def stream_head_weights(
 
     Args:
         generator: The generator g.
-        x: Inputs on the device of the net.
+        x: Inputs.
         num_samples: Number of replicates B.
         weight_distribution: Distribution of α.
         derive: Function of numbers of replicates that returns their keys.
@@ -412,7 +415,6 @@ class NeuBootsPredictor(Predictor):
         def derive(ids: Tensor) -> Tensor:
             return derive_keys(ids, seed, "replicate")
 
-        x = cast_inputs(self.generator, x)
         return stream_head_weights(self.generator, x, num_samples, self.weight_distribution, derive)
 
     def moments(self, x: Any) -> Moments:
@@ -427,7 +429,8 @@ class NeuBootsPredictor(Predictor):
         check_inputs(x)
         generator = self.copy_for_thread().generator
         with torch.no_grad():
-            return generator.moments(cast_inputs(generator, x), self.weight_distribution)
+            moments = generator.moments(x, self.weight_distribution)
+        return Moments(add_output_axis(moments.mean), add_output_axis(moments.std))
 
     def export(self, b: int, *, seed: int = 0) -> nn.Module:
         """Return one replicate as a plain net, whose head has the weights W diag h(α_b).
@@ -436,8 +439,8 @@ class NeuBootsPredictor(Predictor):
             b: Number of the replicate.
             seed: Seed of the replicates, as in `predict`.
         """
-        weights = draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, b, b + 1, seed)
-        return self.generator.export(weights[0])
+        (alpha,) = draw_replicate_weights(self.weight_distribution, self.generator.num_blocks, b, b + 1, seed)
+        return self.generator.export(alpha)
 
     def config(self) -> dict[str, Any]:
         generator = self.generator
@@ -572,8 +575,8 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
         if n is not None and num_blocks > max(n, generator.split.width, SPARE_BLOCKS):
             expected = f"at most {SPARE_BLOCKS:,}, or the number of rows {n:,} or features {generator.split.width:,}"
             raise ArgumentError("num_blocks", num_blocks, expected)
-        rows = {"sample": inputs.config.batch_size, "pool": POOL_SIZE}.get(self.resample, 1)
-        rows = rows if n is None or self.resample == "pool" else min(rows, n)
+        batch_size = inputs.config.batch_size if n is None else min(inputs.config.batch_size, n)
+        rows = {"sample": batch_size, "pool": POOL_SIZE}.get(self.resample, 1)
         hint = "use fewer blocks, smaller batches or resample='epoch'"
         check_memory("num_blocks", num_blocks, DRAW_BYTES * rows * num_blocks, hint=hint)
 
