@@ -94,8 +94,8 @@ def _sum_probs_and_entropy(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_samples(samples: Tensor) -> tuple[Tensor, ...]:
-    """All replicates at once if they are small, else one by one: each step makes several copies of its part."""
-    return torch.split(samples, len(samples) if num_bytes(samples[0]) <= _SMALL_BYTES else 1)
+    """Parts of several small replicates, or single ones: each step makes several copies of its part."""
+    return torch.split(samples, max(1, _SMALL_BYTES // num_bytes(samples[0])))
 
 
 def _summary_chunk_size(replicate_bytes: int) -> int:
@@ -279,10 +279,9 @@ class Prediction(_Statistics):
 
     @cached_property
     def _probs_and_entropy(self) -> tuple[Tensor, Tensor]:
-        chunks = torch.split(self.samples, _summary_chunk_size(num_bytes(self.samples[0])))
-        parts = [part for chunk in chunks for part in _split_samples(chunk)]  # views
-        probs, entropy = _sum_probs_and_entropy(parts[0])
-        for part in parts[1:]:
+        first, *others = _split_samples(self.samples)  # views
+        probs, entropy = _sum_probs_and_entropy(first)
+        for part in others:
             more_probs, more_entropy = _sum_probs_and_entropy(part)
             probs, entropy = probs + more_probs, entropy + more_entropy
         return probs / self.num_samples, entropy / self.num_samples
@@ -337,7 +336,7 @@ class Summary(_Statistics):
     def quantile(self, q: float) -> Tensor:
         """Quantile of the replicates, (N, C, *); raise ArgumentError if it was not requested."""
         for level, value in self.quantiles.items():
-            if math.isclose(level, q, abs_tol=1e-9):
+            if math.isclose(level, q):
                 return value
         hint = f"request it with summarize(x, B, quantiles=({q:g},)), or use interval(method='normal')"
         raise ArgumentError("q", q, f"one of the requested quantiles {sorted(self.quantiles)}", hint=hint)
@@ -379,8 +378,8 @@ def stream_forward_passes(num_samples: int, run: Callable[[int], Tensor]) -> Sam
     def chunks(size: int) -> Iterator[Tensor]:
         for start in range(0, num_samples, size):
             out = first.new_empty(min(size, num_samples - start), *first.shape)
-            for i in range(len(out)):
-                out[i] = first if start + i == 0 else run(start + i)
+            for b in range(start, start + len(out)):
+                out[b - start] = run(b) if b else first
             yield out
             del out  # free the memory before the next chunk
 
@@ -475,8 +474,7 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
     """
     sums: _RunningSums | None = None
     num_samples, size = stream.num_samples, _summary_chunk_size(stream.replicate_bytes)
-    if num_samples > MAX_SUMMARIZED:
-        check_summarized(num_samples, next(stream.chunks(1)).numel())
+    check_summarized(num_samples)
     for chunk in _show_progress(stream.chunks(min(size, num_samples)), num_samples):
         if sums is None:
             values = num_samples * chunk[0].numel()
@@ -562,20 +560,15 @@ def _quantile_width(stream: SampleStream, total: int) -> int:
     return max(1, min(total, total * held // stream.num_samples))
 
 
-def check_summarized(num_samples: int, num_values: int = 1) -> int:
-    """Return the number of replicates; raise ArgumentError if they are more than sums in single precision can count.
+def check_summarized(num_samples: int) -> None:
+    """Raise ArgumentError if the replicates are more than sums in single precision can count.
 
     Args:
         num_samples: Number of samples B.
-        num_values: Number of values of a replicate, for the message.
-
-    Returns:
-        The number of replicates.
     """
     if num_samples > MAX_SUMMARIZED:
-        expected = f"at most {MAX_SUMMARIZED:,} replicates; these are {num_samples * num_values:.1e} values to sum"
+        expected = f"at most {MAX_SUMMARIZED:,} replicates"
         raise ArgumentError("num_samples", num_samples, expected, hint="use fewer, whose mean is as accurate")
-    return num_samples
 
 
 def _show_progress(chunks: Iterator[Tensor], num_samples: int, title: str = "") -> Iterator[Tensor]:
@@ -611,7 +604,8 @@ def _stream_quantiles(stream: SampleStream, levels: tuple[float, ...], shape: to
     chunk, width = _summary_chunk_size(stream.replicate_bytes), _quantile_width(stream, total)
     pieces: dict[float, list[Tensor]] = {q: [] for q in levels}
     for start in range(0, total, width):
-        parts = _show_progress(stream.chunks(chunk), stream.num_samples, f"outputs {start + 1}–{start + width}, ")
+        title = f"outputs {start + 1}–{min(start + width, total)}, "
+        parts = _show_progress(stream.chunks(chunk), stream.num_samples, title)
         slices = [part.flatten(1)[:, start : start + width].clone() for part in parts]
         column = Prediction(torch.cat(slices)[:, None])  # (B, 1, width)
         for q in levels:
@@ -837,16 +831,11 @@ def residual_std(predictor: Predictor, x: Any, y: Tensor) -> Tensor:
         >>> residual_std(DeterministicPredictor(nn.Identity()), torch.zeros(4, 1), torch.full((4,), 2.0))
         tensor([2.])
     """
-    mean = predictor.summarize(x, 100).mean
+    mean = predictor.summarize(x).mean
     if y.numel() == 0 or y.shape[:1] != mean.shape[:1] or y.squeeze().shape != mean.squeeze().shape:
         raise ArgumentError("y", tuple(y.shape), f"targets of the outputs' shape {tuple(mean.shape)}, at least one")
     squares = (y.reshape(mean.shape).to(mean) - mean).square()
     return squares.movedim(1, -1).flatten(0, -2).mean(0).sqrt()
-
-
-def _rank(level: float, num_examples: int, num_pixels: int = 1) -> int:
-    """⌈level · (n + 1) · P⌉ with the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001."""
-    return math.ceil(Fraction(str(float(level))) * (num_examples + 1) * num_pixels)
 
 
 def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
@@ -871,13 +860,14 @@ def conformal_quantile(scores: Tensor, counts: Tensor, level: float) -> float:
         raise ArgumentError("scores", "NaN", "numbers", hint="check the outputs of the net")
     counts = counts[counts > 0].long()
     n = len(counts)
-    if _rank(level, n) > n:
+    rank = Fraction(str(float(level))) * (n + 1)  # of the level as it was typed: 0.07 · 100 is 7, not 7.000000000000001
+    if rank > n:
         return math.inf
-    unit, wanted = math.lcm(*set(counts.tolist())), 0.0
+    unit, wanted = math.lcm(*set(counts.tolist())), float(rank)
     if unit * n < 1 << 62:  # fractions in integers
-        weights, wanted = unit // counts, _rank(level, n, unit)
+        weights, wanted = unit // counts, math.ceil(rank * unit)
     else:
-        weights, wanted = 1 / counts.double(), level * (n + 1) * (1 + 1e-9)  # outwards, by more than sums are off
+        weights, wanted = 1 / counts.double(), wanted * (1 + 1e-9)  # outwards, by more than sums are off
     ordered, order = scores.sort()
     reached = weights.repeat_interleave(counts)[order].cumsum(0)
     return float(ordered[min(int((reached < wanted).sum()), len(ordered) - 1)])

@@ -1,7 +1,9 @@
 """Sizes that no machine can serve are refused with an estimate, before anything large is allocated."""
 
+import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +31,9 @@ from neuboots.methods import DeterministicPredictor, InfluenceBootstrap, NeuBoot
 from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.prediction import (
     SampleStream,
+    check_summarized,
     collect_samples,
     draw_member_order,
-    num_bytes,
     stream_forward_passes,
     stream_members,
     summarize_stream,
@@ -41,17 +43,6 @@ from neuboots.weights import Dirichlet
 
 def make_predictor() -> DeterministicPredictor:
     return DeterministicPredictor(nn.Linear(2, 3))
-
-
-def make_stream(num_samples: int) -> SampleStream:
-    """Replicate b is b everywhere, (1, 2)."""
-
-    def chunks(size: int) -> Iterator[Tensor]:
-        for start in range(0, num_samples, size):
-            numbers = torch.arange(start, min(start + size, num_samples))
-            yield numbers[:, None, None].expand(-1, 1, 2).float()
-
-    return SampleStream(num_samples, 8, chunks)
 
 
 def test_available_memory_is_at_most_the_machine_s() -> None:
@@ -73,6 +64,7 @@ def test_samples_that_do_not_fit_into_memory_are_refused(num_samples: int, monke
     with pytest.raises(ArgumentError, match="GB") as raised:
         make_predictor().predict(torch.zeros(4, 2), num_samples)
     assert (raised.value.name, raised.value.value) == ("num_samples", num_samples)
+    assert num_samples > 10**13 or "480,000.0 GB" in str(raised.value)  # of 4 × 3 numbers of 4 bytes
 
 
 def test_a_single_replicate_tells_how_much_memory_all_of_them_need() -> None:
@@ -92,6 +84,7 @@ def test_summaries_of_too_many_replicates_are_refused(num_samples: int) -> None:
     with pytest.raises(ArgumentError) as raised:
         make_predictor().summarize(torch.zeros(4, 2), num_samples)
     assert raised.value.name == "num_samples"
+    check_summarized(2**24)
 
 
 def test_summaries_of_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +96,19 @@ def test_summaries_of_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatc
     assert raised.value.name == "num_samples"
     with pytest.raises(ArgumentError):  # a second pass
         make_predictor().summarize(x, 100, quantiles=(0.5,))
+    monkeypatch.setattr(prediction, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(prediction, "MAX_SUMMARIZED_VALUES", 12 * 50 * 3)
+    make_predictor().summarize(x, 50, quantiles=(0.5,))  # 7 outputs in the second pass, 5 in the third
+    monkeypatch.setattr(prediction, "MAX_SUMMARIZED_VALUES", 12 * 50 * 3 - 1)
+    with pytest.raises(ArgumentError):
+        make_predictor().summarize(x, 50, quantiles=(0.5,))
+
+
+def test_a_day_of_sums_is_refused() -> None:
+    """2²⁴ replicates of 98,304 values."""
+    with pytest.raises(ArgumentError) as raised:
+        make_predictor().summarize(torch.zeros(2**15, 2), 2**24)
+    assert (raised.value.name, raised.value.value) == ("num_samples", 2**24)
 
 
 def test_members_are_drawn_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,42 +125,72 @@ def test_members_are_drawn_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class _Terminal:
-    """A standard error stream that is a terminal."""
+    """A standard error stream that is a terminal, with what is visible in it."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.visible = ""
 
     def write(self, text: str) -> None:
         self.text += text
 
     def flush(self) -> None:
-        pass
+        self.visible = self.text
 
     def isatty(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_long_work_shows_its_progress(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal only, and only after some seconds."""
-    terminal, clock = _Terminal(), iter(range(1, 10**6))
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(prediction, "_SILENT_SECONDS", seconds)
-    monkeypatch.setattr(prediction, "_SMALL_BYTES", 1)
-    monkeypatch.setattr(prediction.time, "monotonic", lambda: 2.0 * next(clock))
-    summary = summarize_stream(make_stream(20), (0.5,))
-    assert summary.mean.tolist() == [[9.5, 9.5]]
-    assert ("5 of 20" in terminal.text) == (seconds == 0.0)
-    assert num_bytes(summary.mean) == 8
+def timed_stream(num_samples: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> SampleStream:
+    """Replicate b is b everywhere, (1, 3); each takes some seconds, and they come one by one."""
+    clock = [100.0]
+    monkeypatch.setattr(prediction.time, "monotonic", lambda: clock[0])
+
+    def run(b: int) -> Tensor:
+        clock[0] += seconds
+        return torch.full((1, 3), float(b))
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        assert size == 1
+        return (run(b)[None] for b in range(num_samples))
+
+    return SampleStream(num_samples, 1 << 30, chunks)
 
 
-def test_progress_is_not_shown_below_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, after five seconds and then once a second, in a line that is removed at the end."""
     terminal = _Terminal()
-    terminal.rich_proxied_file = None  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(prediction, "_SILENT_SECONDS", -1.0)
-    monkeypatch.setattr(prediction, "_SMALL_BYTES", 1)
-    summarize_stream(make_stream(20))
+    stream = timed_stream(35, 0.5, monkeypatch)
+    for work in (lambda: collect_samples(stream), lambda: summarize_stream(stream)):
+        terminal.text = terminal.visible = ""
+        work()
+        *lines, end, rest = terminal.visible.split("\033[K")
+        assert (end, rest, terminal.text) == ("\r", "", terminal.visible)
+        found = [re.fullmatch(r"\rreplicate (\d+) of 35, (\d+) s left", line) for line in lines]
+        numbers = [tuple(map(int, match.groups())) for match in found if match]
+        assert [done for done, _ in numbers] == list(range(11, 35, 3))
+        assert all(abs(left - 0.5 * (35 - done)) <= 0.5 for done, left in numbers)
+    terminal.text = ""
+    assert summarize_stream(stream, (0.5,)).quantile(0.5).tolist() == [[17.0] * 3]
+    titles = re.findall(r"outputs (\d)–(\d), replicate 11 of 35", terminal.text)
+    assert titles == [("1", "2"), ("3", "3")]
+
+
+@pytest.mark.parametrize("where", ["file", "nowhere", "below a bar", "thread", "at once"])
+def test_progress_is_not_shown_elsewhere(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal: Any = _Terminal()
+    if where == "file":
+        terminal.isatty = lambda: False
+    if where == "below a bar":
+        terminal.rich_proxied_file = None
+    monkeypatch.setattr(sys, "stderr", None if where == "nowhere" else terminal)
+    stream = timed_stream(20, 0.01 if where == "at once" else 1.0, monkeypatch)
+    if where == "thread":
+        with ThreadPoolExecutor(1) as pool:
+            summary = pool.submit(summarize_stream, stream).result()
+    else:
+        summary = summarize_stream(stream)
+    assert summary.mean.tolist() == [[9.5] * 3]
     assert terminal.text == ""
 
 

@@ -33,12 +33,15 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    collect_samples,
     conformal_quantile,
     draw_member_order,
     num_bytes,
     residual_std,
     split_gaussian,
     stream_forward_passes,
+    stream_members,
+    summarize_stream,
 )
 
 STATISTICS = ["mean", "std", "probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information"]
@@ -125,6 +128,20 @@ def test_mutual_information_is_not_negative() -> None:
         assert (Prediction(near).mutual_information > 0).all()
 
 
+def test_rounding_is_no_mutual_information() -> None:
+    """Equal replicates of many classes, whose entropy is large, and of classes that are nearly certain."""
+    for scale, classes in ((1.0, 50_000), (8.0, 3), (4.0, 30)):
+        samples = (scale * random(1, 40, classes, dtype=torch.float32)).expand(7, -1, -1)
+        assert Prediction(samples).mutual_information.max() == 0
+
+
+def test_no_inputs_have_no_statistics() -> None:
+    predictor = DeterministicPredictor(nn.Linear(5, 3))
+    for found in (Prediction(torch.zeros(5, 0, 3)), predictor.summarize(X5[:0], 5, quantiles=(0.5,))):
+        assert found.mean.shape == found.std.shape == found.probs.shape == found.quantile(0.5).shape == (0, 3)
+        assert found.entropy.shape == found.mutual_information.shape == found.labels.shape == (0,)
+
+
 def test_exact_moments_take_precedence() -> None:
     samples = random(10, 4, 3)
     moments = Moments(random(4, 3, seed=1), random(4, 3, seed=2).abs())
@@ -179,7 +196,8 @@ def test_noise_per_output_applies_to_all_pixels(holder: str) -> None:
     assert low.shape == figures.mean.shape
     half = scipy.stats.norm.ppf(0.95) * (figures.std**2 + noise.view(3, 1, 1) ** 2).sqrt()
     torch.testing.assert_close((high - low) / 2, half)
-    for other in (torch.tensor(2.0), torch.full_like(figures.mean, 2.0), torch.full((1,), 2.0)):
+    torch.testing.assert_close(figures.predictive_std(0.0), figures.std)
+    for other in (2, torch.tensor(2.0), torch.full_like(figures.mean, 2.0), torch.full((1,), 2.0)):
         half = scipy.stats.norm.ppf(0.95) * (figures.std**2 + 4).sqrt()
         torch.testing.assert_close(figures.prediction_interval(0.9, noise_std=other)[1] - figures.mean, half)
 
@@ -256,6 +274,74 @@ def test_summary_independent_of_chunks(monkeypatch: pytest.MonkeyPatch, B: int, 
     assert_same_statistics(summary, prediction, torch.float64)
     assert torch.equal(summary.quantile(0.1), prediction.quantile(0.1))
     assert torch.equal(summary.quantile(0.6), prediction.quantile(0.6))
+
+
+@pytest.mark.parametrize(
+    ("replicate_bytes", "together", "summarized", "passes"),
+    [
+        (1 << 30, 1, 1, 6),
+        (1 << 25, 2, 1, 6),
+        (1 << 23, 8, 4, 6),
+        (1 << 22, 16, 5, 6),
+        (1 << 15, 99, 8, 6),
+        (1 << 12, 99, 64, 2),
+        (1, 99, 1 << 18, 1),
+    ],
+)
+def test_replicates_at_once_fit_into_bounded_memory(
+    replicate_bytes: int, together: int, summarized: int, passes: int
+) -> None:
+    """While predicting 64 MB; in sums five of at most 32 MB, or 256 KB; 32 or as many values for quantiles."""
+    samples, sizes = random(99, 2, 3), []
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        sizes.append(size)
+        return iter(samples.split(size))
+
+    stream = SampleStream(99, replicate_bytes, chunks)
+    assert torch.equal(collect_samples(stream).samples, samples)
+    assert sizes.pop() == together
+    sizes.clear()
+    summary = summarize_stream(stream, (0.3, 0.5))
+    assert sizes == [min(summarized, 99), *[summarized] * passes]
+    for q in (0.3, 0.5):
+        assert torch.equal(summary.quantile(q), Prediction(samples).quantile(q))
+    assert (num_bytes(samples), num_bytes(samples[:0])) == (99 * 6 * 8, 1)
+
+
+def test_forward_passes_are_run_once_and_in_order() -> None:
+    samples, passes = random(7, 4, 2), []
+
+    def run(b: int) -> Tensor:
+        passes.append(b)
+        return samples[b]
+
+    stream = stream_forward_passes(7, run)
+    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
+    assert passes == [*range(7)]
+    assert torch.equal(torch.cat([*stream.chunks(2)]), samples)
+    assert (stream.num_samples, stream.replicate_bytes, stream.moments) == (7, 64, None)
+
+
+@pytest.mark.parametrize("B", [1, 3, 5, 12])
+def test_members_are_run_once_and_permuted(B: int) -> None:
+    outputs, ran = random(5, 4, 2), []
+
+    def run(numbers: Tensor) -> Tensor:
+        ran.extend(numbers.tolist())
+        return outputs[numbers]
+
+    stream, order = stream_members(B, 5, run, seed=3), draw_member_order(5, B, seed=3)
+    for size in (1, 2, 20):
+        assert torch.equal(torch.cat([*stream.chunks(size)]), outputs[order])
+    assert ran == sorted(set(order.tolist()))
+    assert (stream.num_samples, stream.replicate_bytes) == (B, 64)
+    if B < 5:
+        assert stream.moments is None
+    else:
+        assert stream.moments is not None
+        torch.testing.assert_close(stream.moments.mean, outputs.mean(0))
+        torch.testing.assert_close(stream.moments.std, outputs.std(0))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
@@ -459,7 +545,8 @@ PREDICTION = Prediction(random(5, 4, 2))
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("num_samples", lambda: Fake().predict(X5, 2.5)),
+        *(("num_samples", lambda B=B: Fake().predict(X5, B)) for B in (2.5, 0, -1)),
+        ("seed", lambda: Fake().summarize(X5, 2, seed=0.5)),
         ("x", lambda: Fake().predict(torch.zeros(4, 5, dtype=torch.uint8), 2)),
         ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).predict(X5[0], 2)),  # (5,) gives 3 outputs, not 5
         ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).summarize(X5[0], 2)),
@@ -594,6 +681,39 @@ def test_used_predictor_is_saved_and_copied(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "model").predict(x, 1).samples, expected)
 
 
+def test_predictions_follow_changes_of_the_predictor() -> None:
+    """Of its net's layers, and of what it refers to."""
+    predictor, x = DeterministicPredictor(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), noise(5, 3)
+    for change in (
+        lambda: predictor.net.__setitem__(1, nn.Tanh()),
+        lambda: object.__setattr__(predictor, "fitted", nn.Linear(3, 2)),
+    ):
+        predictor.predict(x, 1)
+        change()
+        assert torch.equal(predictor.predict(x, 1).samples[0], predictor.net(x))
+    other = object.__new__(Fake)
+    vars(other).update(vars(Fake((3,))))
+    before = other.predict(X5, 2).samples
+    object.__setattr__(other, "stream", lambda x, num_samples, seed: Fake((4,)).stream(x, num_samples, seed=seed))
+    assert other.predict(X5, 2).samples.shape == (2, 4, 4) != before.shape
+
+
+def test_names_of_parameters_that_are_not_finite() -> None:
+    """A mask may have −∞, a parameter may not, nor may either of two names of one parameter."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    predictor = DeterministicPredictor(net)
+    assert predictor.find_not_finite() is None
+    with torch.no_grad():
+        net[0].bias[0] = -torch.inf
+    assert predictor.find_not_finite() == "0.bias"
+
+
+def test_predictor_without_from_config_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="Fake"):
+        Fake.from_config({}, nn.Linear(1, 1))
+
+
 # -- quantiles of groups of scores ---------------------------------------------------------------------
 
 PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97]
@@ -641,7 +761,7 @@ def test_conformal_quantile_never_loses_coverage_by_rounding() -> None:
         scores, PRIMES, Fraction(49, 100)
     )
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.97) == math.inf
-    assert conformal_quantile(scores, torch.tensor(PRIMES), 0.96) < math.inf
+    assert conformal_quantile(scores, torch.tensor(PRIMES), 0.9615384615) == scores[-1]  # just below 25 of 26
 
 
 def test_samples_that_are_integers_are_rejected() -> None:
