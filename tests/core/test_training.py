@@ -4,6 +4,7 @@ import io
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -806,6 +807,43 @@ def test_failed_process_ends_the_others_and_the_next_run_resumes(tmp_path: Path)
     with pytest.raises(ArgumentError, match="data.inputs") as wrong:
         NeuBoots().fit(dropout_net, Numbered(), replace(config, folder=tmp_path / "killed-0"))
     assert wrong.value.name == "folder"
+
+
+KILLED = """
+import os, signal, sys, torch
+from functools import partial
+from pathlib import Path
+from neuboots import NeuBoots, TrainingConfig
+from neuboots.nets import MLP
+class Rows(torch.utils.data.Dataset):
+    reads = 0
+    def __len__(self): return 12
+    def __getitem__(self, i):
+        self.reads += 1  # at least 12 for the fingerprint, 6 for each epoch
+        if self.reads == 12 + 3 * 6 + 4 and os.environ.get("LOCAL_RANK", "0") == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 3
+config = TrainingConfig(epochs=4, batch_size=4, progress=False, accelerator="cpu", devices=2, strategy="ddp",
+                        folder=Path(sys.argv[1]))
+state = NeuBoots().fit(partial(MLP, 4, 3, widths=(8,)), Rows(), config).state_dict()
+if os.environ.get("LOCAL_RANK", "0") == "0":
+    torch.save(state, Path(sys.argv[1]).with_suffix(".pt"))
+"""
+
+
+@pytest.mark.slow
+def test_killed_process_of_a_script_ends_the_other_and_the_next_run_resumes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    for folder, rank in (("whole", "none"), ("first", "0"), ("second", "1")):
+        command = [sys.executable, str(script), str(tmp_path / folder), rank]
+        if rank != "none":
+            failed = subprocess.run(command, timeout=300, capture_output=True, text=True)
+            assert failed.returncode != 0
+            assert re.search(rf"{folder}/checkpoint.ckpt is at epoch [2-4], step 0: the same call", failed.stderr)
+            command[-1] = "none"
+        subprocess.run(command, check=True, timeout=300)
+        assert same(torch.load(tmp_path / f"{folder}.pt"), torch.load(tmp_path / "whole.pt"))
 
 
 @pytest.mark.parametrize(
