@@ -5,6 +5,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from neuboots._prng import derive_keys, draw_normal, draw_uniform
 from neuboots._validation import ArgumentError
+from neuboots.evaluation import _batching
 from neuboots.evaluation.conformal import (
     ConformalClassifier,
     ConformalRegressor,
@@ -170,6 +172,8 @@ def test_targets_at_ends_of_interval_are_inside() -> None:
             low, high = rule.predict(x[:1], **quiet)
             assert low.item() <= y <= high.item()
             assert high - low == pytest.approx(2 * abs(y - tenths / 10), abs=1e-12)
+    points = TensorDataset(x, x[:, 0])  # of intervals without a width
+    assert replace(BAND, quantiles=(0.0,)).evaluate(points, **quiet).coverage == 1
 
 
 def wide_net(seed: int, outputs: int) -> MLP:
@@ -250,6 +254,16 @@ def test_order_of_equal_classes_ignores_rounding(score: Any) -> None:
     assert score == "threshold" or odd < 1
     masks = [rule.predict(x, batch_size=size, **quiet).mask for size in (120, 1)]
     assert (masks[0] != masks[1]).double().mean() < 0.001
+
+
+@pytest.mark.parametrize("logit", [0.0, 3.0, -3.0])
+def test_classes_within_rounding_are_in_order_of_their_numbers(logit: float) -> None:
+    """Where z moves by 64 eps · |z|, log p moves by that and by its own rounding; beyond it the likelier leads."""
+    tolerance = 2.0**-46 * (1 + abs(logit))
+    for share, first in ((0.0, 1), (0.9, 1), (1.1, 2)):
+        x = torch.tensor([[logit + 1.5, logit, logit + share * tolerance, -40.0]], dtype=torch.float64)
+        rule = replace(RULE, quantiles=(float(x.softmax(1)[0, :2].sum()),))
+        assert rule.predict(x, **quiet).labels == [[0, first]]
 
 
 @pytest.mark.parametrize("score", ["absolute", "quantile"])
@@ -428,6 +442,14 @@ def test_outputs_may_have_different_missing_targets() -> None:
         assert found.coverage[c] == single.evaluate(alone, **quiet).coverage[0]
     assert found.count == rule.count == 200
     assert found.bin_count.sum(1).tolist() == [140, 150]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_ignored_number_is_rounded_as_targets_are(dtype: torch.dtype) -> None:
+    y = torch.rand(40, generator=seeded_rng(0), dtype=torch.float64)
+    y[:15] = -0.1
+    rows = TensorDataset(torch.zeros(40, 1), y.to(dtype))
+    assert fit_conformal_regressor(LOGITS, rows, ignore_index=-0.1, **one).count == 25
 
 
 def test_images_may_have_different_sizes() -> None:
@@ -626,6 +648,7 @@ def test_set_report_matches_counts() -> None:
     assert sets.size.tolist() == sizes
     assert (report.count, report.level) == (200, 0.6)
     assert report.coverage == pytest.approx(np.mean(inside))
+    assert report.size_count.shape == (7,)
     assert report.mean_size == pytest.approx(np.mean(sizes))
     assert report.empty == pytest.approx(np.mean([size == 0 for size in sizes]))
     assert report.singleton == pytest.approx(np.mean([size == 1 for size in sizes]))
@@ -655,13 +678,15 @@ def test_interval_report_matches_metrics() -> None:
         torch.testing.assert_close(report.interval_score[c], interval_score(low[:, c], high[:, c], y[:, c], level=0.6))
         order = std[:, c].argsort()
         inside = ((low <= y) & (y <= high))[:, c].double()
-        assert sorted(report.bin_count[c].tolist()) == [50, 51, 51, 51]
+        assert report.bin_count[c].tolist() == [51, 51, 51, 50]
         start = 0
         for k, size in enumerate(report.bin_count[c].tolist()):
             group = order[start : start + size]
             assert float(report.bin_coverage[c, k]) == pytest.approx(inside[group].mean().item())
             assert float(report.bin_std[c, k]) == pytest.approx(std[group, c].mean().item())
             start += size
+    whole = rule.evaluate(fresh, num_bins=1, **quiet)
+    torch.testing.assert_close(whole.bin_coverage[:, 0], report.coverage)
     assert "interval_score" in str(report)
     assert "normalised score" in str(rule)
 
@@ -724,6 +749,15 @@ def test_allowance_for_rounding_is_that_of_the_documentation(dtype: torch.dtype,
     y = torch.zeros(20, 1, dtype=dtype)
     rule = fit_conformal_regressor(LOGITS, TensorDataset(y + 4.0, y[:, 0]), **one)
     assert rule.quantiles[0] == 4.0 * (1 + 2 * allowance)
+    for center in (-4.0, 4.0):
+        x = torch.tensor([[center], [1.0]], dtype=dtype).expand(20, 2, 1)
+        summary = Spread().summarize(x[:1], 7, quantiles=(0.05, 0.95))
+        low, high, std = (float(v) for v in (summary.quantile(0.05), summary.quantile(0.95), summary.std))
+        band = fit_conformal_regressor(
+            Spread(), TensorDataset(x, torch.full((20,), 10.0)), score="quantile", num_samples=7, **quiet
+        )
+        expected = 10.0 - high + 2 * allowance * (max(abs(low), abs(high)) + std)
+        assert band.quantiles[0] == pytest.approx(expected, rel=1e-9)
     logits = torch.tensor([[0.0, 0.0]], dtype=dtype).expand(20, 2)
     sets = fit_conformal_classifier(LOGITS, TensorDataset(logits, torch.zeros(20).long()), score="threshold", **one)
     of_probabilities = 2.0**-46 if dtype == torch.float64 else 2.0**-17  # which are in single precision at least
@@ -735,7 +769,9 @@ def test_config_round_trip_through_json() -> None:
     rule = fit_conformal_classifier(LOGITS, rows, class_conditional=True, **one)  # two rows a class: all infinite
     assert math.inf in rule.quantiles
     assert ConformalClassifier.from_config(json.loads(json.dumps(rule.config(), allow_nan=False)), LOGITS) == rule
-    intervals = fit_conformal_regressor(Spread(), number_rows(0, 30, 2), score="quantile", num_samples=4, **quiet)
+    options: dict[str, Any] = {"score": "quantile", "noise_std": 0.1, "num_samples": 4}
+    intervals = fit_conformal_regressor(Spread(), number_rows(0, 30, 2), **options, **quiet)
+    assert intervals.noise_std == (0.1,)
     again = ConformalRegressor.from_config(json.loads(json.dumps(intervals.config(), allow_nan=False)), Spread())
     assert again == intervals
     assert rule.predict(x, **quiet).mask.shape == (20, 6)
@@ -754,11 +790,24 @@ def test_pixels_have_own_sets_and_uniforms() -> None:
         report = rule.evaluate(TensorDataset(logits[40:], labels[40:]), **quiet)
         assert report.count == 400
         assert report.coverage > 0.85
-        with pytest.raises(ArgumentError, match="mask"):
-            _ = sets.labels
     equal = torch.zeros(1, 2, 30, 30)
     adaptive = replace(RULE, quantiles=(0.25,))
     assert 300 < adaptive.predict(equal, **quiet).mask[0, 0].sum() < 600  # u ≤ ½ for about half of 900 pixels
+
+
+def test_no_penalty_is_no_regularisation() -> None:
+    options: tuple[dict[str, Any], ...] = ({"score": "adaptive"}, {"score": "regularised", "penalty": 0, "k_reg": 0})
+    plain, regularised = (fit_conformal_classifier(LOGITS, class_rows(0, 50), **each, **one) for each in options)
+    assert regularised.quantiles == plain.quantiles
+
+
+def test_quantiles_of_classes_and_outputs_apply_to_pixels() -> None:
+    pixels = torch.randn(5, 3, 2, 3, generator=seeded_rng(0))
+    rule = replace(RULE, score="threshold", quantiles=(0.3, 0.6, 0.9))
+    alone = rule.predict(pixels.movedim(1, -1).flatten(0, 2), **quiet).mask
+    assert torch.equal(rule.predict(pixels, **quiet).mask.movedim(1, -1).flatten(0, 2), alone)
+    low, high = replace(BAND, quantiles=(0.5, 1.0, 2.0)).predict(pixels, **quiet)
+    torch.testing.assert_close(high - low, torch.tensor([1.0, 2.0, 4.0]).double().view(3, 1, 1).expand(5, -1, 2, 3))
 
 
 def test_single_logit_is_two_classes() -> None:
@@ -776,7 +825,8 @@ def test_empty_input_has_empty_result() -> None:
     intervals = fit_conformal_regressor(
         LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20)), score="absolute", **one
     )
-    assert intervals.predict(torch.zeros(0, 1), **quiet)[0].shape == (0, 1)
+    low, _ = intervals.predict(torch.zeros(0, 1), **quiet)
+    assert (low.shape, low.dtype) == ((0, 1), torch.float64)
 
 
 def test_quantile_band_is_narrowed_to_its_middle_at_most() -> None:
@@ -791,7 +841,13 @@ def test_quantile_band_is_narrowed_to_its_middle_at_most() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "intervals", "gaussian"])
-def test_options_reach_the_predictor(kind: str) -> None:
+def test_options_reach_the_predictor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(title: str, total: int, *, enabled: bool = True) -> Any:
+        shown.append(enabled)
+        return nullcontext(lambda text: None)
+
+    shown: list[bool] = []
+    monkeypatch.setattr(_batching, "progress_bar", show)
     x, y = number_rows(0, 50).tensors
     rows: dict[str, TensorDataset] = {
         "classes": TensorDataset(x.repeat(1, 1, 3), (y[:, 0] > 0).long()),
@@ -806,6 +862,7 @@ def test_options_reach_the_predictor(kind: str) -> None:
         CALLS.clear()
         call(first, batch_size=30, **quiet)
         assert CALLS == [(30, 3, 5), (20, 3, 5)]
+    assert shown == [False] * 3
 
 
 @pytest.mark.parametrize("score", ["absolute", "normalised"])
@@ -829,10 +886,14 @@ def test_negated_data_have_negated_intervals(score: Any) -> None:
 def test_minimum_number_of_calibration_examples(level: float, needed: int) -> None:
     assert fit_conformal_classifier(LOGITS, class_rows(0, needed), level=level, **one).count == needed
     if needed > 1:
-        with pytest.raises(ArgumentError, match=f"calibration_data.*at least {needed} "):
+        match = f"got calibration_data='{needed - 1} examples'.*at least {needed} "
+        with pytest.raises(ArgumentError, match=match):
             fit_conformal_classifier(LOGITS, class_rows(0, needed - 1), level=level, **one)
-        with pytest.raises(ArgumentError, match=f"calibration_data.*at least {needed} "):
-            fit_conformal_regressor(Spread(), number_rows(0, needed - 1), level=level, num_samples=2, **quiet)
+        x, y = number_rows(0, needed + 1, 2).tensors
+        y[:2, 1] = math.nan  # of the second output too few count
+        options: dict[str, Any] = {"level": level, "ignore_index": math.nan, "num_samples": 2}
+        with pytest.raises(ArgumentError, match=match):
+            fit_conformal_regressor(Spread(), TensorDataset(x, y), **options, **quiet)
 
 
 def test_rank_uses_level_as_typed() -> None:
@@ -851,11 +912,17 @@ def test_class_with_few_examples_is_in_every_set() -> None:
     assert rule.predict(x, **quiet).mask[:, 2].all()
 
 
+class Overflow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) + math.inf
+
+
 RULE = fit_conformal_classifier(LOGITS, class_rows(0, 50), **one)
 BAND = fit_conformal_regressor(
     LOGITS, TensorDataset(torch.zeros(20, 1), torch.rand(20, generator=seeded_rng(0))), **one
 )
 
+OVERFLOW = DeterministicPredictor(Overflow())
 CLASS_ROWS, PIXELS = class_rows(0, 50), TensorDataset(torch.zeros(50, 3, 2), torch.zeros(50, 2).long())
 classifier, regressor = (partial(fit, LOGITS, **one) for fit in (fit_conformal_classifier, fit_conformal_regressor))
 
@@ -868,15 +935,21 @@ def constant(outputs: int, y: Tensor) -> TensorDataset:
     ("call", "name"),
     [
         (lambda: fit_conformal_classifier(nn.Identity(), CLASS_ROWS), "predictor"),
+        (lambda: fit_conformal_regressor(nn.Identity(), CLASS_ROWS), "predictor"),
         (lambda: classifier(CLASS_ROWS, level=1.0), "level"),
+        (lambda: regressor(CLASS_ROWS, level=0.0), "level"),
         (lambda: classifier(CLASS_ROWS, score="best"), "score"),
         (lambda: regressor(CLASS_ROWS, score="best"), "score"),
         (lambda: classifier(CLASS_ROWS, penalty=-1.0), "penalty"),
         (lambda: classifier(CLASS_ROWS, penalty=math.inf), "penalty"),
-        (lambda: classifier(CLASS_ROWS, k_reg=None), "k_reg"),
+        (lambda: classifier(CLASS_ROWS, k_reg=-1), "k_reg"),
         (lambda: classifier(constant(3, torch.full((50,), 9)), ignore_index=9), "calibration_data"),
+        (lambda: PredictionSets(torch.ones(2, 3, 4)).labels, "mask"),
+        (lambda: fit_conformal_classifier(OVERFLOW, CLASS_ROWS, **one), "predictor"),
+        (lambda: fit_conformal_regressor(OVERFLOW, number_rows(0, 50), **one), "predictor"),
         (lambda: RULE.evaluate(constant(6, torch.full((50,), 9)), ignore_index=9, **quiet), "data"),
         (lambda: BAND.evaluate(constant(1, torch.full((50,), math.nan)), ignore_index=math.nan, **quiet), "data"),
+        (lambda: BAND.evaluate(constant(1, torch.rand(50)), num_bins=0, **quiet), "num_bins"),
         (lambda: BAND.predict(torch.zeros(5, 2), **quiet), "x"),
         (lambda: classifier(constant(3, torch.full((50,), 3))), "labels"),
         (lambda: classifier(TensorDataset(torch.full((50, 3), math.nan), torch.zeros(50).long())), "x"),
@@ -886,6 +959,7 @@ def constant(outputs: int, y: Tensor) -> TensorDataset:
         (lambda: regressor(constant(3, torch.rand(50))), "targets.shape"),
         (lambda: regressor(constant(2, torch.rand(50)), score="quantile"), "score"),
         (lambda: regressor(constant(1, torch.rand(50)), noise_std=-1.0), "noise_std"),
+        (lambda: regressor(constant(1, torch.rand(50)), noise_std=math.inf), "noise_std"),
     ],
 )
 def test_invalid_arguments_are_errors(call: Callable[[], object], name: str) -> None:

@@ -124,16 +124,16 @@ class _ConformalPredictor:
         A score is raised by what rounding moves an output of the mean magnitude: a small output may be the difference
         of large numbers.
         """
-        quantiles, num_examples = [], []
-        for scores, slack, magnitude, counts in (groups := _join_batches(batches)):
-            quantiles.append(conformal_quantile(scores + slack * magnitude.mean(), counts, self.level))
-            num_examples.append(int((counts > 0).sum()))
+        groups = _join_batches(batches)
+        counted = torch.stack([counts for *_, counts in groups]) > 0  # (G, N)
+        quantiles = [
+            conformal_quantile(s + slack * size.mean(), counts, self.level) for s, slack, size, counts in groups
+        ]
         if math.inf in quantiles and not allow_infinite:
             exact = Fraction(str(float(self.level)))
             expected = f"at least {math.ceil(exact / (1 - exact))} for level {self.level:g}"
-            raise ArgumentError("calibration_data", f"{min(num_examples)} examples", expected)
-        count = int((torch.stack([counts for *_, counts in groups]) > 0).any(0).sum())
-        return replace(self, quantiles=tuple(quantiles), count=count)
+            raise ArgumentError("calibration_data", f"{int(counted.sum(1).min())} examples", expected)
+        return replace(self, quantiles=tuple(quantiles), count=int(counted.any(0).sum()))
 
     def __str__(self) -> str:
         header = (
@@ -335,11 +335,11 @@ class ConformalClassifier(_ConformalPredictor):
         order = _falling_order(probs, summary.mean.double(), slack)
         falling = probs.gather(1, order)
         before = falling.cumsum(1) - falling
-        u = _row_uniforms(x, probs[:, 0], self.seed)[:, None]  # (N, 1, *)
+        u = _row_uniforms(x, probs[:, :1], self.seed)  # (N, 1, *)
         scores = before + u * falling
         if self.score == "regularised":
             ranks = torch.arange(1, probs.shape[1] + 1, device=probs.device)
-            extra = self.penalty * (ranks - self.k_reg).clamp_min(0).to(scores)
+            extra = self.penalty * (ranks - self.k_reg).clamp_min(0)
             scores = scores + extra.view(-1, *[1] * (probs.ndim - 2))
         return torch.empty_like(scores).scatter_(1, order, scores), slack
 
@@ -433,8 +433,9 @@ def fit_conformal_classifier(
             counted = counted & (labels == torch.arange(scores.shape[1], device=labels.device))  # (N, C)
         else:
             scores = scores.gather(1, labels.where(counted, 0))
-        raised = scores * (1 + slack)  # a score is at least 0
-        batches.append(_split_groups(raised, torch.full_like(raised, slack), torch.ones_like(raised), counted=counted))
+        raised = scores * (1 + slack) + slack  # a score is at least 0, and the magnitude of probabilities is 1
+        zeros = torch.zeros_like(raised)
+        batches.append(_split_groups(raised, zeros, zeros, counted=counted))
     return classifier._calibrate(batches, allow_infinite=class_conditional)
 
 
@@ -452,14 +453,14 @@ def _falling_order(probs: Tensor, logits: Tensor, slack: float) -> Tensor:
 
 
 def _row_uniforms(x: Any, reference: Tensor, seed: int) -> Tensor:
-    """u for each input (and pixel), a function of the seed and of the input's values: (N, *), like `reference`.
+    """u for each input (and pixel), a function of the seed and of the input's values: (N, 1, *), like `reference`.
 
     The outputs would not do as a key: in another batch they may be rounded differently.
     """
     names = [int.from_bytes(name, "little", signed=True) for name in hash_rows(x)]
-    keys = derive_keys(torch.tensor(names, dtype=torch.int64), seed, "conformal")  # (N,)
-    pixels = torch.arange(reference[:1].numel() if len(reference) else 1)
-    return draw_uniform(keys[:, None], pixels).reshape(reference.shape).to(reference)
+    keys = derive_keys(torch.tensor(names), seed, "conformal")  # (N,)
+    pixels = torch.arange(math.prod(reference.shape[1:]))
+    return draw_uniform(keys[:, None], pixels).reshape(reference.shape).to(device=reference.device)
 
 
 # -- regression ----------------------------------------------------------------------------------------
@@ -481,18 +482,20 @@ class _Band(NamedTuple):
         Where outputs of magnitude 1 move by the slack, so do the ends of the band, and a scale that is not 1.
         """
         scores = torch.maximum(self.low - y, y - self.high) / self.scale
-        slack = self.slack * (1 + scores.abs() * self.normalised) / self.scale
-        magnitude = torch.maximum(self.low.abs(), self.high.abs()) + self.std
+        slack = self.slack * (1 + scores * self.normalised) / self.scale  # a normalised score is at least 0
+        magnitude = torch.maximum(-self.low, self.high) + self.std  # low ≤ high: the larger of |low| and |high|
         return scores + slack * magnitude, slack, magnitude
 
     def widen(self, quantiles: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-        """The band at q. Rounding goes outwards: a y whose score is q itself stays inside."""
+        """The band at q.
+
+        A y whose score is q itself stays inside: q is raised for the rounding of the outputs, the reach for its own.
+        """
         if len(quantiles) != self.low.shape[1]:
             raise ArgumentError("x", f"{self.low.shape[1]} outputs", f"{len(quantiles)}, as in calibration")
         reach = self.low.new_tensor(quantiles).view(-1, *[1] * (self.low.ndim - 2)) * self.scale
-        eps = 4 * torch.finfo(reach.dtype).eps
-        low = self.low - reach - eps * (self.low.abs() + reach.abs())
-        high = self.high + reach + eps * (self.high.abs() + reach.abs())
+        reach = reach * (1 + 4 * torch.finfo(reach.dtype).eps)
+        low, high = self.low - reach, self.high + reach
         middle = (low + high) / 2  # a negative q may empty the band: its middle remains
         return torch.minimum(low, middle), torch.maximum(high, middle)
 
@@ -504,7 +507,7 @@ def _mask_targets(reference: Tensor, y: Tensor, ignore_index: float | None) -> t
     if ignore_index is not None and math.isnan(ignore_index):
         counted = ~targets.isnan()
     elif ignore_index is not None:
-        counted = targets != torch.tensor(ignore_index, dtype=y.dtype).to(targets)  # as y's dtype rounds it
+        counted = targets != torch.tensor(ignore_index, dtype=y.dtype)  # as y's dtype rounds it
     if not bool(torch.isfinite(targets[counted]).all()):
         raise ArgumentError("data", "NaN or infinite targets", "finite numbers", hint="drop them, or pass ignore_index")
     return targets.where(counted, 0.0), counted
@@ -645,7 +648,7 @@ class ConformalRegressor(_ConformalPredictor):
             summary = self.predictor.summarize(x, self.num_samples, seed=self.seed, quantiles=ends)
             mean, std = summary.mean, summary.predictive_std(sigma)
             low, high = [summary.quantile(q) for q in ends] if ends else [mean, mean]
-        if not bool(torch.isfinite(mean).all() & torch.isfinite(std).all()):
+        if not bool(torch.isfinite(torch.cat([mean, std])).all()):
             raise ArgumentError("predictor", "NaN or infinite outputs", "finite numbers", hint="check the net")
         normalised, slack = self.score == "normalised", _rounding_tolerance(mean.dtype)
         low, high, std = low.double(), high.double(), std.double()
@@ -728,7 +731,7 @@ def fit_conformal_regressor(
     batches: list[list[list[Tensor]]] = []
     for x, y in iter_batches(calibration_data, batch_size, title="calibrating intervals", progress=progress):
         if not batches:
-            regressor = replace(regressor, gaussian=has_gaussian_head(predictor, x, y, seed=seed))
+            regressor = replace(regressor, gaussian=has_gaussian_head(predictor, x, y))
             if regressor.gaussian and score == "quantile":
                 raise ArgumentError("score", score, "'absolute' or 'normalised' for a net with a Gaussian head")
         band = regressor._band(x)
