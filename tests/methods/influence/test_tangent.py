@@ -348,6 +348,10 @@ def tied_autoencoder(net: Any, x: Tensor) -> Tensor:
     return net.head(nn.functional.linear(torch.tanh(net.first(x)), net.first.weight.T))
 
 
+def layer_twice(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.tanh(net.second(torch.tanh(net.second(net.first(x))))))
+
+
 def bias_twice(net: Any, x: Tensor) -> Tensor:
     return net.head(torch.tanh(net.first(x) + net.first.bias))
 
@@ -386,6 +390,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place ELU": lambda: make_mlp(lambda: nn.ELU(inplace=True)),
     "in-place sums": lambda: two_layers(in_place_sums),
     "tied weights": lambda: two_layers(tied_autoencoder, 4),
+    "a layer used twice": lambda: two_layers(layer_twice),
     "a bias used twice": lambda: two_layers(bias_twice),
     "two tokens": lambda: Composed(
         two_tokens, tokens=nn.Parameter(noise(2, 3)), first=nn.Linear(3, 4), head=nn.Linear(2, 1)
@@ -450,22 +455,27 @@ def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
     torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
 
 
-def test_explicit_rows_that_are_not_stored_are_computed_again(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = noise(7, 6)
-    jacobian = Jacobian(odd, "all", x[:2])
-    rows = jacobian.rows(x)
-    kernel, along = jacobian.kernel(rows, rows), jacobian.along(rows)
-    assert len(rows.stored) == 1
-    other_rows = jacobian.rows(noise(5, 6, seed=1))
-    cross = jacobian.kernel(rows, other_rows)
-    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 700)  # one or two rows at a time
-    for held in (1, 2000, 1 << 20):  # one block, some, all
-        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", held)
-        rows = jacobian.rows(x, batch_rows=3)
-        torch.testing.assert_close(jacobian.kernel(rows, rows), kernel, rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(jacobian.along(rows), along, rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(jacobian.kernel(rows, jacobian.rows(other_rows.x)), cross, rtol=1e-6, atol=1e-8)
-        assert bool(rows.stored) == (held > 2000)
+def explicit_net() -> nn.Module:
+    """A net of 10 weights outside of Linear layers and 2 outputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2, 2)).eval()
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 12])
+def test_explicit_rows_that_are_not_held_are_computed_again(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row once and, if not all of them are held, again for the rows before; which the cost and the bar count."""
+    net, x, other = explicit_net(), noise(12, 4), noise(5, 4, seed=1)
+    monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", 12 // tiles * 2 * 10 + 1)
+    monkeypatch.setattr(_tangent, "_COLUMNS", 3)
+    jacobian, seen = Jacobian(net, "all", x[:2]), list[int]()
+    rows = jacobian.rows(x, batch_rows=3)
+    jacobian.on_row = partial(seen.append, 1)
+    J, theta = exact_rows(net, x), torch.cat([p.detach().flatten() for p in net.parameters()]).double()
+    torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
+    assert len(seen) == jacobian.count_passes(12, 2) == 12 * (tiles + 1) / 2
+    torch.testing.assert_close(jacobian.along(rows).flatten(), J @ theta, rtol=1e-4, atol=1e-5)
+    found = jacobian.kernel(rows, jacobian.rows(other))
+    torch.testing.assert_close(found, J @ exact_rows(net, other).T, rtol=1e-4, atol=1e-5)
 
 
 def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,37 +495,23 @@ def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest
         assert len(seen) == expected
 
 
-def test_many_backward_passes_give_a_warning(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = TensorDataset(noise(12, 6), torch.arange(12) % 2)
-    monkeypatch.setattr(_tangent, "_MANY_PASSES", 20)
-    with pytest.warns(UserWarning, match="about 24 backward passes"):
-        InfluenceBootstrap(layers="all").from_trained(odd, data)
-    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 700)
-    monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", 700)
-    with pytest.warns(UserWarning, match=r"about \d{3} backward passes"):
-        InfluenceBootstrap(layers="all").from_trained(odd, data)
-    monkeypatch.setattr(_tangent, "_MAX_PASSES", 20)
-    with pytest.raises(ArgumentError, match=r"\d{3} backward passes") as raised:
-        InfluenceBootstrap(layers="all").from_trained(odd, data)
+def test_many_backward_passes_give_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, data = explicit_net(), TensorDataset(noise(12, 4), torch.arange(12) % 2)
+    method = InfluenceBootstrap(layers="all")
+    for most, passes in ((1 << 10, 24), (6 * 2 * 10, 36)):
+        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", most)
+        monkeypatch.setattr(_tangent, "_MANY_PASSES", passes)
+        method.from_trained(net, data)
+        monkeypatch.setattr(_tangent, "_MANY_PASSES", passes - 1)
+        with pytest.warns(UserWarning, match=f"10 weights .* about {passes} backward passes for 12 rows of 2 outputs"):
+            method.from_trained(net, data)
+    monkeypatch.setattr(_tangent, "_MAX_PASSES", 36)
+    with pytest.warns(UserWarning, match="about 36"):
+        method.from_trained(net, data)
+    monkeypatch.setattr(_tangent, "_MAX_PASSES", 35)
+    with pytest.raises(ArgumentError, match="about 36 backward passes") as raised:
+        method.from_trained(net, data)
     assert raised.value.name == "layers"
-
-
-def test_rows_of_the_training_data_are_differentiated_about_once(
-    odd: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where not all of them are held, each is computed again for half of the others, not for all."""
-    monkeypatch.setattr(_tangent, "_BLOCK_ELEMENTS", 1)
-    rows = Jacobian(odd, "all", noise(2, 6)).rows(noise(12, 6))
-    counts = []
-    for tiles in (1, 2, 3):
-        jacobian, seen = Jacobian(odd, "all", noise(2, 6)), []
-        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", 12 * 2 * jacobian._explicit_size // tiles)
-        jacobian.on_row = partial(seen.append, 1)
-        rows = jacobian.rows(noise(12, 6))
-        jacobian.kernel(rows, rows)
-        counts.append(len(seen))
-        assert len(seen) <= jacobian.count_passes(12, 2)
-    assert counts == [12, 12 + 12 + 6, 12 + 12 + 8 + 4]
 
 
 def squeezed_before(net: Any, x: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -73,8 +73,7 @@ Layers = int | Literal["all"]
 _CHUNK_ELEMENTS = 1 << 24  # of k(x, X)
 _MAX_STORED_ELEMENTS = 1 << 26  # of the deviations of all inputs; beyond: computed again
 _MAX_TILE_ELEMENTS = 1 << 28  # of explicit rows of J that are held; beyond: computed again
-_BLOCK_ELEMENTS = 1 << 24  # of explicit rows of J that are multiplied at once
-_MIN_EIGENVALUE = 1e-10  # relative to λ: smaller ones move an output by at most 1e-5 of what others do
+_COLUMNS = 1 << 12  # of explicit rows of J that are multiplied at once
 _BATCH_ROWS = 256
 _MANY_PASSES, _MAX_PASSES = 30_000, 3_000_000  # backward passes that are worth a warning, and that are refused
 
@@ -104,14 +103,14 @@ class JacobianRows:
         z: All outputs of the net: (N, ·).
         outputs: C, the number of leading outputs that are differentiated.
         factors: Of each Linear layer.
-        stored: The explicit part, once it was computed and is small: its first row and rows (rows, C, P) of each block.
+        stored: The explicit part (N, C, P), once it was computed, if it is small.
     """
 
     x: Any
     z: Tensor
     outputs: int
     factors: tuple[LinearFactors, ...]
-    stored: list[tuple[int, Tensor]] = field(default_factory=list)
+    stored: list[Tensor] = field(default_factory=list)
 
 
 class Jacobian:
@@ -142,25 +141,24 @@ class Jacobian:
     def __init__(self, net: nn.Module, layers: Layers, example: Any, *, outputs: int | None = None) -> None:
         self.net, self.outputs, self._needs_two_rows = net, outputs, False
         self.on_row: Callable[[], object] = lambda: None  # called after each explicit row
-        self._needs_two_rows = not self._accepts_one_row(example)
+        try:
+            with eval_mode(net), torch.no_grad():
+                self._forward(take_rows(example, slice(1)))
+        except (RuntimeError, ValueError, IndexError):
+            self._needs_two_rows = True  # it squeezes the axis of a single row away before a layer that needs it
         called = _find_layers(net, example)
         chosen = list(called) if layers == "all" else list(called)[-layers:]
         modules = dict(net.named_modules())
-        uses = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
-        self._linear = [
-            name for name in chosen if called[name] and all(uses[id(p)] == 1 for p in modules[name].parameters())
-        ]
-        self._explicit: list[str] = []
-        self._linear = self._verify_factors(example)
-        wanted: list[nn.Parameter] = list(net.parameters()) if layers == "all" else []
-        for name in chosen if layers != "all" else ():  # its own weights, and those of parts it uses without a call
-            inside = modules[name].named_modules(prefix=name)
-            parts = [part for key, part in inside if key == name or key not in called]
-            wanted += [p for part in parts for p in part.parameters(recurse=False)]
         names = {id(parameter): name for name, parameter in net.named_parameters()}
+        self._explicit: list[str] = []
+        self._linear = [name for name in chosen if called[name]]
+        self._linear = self._verify_factors(example, names)
+        # of the net, some may be used without a call of their layer
+        wanted = net.parameters() if layers == "all" else [p for name in chosen for p in modules[name].parameters()]
         covered = {id(p) for name in self._linear for p in modules[name].parameters()}
         self._explicit = list(dict.fromkeys(names[id(p)] for p in wanted if id(p) not in covered))
         self._explicit_size = sum(net.get_parameter(name).numel() for name in self._explicit)  # P
+        self._max_tile = min(_MAX_TILE_ELEMENTS, available_memory() // 32)  # three of them in 3/8 of the memory
         if not (self._linear or self._explicit):
             raise ValueError("the net has no weights; expected layers with weights")
 
@@ -193,7 +191,7 @@ class Jacobian:
         if self._explicit:
             weights = dict(self.net.named_parameters())
             theta = torch.cat([weights[name].detach().flatten() for name in self._explicit]).double()
-            total += torch.cat([J.double() @ theta for _, J in self._blocks(rows)])
+            total += torch.cat([_multiply(tile, theta[None])[:, :, 0] for _, tile in self._tiles(rows)])
         return total
 
     def kernel(self, rows: JacobianRows, others: JacobianRows) -> Tensor:
@@ -201,37 +199,25 @@ class Jacobian:
         total = rows.z.new_zeros(len(rows.z), rows.outputs, len(others.z), others.outputs, dtype=torch.float64)
         for mine, theirs in zip(rows.factors, others.factors, strict=True):
             inputs = mine.a.double() @ theirs.a.double().T
-            slopes = mine.d.double().flatten(0, 1) @ theirs.d.double().flatten(0, 1).T
+            slopes = mine.d.double() @ theirs.d.double().flatten(0, 1).T
             total += slopes.view_as(total) * inputs[:, None, :, None]  # (aᵀa′ + 1) dᵀd′
-        if not self._explicit:
-            return total.flatten(2, 3).flatten(0, 1)
-        for start, tile in self._tiles(rows):
-            for other, theirs_J in self._blocks(others, start if rows is others else 0):
-                right = theirs_J.flatten(0, 1).double().T
-                for first, mine_J in tile:
-                    if rows is others and first > other:
-                        continue  # K is symmetric
-                    part = (mine_J.flatten(0, 1).double() @ right).view(*mine_J.shape[:2], *theirs_J.shape[:2])
-                    here, there = slice(first, first + len(mine_J)), slice(other, other + len(theirs_J))
-                    total[here, :, there] += part
-                    if rows is others and first < other:
-                        total[there, :, here] += part.permute(2, 3, 0, 1)
+        for start, mine in self._tiles(rows) if self._explicit else ():
+            symmetric = rows is others
+            following = self._tiles(others, start + len(mine) if symmetric else 0)
+            for other, theirs in chain([(start, mine)] if symmetric else [], following):
+                part = _multiply(mine, theirs.flatten(0, 1)).view(*mine.shape[:2], *theirs.shape[:2])
+                here, there = slice(start, start + len(mine)), slice(other, other + len(theirs))
+                total[here, :, there] += part
+                if symmetric and other > start:
+                    total[there, :, here] += part.permute(2, 3, 0, 1)
         return total.flatten(2, 3).flatten(0, 1)
-
-    @property
-    def has_explicit(self) -> bool:
-        """Whether some weights are differentiated row by row."""
-        return bool(self._explicit)
 
     def count_passes(self, n: int, outputs: int) -> int:
         """How many explicit rows are computed for the kernel of n rows: more than n if not all of them are held."""
-        tiles = -(-n // self._tile_rows(outputs))
-        return n if tiles == 1 else n + n * (tiles + 1) // 2
+        return sum(range(n, 0, -self._tile_rows(outputs))) if self._explicit else 0
 
     def check_cost(self, layers: Layers, n: int, outputs: int) -> None:
         """Warn if the kernel of n rows takes very many backward passes; raise ArgumentError if too many, or memory."""
-        if not self._explicit:
-            return
         hint = "use a smaller max_kernel_rows, layers=2 or layers=1"
         check_memory("layers", layers, 2 * 4 * outputs * self._explicit_size, hint=hint)  # of a single row
         passes = outputs * self.count_passes(n, outputs)
@@ -285,23 +271,14 @@ class Jacobian:
         Layer after layer, the bias last, without the explicit part.
         """
         parts = [f.d.square().sum(-1, keepdim=True) * f.a.square()[:, None] for f in rows.factors]
-        return torch.cat(parts, -1) if parts else rows.z.new_zeros(len(rows.z), rows.outputs, 0)
+        return torch.cat([rows.z.new_zeros(len(rows.z), rows.outputs, 0), *parts], -1)
 
-    def _accepts_one_row(self, example: Any) -> bool:
-        """Whether a single row can pass: a net may squeeze its axis away before a layer that needs it."""
-        try:
-            with eval_mode(self.net), torch.no_grad():
-                return self._forward(take_rows(example, slice(1)))[0].shape[:1] == (1,)
-        except (RuntimeError, ValueError, IndexError):
-            return False
-
-    def _verify_factors(self, example: Any) -> list[str]:
-        """The Linear layers whose factors give their gradient: weights may also be used elsewhere, without a call."""
+    def _verify_factors(self, example: Any, names: dict[int, str]) -> list[str]:
+        """The Linear layers whose factors give their gradient: weights may also be used elsewhere."""
         rows = self.rows(example)
         c = torch.randn(len(rows.z), rows.outputs, 1, generator=torch.Generator().manual_seed(0))
         layers = {name: self.net.get_submodule(name) for name in self._linear}
-        names = [f"{key}.{own}".lstrip(".") for key, layer in layers.items() for own, _ in layer.named_parameters()]
-        exact = iter(self._pull_explicit(example, c, names))
+        exact = iter(self._pull_explicit(example, c, [names[id(p)] for x in layers.values() for p in x.parameters()]))
         tolerance = max(1e-2, 16 * torch.finfo(rows.z.dtype).eps)  # a layer that is rejected by mistake is only slower
         verified = []
         for (name, layer), pulled in zip(layers.items(), self.pull(rows, c), strict=True):
@@ -316,7 +293,7 @@ class Jacobian:
         n = count_rows(x)
         if self._needs_two_rows and n == 1:
             x = tile_rows(x, 2)
-        x = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), x)  # a net may write into its inputs
+        x = tree_map_only(Tensor, torch.clone, x)  # a net may write into its inputs
         # tensors that were made in inference mode cannot be part of a graph
         buffers = {name: b.clone() for name, b in self.net.named_buffers() if b.is_inference()}
         weights = {name: p.clone() if p.is_inference() else p for name, p in self.net.named_parameters()}
@@ -354,39 +331,25 @@ class Jacobian:
 
     def _tile_rows(self, outputs: int) -> int:
         """How many explicit rows are held at once."""
-        held = min(_MAX_TILE_ELEMENTS, available_memory() // 16)  # a quarter of the memory
-        return max(1, held // (outputs * self._explicit_size))
+        return max(1, self._max_tile // (outputs * self._explicit_size))
 
-    def _tiles(self, rows: JacobianRows) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
-        """The explicit part of J, as many blocks as can be held: (first row, blocks)."""
-        limit = self._tile_rows(rows.outputs)
-        tile: list[tuple[int, Tensor]] = []
-        for start, block in self._blocks(rows):
-            if tile and start + len(block) - tile[0][0] > limit:
-                yield tile[0][0], tile
-                tile = []
-            tile.append((start, block))
-        if tile:
-            yield tile[0][0], tile
-
-    def _blocks(self, rows: JacobianRows, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """The explicit part of J from a row on, some rows at a time: (first row, (rows, C, P))."""
-        if rows.stored:
-            yield from (each for each in rows.stored if each[0] >= first)
-            return
+    def _tiles(self, rows: JacobianRows, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """The explicit part of J from a row on, as many rows at a time as can be held: (first row, (rows, C, P))."""
         n, limit = len(rows.z), self._tile_rows(rows.outputs)
-        step = max(1, _BLOCK_ELEMENTS // (rows.outputs * self._explicit_size))
-        each, stored = torch.eye(rows.outputs)[None], []
-        for start in range(first, n, step):
-            block = rows.z.new_empty(min(step, n - start), rows.outputs, self._explicit_size)
-            for i in range(len(block)):
-                pulled = self._pull_explicit(take_rows(rows.x, slice(start + i, start + i + 1)), each, self._explicit)
-                block[i] = torch.cat([part.reshape(rows.outputs, -1) for part in pulled], 1)
-                self.on_row()
-            if first == 0 and n <= limit:
-                stored.append((start, block))
-            yield start, block
-        rows.stored.extend(stored)
+        for start in range(first, n, limit):
+            tile = rows.stored[0] if rows.stored else self._explicit_rows(rows, start, min(start + limit, n))
+            if n <= limit:
+                rows.stored[:] = [tile]
+            yield start, tile
+
+    def _explicit_rows(self, rows: JacobianRows, start: int, stop: int) -> Tensor:
+        """The explicit part of J at some of the rows: (rows, C, P)."""
+        each, found = torch.eye(rows.outputs)[None], rows.z.new_empty(stop - start, rows.outputs, self._explicit_size)
+        for i in range(start, stop):
+            pulled = self._pull_explicit(take_rows(rows.x, slice(i, i + 1)), each, self._explicit)
+            found[i - start] = torch.cat([part.flatten(1) for part in pulled], 1)
+            self.on_row()
+        return found
 
     def _pull_explicit(self, x: Any, coefficients: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The parts of Jᵀ c of the named weights: (K, *weights) each."""
@@ -398,10 +361,18 @@ class Jacobian:
                 return [weight.new_zeros(coefficients.shape[-1], *weight.shape) for weight in wanted]
             z = z[:, : coefficients.shape[1]]
             columns = [
-                torch.autograd.grad((z * column.clone().to(z)).sum(), wanted, retain_graph=True, materialize_grads=True)
+                torch.autograd.grad(z, wanted, column.to(z), retain_graph=True, materialize_grads=True)
                 for column in coefficients.unbind(-1)
             ]
         return [torch.stack(part) for part in zip(*columns, strict=True)]
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Product with a transposed matrix in double precision, some columns at a time."""
+    total = left.new_zeros(*left.shape[:-1], len(right), dtype=torch.float64)
+    for mine, theirs in zip(left.split(_COLUMNS, -1), right.split(_COLUMNS, -1), strict=True):
+        total += mine.double() @ theirs.double().T
+    return total
 
 
 @contextmanager
@@ -412,7 +383,7 @@ def _gradients(net: nn.Module) -> Iterator[None]:
 
 
 def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
-    """Layers with weights in the order of their last call; true for plain Linear layers that see each row once.
+    """Layers with weights in the order of their last call; true for plain Linear layers that see rows (N, D).
 
     Weights of a module that holds layers count as used before these, as tokens and positions at the input are.
     """
@@ -423,11 +394,10 @@ def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
         found[name] = False
 
     def leave(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        first = found.pop(name, None) is None
-        matrix = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (count_rows(example),)
+        found.pop(name, None)
         # neither pruning nor weight or spectral norms, which compute the weights from other parameters
-        plain = not is_parametrized(module) and module._parameters.keys() == {"weight", "bias"}
-        found[name] = first and matrix and isinstance(module, nn.Linear) and is_head(module) and plain
+        plain = module._parameters.keys() == {"weight", "bias"} and isinstance(module, nn.Linear) and is_head(module)
+        found[name] = plain and bool(inputs) and inputs[0].shape[:-1] == (count_rows(example),)
 
     with ExitStack() as hooks, eval_mode(net), torch.no_grad(), eager_mode(net):
         for name, module in net.named_modules():
@@ -439,7 +409,7 @@ def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
                 hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
             else:
                 hooks.enter_context(module.register_forward_hook(partial(leave, name)))
-        call_net(net, tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), example))
+        call_net(net, tree_map_only(Tensor, torch.clone, example))
     return found
 
 
@@ -612,7 +582,11 @@ def build_tangent_predictors(
     root, residual, num_valid = _working_residuals(method.loss, rows, y)
     scale = weight.to(residual).sqrt()
     root = root * scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
-    kernel = torch.einsum("ned,nemf->ndmf", root, _compute_kernel(jacobian, rows, inputs).view(n, outputs, n, outputs))
+    passes = jacobian.count_passes(n, outputs)
+    with progress_bar("Jacobian", passes, enabled=inputs.config.progress and passes > 0) as advance:
+        jacobian.on_row = partial(advance, "Jacobian")
+        kernel = jacobian.kernel(rows, rows)
+    kernel = torch.einsum("ned,nemf->ndmf", root, kernel.view(n, outputs, n, outputs))
     kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
     values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
     values = values.clamp_min(0.0)
@@ -624,13 +598,11 @@ def build_tangent_predictors(
     else:
         ridge = num_valid * float(method.ridge)
     inverted = ridge_inverse(values, ridge)
-    rounding = float(values[-1]) * torch.finfo(values.dtype).eps * len(values)
-    kept = values > max(_MIN_EIGENVALUE * ridge, rounding)
+    kept = values > values[-1] * torch.finfo(values.dtype).eps * len(values)  # others are rounding
     leaves, spec = tree_flatten(x)
     stored = {f"input_{k}": leaf for k, leaf in enumerate(leaves)}
-    moved = outputs if outputs < rows.z.shape[1] else None
     by_row, psi = vectors.view(n, outputs, -1), vectors * values.sqrt()
-    predictors = []
+    predictors, df = [], float((values * inverted).sum())
     for each in methods:
         # the noise is that of the targets, whatever the factor of a row's loss
         corrected = scale * _correct_residuals(each.correction, residual, psi, values, ridge, fraction)
@@ -641,21 +613,9 @@ def build_tangent_predictors(
             blocks = assign_blocks(n, each.num_blocks, seed=inputs.config.seed).to(influence.device)
             influence = influence.new_zeros(len(influence), each.num_blocks).index_add_(1, blocks, influence)
         tensors = {"basis": (root @ by_row).flatten(0, 1)[:, kept], "influence": influence, **stored}
-        tangent = TangentModel(net, method.layers, moved, treespec_dumps(spec), tensors)
-        df = float((values * inverted).sum())
+        tangent = TangentModel(net, method.layers, outputs, treespec_dumps(spec), tensors)
         predictors.append(TangentPredictor(each.weight_distribution, ridge / num_valid, df, tangent))
     return predictors
-
-
-def _compute_kernel(jacobian: Jacobian, rows: JacobianRows, inputs: FitInputs) -> Tensor:
-    """K of the training rows, under a progress bar if rows are differentiated one by one."""
-    total = jacobian.count_passes(len(rows.z), rows.outputs) if jacobian.has_explicit else 0
-    with progress_bar("Jacobian", total, enabled=inputs.config.progress and total > 0) as advance:
-        jacobian.on_row = partial(advance, "Jacobian")
-        try:
-            return jacobian.kernel(rows, rows)
-        finally:
-            jacobian.on_row = lambda: None
 
 
 def _correct_residuals(
